@@ -1,0 +1,29 @@
+"""thinwire: distributed training over slow links by sending less, with error feedback, and measured.
+
+import thinwire as tw
+tw.attach(ddp_model, tw.recipes.topk(density=0.01))
+"""
+
+from importlib.metadata import version
+
+from thinwire import codecs, exchanges, memories, payloads, recipes, reducer, schedules
+from thinwire.errors import FingerprintError, MomentumError, PayloadError
+from thinwire.integrations import Attachment, attach
+
+__version__ = version("thinwire")
+
+__all__ = [
+    "Attachment",
+    "FingerprintError",
+    "MomentumError",
+    "PayloadError",
+    "__version__",
+    "attach",
+    "codecs",
+    "exchanges",
+    "memories",
+    "payloads",
+    "recipes",
+    "reducer",
+    "schedules",
+]

@@ -1,0 +1,24 @@
+"""No compression."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from thinwire.codecs.base import Codec
+from thinwire.payloads import Dense
+from thinwire.signals import Signal
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Identity(Codec):
+    """Send every value as it is."""
+
+    elementwise: ClassVar[bool] = True
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
+        """Return all values in the gradient's dtype."""
+        return Dense(values=signal.tensor().to(signal.dtype))
+
+    def contraction(self, numel: int) -> float | None:
+        """Nothing is lost."""
+        return 1.0

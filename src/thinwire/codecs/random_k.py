@@ -1,0 +1,53 @@
+"""Elements chosen by lot, alike on every rank."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.payloads import Sparse
+from thinwire.schedules import Schedule
+from thinwire.signals import Signal
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RandomK(Codec):
+    """Send one element from each of k = round(density · d) equal strata, drawn by the seed.
+
+    All ranks draw the same elements, so the indices need not travel and the values are summed on the way. `unbiased` divides
+    each value by its probability of being drawn, so that the expectation over seeds is the vector; with error feedback leave
+    it off. Strata make the draw cost k instead of d, and its error is that of Random-k.
+    """
+
+    density: float | Schedule
+    unbiased: bool = False
+    values: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+        """Return k elements. If any element is not finite, every value sent is NaN."""
+        x = signal.tensor()
+        indices, widths = _draw(signal.numel, kept(self.density, signal.numel), seed, signal.device)
+        values = x[indices] * widths if self.unbiased else x[indices]
+        if not bool(x.abs().amax().isfinite()) if x.numel() else False:
+            values.fill_(torch.nan)
+        values = values.to(self.values or signal.dtype)
+        return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel, agreed=True)
+
+    def contraction(self, numel: int) -> float | None:
+        """δ = 1/⌈d/k⌉: the least likely element is drawn once in so many seeds."""
+        plain = not self.values and not self.unbiased and numel > 0
+        return 1 / -(-numel // kept(self.density, numel)) if plain else None
+
+
+def _draw(numel: int, k: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    edges = torch.arange(k + 1, device=device) * numel // max(1, k)
+    widths = edges.diff()
+    generator = torch.Generator(device=device).manual_seed(seed)
+    drawn = torch.rand(k, generator=generator, dtype=torch.float64, device=device) * widths
+    return edges[:-1] + drawn.long(), widths

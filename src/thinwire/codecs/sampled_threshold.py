@@ -1,0 +1,48 @@
+"""Deep Gradient Compression's selection."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch.nn.functional import pad
+
+from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.codecs.thresholding import candidates, largest
+from thinwire.payloads import Sparse
+from thinwire.schedules import Schedule
+from thinwire.signals import Signal
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SampledThreshold(Codec):
+    """Send k = round(density · d) of the largest magnitudes, found with a threshold estimated from a sample.
+
+    The threshold aims at `surplus` times as many; of what reaches it the k largest are sent, which are the exact k largest
+    whenever k or more do. Where fewer do, the rest of the payload is padding: index 0, value 0.
+    """
+
+    density: float | Schedule
+    surplus: float = 1.25
+    values: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        if self.surplus < 1:
+            raise ValueError(f"surplus is {self.surplus}; expected 1 or more")
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+        """Return k elements, padding included; NaN counts as largest."""
+        k = kept(self.density, signal.numel)
+        indices = candidates(signal, min(signal.numel, math.ceil(self.surplus * k)), seed)
+        values = signal.tensor()[indices]
+        if indices.numel() > k:
+            best = largest(values, k)
+            indices, values = indices[best], values[best]
+        missing = (0, k - indices.numel())
+        return Sparse(
+            indices=pad(indices, missing),
+            values=pad(values, missing).to(self.values or signal.dtype),
+            numel=signal.numel,
+        )

@@ -1,0 +1,34 @@
+"""The largest magnitudes, exactly."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.payloads import Sparse
+from thinwire.schedules import Schedule
+from thinwire.signals import Signal
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TopK(Codec):
+    """Send the k = round(density · d) largest magnitudes. `values` narrows the numbers on the wire."""
+
+    density: float | Schedule
+    values: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+        """Return k elements; NaN counts as largest."""
+        x = signal.tensor()
+        indices = x.abs().topk(kept(self.density, signal.numel), sorted=False).indices
+        values = x[indices].to(self.values or signal.dtype)
+        return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel)
+
+    def contraction(self, numel: int) -> float | None:
+        """δ = k/d, attained by a vector of equal magnitudes (Stich et al. 2018)."""
+        return None if self.values else kept(self.density, numel) / max(1, numel)

@@ -1,0 +1,13 @@
+"""Errors a caller can tell apart."""
+
+
+class PayloadError(ValueError):
+    """A buffer is not the payload it should be; nothing was written."""
+
+
+class FingerprintError(RuntimeError):
+    """Ranks attached different recipes or different models."""
+
+
+class MomentumError(ValueError):
+    """Momentum would be applied twice, or not at all."""

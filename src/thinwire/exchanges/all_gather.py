@@ -1,0 +1,36 @@
+"""Send everything to everybody."""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch.futures import Future
+
+from thinwire.exchanges.base import Exchange, Exchanged, Link
+from thinwire.exchanges.compat import Group, all_gather
+from thinwire.payloads import Payload
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AllGather(Exchange):
+    """One all-gather of one packed buffer per rank, decoded in one go. T = (K − 1)(α + n/B)."""
+
+    def start(self, payload: Payload, group: Group, *, keep: bool = True) -> "Future[Exchanged]":
+        """Start gathering. The future raises PayloadError where a rank's buffer differs in layout."""
+        mine = payload.to_buffer()
+        rows = mine.new_empty(group.size(), mine.numel())
+        work = all_gather(rows.view(-1), mine, group)
+
+        def finish(done: "Future[object]") -> Exchanged:
+            done.value()  # raises what the collective raised
+            return Exchanged(total=payload.from_rows(rows), delivered=payload)
+
+        return work.get_future().then(finish)
+
+    def sent_bytes(self, payload: Payload, world_size: int) -> float:
+        """The whole buffer travels K − 1 times."""
+        return (world_size - 1) * payload.nbytes
+
+    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
+        """Return (K − 1)(α + n/B)."""
+        return (world_size - 1) * (link.latency + nbytes / link.bandwidth)

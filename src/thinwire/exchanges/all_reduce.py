@@ -1,0 +1,37 @@
+"""Sum on the way."""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch.futures import Future
+
+from thinwire.exchanges.base import Exchange, Exchanged, Link
+from thinwire.exchanges.compat import Group, all_reduce
+from thinwire.payloads import Payload
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Exchange):
+    """Ring all-reduce of a summable payload's values. T = 2(K − 1)(α + n/(K·B))."""
+
+    def start(self, payload: Payload, group: Group, *, keep: bool = True) -> "Future[Exchanged]":
+        """Start the sum. Raises TypeError for a payload whose values cannot be added."""
+        if not payload.summable:
+            raise TypeError(f"{type(payload).__name__} is not summable: its indices differ by rank; use AllGather")
+        total = payload.with_values(payload.values.clone()) if keep else payload
+        work = all_reduce(total.values, group)
+        return work.get_future().then(lambda done: _finish(done, total, payload))
+
+    def sent_bytes(self, payload: Payload, world_size: int) -> float:
+        """Values alone travel, 2(K − 1)/K times."""
+        return 2 * (world_size - 1) / world_size * payload.values.nbytes
+
+    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
+        """Return 2(K − 1)(α + n/(K·B))."""
+        return 2 * (world_size - 1) * (link.latency + nbytes / world_size / link.bandwidth)
+
+
+def _finish(done: "Future[object]", total: Payload, delivered: Payload) -> Exchanged:
+    done.value()  # raises what the collective raised
+    return Exchanged(total=total, delivered=delivered)

@@ -1,0 +1,81 @@
+"""DistributedDataParallel."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.integrations.attachment import Attachment, LossScaler
+from thinwire.integrations.fingerprint import check_fingerprint
+from thinwire.integrations.momentum import corrections, refuse_twice, take_over
+from thinwire.reducer import Reducer
+
+
+def attach(
+    model: DistributedDataParallel,
+    recipe: Reducer,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: LossScaler | None = None,
+) -> Attachment:
+    """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
+
+    `optimizer`: recipes with momentum correction take momentum, its buffers and weight decay over from this SGD.
+    `scaler`: the GradScaler in use, if any; what waits in memory then follows its loss scale.
+
+    Raises TypeError for anything but DDP or a recipe, FingerprintError where ranks disagree, MomentumError where momentum
+    would be applied twice or not at all, and RuntimeError where the model's hook is taken.
+    """
+    _check(model, recipe)
+    parameters = _managed(model)
+    group = model.process_group
+    names = {p: name for name, p in parameters.items()}
+    check_fingerprint(recipe, parameters, group)
+    correcting = corrections(recipe.memories())
+    decay = take_over(correcting, optimizer, names, group.size())
+    attachment = Attachment(
+        recipe,
+        parameters,
+        group,
+        decay=decay,
+        scaler=scaler,
+        may_be_unused=model.find_unused_parameters or model.static_graph,
+    )
+    model.register_comm_hook(attachment, _hook)
+    if correcting:
+        refuse_twice(attachment, names)
+    return attachment
+
+
+def _check(model: object, recipe: object) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"attach takes a DistributedDataParallel model; got {type(model).__name__}: wrap it in DDP first"
+        )
+    if not isinstance(recipe, Reducer):
+        raise TypeError(f"attach takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
+    if model.mixed_precision is not None:
+        raise RuntimeError("DDP's mixed_precision uses the only hook DDP has; use torch.autocast instead")
+    if getattr(model, "_comm_hooks", None):
+        raise RuntimeError(
+            "this model has a communication hook already, and DDP allows one: wrap the module in DDP anew"
+        )
+    if any(memory.state() for memory in recipe.memories()):
+        raise RuntimeError("this recipe is at work on a model already; make another one")
+
+
+def _managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """Return the parameters whose gradients DDP reduces, by name."""
+    ignored = set(model.parameters_to_ignore)
+    return {name: p for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored}
+
+
+# DDP inspects this signature: a plain function whose second argument is called bucket.
+def _hook(
+    attachment: Attachment,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # a C++ class that torch's stubs leave out
+) -> torch.futures.Future[torch.Tensor]:
+    flat = bucket.buffer()
+    if flat.is_sparse:
+        return attachment.reduce_sparse(flat, bucket.parameters())
+    return attachment.reduce(flat, bucket.parameters(), bucket.gradients())

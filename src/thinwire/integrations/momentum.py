@@ -1,0 +1,117 @@
+"""Moving momentum from the optimizer into the memory, and seeing to it that it is not applied twice."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from thinwire.errors import MomentumError
+from thinwire.memories import Memory, MomentumCorrection
+
+_FIX = (
+    "pass attach(..., optimizer=optimizer), which moves momentum out of it, or use a recipe without momentum correction"
+)
+
+
+def corrections(memories: Sequence[Memory]) -> list[MomentumCorrection]:
+    """Return the memories that apply momentum."""
+    return [memory for memory in memories if isinstance(memory, MomentumCorrection)]
+
+
+def take_over(
+    memories: Sequence[MomentumCorrection],
+    optimizer: torch.optim.Optimizer | None,
+    names: Mapping[nn.Parameter, str],
+    world_size: int,
+) -> dict[str, float]:
+    """Move momentum and its buffers from the optimizer to the memories, and return the weight decay by parameter name.
+
+    SGD adds weight decay to the gradient before momentum; it moves along, so that the sum stays what it was. Raises
+    MomentumError, changing nothing, where the momentum cannot be moved or none is known.
+    """
+    if optimizer is None:
+        if any(memory.momentum is None for memory in memories):
+            raise MomentumError(f"this recipe corrects momentum but knows none: {_FIX}, or give the recipe momentum=")
+        return {}
+    if not memories:
+        return {}
+    groups = [group for group in optimizer.param_groups if any(p in names for p in group["params"])]
+    momentum, nesterov = _settings(optimizer, groups, memories)
+    velocities, decay = _collect(optimizer, groups, names, world_size)
+    for memory in memories:
+        memory.adopt(momentum, nesterov=nesterov, velocities=velocities)
+    for group in groups:
+        group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
+        for p in group["params"]:
+            optimizer.state[p].pop("momentum_buffer", None)
+    return decay
+
+
+def _settings(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], memories: Sequence[MomentumCorrection]
+) -> tuple[float, bool]:
+    if not groups:
+        raise MomentumError("the optimizer holds none of the model's parameters; pass the one that updates this model")
+    if any("dampening" not in group for group in groups):
+        raise MomentumError(
+            f"momentum correction takes the place of SGD's momentum; got {type(optimizer).__name__}: use torch.optim.SGD, "
+            "or a recipe without momentum correction such as recipes.topk"
+        )
+    if any(group["dampening"] for group in groups):
+        raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
+    found = {(float(group["momentum"]), bool(group["nesterov"])) for group in groups}
+    if len(found) > 1:
+        raise MomentumError(f"parameter groups have different (momentum, nesterov): {sorted(found)}; make them equal")
+    momentum, nesterov = found.pop()
+    for given in {memory.momentum for memory in memories} - {None, momentum}:
+        raise MomentumError(f"the recipe has momentum {given} and the optimizer {momentum}: leave one of them out")
+    return momentum, nesterov
+
+
+def _collect(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], world_size: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    velocities: dict[str, Tensor] = {}
+    decay: dict[str, float] = {}
+    for group in groups:
+        for p in (p for p in group["params"] if p in names):
+            if group["weight_decay"]:
+                decay[names[p]] = -group["weight_decay"] if group["maximize"] else group["weight_decay"]
+            buffer = optimizer.state[p].get("momentum_buffer") if p in optimizer.state else None
+            if buffer is not None:
+                velocities[names[p]] = _in_memory_order(buffer, p) / world_size
+    return velocities, decay
+
+
+def _in_memory_order(buffer: Tensor, p: nn.Parameter) -> Tensor:
+    """Return the buffer flat, in the order in which DDP lays out the parameter's gradient."""
+    return torch.empty_like(p, dtype=buffer.dtype).copy_(buffer).as_strided((p.numel(),), (1,))
+
+
+def refuse_twice(attachment: object, names: Mapping[nn.Parameter, str]) -> None:
+    """Make every optimizer step on these parameters raise MomentumError if that optimizer applies momentum as well.
+
+    Ends with the life of `attachment`.
+    """
+    _watch_optimizers()
+    _watched[attachment] = frozenset(id(p) for p in names)
+
+
+_watched: weakref.WeakKeyDictionary[object, frozenset[int]] = weakref.WeakKeyDictionary()
+
+
+@cache
+def _watch_optimizers() -> None:
+    # Registered once for good: a handle cannot be removed while the hooks run.
+    register_optimizer_step_pre_hook(_check_optimizer)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    owned = frozenset[int]().union(*_watched.values())
+    for group in optimizer.param_groups:
+        if (group.get("momentum") or any(group.get("betas", ())[:1])) and any(id(p) in owned for p in group["params"]):
+            raise MomentumError(f"{type(optimizer).__name__} applies momentum a second time: {_FIX}")

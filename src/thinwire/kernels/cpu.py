@@ -1,0 +1,95 @@
+"""The kernels of `reference` for contiguous float32 and float64 tensors in main memory, one pass over memory each.
+
+They release the GIL and use no thread pool of Numba's, so any thread may call them; a large tensor is cut into ranges that
+run side by side.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels import loops, reference
+
+accumulate = reference.accumulate
+accumulate_momentum = reference.accumulate_momentum
+mix = reference.mix
+hashed_slots = reference.hashed_slots
+
+_T = TypeVar("_T")
+_RANGE = 1 << 18
+_BITS: dict[torch.dtype, tuple[Any, Any]] = {
+    torch.float32: (np.float32, np.int32),
+    torch.float64: (np.float64, np.int64),
+}
+
+
+def select(x: Tensor, threshold: float, capacity: int) -> Tensor | None:
+    """See `reference.select`."""
+    return _over_ranges(loops.select, x, threshold, capacity)
+
+
+def accumulate_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, threshold: float, capacity: int
+) -> Tensor | None:
+    """See `reference.accumulate_select`."""
+    real = _BITS[out.dtype][0]
+    arrays = [t.numpy() for t in (out, residual, gradient)]
+    return _over_ranges(loops.accumulate_select, out, threshold, capacity, *arrays, real(scale))
+
+
+def accumulate_momentum_select(
+    out: Tensor,
+    velocity_out: Tensor,
+    residual: Tensor,
+    velocity: Tensor,
+    gradient: Tensor,
+    scale: float,
+    momentum: float,
+    nesterov: bool,
+    threshold: float,
+    capacity: int,
+) -> Tensor | None:
+    """See `reference.accumulate_momentum_select`."""
+    real = _BITS[out.dtype][0]
+    arrays = [t.numpy() for t in (out, velocity_out, residual, velocity, gradient)]
+    return _over_ranges(loops.momentum_select, out, threshold, capacity, *arrays, real(scale), real(momentum), nesterov)
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: tuple[int, ...]) -> None:
+    """See `reference.scatter_add`; one thread adds in order, so the runs need no heed."""
+    loops.scatter_add(out.numpy(), indices.numpy(), values.to(out.dtype).numpy())
+
+
+def _over_ranges(kernel: Callable[..., int], x: Tensor, threshold: float, capacity: int, *rest: Any) -> Tensor | None:
+    """Run a selecting kernel on ranges of `x` in parallel and join the indices they found."""
+    real, integer = _BITS[x.dtype]
+    bits = x.numpy().view(integer)
+    least = max(real(threshold).view(integer), integer(1))
+    sign = np.iinfo(integer).max
+
+    def run(lo: int, hi: int) -> tuple[np.ndarray[Any, Any], int]:
+        found = np.empty(min(capacity, hi - lo) + loops.BLOCK + 1, np.int32)
+        return found, kernel(bits, integer(sign), least, lo, hi, found, capacity, *rest)
+
+    parts = _map_ranges(run, x.numel())
+    if sum(count for _, count in parts) > capacity:
+        return None
+    return torch.from_numpy(np.concatenate([found[:count] for found, count in parts]))
+
+
+def _map_ranges(run: Callable[[int, int], _T], numel: int) -> list[_T]:
+    workers = max(1, min(torch.get_num_threads(), numel // _RANGE))
+    if workers == 1:
+        return [run(0, numel)]
+    edges = [numel * i // workers for i in range(workers + 1)]
+    return list(_pool(workers).map(run, edges[:-1], edges[1:]))
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="thinwire")

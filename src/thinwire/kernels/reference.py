@@ -1,0 +1,92 @@
+"""The executable specification of every kernel, in plain torch.
+
+All tensors are flat. Magnitudes are compared so that NaN ranks above infinity, and infinity above every number: what is
+not finite is always selected, never hidden. Zeros are never selected.
+"""
+
+import torch
+from torch import Tensor
+
+
+def accumulate(out: Tensor, residual: Tensor, gradient: Tensor, scale: float) -> None:
+    """Compute out = residual + scale · gradient. `out` may not overlap the inputs."""
+    torch.add(residual, gradient.to(residual.dtype), alpha=scale, out=out)
+
+
+def accumulate_momentum(
+    out: Tensor,
+    velocity_out: Tensor,
+    residual: Tensor,
+    velocity: Tensor,
+    gradient: Tensor,
+    scale: float,
+    momentum: float,
+    nesterov: bool,
+) -> None:
+    """Compute u' = momentum · u + scale · g and out = residual + u', or residual + scale · g + momentum · u' (Nesterov)."""
+    gradient = gradient.to(residual.dtype)
+    torch.mul(velocity, momentum, out=velocity_out)
+    velocity_out.add_(gradient, alpha=scale)
+    if nesterov:
+        torch.add(residual, gradient, alpha=scale, out=out).add_(velocity_out, alpha=momentum)
+    else:
+        torch.add(residual, velocity_out, out=out)
+
+
+def select(x: Tensor, threshold: float, capacity: int) -> Tensor | None:
+    """Return the indices (int32, ascending) of 0 < |x| ≥ threshold, or None when there are more than `capacity`."""
+    magnitude = x.abs()
+    chosen = ((magnitude >= threshold) & (magnitude > 0)) | magnitude.isnan()
+    indices = chosen.nonzero().view(-1).to(torch.int32)
+    return indices if indices.numel() <= capacity else None
+
+
+def accumulate_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, threshold: float, capacity: int
+) -> Tensor | None:
+    """`accumulate`, then `select` on its result."""
+    accumulate(out, residual, gradient, scale)
+    return select(out, threshold, capacity)
+
+
+def accumulate_momentum_select(
+    out: Tensor,
+    velocity_out: Tensor,
+    residual: Tensor,
+    velocity: Tensor,
+    gradient: Tensor,
+    scale: float,
+    momentum: float,
+    nesterov: bool,
+    threshold: float,
+    capacity: int,
+) -> Tensor | None:
+    """`accumulate_momentum`, then `select` on its result."""
+    accumulate_momentum(out, velocity_out, residual, velocity, gradient, scale, momentum, nesterov)
+    return select(out, threshold, capacity)
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: tuple[int, ...]) -> None:
+    """Add values at indices (int32), run after run. Within a run no index occurs twice with a value other than 0.
+
+    The runs give a fixed order of summation, also on devices that add atomically.
+    """
+    values = values.to(out.dtype)
+    for index, value in zip(indices.split(runs), values.split(runs), strict=True):
+        out.index_add_(0, index, value)
+
+
+def mix(indices: Tensor, seed: int) -> Tensor:
+    """Hash int32 indices to [0, 2³²) as int64, one to one for a given seed (multiply and xor-shift, twice)."""
+    x = (indices.to(torch.int64) ^ seed) & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def hashed_slots(indices: Tensor, slots: int, seed: int) -> Tensor:
+    """Write each index into slot ⌊mix(index) · slots / 2³²⌋ of `slots`; the largest index wins; −1 marks an empty slot."""
+    slot = (mix(indices, seed) * slots) >> 32
+    table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
+    table.scatter_reduce_(0, slot, indices.to(torch.int64), "amax")
+    return table.to(torch.int32)

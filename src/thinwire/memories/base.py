@@ -1,0 +1,106 @@
+"""What waits for a later step: the only tensors kept between steps, by parameter name."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire.payloads import Payload
+from thinwire.signals import Signal
+
+State = dict[str, dict[str, Tensor]]
+
+
+class Memory(ABC):
+    """Changes are staged during a step; `commit` keeps them and `rollback` leaves everything as it was before.
+
+    Only `compensate` reads what was committed, so a step can be called off after parts of it have been sent.
+    """
+
+    stateful: ClassVar[bool] = True
+
+    @abstractmethod
+    def compensate(self, name: str, gradient: Tensor, scale: float) -> Signal:
+        """Return what waits for parameter `name` plus scale · gradient (flat). Stages a memory that sent nothing."""
+
+    @abstractmethod
+    def retain(self, name: str, delivered: Payload) -> None:
+        """Take what was delivered out of the staged memory."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Keep what was staged."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Drop what was staged."""
+
+    @abstractmethod
+    def rescale(self, factor: float) -> None:
+        """Multiply everything that waits: the loss scale changed by this factor."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Return the committed tensors: parameter name → field → flat tensor. Not copies."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take over tensors as `state` gave them; they are copied."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, the second copy that makes steps revocable included."""
+        return 2 * sum(tensor.nbytes for fields in self.state().values() for tensor in fields.values())
+
+
+class Staged:
+    """A committed and a staged version of one flat tensor per name; committing swaps them, so nothing is copied.
+
+    Held in float32 or wider, as 16-bit sums would lose what waits.
+    """
+
+    def __init__(self) -> None:
+        self._committed: dict[str, Tensor] = {}
+        self._spare: dict[str, Tensor] = {}
+        self._staged: set[str] = set()
+
+    def open(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (committed, staged) for `name`, zeros at first sight; the staged one is to be overwritten."""
+        if name not in self._committed:
+            dtype = torch.promote_types(like.dtype, torch.float32)
+            self._committed[name] = torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+        if name not in self._spare:
+            self._spare[name] = torch.empty_like(self._committed[name])
+        self._staged.add(name)
+        return self._committed[name], self._spare[name]
+
+    def staged(self, name: str) -> Tensor:
+        """Return the staged version."""
+        return self._spare[name]
+
+    def commit(self) -> None:
+        """Let staged versions take the place of committed ones."""
+        for name in self._staged:
+            self._committed[name], self._spare[name] = self._spare[name], self._committed[name]
+        self._staged.clear()
+
+    def rollback(self) -> None:
+        """Forget staged versions."""
+        self._staged.clear()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the committed versions."""
+        for tensor in self._committed.values():
+            tensor.mul_(factor)
+
+    def committed(self) -> dict[str, Tensor]:
+        """Return the committed versions."""
+        return dict(self._committed)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace everything by copies of `tensors`."""
+        self._committed = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._spare.clear()
+        self._staged.clear()

@@ -1,0 +1,133 @@
+"""Momentum correction with factor masking (Deep Gradient Compression, Lin et al. 2018, §3)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.memories.base import Memory, Staged, State
+from thinwire.payloads import Payload
+from thinwire.signals import Signal
+
+
+@final
+@dataclass(kw_only=True)
+class MomentumCorrection(Memory):
+    """u ← m·u + g;  v ← v + u;  send from v. With `masking`, u stops where v was sent.
+
+    Momentum is applied here, before sparsification, in the optimizer's stead: the optimizer must have none. `momentum` None
+    waits for `adopt`. `nesterov` adds g + m·u to v instead of u. Where everything is sent, all this is SGD with momentum.
+
+    `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before it is
+    added (local gradient clipping; pass `world_size` too).
+    """
+
+    momentum: float | None = None
+    nesterov: bool = False
+    masking: bool = True
+    clip_norm: float | None = None
+    _residual: Staged = field(default_factory=Staged, init=False, repr=False)
+    _velocity: Staged = field(default_factory=Staged, init=False, repr=False)
+
+    def adopt(self, momentum: float, *, nesterov: bool, velocities: Mapping[str, Tensor]) -> None:
+        """Take momentum over from an optimizer; `velocities` are its buffers by parameter name, one rank's share of each."""
+        self.momentum, self.nesterov = momentum, nesterov
+        self._velocity.restore({name: _wide(buffer).reshape(-1) for name, buffer in velocities.items()})
+
+    def compensate(self, name: str, gradient: Tensor, scale: float) -> Signal:
+        """Return v + u after adding scale · g to u. Raises RuntimeError when no momentum is known."""
+        if self.momentum is None:
+            raise RuntimeError("momentum is not known: attach with optimizer=, or give the recipe momentum=")
+        residual, out = self._residual.open(name, gradient)
+        velocity, velocity_out = self._velocity.open(name, gradient)
+        scale *= self._clipping(gradient, scale)
+        return _MomentumSum(
+            out, velocity_out, residual, velocity, gradient, scale, momentum=self.momentum, nesterov=self.nesterov
+        )
+
+    def retain(self, name: str, delivered: Payload) -> None:
+        """Subtract what was delivered, and stop its momentum."""
+        delivered.subtract_from(self._residual.staged(name))
+        if self.masking:
+            delivered.mask(self._velocity.staged(name))
+
+    def commit(self) -> None:
+        """Keep what was staged."""
+        self._residual.commit()
+        self._velocity.commit()
+
+    def rollback(self) -> None:
+        """Drop what was staged."""
+        self._residual.rollback()
+        self._velocity.rollback()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply residual and velocity."""
+        self._residual.rescale(factor)
+        self._velocity.rescale(factor)
+
+    def state(self) -> State:
+        """Return {name: {"residual": v, "velocity": u}}; a field not yet in use is left out."""
+        fields = {"residual": self._residual.committed(), "velocity": self._velocity.committed()}
+        names = fields["residual"] | fields["velocity"]
+        return {n: {f: tensors[n] for f, tensors in fields.items() if n in tensors} for n in names}
+
+    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take over residuals and velocities."""
+        self._residual.restore({n: fields["residual"] for n, fields in state.items() if "residual" in fields})
+        self._velocity.restore({n: fields["velocity"] for n, fields in state.items() if "velocity" in fields})
+
+    def _clipping(self, gradient: Tensor, scale: float) -> float:
+        """Return the factor that limits the gradient's norm; `scale` is 1/world_size."""
+        if self.clip_norm is None:
+            return 1.0
+        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+        limit = self.clip_norm * math.sqrt(scale)
+        return limit / norm if math.isfinite(norm) and norm > limit else 1.0
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+@final
+class _MomentumSum(Signal):
+    """v + u', with u' = m·u + scale · g, into `out` and `velocity_out`."""
+
+    def __init__(
+        self,
+        out: Tensor,
+        velocity_out: Tensor,
+        residual: Tensor,
+        velocity: Tensor,
+        gradient: Tensor,
+        scale: float,
+        *,
+        momentum: float,
+        nesterov: bool,
+    ) -> None:
+        self._tensors = (out, velocity_out, residual, velocity, gradient)
+        self._factors = (scale, momentum, nesterov)
+        self._pending = True
+        self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
+
+    def tensor(self) -> Tensor:
+        if self._pending:
+            self._pending = False
+            kernels.backend(*self._tensors).accumulate_momentum(*self._tensors, *self._factors)
+        return self._tensors[0]
+
+    def sample(self, offset: int, stride: int) -> Tensor:
+        *_, residual, velocity, gradient = (tensor[offset::stride] for tensor in self._tensors)
+        out, velocity_out = torch.empty_like(residual), torch.empty_like(velocity)
+        kernels.reference.accumulate_momentum(out, velocity_out, residual, velocity, gradient, *self._factors)
+        return out
+
+    def select(self, threshold: float, capacity: int) -> Tensor | None:
+        self._pending = False
+        kernel = kernels.backend(*self._tensors)
+        return kernel.accumulate_momentum_select(*self._tensors, *self._factors, threshold, capacity)

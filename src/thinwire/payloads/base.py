@@ -1,0 +1,82 @@
+"""What travels: the waist between codecs, memories and exchanges."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+from torch import Tensor
+
+Spans = tuple[tuple[int, int], ...]
+
+
+class Payload(ABC):
+    """A compressed vector of `numel` elements, which speaks for the regions `spans` = ((offset, length), …) of it.
+
+    `values` are the numbers that travel. A payload is `summable` when payloads of several ranks may be added by adding
+    their values; otherwise they are concatenated. Nothing here changes a payload; every method returns a new one.
+    """
+
+    numel: int
+    spans: Spans
+    values: Tensor
+
+    @property
+    @abstractmethod
+    def summable(self) -> bool:
+        """Whether adding values adds payloads."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Length of `to_buffer()` in bytes, header included."""
+
+    @abstractmethod
+    def with_values(self, values: Tensor) -> Self:
+        """Return the same payload with other values of the same shape."""
+
+    @abstractmethod
+    def to_buffer(self) -> Tensor:
+        """Return the bytes that travel as one contiguous uint8 tensor, laid out as in docs/wire-format.md."""
+
+    @abstractmethod
+    def from_rows(self, rows: Tensor) -> Self:
+        """Decode the buffers of several ranks, uint8 of shape (ranks, nbytes), into their sum.
+
+        Each must have this payload's layout. Raises PayloadError otherwise, before anything is written.
+        """
+
+    @abstractmethod
+    def write(self, out: Tensor) -> None:
+        """Overwrite the spans of the flat tensor `out` (numel elements) with this vector."""
+
+    @abstractmethod
+    def subtract_from(self, x: Tensor) -> None:
+        """Subtract this vector from the flat tensor `x` in place."""
+
+    @abstractmethod
+    def mask(self, x: Tensor) -> None:
+        """Set `x` to zero where this payload picked out single elements; a payload of everything masks nothing."""
+
+    @abstractmethod
+    def is_finite(self, out: Tensor) -> bool:
+        """Whether `out`, just written, is finite everywhere this payload wrote."""
+
+    @classmethod
+    @abstractmethod
+    def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
+        """Place vectors side by side, part i at offsets[i], in a space of `numel` elements."""
+
+    @abstractmethod
+    def split(self) -> list[Self]:
+        """Undo `assemble`: one payload per span, its offsets counted from 0."""
+
+    @classmethod
+    @abstractmethod
+    def concat(cls, payloads: Sequence[Self]) -> Self:
+        """Return the sum of payloads over the same space."""
+
+    def dense(self) -> Tensor:
+        """Return the vector as a new flat tensor of the values' dtype."""
+        out = self.values.new_zeros(self.numel)
+        self.write(out)
+        return out

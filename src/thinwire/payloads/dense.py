@@ -1,0 +1,106 @@
+"""Every element of its spans."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import PayloadError
+from thinwire.payloads import wire
+from thinwire.payloads.base import Payload, Spans
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dense(Payload):
+    """All values of the spans, in order. By default one span covers the whole vector."""
+
+    values: Tensor
+    numel: int = -1
+    spans: Spans = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.numel < 0:
+            object.__setattr__(self, "numel", self.values.numel())
+        if not self.spans:
+            object.__setattr__(self, "spans", ((0, self.numel),))
+        if self.values.numel() != sum(length for _, length in self.spans):
+            raise PayloadError(f"{self.values.numel()} values for spans {self.spans}")
+
+    @property
+    def summable(self) -> bool:
+        """Always: every rank speaks for the same elements."""
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `to_buffer()` in bytes."""
+        return wire.HEADER_BYTES + wire.padded(self.values.nbytes)
+
+    def with_values(self, values: Tensor) -> Self:
+        """Return the same payload with other values."""
+        return replace(self, values=values)
+
+    def to_buffer(self) -> Tensor:
+        """Return header and values as uint8."""
+        return wire.pack(self._header(), self.values)
+
+    @classmethod
+    def from_buffer(cls, buffer: Tensor) -> "Dense":
+        """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed."""
+        dtype, count, numel = wire.parse(buffer, wire.DENSE)
+        expected = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize)
+        if count != numel or buffer.numel() != expected:
+            raise PayloadError(f"{count} of {numel} values in {buffer.numel()} bytes; expected {expected} bytes")
+        body = buffer[wire.HEADER_BYTES : wire.HEADER_BYTES + count * dtype.itemsize]
+        return cls(values=body.clone().view(dtype))
+
+    def from_rows(self, rows: Tensor) -> Self:
+        """Return the sum over ranks of buffers like this payload's."""
+        wire.check_rows(rows, self._header())
+        body = rows[:, wire.HEADER_BYTES : wire.HEADER_BYTES + self.values.nbytes]
+        return self.with_values(body.contiguous().view(self.values.dtype).sum(dim=0, dtype=self.values.dtype))
+
+    def write(self, out: Tensor) -> None:
+        """Overwrite the spans of `out`."""
+        for (offset, length), part in zip(self.spans, self._parts(), strict=True):
+            region = out[offset : offset + length]
+            if region.data_ptr() != part.data_ptr():
+                region.copy_(part)
+
+    def subtract_from(self, x: Tensor) -> None:
+        """Subtract the values from the spans of `x`."""
+        for (offset, length), part in zip(self.spans, self._parts(), strict=True):
+            x[offset : offset + length].sub_(part)
+
+    def mask(self, x: Tensor) -> None:
+        """Do nothing: no element was picked out."""
+
+    def is_finite(self, out: Tensor) -> bool:
+        """Whether the spans of `out` are finite."""
+        return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in self.spans)
+
+    @classmethod
+    def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
+        """Place vectors side by side."""
+        spans = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
+        values = parts[0].values if len(parts) == 1 else torch.cat([part.values for part in parts])
+        return cls(values=values, numel=numel, spans=spans)
+
+    def split(self) -> list[Self]:
+        """Return one payload per span."""
+        return [type(self)(values=part) for part in self._parts()]
+
+    @classmethod
+    def concat(cls, payloads: Sequence[Self]) -> Self:
+        """Return the sum of payloads over the same spans."""
+        return payloads[0].with_values(torch.stack([p.values for p in payloads]).sum(dim=0))
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.values.split([length for _, length in self.spans])
+
+    def _header(self) -> Tensor:
+        count = self.values.numel()
+        return wire.header(wire.DENSE, self.values.dtype, count, count, self.values.device)

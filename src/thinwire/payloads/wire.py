@@ -1,0 +1,63 @@
+"""The 16-byte header before every payload, and the dtype codes in it. docs/wire-format.md describes both."""
+
+import struct
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import PayloadError
+
+HEADER_BYTES = 16
+VERSION = 1
+DENSE, SPARSE = 1, 2
+DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+_LAYOUT = struct.Struct("<BBBxIQ")
+
+
+def header(kind: int, dtype: torch.dtype, count: int, numel: int, device: torch.device) -> Tensor:
+    """Return the 16 header bytes. Raises PayloadError for a dtype without a code."""
+    if dtype not in DTYPE_CODES:
+        raise PayloadError(f"values are {dtype}; the wire carries {', '.join(map(str, DTYPE_CODES))}")
+    packed = _LAYOUT.pack(VERSION, kind, DTYPE_CODES[dtype], count, numel)
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
+
+
+def parse(buffer: Tensor, kind: int) -> tuple[torch.dtype, int, int]:
+    """Return (dtype, count, numel) from a payload's header. Raises PayloadError when it is not one of `kind`."""
+    if buffer.dtype != torch.uint8 or buffer.dim() != 1:
+        raise PayloadError(f"a payload is a flat uint8 tensor; got {buffer.dtype} of shape {tuple(buffer.shape)}")
+    if buffer.numel() < HEADER_BYTES:
+        raise PayloadError(f"a payload has at least {HEADER_BYTES} bytes; got {buffer.numel()}")
+    version, found, code, count, numel = _LAYOUT.unpack(bytes(buffer[:HEADER_BYTES].tolist()))
+    if version != VERSION or found != kind or code not in _DTYPES:
+        raise PayloadError(
+            f"header has version {version}, kind {found}, dtype code {code}; expected version {VERSION}, kind {kind}"
+        )
+    return _DTYPES[code], count, numel
+
+
+def padded(nbytes: int) -> int:
+    """Round up to the 8 bytes that every section is aligned to."""
+    return -(-nbytes // 8) * 8
+
+
+def pack(head: Tensor, *sections: Tensor) -> Tensor:
+    """Lay header and sections behind one another, each padded with zeros to 8 bytes."""
+    flat = [section.contiguous().view(torch.uint8).view(-1) for section in sections]
+    buffer = head.new_zeros(HEADER_BYTES + sum(padded(s.numel()) for s in flat))
+    buffer[:HEADER_BYTES] = head
+    start = HEADER_BYTES
+    for section in flat:
+        buffer[start : start + section.numel()] = section
+        start += padded(section.numel())
+    return buffer
+
+
+def check_rows(rows: Tensor, expected: Tensor) -> None:
+    """Raise PayloadError unless every row of uint8 `rows` begins with the header `expected`."""
+    same = (rows[:, :HEADER_BYTES] == expected).all(dim=1)
+    if not bool(same.all()):
+        rank = int((~same).nonzero()[0])
+        got = rows[rank, :HEADER_BYTES].tolist()
+        raise PayloadError(f"rank {rank} sent header {got}; expected {expected.tolist()} as on this rank")

@@ -1,0 +1,24 @@
+"""DRAGONN (Wang et al. 2022): hashed slots on Deep Gradient Compression's memory."""
+
+from thinwire.codecs import HashedSlots
+from thinwire.exchanges import AllGather
+from thinwire.memories import MomentumCorrection
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer
+from thinwire.schedules import Schedule
+
+
+def dragonn(
+    *,
+    density: float | Schedule = 0.01,
+    momentum: float | None = None,
+    clip_norm: float | None = None,
+    minimum_size: int = 1024,
+) -> Reducer:
+    """Send `density` · d slots of each momentum-corrected tensor, filled by hashing twice as many of the largest.
+
+    Momentum moves out of the optimizer: attach with `optimizer=`. `clip_norm` clips each worker's gradients, per tensor.
+    """
+    memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
+    large = Compressed(memory=memory, codec=HashedSlots(density=density), exchange=AllGather())
+    return MinimumSize(numel=minimum_size, small=dense(memory=memory), large=large)

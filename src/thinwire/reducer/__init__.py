@@ -1,0 +1,7 @@
+"""Reducers: bucket of gradients → its mean over all ranks."""
+
+from thinwire.reducer.base import Bucket, Reducer, Round, Slot
+from thinwire.reducer.compressed import Compressed
+from thinwire.reducer.wrappers import MinimumSize, WarmUp
+
+__all__ = ["Bucket", "Compressed", "MinimumSize", "Reducer", "Round", "Slot", "WarmUp"]

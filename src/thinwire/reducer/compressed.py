@@ -1,0 +1,59 @@
+"""One straight line from gradient to gradient."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch.futures import Future
+
+from thinwire import trace
+from thinwire.codecs import Codec
+from thinwire.exchanges import Exchange, Exchanged
+from thinwire.memories import Memory, NoMemory
+from thinwire.payloads import Payload
+from thinwire.reducer.base import Bucket, Reducer, Round
+from thinwire.reducer.futures import completed
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Compressed(Reducer):
+    """compensate → encode → exchange → decode, and retain what was not delivered. One collective per bucket."""
+
+    memory: Memory
+    codec: Codec
+    exchange: Exchange
+
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+        """Encode now, decode when the exchange is done."""
+        if not bucket.slots:
+            return completed(True)
+        if self.codec.elementwise and not self.memory.stateful:
+            bucket = bucket.coalesced()
+        with trace.span("encode"):
+            payload = self._encode(bucket, at)
+        trace.count("sent_bytes", self.exchange.sent_bytes(payload, at.group.size()))
+        future = self.exchange.start(payload, at.group, keep=self.memory.stateful)
+        return future.then(lambda done: self._decode(done.value(), bucket, at))
+
+    def memories(self) -> Sequence[Memory]:
+        """Return the memory."""
+        return (self.memory,)
+
+    def _encode(self, bucket: Bucket, at: Round) -> Payload:
+        codec = self.codec.at(at.step)
+        parts = []
+        for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
+            memory = NoMemory() if slot.name in at.idle else self.memory
+            signal = memory.compensate(slot.name, gradient, at.scale)
+            parts.append(codec.encode_signal(signal, seed=at.seed(slot.name)))
+        return type(parts[0]).assemble(parts, [slot.offset for slot in bucket.slots], bucket.flat.numel())
+
+    def _decode(self, exchanged: Exchanged, bucket: Bucket, at: Round) -> bool:
+        with trace.span("decode"):
+            exchanged.total.write(bucket.flat)
+            if self.memory.stateful:
+                for slot, delivered in zip(bucket.slots, exchanged.delivered.split(), strict=True):
+                    if slot.name not in at.idle:
+                        self.memory.retain(slot.name, delivered)
+            return not at.watch or exchanged.total.is_finite(bucket.flat)

@@ -1,0 +1,53 @@
+"""Reducers made of reducers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch.futures import Future
+
+from thinwire.memories import Memory
+from thinwire.reducer.base import Bucket, Reducer, Round
+from thinwire.reducer.futures import all_true
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class WarmUp(Reducer):
+    """Use `first` for `steps` steps, then `then`. Let both hold the same memory object if it is to carry over."""
+
+    steps: int
+    first: Reducer
+    then: Reducer
+
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+        """Hand over to whichever is due."""
+        return (self.first if at.step < self.steps else self.then).reduce(bucket, at)
+
+    def memories(self) -> Sequence[Memory]:
+        """Return those of both."""
+        return _distinct(self.first, self.then)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MinimumSize(Reducer):
+    """Use `large` for tensors of at least `numel` elements and `small` for the others: two collectives per bucket at most."""
+
+    numel: int
+    small: Reducer
+    large: Reducer
+
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+        """Give each its share of the slots."""
+        large = bucket.only(slot for slot in bucket.slots if slot.length >= self.numel)
+        small = bucket.only(slot for slot in bucket.slots if slot.length < self.numel)
+        return all_true([self.large.reduce(large, at), self.small.reduce(small, at)])
+
+    def memories(self) -> Sequence[Memory]:
+        """Return those of both."""
+        return _distinct(self.small, self.large)
+
+
+def _distinct(*reducers: Reducer) -> Sequence[Memory]:
+    return tuple({id(memory): memory for reducer in reducers for memory in reducer.memories()}.values())

@@ -1,0 +1,56 @@
+"""What a codec encodes: a tensor, or a sum that one pass will both take and select from."""
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+
+
+class Signal(ABC):
+    """A flat vector that may not have been computed yet.
+
+    `dtype` is the gradient's, in which values travel; the vector itself may be held in a wider one.
+    """
+
+    dtype: torch.dtype
+    numel: int
+    device: torch.device
+
+    @abstractmethod
+    def tensor(self) -> Tensor:
+        """Return the vector, computing it first if need be."""
+
+    @abstractmethod
+    def sample(self, offset: int, stride: int) -> Tensor:
+        """Return every stride-th element from `offset` on, without computing the rest."""
+
+    @abstractmethod
+    def select(self, threshold: float, capacity: int) -> Tensor | None:
+        """Return the indices (int32, ascending) where 0 < |x| ≥ threshold or x is NaN; None if more than `capacity`.
+
+        Computes the vector in the same pass. Call it at most once.
+        """
+
+
+@final
+class Plain(Signal):
+    """A flat tensor as it is."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+        self.dtype, self.numel, self.device = x.dtype, x.numel(), x.device
+
+    def tensor(self) -> Tensor:
+        """Return the tensor."""
+        return self._x
+
+    def sample(self, offset: int, stride: int) -> Tensor:
+        """Return every stride-th element."""
+        return self._x[offset::stride]
+
+    def select(self, threshold: float, capacity: int) -> Tensor | None:
+        """Return the indices at or above the threshold."""
+        return kernels.backend(self._x).select(self._x, threshold, capacity)
