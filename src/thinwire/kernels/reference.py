@@ -77,9 +77,14 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: tuple[int, .
 
 
 def mix(indices: Tensor, seed: int) -> Tensor:
-    """Hash int32 indices to [0, 2³²) as int64, one to one for a given seed (multiply and xor-shift, twice)."""
-    x = (indices.to(torch.int64) ^ seed) & 0xFFFFFFFF
+    """Hash int32 indices to [0, 2³²) as int64, one to one for a given seed (multiply and xor-shift, twice).
+
+    The key enters twice: added or xored once, it would only permute neighbouring indices, and the same would meet again.
+    """
+    key = ((seed + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    x = (indices.to(torch.int64) + (key >> 32)) & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x ^= key & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
     return x ^ (x >> 16)
 

@@ -54,6 +54,7 @@ class Dense(Payload):
         expected = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize)
         if count != numel or buffer.numel() != expected:
             raise PayloadError(f"{count} of {numel} values in {buffer.numel()} bytes; expected {expected} bytes")
+        wire.check_padding(buffer, count * dtype.itemsize)
         body = buffer[wire.HEADER_BYTES : wire.HEADER_BYTES + count * dtype.itemsize]
         return cls(values=body.clone().view(dtype))
 

@@ -62,6 +62,7 @@ class Sparse(Payload):
         expected = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize) + wire.padded(count * 4)
         if count > numel or buffer.numel() != expected:
             raise PayloadError(f"{count} of {numel} elements in {buffer.numel()} bytes; expected {expected} bytes")
+        wire.check_padding(buffer, count * dtype.itemsize, count * 4)
         values, indices = _sections(buffer[None], count, dtype)
         _check_range(indices, numel)
         return cls(indices=indices, values=values, numel=numel)

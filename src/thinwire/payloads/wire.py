@@ -54,6 +54,15 @@ def pack(head: Tensor, *sections: Tensor) -> Tensor:
     return buffer
 
 
+def check_padding(buffer: Tensor, *sections: int) -> None:
+    """Raise PayloadError unless the bytes that pad `sections`, given by their lengths in bytes, are zero."""
+    start = HEADER_BYTES
+    for nbytes in sections:
+        if bool(buffer[start + nbytes : start + padded(nbytes)].any()):
+            raise PayloadError(f"bytes {start + nbytes} to {start + padded(nbytes)} pad a section and are not zero")
+        start += padded(nbytes)
+
+
 def check_rows(rows: Tensor, expected: Tensor) -> None:
     """Raise PayloadError unless every row of uint8 `rows` begins with the header `expected`."""
     same = (rows[:, :HEADER_BYTES] == expected).all(dim=1)

@@ -34,7 +34,9 @@ class Compressed(Reducer):
             payload = self._encode(bucket, at)
         trace.count("sent_bytes", self.exchange.sent_bytes(payload, at.group.size()))
         future = self.exchange.start(payload, at.group, keep=self.memory.stateful)
-        return future.then(lambda done: self._decode(done.value(), bucket, at))
+        # A callback may outlive the group, which must not die in the group's own thread: it takes no reference along.
+        idle, watch = at.idle, at.watch
+        return future.then(lambda done: self._decode(done.value(), bucket, idle, watch))
 
     def memories(self) -> Sequence[Memory]:
         """Return the memory."""
@@ -49,11 +51,11 @@ class Compressed(Reducer):
             parts.append(codec.encode_signal(signal, seed=at.seed(slot.name)))
         return type(parts[0]).assemble(parts, [slot.offset for slot in bucket.slots], bucket.flat.numel())
 
-    def _decode(self, exchanged: Exchanged, bucket: Bucket, at: Round) -> bool:
+    def _decode(self, exchanged: Exchanged, bucket: Bucket, idle: frozenset[str], watch: bool) -> bool:
         with trace.span("decode"):
             exchanged.total.write(bucket.flat)
             if self.memory.stateful:
                 for slot, delivered in zip(bucket.slots, exchanged.delivered.split(), strict=True):
-                    if slot.name not in at.idle:
+                    if slot.name not in idle:
                         self.memory.retain(slot.name, delivered)
-            return not at.watch or exchanged.total.is_finite(bucket.flat)
+            return not watch or exchanged.total.is_finite(bucket.flat)

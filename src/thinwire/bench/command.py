@@ -1,0 +1,102 @@
+"""`thinwire bench`, from checked options to printed table and written files."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from thinwire.bench.cluster import Cluster, WorkerDied
+from thinwire.bench.methods import METHODS
+from thinwire.bench.options import Options
+from thinwire.bench.problems import PROBLEMS, BadInput, build
+from thinwire.bench.progress import BenchProgress
+from thinwire.bench.report import write_html
+from thinwire.bench.results import Results
+from thinwire.bench.session import Session, Workers
+from thinwire.bench.table import print_table
+from thinwire.bench.torchrun import ThisGroup, in_group, is_first
+
+DIED, INTERRUPTED = 1, 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where results go. Raises BadInput when a file cannot be written, before anything has been measured."""
+
+    console: Console
+    json: Path | None
+    html: Path | None
+
+    def __post_init__(self) -> None:
+        for path in (self.json, self.html):
+            if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+                raise BadInput(f"cannot write {path}; expected a file in a directory that exists and may be written to")
+
+    def save(self, results: Results) -> None:
+        """Write the files."""
+        if self.json is not None:
+            results.write(self.json)
+        if self.html is not None:
+            write_html(results, self.html)
+
+    def show(self, results: Results) -> None:
+        """Write the files and print the table."""
+        self.save(results)
+        if results.rows:
+            print_table(self.console, results)
+        for path in (self.json, self.html):
+            if path is not None and path.exists():
+                self.console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def run(options: Options, *, json: Path | None, html: Path | None) -> int:
+    """Run the bench, print the table, write the files, and return the exit code.
+
+    Rows that are finished are printed and written whatever ends the run. Raises BadInput before anything is started.
+    """
+    first = is_first()
+    outputs = Outputs(console=Console(quiet=not first), json=json if first else None, html=html if first else None)
+    parameters, description = _describe(options)
+    code, reason = 0, None
+    with _workers(options) as workers:
+        outputs.console.print(f"{description}; {options.workers} workers; {workers.label}", markup=False, highlight=False)
+        with BenchProgress(outputs.console, rows=len(options.rows())) as progress:
+            session = Session(options, workers, progress, parameters, description)
+            try:
+                session.run(on_row=outputs.save)
+            except KeyboardInterrupt:
+                code, reason = INTERRUPTED, "interrupted"
+            except WorkerDied as death:
+                code, reason = DIED, str(death)
+    outputs.show(session.results(reason))
+    if reason:
+        Console(stderr=True).print(f"thinwire bench: {reason}", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def print_listing() -> None:
+    """Print the recipes and models."""
+    console = Console()
+    for title, entries in (
+        ("recipe", {name: method.description for name, method in METHODS.items()}),
+        ("model", {name: entry.description for name, entry in PROBLEMS.items()}),
+    ):
+        table = Table(title, "what it is", box=None, title_justify="left")
+        for name, text in entries.items():
+            table.add_row(name, text)
+        console.print(table)
+
+
+def _describe(options: Options) -> tuple[int, str]:
+    """Build the problem once here, so that bad data ends the run before workers start."""
+    problem = build(options.model, seed=options.seed, data=options.data, scale=options.scale)
+    return sum(p.numel() for p in problem.model.parameters()), problem.description
+
+
+def _workers(options: Options) -> AbstractContextManager[Workers]:
+    if in_group():
+        return nullcontext(ThisGroup())
+    return Cluster(options.workers, options.rate, "thinwire.bench.worker:handle")

@@ -1,0 +1,103 @@
+"""What a bench row can be: thinwire's recipes, plain DDP, and PyTorch's own hooks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire import recipes, trace
+from thinwire.integrations import attach
+from thinwire.reducer import Reducer
+
+POWERSGD_RANK = 4
+POWERSGD_START = 10
+"""PyTorch's hook runs uncompressed for this many steps before it starts to compress."""
+
+
+class Install(Protocol):
+    """Puts a method to work on a DDP model. From then on each step counts its bytes under "sent_bytes" in the trace."""
+
+    def __call__(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+        """Install."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """`sparse` methods take a density. A method that cannot work with several buckets gets one."""
+
+    description: str
+    install: Install
+    sparse: bool = False
+    one_bucket: bool = False
+
+
+def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.register_forward_hook(lambda *_: _count(nbytes))
+
+
+def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+    def hook(state: object, bucket: Any) -> Any:  # noqa: ANN401 - DDP refuses other annotations
+        _count(2 * bucket.buffer().numel())
+        with trace.span("encode"):
+            return fp16_compress_hook(dist.group.WORLD, bucket)
+
+    model.register_comm_hook(None, hook)
+
+
+def _powersgd(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+    def hook(state: PowerSGDState, bucket: Any) -> Any:  # noqa: ANN401 - DDP refuses other annotations
+        before = state.total_numel_after_compression
+        with trace.span("encode"):
+            future = powerSGD_hook(state, bucket)
+        _count(4 * ((state.total_numel_after_compression - before) or bucket.buffer().numel()))
+        return future
+
+    state = PowerSGDState(
+        process_group=None,
+        matrix_approximation_rank=POWERSGD_RANK,
+        start_powerSGD_iter=POWERSGD_START,
+        compression_stats_logging_frequency=10**9,
+    )
+    model.register_comm_hook(state, hook)
+
+
+def _count(nbytes: float) -> None:
+    """Count what a ring all-reduce of `nbytes` makes one rank send."""
+    world_size = dist.get_world_size()
+    trace.count("sent_bytes", 2 * (world_size - 1) / world_size * nbytes)
+
+
+def _recipe(make: Callable[..., Reducer], *, momentum: bool = False) -> Install:
+    def install(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+        attach(model, make(density=density), optimizer=optimizer if momentum else None)
+
+    return install
+
+
+METHODS = {
+    "dense": Method(description="plain DistributedDataParallel, uncompressed", install=_plain),
+    "torch_fp16": Method(description="PyTorch's fp16_compress_hook", install=_fp16),
+    "torch_powersgd": Method(
+        description=f"PyTorch's powerSGD_hook, rank {POWERSGD_RANK}, in one bucket", install=_powersgd, one_bucket=True
+    ),
+    "topk": Method(description="exact Top-k with error feedback", install=_recipe(recipes.topk), sparse=True),
+    "dgc": Method(
+        description="Deep Gradient Compression: sampled threshold, momentum correction",
+        install=_recipe(recipes.dgc, momentum=True),
+        sparse=True,
+    ),
+    "dragonn": Method(
+        description="DRAGONN: hashed slots, momentum correction",
+        install=_recipe(recipes.dragonn, momentum=True),
+        sparse=True,
+    ),
+    "randomk": Method(
+        description="Random-k with error feedback, summed on the way", install=_recipe(recipes.randomk), sparse=True
+    ),
+}

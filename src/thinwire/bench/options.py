@@ -1,0 +1,85 @@
+"""What the user asked of a bench run, checked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.bench.link import Rate, parse_rate
+from thinwire.bench.methods import METHODS
+from thinwire.bench.problems import BadInput
+from thinwire.bench.torchrun import in_group, world_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One run. Raises BadInput where something cannot be done."""
+
+    workers: int
+    rate: Rate | None
+    recipes: tuple[str, ...]
+    densities: tuple[float, ...]
+    steps: int
+    model: str
+    data: Path | None
+    scale: float
+    seed: int
+    target: float | None
+    extend: float
+
+    def __post_init__(self) -> None:
+        if self.workers < 2:
+            raise BadInput(f"{self.workers} worker has nobody to exchange with; give --workers 2 or more")
+        if self.steps < 1:
+            raise BadInput(f"--steps is {self.steps}; expected 1 or more")
+        if self.extend < 1:
+            raise BadInput(f"--extend is {self.extend:g}; expected 1 (stop at --steps) or more")
+        for density in self.densities:
+            if not 0 < density <= 1:
+                raise BadInput(f"--density {density:g} is no share of the elements; expected above 0 and at most 1")
+        for name in self.recipes:
+            if name not in METHODS:
+                raise BadInput(f"unknown recipe {name!r}; expected some of {', '.join(METHODS)}")
+
+    @property
+    def every(self) -> int:
+        """Steps between two looks at the held-out loss."""
+        return max(1, self.steps // 15)
+
+    def rows(self) -> list[tuple[str, float]]:
+        """Return (recipe, density) of each row, dense first because the others are held against it."""
+        names = sorted(dict.fromkeys(self.recipes), key=lambda name: name != "dense")
+        return [(name, d) for name in names for d in (self.densities if METHODS[name].sparse else (1.0,))]
+
+
+def read(
+    *, workers: int | None, link: str | None, recipes: str, densities: str, **others: Any
+) -> Options:
+    """Read options from text. Under torchrun the group decides on workers and link. Raises BadInput."""
+    if in_group():
+        if workers not in (None, world_size()) or link not in (None, "none"):
+            raise BadInput("under torchrun the group has its size and its network: leave --workers and --link out")
+        workers, link = world_size(), "none"
+    return Options(
+        workers=2 if workers is None else workers,
+        rate=parse_rate("100mbit" if link is None else link),
+        recipes=_names(recipes),
+        densities=_numbers(densities),
+        **others,
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise BadInput(f"--recipes {text!r} names nothing; expected e.g. dense,topk")
+    return found
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise BadInput(f"--density {text!r} is not a list of numbers; expected e.g. 0.01 or 0.01,0.001") from error
+    if not found:
+        raise BadInput(f"--density {text!r} is empty; expected e.g. 0.01")
+    return found

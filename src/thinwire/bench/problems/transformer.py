@@ -1,0 +1,88 @@
+"""A byte-level GPT on the source of Python's standard library, or on any text."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from thinwire.bench.problems.base import Options, Problem, cross_entropy, seeded, size
+from thinwire.bench.problems.reading import reading
+from thinwire.bench.problems.sampling import batches, held_out, spaced
+from thinwire.bench.problems.stdlib import source_text
+from thinwire.bench.problems.windows import Windows
+
+CONTEXT, WIDTH, HEADS, LAYERS = 64, 176, 4, 2
+BATCH, HELD_OUT = 12, 144
+
+
+class Block(nn.Module):
+    """Causal self-attention and a GELU network, each added to the stream (batch, time, width) it reads."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        """Both branches start as zero: a plain SGD step is then stable at rates that would otherwise diverge."""
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_network = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        for linear in (self.qkv, self.up):
+            nn.init.normal_(linear.weight, std=width**-0.5)
+        for linear in (self.out, self.down):
+            nn.init.zeros_(linear.weight)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """The stream with both branches added, shape unchanged."""
+        stream = stream + self._attend(self.before_attention(stream))
+        return stream + self.down(F.gelu(self.up(self.before_network(stream))))
+
+    def _attend(self, stream: Tensor) -> Tensor:
+        query, key, value = self.qkv(stream).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class ByteGPT(nn.Module):
+    """Bytes (batch, time) int64 to logits of the byte after each, (batch, time, 256); time is at most `CONTEXT`."""
+
+    def __init__(self) -> None:
+        """Embeddings of unit variance and a small output layer: at the start every byte is about as likely."""
+        super().__init__()
+        self.bytes, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(LAYERS)))
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        nn.init.normal_(self.head.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See the class."""
+        stream = self.bytes(tokens) + self.positions.weight[: tokens.shape[1]]
+        return self.head(self.norm(self.blocks(stream)))
+
+
+def make(options: Options) -> Problem:
+    """The problem on the text file `options.data`, or on the standard library; the last twentieth is held out."""
+    text = _text(options.data)
+    cut = len(text) - len(text) // 20
+    source = "the text" if options.data is None else str(options.data)
+    train = Windows(tokens=text[:cut], length=CONTEXT, source=source)
+    rest = Windows(tokens=text[cut:], length=CONTEXT, source=f"the last twentieth of {source}")
+    with seeded(options.seed):
+        model = ByteGPT()
+    return Problem(
+        name="transformer",
+        description=f"byte-level GPT, {size(model)}, on {len(text):,} bytes of {options.data or 'Python source'}",
+        model=model,
+        batch=batches(options.seed, partial(train.draw, count=BATCH)),
+        loss=cross_entropy,
+        held_out=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
+        learning_rate=0.1,
+    )
+
+
+def _text(path: Path | None) -> NDArray[np.uint8]:
+    if path is None:
+        return source_text()
+    with reading(path, "a text file that is not empty"):
+        return np.memmap(path, np.uint8, mode="r")

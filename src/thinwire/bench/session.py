@@ -1,0 +1,123 @@
+"""A whole bench run: every row in turn on the same workers, over the same link."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from thinwire.bench.environment import describe
+from thinwire.bench.options import Options
+from thinwire.bench.results import Results, Row
+from thinwire.bench.rows import Record, percentiles
+
+
+class Workers(Protocol):
+    """Workers that run jobs: see `cluster.Cluster` and `torchrun.ThisGroup`."""
+
+    label: str
+    throttled: bool
+
+    def run(self, job: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Run a job on every worker and yield (rank, event)."""
+
+    def throttle(self, on: bool) -> None:
+        """Lift the link's limit, or put it back."""
+
+
+class Watcher(Protocol):
+    """Who is told how the run goes: see `progress.BenchProgress`."""
+
+    def start_row(self, label: str, steps: int) -> None:
+        """A row begins."""
+
+    def advance(self, step: int, loss: float | None, step_seconds: float) -> None:
+        """A step is done."""
+
+    def finish_row(self, summary: str) -> None:
+        """A row ends."""
+
+
+@dataclass
+class Session:
+    """Rows finished so far stay in `results()` whatever ends the run."""
+
+    options: Options
+    workers: Workers
+    watcher: Watcher
+    parameters: int
+    description: str
+    _rows: list[Row] = field(default_factory=list)
+    _overhead: dict[str, float] = field(default_factory=dict)
+    _free: list[float] = field(default_factory=list)
+
+    def run(self, on_row: Callable[[Results], None]) -> None:
+        """Train every row; `on_row` gets the results after each."""
+        for recipe, density in self.options.rows():
+            if self.workers.throttled:
+                self._sample_free_network()
+            self._train(recipe, density)
+            on_row(self.results("the run goes on"))
+
+    def results(self, reason: str | None = None) -> Results:
+        """Return what has been measured; `reason` says why rows are missing, if any are."""
+        environment = describe(self.options) | {
+            "model_description": self.description,
+            "link": self.workers.label,
+            "throttled": self.workers.throttled,
+            "target_loss": self._target(),
+            "free_network_step_seconds": asdict(percentiles(self._free)) if self._free else None,
+            "protocol_overhead": self._overhead,
+            "complete": len(self._rows) == len(self.options.rows()),
+            "reason": None if len(self._rows) == len(self.options.rows()) else reason,
+        }
+        return Results(environment=environment, rows=tuple(self._rows))
+
+    def _train(self, recipe: str, density: float) -> None:
+        steps = self.options.steps
+        record = Record(recipe, density, steps, skip=min(10, steps // 4))
+        label = recipe if density == 1 else f"{recipe} {density:g}"
+        self.watcher.start_row(label, steps)
+        loss = None
+        for event in self._events(recipe, density, steps, target=self._target()):
+            record.add(event)
+            loss = event.get("loss", loss)
+            if event["kind"] == "step":
+                self.watcher.advance(event["step"] + 1, loss, event["total"])
+        row = record.row(dense_bytes=self._dense_bytes(), dense=self._dense(), target=self._target())
+        self._rows.append(row)
+        overhead = record.protocol_overhead()
+        if overhead is not None:
+            self._overhead[row.label] = overhead
+        self.watcher.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
+
+    def _sample_free_network(self) -> None:
+        """Take a few uncompressed steps with the link lifted: what a step costs when the network is free."""
+        self.workers.throttle(False)
+        steps = max(3, min(16, self.options.steps // 5))
+        record = Record("dense", 1.0, steps, skip=steps // 4)
+        for event in self._events("dense", 1.0, steps, target=None, quick=True):
+            record.add(event)
+        self._free += record.step_seconds()
+        self.workers.throttle(True)
+
+    def _events(
+        self, recipe: str, density: float, steps: int, *, target: float | None, quick: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        most = steps if target is None else max(steps, round(self.options.extend * steps))
+        row = {"recipe": recipe, "density": density, "steps": steps, "most_steps": most, "target": target}
+        row["every"] = most + 1 if quick else self.options.every
+        problem = {k: getattr(self.options, k) for k in ("data", "seed", "scale")} | {"name": self.options.model}
+        problem["data"] = None if problem["data"] is None else str(problem["data"])
+        for rank, event in self.workers.run({"row": row, "problem": problem}):
+            if rank == 0:
+                yield event
+
+    def _dense(self) -> Row | None:
+        return next((row for row in self._rows if row.recipe == "dense"), None)
+
+    def _target(self) -> float | None:
+        dense = self._dense()
+        return self.options.target if self.options.target is not None or dense is None else dense.final_loss
+
+    def _dense_bytes(self) -> float:
+        workers = self.options.workers
+        return 2 * (workers - 1) / workers * 4.0 * self.parameters

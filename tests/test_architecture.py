@@ -1,0 +1,82 @@
+"""The floors of the house: a level imports only lower ones, and siblings never each other."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import thinwire
+
+ROOT = Path(thinwire.__file__).parent
+FLOORS = [
+    ("errors", "schedules", "trace"),
+    ("kernels",),
+    ("payloads", "signals"),
+    ("codecs", "memories", "exchanges"),
+    ("reducer",),
+    ("recipes",),
+    ("integrations",),
+    ("bench",),
+    ("cli",),
+]
+LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_level_imports_only_lower_ones(path: Path) -> None:
+    here = _room(path)
+    for name in _imports(path):
+        parts = name.split(".")
+        if parts[0] == "thinwire" and len(parts) > 1 and parts[1] in LEVEL and parts[1] != here:
+            assert LEVEL[parts[1]] < LEVEL[here], f"{here} imports {name}"
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {_room(path) for path in FILES} == set(LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("library", "rooms"),
+    [
+        ("torch.distributed", {"exchanges", "integrations", "bench"}),
+        ("torch.nn.parallel", {"integrations", "bench"}),
+        ("numba", {"kernels"}),
+        ("rich", {"bench"}),
+        ("pyroute2", {"bench"}),
+        ("matplotlib", {"bench"}),
+        ("typer", {"cli"}),
+    ],
+)
+def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:
+    users = {_room(path) for path in FILES if any(f"{name}.".startswith(f"{library}.") for name in _imports(path))}
+    assert users <= rooms
+
+
+def test_no_import_cycles() -> None:
+    modules = {".".join(("thinwire", *p.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): p for p in FILES}
+    graph = {m: {n for n in _top_level_imports(p) if n in modules and n != m} for m, p in modules.items()}
+    while leaves := {module for module, needs in graph.items() if not needs}:
+        graph = {module: needs - leaves for module, needs in graph.items() if module not in leaves}
+    assert not graph, f"cycle among {sorted(graph)}"
+
+
+def _top_level_imports(path: Path) -> set[str]:
+    """A package that a module lies in does not count as imported by it."""
+    package = ".".join(("thinwire", *path.parent.relative_to(ROOT).parts))
+    return {name for name in _imports(path) if not package.startswith(name)}

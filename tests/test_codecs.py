@@ -1,0 +1,198 @@
+"""Codec laws, over every row of the list."""
+
+import math
+
+import pytest
+import torch
+from cases import CODECS, SIZES, CodecCase, vector
+from torch import Tensor
+
+from thinwire import codecs, schedules
+
+codec_cases = pytest.mark.parametrize("case", CODECS.values(), ids=CODECS)
+sizes = pytest.mark.parametrize("numel", SIZES)
+CONTRACTIVE = {name: case for name, case in CODECS.items() if case.codec.contraction(1000) is not None}
+UNBIASED = {name: case for name, case in CODECS.items() if case.unbiased}
+
+
+def _decoded(case: CodecCase, x: Tensor, seed: int = 0) -> Tensor:
+    return case.codec.encode(x, seed=seed).dense().to(x.dtype)
+
+
+@codec_cases
+@sizes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_size_dtype_and_values_are_kept(case: CodecCase, numel: int, dtype: torch.dtype) -> None:
+    x = vector(numel, dtype=dtype)
+    before = x.clone()
+    payload = case.codec.encode(x)
+    assert payload.numel == numel
+    assert payload.values.dtype == (getattr(case.codec, "values", None) or dtype)
+    decoded = payload.dense().to(dtype)
+    assert torch.equal(x, before), "the input was changed"
+    if case.exact:
+        assert bool(((decoded == x) | (decoded == 0)).all())
+
+
+@codec_cases
+def test_an_empty_vector_is_encoded(case: CodecCase) -> None:
+    assert case.codec.encode(torch.empty(0)).dense().numel() == 0
+
+
+@codec_cases
+def test_any_shape_is_taken_flat(case: CodecCase) -> None:
+    x = vector(600).view(20, 30)
+    assert torch.equal(_decoded(case, x.t()), _decoded(case, x.t().reshape(-1)))
+
+
+@codec_cases
+def test_same_seed_same_payload(case: CodecCase) -> None:
+    x = vector(3000)
+    assert torch.equal(case.codec.encode(x, seed=5).to_buffer(), case.codec.encode(x, seed=5).to_buffer())
+
+
+@codec_cases
+def test_global_random_state_is_left_alone(case: CodecCase) -> None:
+    before = torch.random.get_rng_state()
+    case.codec.encode(vector(3000), seed=5)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@codec_cases
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_never_hidden(case: CodecCase, poison: float) -> None:
+    for place in (0, 777, 2999):
+        x = vector(3000)
+        x[place] = poison
+        for seed in range(3):
+            payload = case.codec.encode(x, seed=seed)
+            out = payload.dense()
+            assert not payload.is_finite(out)
+            assert not bool(out.isfinite().all())
+
+
+@codec_cases
+def test_zeros_decode_to_zeros(case: CodecCase) -> None:
+    assert not bool(_decoded(case, torch.zeros(500)).any())
+
+
+@pytest.mark.parametrize("case", CONTRACTIVE.values(), ids=CONTRACTIVE)
+@sizes
+def test_contraction(case: CodecCase, numel: int) -> None:
+    """E‖x − C(x)‖² ≤ (1 − δ)‖x‖², within four standard errors over seeds."""
+    delta = case.codec.contraction(numel)
+    assert delta is not None
+    for x in (vector(numel), torch.ones(numel)):
+        errors = torch.stack([(x - _decoded(case, x, seed)).double().square().sum() for seed in range(200)])
+        slack = 4 * float(errors.std()) / len(errors) ** 0.5
+        assert float(errors.mean()) <= (1 - delta) * float(x.double().square().sum()) * (1 + 1e-6) + slack
+
+
+@pytest.mark.parametrize("case", UNBIASED.values(), ids=UNBIASED)
+def test_unbiased(case: CodecCase) -> None:
+    """The mean over seeds is within five standard errors of the vector, element by element."""
+    x = vector(97)
+    decoded = torch.stack([_decoded(case, x, seed) for seed in range(4000)]).double()
+    error = (decoded.mean(dim=0) - x).abs()
+    assert bool((error <= 5 * decoded.std(dim=0) / 4000**0.5 + 1e-9).all())
+
+
+@codec_cases
+def test_schedules_resolve_to_the_step(case: CodecCase) -> None:
+    assert case.codec.at(3) is case.codec
+    if hasattr(case.codec, "density"):
+        stages = schedules.Stages(values=(0.5, 0.25), steps_each=10, final=0.125)
+        warm = type(case.codec)(density=stages)
+        assert [warm.at(step).density for step in (0, 9, 10, 20, 10**6)] == [0.5, 0.5, 0.25, 0.125, 0.125]
+        with pytest.raises(TypeError, match=r"codec\.at\(step\)"):
+            warm.encode(vector(10))
+
+
+@pytest.mark.parametrize("density", [0.001, 0.05, 0.5, 1.0])
+def test_topk_keeps_the_largest(density: float) -> None:
+    x = vector(5000)
+    decoded = codecs.TopK(density=density).encode(x).dense()
+    k = round(density * 5000)
+    expected = x.double().abs().sort(descending=True).values[:k].square().sum()
+    torch.testing.assert_close(decoded.double().square().sum(), expected)
+    assert int((decoded != 0).sum()) == k
+
+
+def test_sampled_threshold_is_topk_whenever_enough_reach_it() -> None:
+    exact = fewer = 0
+    for seed in range(100):
+        x = vector(20_000, seed)
+        decoded = codecs.SampledThreshold(density=0.02).encode(x, seed=seed).dense()
+        kept = int((decoded != 0).sum())
+        fewer += kept < 400
+        exact += torch.equal(decoded, codecs.TopK(density=0.02).encode(x).dense())
+        assert kept >= 200, "the sample misled by more than a factor of two"
+    assert exact + fewer == 100
+    assert exact >= 85
+
+
+def test_sampled_threshold_survives_ties() -> None:
+    decoded = codecs.SampledThreshold(density=0.01).encode(torch.ones(10_000)).dense()
+    assert int((decoded != 0).sum()) == 100
+
+
+def test_hashed_slots_fill_as_computed() -> None:
+    """Of n picks in m slots m·(1 − (1 − 1/m)ⁿ) survive; with twice as many picks as slots 86 % fill."""
+    filled = []
+    for seed in range(60):
+        payload = codecs.HashedSlots(density=0.02).encode(vector(20_000, seed), seed=seed)
+        filled.append(float((payload.values != 0).double().mean()))
+    assert abs(sum(filled) / 60 - 0.865) < 0.02
+
+
+def test_hashed_slots_send_only_true_values_once() -> None:
+    x = vector(20_000)
+    payload = codecs.HashedSlots(density=0.02).encode(x, seed=1)
+    sent = payload.indices[payload.values != 0]
+    assert sent.unique().numel() == sent.numel()
+    assert torch.equal(payload.values[payload.values != 0], x[sent])
+
+
+def test_random_k_draws_alike_on_all_ranks_and_anew_each_seed() -> None:
+    codec = codecs.RandomK(density=0.1)
+    a, b = codec.encode(vector(1000, 1), seed=4), codec.encode(vector(1000, 2), seed=4)
+    assert a.summable
+    assert torch.equal(a.indices, b.indices)
+    assert not torch.equal(a.indices, codec.encode(vector(1000, 1), seed=5).indices)
+
+
+def test_random_k_draws_every_element_equally_often() -> None:
+    codec = codecs.RandomK(density=0.1)
+    drawn = torch.zeros(100)
+    for seed in range(5000):
+        drawn[codec.encode(torch.ones(100), seed=seed).indices] += 1
+    deviation = (5000 * 0.1 * 0.9) ** 0.5
+    assert bool(((drawn - 500).abs() < 5 * deviation).all())
+
+
+def test_a_large_value_overflows_visibly_in_fp16() -> None:
+    assert bool(codecs.Cast().encode(torch.tensor([1e6])).dense().isinf().all())
+
+
+@pytest.mark.parametrize("kind", [codecs.TopK, codecs.SampledThreshold, codecs.HashedSlots, codecs.RandomK])
+@pytest.mark.parametrize("density", [0.0, -1.0, 1.5, math.nan])
+def test_impossible_densities_are_refused(kind: type[codecs.TopK], density: float) -> None:
+    with pytest.raises(ValueError, match="density is"):
+        kind(density=density)
+
+
+def test_impossible_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="float16 or torch.bfloat16"):
+        codecs.Cast(values=torch.int8)
+    with pytest.raises(ValueError, match="surplus"):
+        codecs.SampledThreshold(density=0.1, surplus=0.5)
+    with pytest.raises(ValueError, match="surplus"):
+        codecs.HashedSlots(density=0.1, surplus=0.0)
+    with pytest.raises(ValueError, match="at least 1 step"):
+        schedules.Stages(values=(), steps_each=0, final=1.0)
+
+
+def test_exponential_warmup_is_deep_gradient_compressions() -> None:
+    schedule = schedules.exponential_warmup(0.001, stages=4, steps_each=10)
+    assert [schedule(step) for step in (0, 10, 20, 30, 40)] == [0.25, 0.0625, 0.015625, 0.00390625, 0.001]
+    assert schedules.exponential_warmup(0.1, steps_each=1)(3) == 0.1

@@ -1,0 +1,85 @@
+"""Exchange laws on real groups of one to five ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import CODECS, EXCHANGES, vector
+from ranks import RankError, Ranks
+from torch import Tensor
+
+from thinwire.codecs import TopK
+from thinwire.exchanges import AllGather, AllReduce, Link
+from thinwire.payloads import Sparse
+
+worlds = pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+
+
+def _exchange_all(numel: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Return (sum, delivered, own input) of every codec through its exchange."""
+    group = dist.group.WORLD
+    assert group is not None
+    found = {}
+    for name, case in CODECS.items():
+        payload = case.codec.encode(vector(numel, seed=10 + dist.get_rank()), seed=1)
+        mine = payload.dense().clone()
+        exchanged = case.exchange.start(payload, group).wait()
+        assert torch.equal(payload.dense(), mine), "kept payloads are left alone"
+        found[name] = (exchanged.total.dense(), exchanged.delivered.dense(), mine)
+    return found
+
+
+@worlds
+def test_the_total_is_the_sum_of_what_every_rank_sent(ranks: Ranks, world_size: int) -> None:
+    results = ranks.run(world_size, _exchange_all, 1000)
+    for name in CODECS:
+        totals, delivered, mine = zip(*(result[name] for result in results), strict=True)
+        expected = torch.stack(mine).double().sum(dim=0)
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if not CODECS[name].exact else {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(totals[0].double(), expected, **tolerance)
+        torch.testing.assert_close(totals[0].double(), torch.stack(delivered).double().sum(dim=0), **tolerance)
+        assert all(torch.equal(total, totals[0]) for total in totals), f"{name}: ranks differ"
+
+
+def _gather_unequal() -> str:
+    group = dist.group.WORLD
+    assert group is not None
+    payload = TopK(density=0.1 if dist.get_rank() else 0.1).encode(vector(100 + dist.get_rank()))
+    try:
+        AllGather().start(payload, group).wait()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_ranks_with_other_layouts_are_refused(ranks: Ranks) -> None:
+    for message in ranks.run(2, _gather_unequal):
+        assert "PayloadError" in message
+        assert "expected" in message
+
+
+def _reduce_sparse() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    AllReduce().start(TopK(density=0.1).encode(vector(100)), group)
+
+
+def test_what_is_not_summable_cannot_be_all_reduced(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match="use AllGather"):
+        ranks.run(1, _reduce_sparse)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+def test_a_faster_link_never_takes_longer(exchange: AllReduce | AllGather) -> None:
+    slow, fast = Link(latency=1e-3, bandwidth=1e7), Link(latency=1e-3, bandwidth=1e8)
+    for world_size in range(1, 10):
+        assert exchange.seconds(1e6, world_size, fast) <= exchange.seconds(1e6, world_size, slow)
+    assert exchange.seconds(1e6, 1, slow) == 0
+
+
+def test_formulas_by_hand() -> None:
+    link = Link(latency=0.5, bandwidth=100.0)
+    assert AllReduce().seconds(400, 4, link) == 2 * 3 * (0.5 + 1.0)
+    assert AllGather().seconds(400, 4, link) == 3 * (0.5 + 4.0)
+    payload = Sparse(indices=torch.zeros(8, dtype=torch.int32), values=torch.zeros(8), numel=99, agreed=True)
+    assert AllReduce().sent_bytes(payload, 4) == 1.5 * 32
+    assert AllGather().sent_bytes(payload, 4) == 3 * (16 + 32 + 32)

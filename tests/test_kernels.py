@@ -1,0 +1,136 @@
+"""Every backend does what the reference does, on awkward shapes, in poisoned memory."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from cases import vector
+from torch import Tensor
+
+from thinwire.kernels import backend, cpu, reference
+
+INPUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
+    "empty": lambda dtype: torch.empty(0, dtype=dtype),
+    "one": lambda dtype: vector(1, dtype=dtype),
+    "63": lambda dtype: vector(63, dtype=dtype),
+    "64": lambda dtype: vector(64, dtype=dtype),
+    "1000": lambda dtype: vector(1000, dtype=dtype),
+    "several ranges": lambda dtype: vector(3 * (1 << 18) + 17, dtype=dtype),
+    "zeros": lambda dtype: torch.zeros(1000, dtype=dtype),
+    "negative zeros": lambda dtype: torch.full((100,), -0.0, dtype=dtype),
+    "equal": lambda dtype: torch.ones(1000, dtype=dtype),
+    "one NaN": lambda dtype: vector(1000, dtype=dtype).index_fill(0, torch.tensor([501]), torch.nan),
+    "one Inf": lambda dtype: vector(1000, dtype=dtype).index_fill(0, torch.tensor([999]), -torch.inf),
+    "denormal": lambda dtype: torch.full((100,), torch.finfo(dtype).tiny / 4, dtype=dtype),
+}
+inputs = pytest.mark.parametrize("make", INPUTS.values(), ids=INPUTS)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def _poison(like: Tensor) -> Tensor:
+    return torch.full_like(like, torch.nan)
+
+
+def _same(found: Tensor | None, expected: Tensor | None) -> bool:
+    return found is expected if found is None or expected is None else torch.equal(found, expected)
+
+
+def _threshold(x: Tensor) -> float:
+    finite = x[x.isfinite()].abs()
+    return float(finite.quantile(0.9)) if finite.numel() and finite.numel() < 2**20 else 0.5
+
+
+@inputs
+@dtypes
+def test_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
+    x = make(dtype)
+    for threshold in (0.0, _threshold(x), float("inf")):
+        for capacity in (0, 10, x.numel()):
+            assert _same(cpu.select(x, threshold, capacity), reference.select(x, threshold, capacity))
+
+
+@inputs
+@dtypes
+def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
+    gradient = make(dtype)
+    residual = vector(gradient.numel(), seed=1, dtype=dtype)
+    out, expected = _poison(gradient), _poison(gradient)
+    args = (residual, gradient, 0.25, _threshold(gradient), gradient.numel())
+    indices = cpu.accumulate_select(out, *args)
+    assert _same(indices, reference.accumulate_select(expected, *args))
+    torch.testing.assert_close(out, expected, equal_nan=True)
+
+
+@inputs
+@dtypes
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_accumulate_momentum_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, nesterov: bool) -> None:
+    gradient = make(dtype)
+    residual, velocity = (vector(gradient.numel(), seed=seed, dtype=dtype) for seed in (1, 2))
+    found, expected = ((_poison(gradient), _poison(gradient)) for _ in range(2))
+    args = (residual, velocity, gradient, 0.25, 0.5, nesterov, _threshold(gradient), gradient.numel())
+    indices = cpu.accumulate_momentum_select(*found, *args)
+    assert _same(indices, reference.accumulate_momentum_select(*expected, *args))
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@inputs
+def test_accumulate_select_against_float64(make: Callable[[torch.dtype], Tensor]) -> None:
+    gradient = make(torch.float32)
+    residual = vector(gradient.numel(), seed=1)
+    out = _poison(gradient)
+    cpu.accumulate_select(out, residual, gradient, 1 / 3, 1.0, gradient.numel())
+    torch.testing.assert_close(out.double(), residual.double() + gradient.double() / 3, equal_nan=True, rtol=1e-6, atol=1e-7)
+
+
+def test_more_than_the_capacity_is_told() -> None:
+    x = torch.ones(1000)
+    assert cpu.select(x, 1.0, 999) is None
+    assert reference.select(x, 1.0, 999) is None
+    assert cpu.select(x, 1.0, 1000) is not None
+
+
+@dtypes
+def test_scatter_add(dtype: torch.dtype) -> None:
+    indices = torch.tensor([0, 3, 0, 2, 3, 3], dtype=torch.int32)
+    values = vector(6, dtype=dtype)
+    found, expected = torch.zeros(5, dtype=dtype), torch.zeros(5, dtype=dtype)
+    cpu.scatter_add(found, indices, values, (2, 2, 1, 1))
+    reference.scatter_add(expected, indices, values, (2, 2, 1, 1))
+    assert torch.equal(found, expected)
+    assert found[0] == values[0] + values[2]
+
+
+def test_mix_is_one_to_one_and_changes_with_the_seed() -> None:
+    indices = torch.arange(1 << 16, dtype=torch.int32)
+    assert reference.mix(indices, 1).unique().numel() == indices.numel()
+    assert not torch.equal(reference.mix(indices, 1), reference.mix(indices, 2))
+    assert 0 <= int(reference.mix(indices, 3).min())
+    assert int(reference.mix(indices, 3).max()) < 1 << 32
+
+
+def test_hashed_slots_keep_the_largest_index() -> None:
+    indices = torch.arange(1024, dtype=torch.int32)
+    slot = (reference.mix(indices, 7) * 100) >> 32
+    table = reference.hashed_slots(indices, 100, 7)
+    for place, winner in enumerate(table.tolist()):
+        writers = indices[slot == place].tolist()
+        assert winner == (max(writers) if writers else -1)
+
+
+@pytest.mark.parametrize(("slots", "mean", "deviation"), [(1024, 0.36770, 0.00974), (512, 0.13507, 0.01253)])
+def test_share_of_empty_slots_is_that_of_independent_hashes(slots: int, mean: float, deviation: float) -> None:
+    """DRAGONN's Lemma A.10, for 1024 writers."""
+    indices = torch.arange(1024, dtype=torch.int32)
+    empty = [float((reference.hashed_slots(indices, slots, seed) < 0).double().mean()) for seed in range(300)]
+    assert all(abs(share - mean) < 5 * deviation for share in empty)
+    assert abs(sum(empty) / 300 - mean) < 4 * deviation / 300**0.5
+
+
+def test_backend_by_dtype_and_layout() -> None:
+    x = torch.ones(10)
+    assert backend(x, x) is cpu
+    assert backend(x.double()) is cpu
+    assert backend(x[::2]) is reference
+    assert backend(x.bfloat16()) is reference
+    assert backend(x, x.double()) is reference

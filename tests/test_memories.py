@@ -1,0 +1,175 @@
+"""Memory laws: nothing is lost, a step can be called off, and the state survives a round trip."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from cases import CODECS, MEMORIES, CodecCase, vector
+from torch import Tensor
+
+from thinwire import memories
+from thinwire.codecs import Identity
+from thinwire.memories.base import State
+
+STATEFUL = {name: make for name, make in MEMORIES.items() if make().stateful}
+FEEDBACK = {name: case for name, case in CODECS.items() if not case.unbiased}
+stateful = pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
+feedback = pytest.mark.parametrize("case", FEEDBACK.values(), ids=FEEDBACK)
+NUMEL = 700
+
+
+def _step(memory: memories.Memory, case: CodecCase, gradient: Tensor, seed: int, scale: float = 0.5) -> Tensor:
+    """Send one gradient through the memory, and return what was delivered."""
+    payload = case.codec.encode_signal(memory.compensate("w", gradient, scale), seed=seed)
+    delivered = payload.dense().double()
+    memory.retain("w", payload)
+    return delivered
+
+
+def _copy(state: State) -> State:
+    return {name: {field: x.clone() for field, x in fields.items()} for name, fields in state.items()}
+
+
+def _equal(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(
+        a[n].keys() == b[n].keys() and all(torch.equal(a[n][f], b[n][f]) for f in a[n]) for n in a
+    )
+
+
+@feedback
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_error_feedback_loses_nothing(case: CodecCase, dtype: torch.dtype) -> None:
+    """Σ delivered + retained = Σ scale · gradient, over many steps."""
+    memory = memories.ErrorFeedback()
+    total, delivered = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros(NUMEL, dtype=torch.float64)
+    for step in range(40):
+        gradient = vector(NUMEL, seed=step, dtype=dtype)
+        total += 0.5 * gradient.double()
+        delivered += _step(memory, case, gradient, step)
+        memory.commit()
+    residual = memory.state()["w"]["residual"].double()
+    torch.testing.assert_close(delivered + residual, total, rtol=1e-5, atol=1e-5)
+
+
+@feedback
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("masking", [False, True])
+def test_momentum_correction_follows_its_equations(case: CodecCase, nesterov: bool, masking: bool) -> None:
+    """u ← m·u + g, v ← v + u, delivered leaves v, and with masking stops u where single elements were sent."""
+    memory = memories.MomentumCorrection(momentum=0.9, nesterov=nesterov, masking=masking)
+    u, v = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros(NUMEL, dtype=torch.float64)
+    for step in range(25):
+        gradient = vector(NUMEL, seed=step)
+        u = 0.9 * u + 0.5 * gradient.double()
+        v = v + (0.5 * gradient.double() + 0.9 * u if nesterov else u)
+        delivered = _step(memory, case, gradient, step)
+        memory.commit()
+        v = v - delivered
+        if masking and not isinstance(case.codec, Identity) and not case.codec.elementwise:
+            u[delivered != 0] = 0
+    torch.testing.assert_close(memory.state()["w"]["residual"].double(), v, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(memory.state()["w"]["velocity"].double(), u, rtol=1e-4, atol=1e-4)
+
+
+@stateful
+@feedback
+def test_a_step_called_off_leaves_no_trace(make: Callable[[], memories.Memory], case: CodecCase) -> None:
+    memory, twin = make(), make()
+    for step in range(3):
+        for m in (memory, twin):
+            _step(m, case, vector(NUMEL, seed=step), step)
+            m.commit()
+    before = _copy(memory.state())
+    for poison in (torch.nan, torch.inf):
+        gradient = vector(NUMEL, seed=99)
+        gradient[5] = poison
+        _step(memory, case, gradient, 99)
+        memory.rollback()
+        assert _equal(memory.state(), before)
+    for m in (memory, twin):
+        last = _step(m, case, vector(NUMEL, seed=4), 4)
+        m.commit()
+    assert _equal(memory.state(), twin.state())
+    assert bool(last.isfinite().all())
+
+
+@stateful
+def test_state_round_trip(make: Callable[[], memories.Memory]) -> None:
+    case = CODECS["topk"]
+    memory, resumed = make(), make()
+    for step in range(3):
+        _step(memory, case, vector(NUMEL, seed=step), step)
+        memory.commit()
+    saved = _copy(memory.state())
+    resumed.restore(saved)
+    saved["w"]["residual"].fill_(torch.nan)  # what was restored is a copy
+    for m in (memory, resumed):
+        _step(m, case, vector(NUMEL, seed=3), 3)
+        m.commit()
+    assert _equal(memory.state(), resumed.state())
+
+
+@stateful
+def test_rescaling_follows_the_loss_scale(make: Callable[[], memories.Memory]) -> None:
+    """A memory fed with gradients doubled from some step on, and rescaled by 2 there, is twice the plain one."""
+    case = CODECS["topk"]
+    plain, scaled = make(), make()
+    for step in range(6):
+        factor = 1.0 if step < 3 else 2.0
+        if step == 3:
+            scaled.rescale(2.0)
+        gradient = vector(NUMEL, seed=step)
+        _step(plain, case, gradient, step)
+        _step(scaled, case, gradient * factor, step)
+        plain.commit()
+        scaled.commit()
+    for field, x in plain.state()["w"].items():
+        assert torch.equal(scaled.state()["w"][field], 2 * x)
+
+
+@stateful
+def test_bytes_held(make: Callable[[], memories.Memory]) -> None:
+    memory = make()
+    _step(memory, CODECS["topk"], vector(NUMEL), 0)
+    memory.commit()
+    fields = 1 if isinstance(memory, memories.ErrorFeedback) else 2
+    assert memory.nbytes == 2 * fields * 4 * NUMEL
+
+
+def test_sixteen_bit_gradients_wait_in_float32() -> None:
+    memory = memories.ErrorFeedback()
+    _step(memory, CODECS["topk"], vector(NUMEL, dtype=torch.bfloat16), 0)
+    memory.commit()
+    assert memory.state()["w"]["residual"].dtype == torch.float32
+
+
+def test_without_memory_the_gradient_is_scaled_in_place() -> None:
+    gradient = vector(10)
+    expected = gradient * 0.25
+    signal = memories.NoMemory().compensate("w", gradient, 0.25)
+    assert signal.tensor().data_ptr() == gradient.data_ptr()
+    assert torch.equal(gradient, expected)
+
+
+def test_unknown_momentum_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="optimizer="):
+        memories.MomentumCorrection().compensate("w", vector(10), 1.0)
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_local_clipping_limits_the_norm(world_size: int) -> None:
+    """Each rank's gradient is limited to clip_norm/√K, then divided by K like any other."""
+    memory = memories.MomentumCorrection(momentum=0.0, clip_norm=0.1)
+    gradient = vector(NUMEL)
+    x = memory.compensate("w", gradient, 1 / world_size).tensor()
+    torch.testing.assert_close(x, gradient / gradient.norm() * 0.1 / world_size**0.5 / world_size)
+    small = gradient * 1e-4
+    untouched = memories.MomentumCorrection(momentum=0.0, clip_norm=0.1).compensate("w", small, 1.0).tensor()
+    assert torch.equal(untouched, small)
+
+
+def test_clipping_does_not_hide_what_is_not_finite() -> None:
+    gradient = vector(NUMEL)
+    gradient[3] = torch.inf
+    x = memories.MomentumCorrection(momentum=0.0, clip_norm=0.1).compensate("w", gradient, 1.0).tensor()
+    assert bool(x[3].isinf())

@@ -1,0 +1,159 @@
+"""Reducers on buckets: the mean everywhere, one collective each, and wrappers that hand on."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import RECIPES, vector
+from ranks import Ranks
+from torch import Tensor
+
+from thinwire import recipes, trace
+from thinwire.codecs import Identity, TopK
+from thinwire.exchanges import AllGather, AllReduce
+from thinwire.memories import ErrorFeedback, MomentumCorrection, NoMemory
+from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Slot, WarmUp
+
+SLOTS = (
+    Slot(name="large", offset=0, length=600),
+    Slot(name="small", offset=600, length=20),
+    Slot(name="medium", offset=620, length=200),
+    Slot(name="tiny", offset=820, length=3),
+)
+NUMEL = 823
+
+
+def _round(step: int = 0, idle: frozenset[str] = frozenset()) -> Round:
+    group = dist.group.WORLD
+    assert group is not None
+    return Round(step=step, group=group, scale=1 / group.size(), idle=idle)
+
+
+def _reduce(recipe: Reducer, flat: Tensor, at: Round) -> bool:
+    return recipe.reduce(Bucket(flat=flat, slots=SLOTS), at).wait()
+
+
+def _mean_of_everything() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Return (Σ of means, Σ of own gradients, what waits) after some steps of every recipe without momentum."""
+    found = {}
+    for name, case in RECIPES.items():
+        if case.momentum:
+            continue
+        recipe, means, mine = case.make(), torch.zeros(NUMEL), torch.zeros(NUMEL)
+        for step in range(5):
+            flat = vector(NUMEL, seed=100 * dist.get_rank() + step)
+            mine += flat
+            assert _reduce(recipe, flat, _round(step))
+            means += flat
+            for memory in recipe.memories():
+                memory.commit()
+        waiting = torch.zeros(NUMEL)
+        for memory in recipe.memories():
+            for slot in SLOTS:
+                if slot.name in memory.state():
+                    waiting[slot.offset : slot.offset + slot.length] += memory.state()[slot.name]["residual"]
+        found[name] = (means, mine, waiting)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_means_and_what_waits_add_up(ranks: Ranks, world_size: int) -> None:
+    results = ranks.run(world_size, _mean_of_everything)
+    for name in results[0]:
+        means, mine, waiting = zip(*(result[name] for result in results), strict=True)
+        expected = torch.stack(mine).sum(dim=0) / world_size
+        torch.testing.assert_close(means[0] + torch.stack(waiting).sum(dim=0), expected, rtol=1e-4, atol=1e-5)
+        assert all(torch.equal(mean, means[0]) for mean in means)
+
+
+def _idle_rests() -> None:
+    recipe = Compressed(memory=ErrorFeedback(), codec=TopK(density=0.1), exchange=AllGather())
+    _reduce(recipe, vector(NUMEL), _round(0))
+    (memory,) = recipe.memories()
+    memory.commit()
+    before = memory.state()["large"]["residual"].clone()
+    flat = vector(NUMEL, seed=1)
+    flat[:600] = 0
+    _reduce(recipe, flat, _round(1, idle=frozenset({"large"})))
+    memory.commit()
+    assert torch.equal(memory.state()["large"]["residual"], before)
+    assert not bool(flat[:600].any())
+    assert bool(flat[620:].any())
+
+
+def test_an_idle_parameter_sends_nothing_and_its_memory_rests(ranks: Ranks) -> None:
+    ranks.run(2, _idle_rests)
+
+
+def _switches() -> list[bool]:
+    """Whether the mean is complete, by step."""
+    memory = ErrorFeedback()
+    recipe = WarmUp(
+        steps=2,
+        first=Compressed(memory=memory, codec=Identity(), exchange=AllReduce()),
+        then=Compressed(memory=memory, codec=TopK(density=0.1), exchange=AllGather()),
+    )
+    assert len(recipe.memories()) == 1
+    complete = []
+    for step in range(4):
+        flat = vector(NUMEL, seed=1)
+        _reduce(recipe, flat, _round(step))
+        memory.commit()
+        complete.append(bool(flat.all()))
+    return complete
+
+
+def test_warm_up_hands_over_at_its_step(ranks: Ranks) -> None:
+    assert ranks.run(2, _switches) == [[True, True, False, False]] * 2
+
+
+def _declared_bytes(numel: int) -> float:
+    recipe = MinimumSize(
+        numel=numel,
+        small=recipes.dense(),
+        large=Compressed(memory=NoMemory(), codec=TopK(density=0.1), exchange=AllGather()),
+    )
+    with trace.listen(trace.Recorder()) as recorder:
+        flat = vector(NUMEL)
+        _reduce(recipe, flat, _round())
+    assert {name for name, _, _ in recorder.spans} == {"encode", "decode"}
+    return recorder.totals["sent_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("minimum", "kept", "dense"), [(0, 60 + 2 + 20 + 1, 0), (100, 60 + 20, 23), (10**6, 0, 823)]
+)
+def test_minimum_size_divides_the_bucket(ranks: Ranks, minimum: int, kept: int, dense: int) -> None:
+    sparse = 16 + -(-4 * kept // 8) * 8 * 2 if kept else 0
+    for found in ranks.run(3, _declared_bytes, minimum):
+        assert found == pytest.approx(2 * sparse + 4 / 3 * 4 * dense)
+
+
+def test_neighbours_are_joined_only_where_they_touch() -> None:
+    bucket = Bucket(flat=torch.arange(NUMEL), slots=(SLOTS[3], SLOTS[0], SLOTS[1]))
+    joined = bucket.coalesced()
+    assert [(slot.offset, slot.length) for slot in joined.slots] == [(0, 620), (820, 3)]
+    assert torch.equal(torch.cat(joined.views()), torch.cat([torch.arange(620), torch.arange(820, 823)]))
+
+
+def test_seeds_depend_on_step_and_name_alone() -> None:
+    a, b = (Round(step=step, group=None, scale=1.0) for step in (1, 2))  # type: ignore[arg-type]  # not used here
+    assert a.seed("w") == a.seed("w")
+    assert len({a.seed("w"), b.seed("w"), a.seed("v")}) == 3
+
+
+@pytest.mark.parametrize("make", [case.make for case in RECIPES.values()], ids=RECIPES)
+def test_every_recipe_is_new_at_each_call_and_says_what_it_is(make: Callable[[], Reducer]) -> None:
+    first, second = make(), make()
+    assert repr(first) == repr(second)
+    assert not any(a is b for a in first.memories() for b in second.memories() if a.stateful)
+
+
+def test_dense_payloads_keep_momentum() -> None:
+    memory = MomentumCorrection(momentum=0.5)
+    for expected in (1.0, 1.5, 1.75):
+        payload = Identity().encode_signal(memory.compensate("w", torch.ones(3), 1.0))
+        assert torch.equal(payload.dense(), torch.full((3,), expected))
+        memory.retain("w", payload)
+        memory.commit()
