@@ -76,8 +76,9 @@ def _serve(pipe: Connection) -> None:
     while True:
         store, rank, world_size, function, args = pipe.recv()
         try:
+            files = dist.FileStore(store, world_size)
             dist.init_process_group(
-                "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+                "gloo", store=files, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
             )
             result = function(*args)
             dist.destroy_process_group()

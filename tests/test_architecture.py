@@ -69,11 +69,15 @@ def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) 
 
 
 def test_no_import_cycles() -> None:
-    modules = {".".join(("thinwire", *p.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): p for p in FILES}
+    modules = {_module(path): path for path in FILES}
     graph = {m: {n for n in _top_level_imports(p) if n in modules and n != m} for m, p in modules.items()}
     while leaves := {module for module, needs in graph.items() if not needs}:
         graph = {module: needs - leaves for module, needs in graph.items() if module not in leaves}
     assert not graph, f"cycle among {sorted(graph)}"
+
+
+def _module(path: Path) -> str:
+    return ".".join(("thinwire", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
 def _top_level_imports(path: Path) -> set[str]:

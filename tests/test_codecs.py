@@ -182,7 +182,7 @@ def test_impossible_densities_are_refused(kind: type[codecs.TopK], density: floa
 
 
 def test_impossible_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="float16 or torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"float16 or torch\.bfloat16"):
         codecs.Cast(values=torch.int8)
     with pytest.raises(ValueError, match="surplus"):
         codecs.SampledThreshold(density=0.1, surplus=0.5)

@@ -80,7 +80,8 @@ def test_accumulate_select_against_float64(make: Callable[[torch.dtype], Tensor]
     residual = vector(gradient.numel(), seed=1)
     out = _poison(gradient)
     cpu.accumulate_select(out, residual, gradient, 1 / 3, 1.0, gradient.numel())
-    torch.testing.assert_close(out.double(), residual.double() + gradient.double() / 3, equal_nan=True, rtol=1e-6, atol=1e-7)
+    expected = residual.double() + gradient.double() / 3
+    torch.testing.assert_close(out.double(), expected, equal_nan=True, rtol=1e-6, atol=1e-7)
 
 
 def test_more_than_the_capacity_is_told() -> None:
@@ -105,8 +106,15 @@ def test_mix_is_one_to_one_and_changes_with_the_seed() -> None:
     indices = torch.arange(1 << 16, dtype=torch.int32)
     assert reference.mix(indices, 1).unique().numel() == indices.numel()
     assert not torch.equal(reference.mix(indices, 1), reference.mix(indices, 2))
-    assert 0 <= int(reference.mix(indices, 3).min())
+    assert int(reference.mix(indices, 3).min()) >= 0
     assert int(reference.mix(indices, 3).max()) < 1 << 32
+
+
+@pytest.mark.parametrize("slots", [1, 7, 1000, 100_000])
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**63])
+def test_hashed_slots(slots: int, seed: int) -> None:
+    for indices in (torch.empty(0, dtype=torch.int32), torch.randperm(5000, dtype=torch.int32) * 400_000 // 5000):
+        assert torch.equal(cpu.hashed_slots(indices, slots, seed), reference.hashed_slots(indices, slots, seed))
 
 
 def test_hashed_slots_keep_the_largest_index() -> None:

@@ -30,7 +30,8 @@ def sparse_payloads(draw: st.DrawFn) -> Sparse:
     indices = draw(st.lists(st.integers(0, numel - 1), unique=True, max_size=40))
     values = draw(st.lists(st.floats(-100, 100, width=16), min_size=len(indices), max_size=len(indices)))
     dtype = draw(st.sampled_from(DTYPES))
-    return Sparse(indices=torch.tensor(indices, dtype=torch.int32), values=torch.tensor(values, dtype=dtype), numel=numel)
+    where = torch.tensor(indices, dtype=torch.int32)
+    return Sparse(indices=where, values=torch.tensor(values, dtype=dtype), numel=numel)
 
 
 @given(sparse_payloads())
@@ -127,7 +128,7 @@ def test_golden_bytes() -> None:
         "07000000" "02010000"  # indices
     )  # fmt: skip
     dense = Dense(values=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16))
-    assert bytes(dense.to_buffer().tolist()).hex() == "01010200" "03000000" "0300000000000000" "003c004000420000"
+    assert bytes(dense.to_buffer().tolist()).hex() == "01010200030000000300000000000000003c004000420000"
 
 
 @codec_cases

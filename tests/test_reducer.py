@@ -121,9 +121,7 @@ def _declared_bytes(numel: int) -> float:
     return recorder.totals["sent_bytes"]
 
 
-@pytest.mark.parametrize(
-    ("minimum", "kept", "dense"), [(0, 60 + 2 + 20 + 1, 0), (100, 60 + 20, 23), (10**6, 0, 823)]
-)
+@pytest.mark.parametrize(("minimum", "kept", "dense"), [(0, 60 + 2 + 20 + 1, 0), (100, 60 + 20, 23), (10**6, 0, 823)])
 def test_minimum_size_divides_the_bucket(ranks: Ranks, minimum: int, kept: int, dense: int) -> None:
     sparse = 16 + -(-4 * kept // 8) * 8 * 2 if kept else 0
     for found in ranks.run(3, _declared_bytes, minimum):

@@ -99,7 +99,7 @@ def results() -> Results:
     return example()
 
 
-def edited(results: Results, place: int, **fields: Any) -> Results:  # noqa: ANN401
+def edited(results: Results, place: int, **fields: Any) -> Results:
     rows = list(results.rows)
     rows[place] = replace(rows[place], **fields)
     return replace(results, rows=tuple(rows))

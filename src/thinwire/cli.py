@@ -28,7 +28,7 @@ def bench(
     recipes: Annotated[str, typer.Option(help="Rows, separated by commas; see --list.")] = (
         "dense,torch_fp16,torch_powersgd,topk,dgc,dragonn"
     ),
-    density: Annotated[str, typer.Option(help="Share of elements sparse recipes send; each of several is a row.")] = "0.01",
+    density: Annotated[str, typer.Option(help="Share of elements to send; each of several is a row.")] = "0.01",
     steps: Annotated[int, typer.Option(help="Steps of each row; losses are compared after so many.")] = 300,
     model: Annotated[str, typer.Option(help="What to train; see --list.")] = "transformer",
     data: Annotated[Path | None, typer.Option(help="Data of the model; see --list.")] = None,

@@ -35,7 +35,7 @@ class Stages(Schedule):
 
 
 def exponential_warmup(final: float, *, stages: int = 4, steps_each: int) -> Stages:
-    """Densities 1/4, 1/16, 1/64, … and then `final`: the warm-up of Deep Gradient Compression (Lin et al. 2018, §3.3)."""
+    """Return densities 1/4, 1/16, … and then `final`, as Deep Gradient Compression warms up (Lin et al. 2018, §3.3)."""
     values = tuple(max(final, 0.25 ** (stage + 1)) for stage in range(stages))
     return Stages(values=values, steps_each=steps_each, final=final)
 

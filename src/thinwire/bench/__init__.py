@@ -1,0 +1,1 @@
+"""`thinwire bench`: what each recipe saves and costs, measured on real training over a slow link."""

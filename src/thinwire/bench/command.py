@@ -49,7 +49,11 @@ class Outputs:
             print_table(self.console, results)
         for path in (self.json, self.html):
             if path is not None and path.exists():
-                self.console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+                self.say(f"written: {path}")
+
+    def say(self, line: str) -> None:
+        """Print a line as it is."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def run(options: Options, *, json: Path | None, html: Path | None) -> int:
@@ -62,7 +66,7 @@ def run(options: Options, *, json: Path | None, html: Path | None) -> int:
     parameters, description = _describe(options)
     code, reason = 0, None
     with _workers(options) as workers:
-        outputs.console.print(f"{description}; {options.workers} workers; {workers.label}", markup=False, highlight=False)
+        outputs.say(f"{description}; {options.workers} workers; {workers.label}")
         with BenchProgress(outputs.console, rows=len(options.rows())) as progress:
             session = Session(options, workers, progress, parameters, description)
             try:

@@ -9,6 +9,8 @@ from typing import Any
 
 from thinwire.bench.options import Options
 
+_PACKAGES = ("torch", "thinwire", "numba")
+
 
 def describe(options: Options) -> dict[str, Any]:
     """Return what a reader needs to judge the figures by."""
@@ -20,7 +22,7 @@ def describe(options: Options) -> dict[str, Any]:
         "scale": options.scale,
         "cpu": _processor(),
         "cores": os.cpu_count(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("torch", "thinwire", "numba")},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

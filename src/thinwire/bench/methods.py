@@ -42,7 +42,7 @@ def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, den
 
 
 def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
-    def hook(state: object, bucket: Any) -> Any:  # noqa: ANN401 - DDP refuses other annotations
+    def hook(state: object, bucket: Any) -> Any:
         _count(2 * bucket.buffer().numel())
         with trace.span("encode"):
             return fp16_compress_hook(dist.group.WORLD, bucket)
@@ -51,7 +51,7 @@ def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, dens
 
 
 def _powersgd(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
-    def hook(state: PowerSGDState, bucket: Any) -> Any:  # noqa: ANN401 - DDP refuses other annotations
+    def hook(state: PowerSGDState, bucket: Any) -> Any:
         before = state.total_numel_after_compression
         with trace.span("encode"):
             future = powerSGD_hook(state, bucket)

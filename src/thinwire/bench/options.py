@@ -51,9 +51,7 @@ class Options:
         return [(name, d) for name in names for d in (self.densities if METHODS[name].sparse else (1.0,))]
 
 
-def read(
-    *, workers: int | None, link: str | None, recipes: str, densities: str, **others: Any
-) -> Options:
+def read(*, workers: int | None, link: str | None, recipes: str, densities: str, **others: Any) -> Options:
     """Read options from text. Under torchrun the group decides on workers and link. Raises BadInput."""
     if in_group():
         if workers not in (None, world_size()) or link not in (None, "none"):

@@ -161,7 +161,7 @@ def write_atomically(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401
+def _plain(value: Any) -> Any:
     """JSON has no NaN or infinity: they become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
@@ -170,7 +170,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _value(hint: Any, value: object, where: str) -> Any:  # noqa: ANN401
+def _value(hint: Any, value: object, where: str) -> Any:
     """Read ``value`` as the type ``hint`` of the field it fills."""
     if get_origin(hint) is UnionType:
         return None if value is None else _value(get_args(hint)[0], value, where)
@@ -183,7 +183,7 @@ def _value(hint: Any, value: object, where: str) -> Any:  # noqa: ANN401
     return _typed(value, where, hint)
 
 
-def _dataclass(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401
+def _dataclass(kind: Any, value: object, where: str) -> Any:
     hints = get_type_hints(kind)
     entries = _object(value, where, hints)
     return kind(**{key: _value(hint, entries[key], f"{where}.{key}") for key, hint in hints.items()})
@@ -207,7 +207,7 @@ def _object(value: object, where: str, keys: Iterable[str]) -> dict[str, Any]:
     return entries
 
 
-def _typed(value: Any, where: str, kind: Any) -> Any:  # noqa: ANN401
+def _typed(value: Any, where: str, kind: Any) -> Any:
     # bool is an int to Python, never to a reader of the document
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{where}: found {value!r:.40}, which has the wrong type")

@@ -44,7 +44,7 @@ class Record:
         return HEADER_BYTES * sum(event["packets"] for event in counted) / declared if declared else None
 
     def row(self, *, dense_bytes: float, dense: Row | None, target: float | None) -> Row:
-        """Return the row; `dense_bytes` is what an uncompressed step sends, `dense` the uncompressed row if there is one."""
+        """Return the row; an uncompressed step sends `dense_bytes`; `dense` is the uncompressed row if there is one."""
         seconds = percentiles(self.step_seconds())
         measured = [event["measured"] for event in self._counted() if "measured" in event]
         final = next(event["loss"] for event in self._losses if event["step"] == self.steps)
@@ -91,7 +91,7 @@ def percentiles(values: Sequence[float]) -> Quantiles:
 
 
 def seconds_to(target: float, curve: Sequence[tuple[float, float, float]]) -> float | None:
-    """Return when the loss first reached `target`, interpolating between two points of the curve; None if it never did."""
+    """Return when the loss first reached `target`, between two points of the curve if need be; None if it never did."""
     before = None
     for seconds, _, loss in curve:
         if loss <= target:

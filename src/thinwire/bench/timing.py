@@ -34,10 +34,15 @@ class StepTimes:
 def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> StepTimes:
     """Run forward, backward and update, and tell where the time went."""
     computed: list[float] = []
+
+    def mark_computed() -> None:
+        computed.append(time.perf_counter())
+
     with trace.listen(trace.Recorder()) as recorder:
         start = time.perf_counter()
         loss = forward()
-        loss.register_hook(lambda _: Variable._execution_engine.queue_callback(lambda: computed.append(time.perf_counter())))
+        # Queued before DDP's own callback, so it runs when the last gradient is there and before backward waits.
+        loss.register_hook(lambda _: Variable._execution_engine.queue_callback(mark_computed))
         loss.backward()
         reduced = time.perf_counter()
         update()
@@ -52,5 +57,3 @@ def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> Step
         decode=decode,
         sent_bytes=recorder.totals.get("sent_bytes", 0.0),
     )
-
-

@@ -41,4 +41,3 @@ _build: Callable[..., problems.Problem] = functools.lru_cache(maxsize=1)(
 def _sent_on_interface() -> tuple[int, int] | None:
     counters = interface_bytes()
     return None if counters is None else (counters[0], counters[2])
-

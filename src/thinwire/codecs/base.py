@@ -40,7 +40,7 @@ class Codec(ABC):
         return replace(self, **now) if now else self  # type: ignore[type-var]
 
     def contraction(self, numel: int) -> float | None:
-        """Return δ with E‖x − decode(encode(x))‖² ≤ (1 − δ)·‖x‖² for vectors of `numel` elements; None if none holds."""
+        """Return δ with E‖x − decode(encode(x))‖² ≤ (1 − δ)·‖x‖² for `numel` elements; None if none is known."""
         return None
 
 
@@ -51,7 +51,7 @@ def check_density(density: float | schedules.Schedule) -> None:
 
 
 def kept(density: float | schedules.Schedule, numel: int) -> int:
-    """Return how many of `numel` elements a density keeps: the nearest whole number, and at least one of a non-empty vector."""
+    """Return how many of `numel` elements a density keeps: the nearest whole number, at least one of any."""
     if isinstance(density, schedules.Schedule):
         raise TypeError("the density is a schedule; resolve it first with codec.at(step)")
     check_density(density)

@@ -19,8 +19,8 @@ from thinwire.signals import Signal
 class HashedSlots(Codec):
     """Write every pick into slot h(index) of m = round(density · d) slots; where two meet, the larger index stays.
 
-    The threshold aims at `surplus` · m picks. Of n picks m·(1 − (1 − 1/m)ⁿ) slots fill: 63 % at surplus 1, 86 % at 2. An empty
-    slot travels as index 0, value 0; a pick that lost its slot was not sent. h is drawn anew for each seed.
+    The threshold aims at `surplus` · m picks. Of n picks m·(1 − (1 − 1/m)ⁿ) slots fill: 63 % at surplus 1, 86 % at 2.
+    An empty slot travels as index 0, value 0; a pick that lost its slot was not sent. h is drawn anew for each seed.
     """
 
     density: float | Schedule

@@ -17,9 +17,9 @@ from thinwire.signals import Signal
 class RandomK(Codec):
     """Send one element from each of k = round(density · d) equal strata, drawn by the seed.
 
-    All ranks draw the same elements, so the indices need not travel and the values are summed on the way. `unbiased` divides
-    each value by its probability of being drawn, so that the expectation over seeds is the vector; with error feedback leave
-    it off. Strata make the draw cost k instead of d, and its error is that of Random-k.
+    All ranks draw the same elements, so the indices need not travel and the values are summed on the way. `unbiased`
+    divides each value by its probability of being drawn, so that the expectation over seeds is the vector; with error
+    feedback leave it off. Strata make the draw cost k instead of d, and its error is that of Random-k.
     """
 
     density: float | Schedule

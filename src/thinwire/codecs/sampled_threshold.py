@@ -19,8 +19,8 @@ from thinwire.signals import Signal
 class SampledThreshold(Codec):
     """Send k = round(density · d) of the largest magnitudes, found with a threshold estimated from a sample.
 
-    The threshold aims at `surplus` times as many; of what reaches it the k largest are sent, which are the exact k largest
-    whenever k or more do. Where fewer do, the rest of the payload is padding: index 0, value 0.
+    The threshold aims at `surplus` times as many; of what reaches it the k largest are sent, which are the exact k
+    largest whenever k or more do. Where fewer do, the rest of the payload is padding: index 0, value 0.
     """
 
     density: float | Schedule

@@ -14,8 +14,8 @@ PICKS_IN_SAMPLE = 80
 def candidates(signal: Signal, picks: int, seed: int) -> Tensor:
     """Return indices (int32) of about `picks` of the largest magnitudes, at most four times as many, in no set order.
 
-    The threshold is the ⌈picks/d · s⌉-th largest of s magnitudes, taken at even distances from an offset drawn by `seed`.
-    Where ties or a sample that misleads would yield more, the picks are the exact largest.
+    The threshold is the ⌈picks/d · s⌉-th largest of s magnitudes, taken at even distances from an offset drawn by
+    `seed`. Where ties or a sample that misleads would yield more, the picks are the exact largest.
     """
     if signal.numel == 0:
         return torch.empty(0, dtype=torch.int32, device=signal.device)

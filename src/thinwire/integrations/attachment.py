@@ -94,7 +94,7 @@ class Attachment:
         return state.dump(self._step, self.recipe.memories(), self._decay)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from `state_dict` of the same rank, recipe and model. Raises ValueError, changing nothing, if it does not fit."""
+        """Resume from this rank's `state_dict`. Raises ValueError, changing nothing, where it does not fit."""
         state.check(saved, self.recipe.memories(), self._parameters)
         self._settle()
         state.load(saved, self.recipe.memories(), self._parameters)

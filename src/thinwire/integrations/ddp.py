@@ -23,8 +23,8 @@ def attach(
     `optimizer`: recipes with momentum correction take momentum, its buffers and weight decay over from this SGD.
     `scaler`: the GradScaler in use, if any; what waits in memory then follows its loss scale.
 
-    Raises TypeError for anything but DDP or a recipe, FingerprintError where ranks disagree, MomentumError where momentum
-    would be applied twice or not at all, and RuntimeError where the model's hook is taken.
+    Raises TypeError for anything but DDP or a recipe, FingerprintError where ranks disagree, MomentumError where
+    momentum would be applied twice or not at all, and RuntimeError where the model's hook is taken.
     """
     _check(model, recipe)
     parameters = _managed(model)

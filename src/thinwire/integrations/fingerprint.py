@@ -9,7 +9,7 @@ from thinwire.reducer import Reducer
 
 
 def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group) -> None:
-    """Compare recipe and parameters over the ranks. Raises FingerprintError, on every rank, naming who differs in what."""
+    """Compare recipe and parameters. Raises FingerprintError on every rank, naming who differs in what."""
     mine = {"recipe": repr(recipe)} | {
         f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()
     }

@@ -58,8 +58,8 @@ def _settings(
         raise MomentumError("the optimizer holds none of the model's parameters; pass the one that updates this model")
     if any("dampening" not in group for group in groups):
         raise MomentumError(
-            f"momentum correction takes the place of SGD's momentum; got {type(optimizer).__name__}: use torch.optim.SGD, "
-            "or a recipe without momentum correction such as recipes.topk"
+            f"momentum correction takes the place of SGD's momentum; got {type(optimizer).__name__}: "
+            "use torch.optim.SGD, or a recipe without momentum correction such as recipes.topk"
         )
     if any(group["dampening"] for group in groups):
         raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")

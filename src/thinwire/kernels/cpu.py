@@ -1,7 +1,7 @@
 """The kernels of `reference` for contiguous float32 and float64 tensors in main memory, one pass over memory each.
 
-They release the GIL and use no thread pool of Numba's, so any thread may call them; a large tensor is cut into ranges that
-run side by side.
+They release the GIL and use no thread pool of Numba's, so any thread may call them; a large tensor is cut into ranges
+that run side by side.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,6 @@ from thinwire.kernels import loops, reference
 accumulate = reference.accumulate
 accumulate_momentum = reference.accumulate_momentum
 mix = reference.mix
-hashed_slots = reference.hashed_slots
 
 _T = TypeVar("_T")
 _RANGE = 1 << 18
@@ -63,6 +62,14 @@ def accumulate_momentum_select(
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: tuple[int, ...]) -> None:
     """See `reference.scatter_add`; one thread adds in order, so the runs need no heed."""
     loops.scatter_add(out.numpy(), indices.numpy(), values.to(out.dtype).numpy())
+
+
+def hashed_slots(indices: Tensor, slots: int, seed: int) -> Tensor:
+    """See `reference.hashed_slots`."""
+    table = np.full(slots, -1, np.int32)
+    high, low = reference.keys(seed)
+    loops.hashed_slots(table, indices.numpy(), np.uint64(high), np.uint64(low))
+    return torch.from_numpy(table)
 
 
 def _over_ranges(kernel: Callable[..., int], x: Tensor, threshold: float, capacity: int, *rest: Any) -> Tensor | None:

@@ -8,6 +8,7 @@ and one block more, and once more than `capacity` are found nothing further is w
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba import njit
 
 BLOCK, _PART = 64, 16
@@ -109,3 +110,17 @@ def momentum_select(
 def scatter_add(out, indices, values):
     for i in range(indices.size):
         out[indices[i]] += values[i]
+
+
+@_compiled
+def hashed_slots(table, indices, high, low):
+    # reference.mix: in Numba, 32-bit integers add and multiply to 64 bits, so wrapping takes a mask here too.
+    ones = np.uint64(0xFFFFFFFF)
+    for i in indices:
+        x = (np.uint64(i) + high) & ones
+        x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x7FEB352D)) & ones
+        x ^= low
+        x = ((x ^ (x >> np.uint64(15))) * np.uint64(0x846CA68B)) & ones
+        x ^= x >> np.uint64(16)
+        slot = np.int64((x * np.uint64(table.size)) >> np.uint64(32))
+        table[slot] = max(table[slot], i)

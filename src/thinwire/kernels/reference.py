@@ -23,7 +23,7 @@ def accumulate_momentum(
     momentum: float,
     nesterov: bool,
 ) -> None:
-    """Compute u' = momentum · u + scale · g and out = residual + u', or residual + scale · g + momentum · u' (Nesterov)."""
+    """Compute u' = m · u + scale · g and out = residual + u', or residual + scale · g + m · u' (Nesterov)."""
     gradient = gradient.to(residual.dtype)
     torch.mul(velocity, momentum, out=velocity_out)
     velocity_out.add_(gradient, alpha=scale)
@@ -79,18 +79,25 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: tuple[int, .
 def mix(indices: Tensor, seed: int) -> Tensor:
     """Hash int32 indices to [0, 2³²) as int64, one to one for a given seed (multiply and xor-shift, twice).
 
-    The key enters twice: added or xored once, it would only permute neighbouring indices, and the same would meet again.
+    The key enters twice: added or xored once, it would only permute neighbouring indices, and the same would meet
+    again.
     """
-    key = ((seed + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    x = (indices.to(torch.int64) + (key >> 32)) & 0xFFFFFFFF
+    high, low = keys(seed)
+    x = (indices.to(torch.int64) + high) & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
-    x ^= key & 0xFFFFFFFF
+    x ^= low
     x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
     return x ^ (x >> 16)
 
 
+def keys(seed: int) -> tuple[int, int]:
+    """Return two 32-bit keys for `mix`."""
+    key = (seed + 1) * 0x9E3779B97F4A7C15
+    return (key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF
+
+
 def hashed_slots(indices: Tensor, slots: int, seed: int) -> Tensor:
-    """Write each index into slot ⌊mix(index) · slots / 2³²⌋ of `slots`; the largest index wins; −1 marks an empty slot."""
+    """Write each index into slot ⌊mix(index) · slots / 2³²⌋; the largest index wins; −1 marks an empty slot."""
     slot = (mix(indices, seed) * slots) >> 32
     table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
     table.scatter_reduce_(0, slot, indices.to(torch.int64), "amax")

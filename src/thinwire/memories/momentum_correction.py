@@ -19,11 +19,12 @@ from thinwire.signals import Signal
 class MomentumCorrection(Memory):
     """u ← m·u + g;  v ← v + u;  send from v. With `masking`, u stops where v was sent.
 
-    Momentum is applied here, before sparsification, in the optimizer's stead: the optimizer must have none. `momentum` None
-    waits for `adopt`. `nesterov` adds g + m·u to v instead of u. Where everything is sent, all this is SGD with momentum.
+    Momentum is applied here, before sparsification, in the optimizer's stead: the optimizer must have none.
+    `momentum` None waits for `adopt`. `nesterov` adds g + m·u to v instead of u. Where everything is sent, all this
+    is SGD with momentum.
 
-    `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before it is
-    added (local gradient clipping; pass `world_size` too).
+    `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
+    it is added (local gradient clipping; pass `world_size` too).
     """
 
     momentum: float | None = None
@@ -34,7 +35,7 @@ class MomentumCorrection(Memory):
     _velocity: Staged = field(default_factory=Staged, init=False, repr=False)
 
     def adopt(self, momentum: float, *, nesterov: bool, velocities: Mapping[str, Tensor]) -> None:
-        """Take momentum over from an optimizer; `velocities` are its buffers by parameter name, one rank's share of each."""
+        """Take over from an optimizer; `velocities` are one rank's share of its momentum buffers, by parameter."""
         self.momentum, self.nesterov = momentum, nesterov
         self._velocity.restore({name: _wide(buffer).reshape(-1) for name, buffer in velocities.items()})
 
@@ -123,9 +124,9 @@ class _MomentumSum(Signal):
 
     def sample(self, offset: int, stride: int) -> Tensor:
         *_, residual, velocity, gradient = (tensor[offset::stride] for tensor in self._tensors)
-        out, velocity_out = torch.empty_like(residual), torch.empty_like(velocity)
-        kernels.reference.accumulate_momentum(out, velocity_out, residual, velocity, gradient, *self._factors)
-        return out
+        scale, m, nesterov = self._factors
+        on_velocity, on_gradient = (m * m, scale * (1 + m)) if nesterov else (m, scale)
+        return residual.add(velocity, alpha=on_velocity).add_(gradient, alpha=on_gradient)
 
     def select(self, threshold: float, capacity: int) -> Tensor | None:
         self._pending = False

@@ -18,8 +18,8 @@ from thinwire.payloads.base import Payload, Spans
 class Sparse(Payload):
     """Values at int32 `indices`; elements of the spans that are not named are zero.
 
-    `runs` are the lengths of stretches within which no index occurs twice, except as padding with value 0. `agreed` says
-    that every rank holds these very indices, so that values alone need to travel.
+    `runs` are the lengths of stretches within which no index occurs twice, except as padding with value 0. `agreed`
+    says that every rank holds these very indices, so that values alone need to travel.
     """
 
     indices: Tensor
@@ -31,7 +31,7 @@ class Sparse(Payload):
 
     def __post_init__(self) -> None:
         if self.numel > 2**31 - 1:
-            raise PayloadError(f"{self.numel} elements; int32 indices reach 2³¹ − 1: use smaller buckets")
+            raise PayloadError(f"{self.numel} elements; int32 indices reach 2³¹ - 1: use smaller buckets")
         if self.indices.shape != self.values.shape or self.indices.dtype != torch.int32:
             raise PayloadError(f"{self.values.numel()} values for {self.indices.numel()} {self.indices.dtype} indices")
         object.__setattr__(self, "spans", self.spans or ((0, self.numel),))

@@ -17,7 +17,8 @@ def dragonn(
 ) -> Reducer:
     """Send `density` · d slots of each momentum-corrected tensor, filled by hashing twice as many of the largest.
 
-    Momentum moves out of the optimizer: attach with `optimizer=`. `clip_norm` clips each worker's gradients, per tensor.
+    Momentum moves out of the optimizer: attach with `optimizer=`. `clip_norm` clips each worker's gradients, per
+    tensor.
     """
     memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
     large = Compressed(memory=memory, codec=HashedSlots(density=density), exchange=AllGather())

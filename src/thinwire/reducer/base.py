@@ -55,8 +55,8 @@ class Bucket:
 class Round:
     """What a reducer needs to know of the step: its number (from 0), the group, and the factor that makes sums means.
 
-    `idle` parameters have no gradient this step: nothing is sent for them and their memory rests. With `watch`, results say
-    whether they are finite.
+    `idle` parameters have no gradient this step: nothing is sent for them and their memory rests. With `watch`,
+    results say whether they are finite.
     """
 
     step: int
@@ -78,7 +78,7 @@ class Reducer(ABC):
 
     @abstractmethod
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        """Start; the future is done when the bucket holds the mean, and says whether that is finite (True if not watched)."""
+        """Start; the future says, when the bucket holds the mean, whether it is finite (True if not watched)."""
 
     @abstractmethod
     def memories(self) -> Sequence[Memory]:

@@ -32,7 +32,7 @@ class WarmUp(Reducer):
 @final
 @dataclass(frozen=True, kw_only=True)
 class MinimumSize(Reducer):
-    """Use `large` for tensors of at least `numel` elements and `small` for the others: two collectives per bucket at most."""
+    """Use `large` for tensors of at least `numel` elements, `small` for others: two collectives per bucket at most."""
 
     numel: int
     small: Reducer
