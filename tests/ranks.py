@@ -76,7 +76,7 @@ def _serve(pipe: Connection) -> None:
     while True:
         store, rank, world_size, function, args = pipe.recv()
         try:
-            files = dist.FileStore(store, world_size)
+            files = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # torch's stubs do not export it
             dist.init_process_group(
                 "gloo", store=files, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
             )

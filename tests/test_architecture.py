@@ -19,6 +19,7 @@ FLOORS = [
     ("integrations",),
     ("bench",),
     ("cli",),
+    ("__main__",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

@@ -34,9 +34,9 @@ def test_the_total_is_the_sum_of_what_every_rank_sent(ranks: Ranks, world_size: 
     for name in CODECS:
         totals, delivered, mine = zip(*(result[name] for result in results), strict=True)
         expected = torch.stack(mine).double().sum(dim=0)
-        tolerance = {"rtol": 2e-2, "atol": 2e-2} if not CODECS[name].exact else {"rtol": 1e-5, "atol": 1e-6}
-        torch.testing.assert_close(totals[0].double(), expected, **tolerance)
-        torch.testing.assert_close(totals[0].double(), torch.stack(delivered).double().sum(dim=0), **tolerance)
+        near = 1e-5 if CODECS[name].exact else 2e-2
+        torch.testing.assert_close(totals[0].double(), expected, rtol=near, atol=near)
+        torch.testing.assert_close(totals[0].double(), torch.stack(delivered).double().sum(dim=0), rtol=near, atol=near)
         assert all(torch.equal(total, totals[0]) for total in totals), f"{name}: ranks differ"
 
 

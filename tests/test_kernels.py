@@ -69,8 +69,8 @@ def test_accumulate_momentum_select(make: Callable[[torch.dtype], Tensor], dtype
     residual, velocity = (vector(gradient.numel(), seed=seed, dtype=dtype) for seed in (1, 2))
     found, expected = ((_poison(gradient), _poison(gradient)) for _ in range(2))
     args = (residual, velocity, gradient, 0.25, 0.5, nesterov, _threshold(gradient), gradient.numel())
-    indices = cpu.accumulate_momentum_select(*found, *args)
-    assert _same(indices, reference.accumulate_momentum_select(*expected, *args))
+    indices = cpu.accumulate_momentum_select(found[0], found[1], *args)
+    assert _same(indices, reference.accumulate_momentum_select(expected[0], expected[1], *args))
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 

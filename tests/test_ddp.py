@@ -1,0 +1,342 @@
+"""DDP with a recipe attached: what is trained, what waits, and what is sent when."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import RECIPES
+from ddp_models import SCENARIOS, Scenario, Training, batch, digest, flat, mlp
+from ranks import Ranks
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire import trace
+from thinwire.codecs import TopK
+from thinwire.exchanges import AllGather, compat
+from thinwire.integrations.fingerprint import check_fingerprint
+from thinwire.memories import ErrorFeedback, MomentumCorrection
+from thinwire.reducer import Bucket, Compressed, Reducer, Round, WarmUp
+from thinwire.schedules import exponential_warmup
+
+STEPS = 5
+LINEAR = [name for name, case in RECIPES.items() if not case.momentum]
+
+
+# --- plain DDP ---
+
+
+def _plain_and_dense(scenario: str, dtype: torch.dtype) -> tuple[str, str]:
+    return digest(Training(scenario, dtype=dtype).run(range(STEPS)).model), digest(
+        Training(scenario, "dense", dtype=dtype).run(range(STEPS)).model
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_dense_is_plain_ddp_bit_for_bit(ranks: Ranks, scenario: str, world_size: int) -> None:
+    for plain, dense in ranks.run(world_size, _plain_and_dense, scenario, torch.float32):
+        assert plain == dense
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dense_is_plain_ddp_bit_for_bit_in_other_dtypes(ranks: Ranks, dtype: torch.dtype) -> None:
+    for plain, dense in ranks.run(3, _plain_and_dense, "several buckets", dtype):
+        assert plain == dense
+
+
+# --- replicas ---
+
+
+def _trained(scenario: str, recipe: str) -> tuple[str, bool, int, bool]:
+    training = Training(scenario, recipe)
+    initial = digest(training.model)
+    training.run(range(STEPS))
+    final = digest(training.model)
+    finite = all(bool(p.isfinite().all()) for p in training.model.parameters())
+    return final, training.attachment.verify_replicas(), training.attachment.step, finite and final != initial
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_replicas_stay_bit_identical(ranks: Ranks, scenario: str, recipe: str, world_size: int) -> None:
+    results = ranks.run(world_size, _trained, scenario, recipe)
+    assert len({final for final, *_ in results}) == 1
+    assert all(result[1:] == (True, STEPS, True) for result in results), results
+
+
+def _differing(dtype: torch.dtype, damage: Callable[[Tensor], None]) -> tuple[bool, bool, list[str]]:
+    training = Training("several buckets", "topk", dtype=dtype)
+    before = training.attachment.verify_replicas()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        damage(training.parameters()["2.weight"].detach().view(-1))
+    return before, training.attachment.verify_replicas(), training.attachment.differing_parameters()
+
+
+def _flip_lowest_bit(x: Tensor) -> None:
+    x.view(torch.uint8)[100 * x.element_size()] ^= 1
+
+
+def _flip_sign(x: Tensor) -> None:
+    x.view(torch.uint8)[101 * x.element_size() - 1] ^= 128
+
+
+def _swap(x: Tensor) -> None:
+    assert x[3] != x[800]
+    x[[3, 800]] = x[[800, 3]]
+
+
+@pytest.mark.parametrize("damage", [_flip_lowest_bit, _flip_sign, _swap])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_wrong_bit_is_found(ranks: Ranks, dtype: torch.dtype, damage: Callable[[Tensor], None]) -> None:
+    assert ranks.run(3, _differing, dtype, damage) == [(True, False, ["2.weight"])] * 3
+
+
+def _opposites(dtype: torch.dtype) -> list[str]:
+    training = Training(Scenario(make=lambda dtype: nn.Linear(60, 80, dtype=dtype), options={}), "dense", dtype=dtype)
+    weight = training.parameters()["weight"].detach().view(-1)
+    weight.zero_()
+    first, second = (1, -1) if dist.get_rank() == 0 else (-1, 1)
+    weight[7], weight[11] = first, second
+    weight[4500], weight[4600] = first, second
+    return training.attachment.differing_parameters()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_swapped_opposites_are_found(ranks: Ranks, dtype: torch.dtype) -> None:
+    assert ranks.run(2, _opposites, dtype) == [["weight"]] * 2
+
+
+# --- nothing is lost ---
+
+
+def _books(scenario: str, recipe: str) -> dict[str, tuple[float, float]]:
+    """Return, by parameter, how far applied + waiting is from the sum of mean gradients, and how large that sum is."""
+    training = Training(scenario, recipe, dtype=torch.float64, momentum=0.0)
+    parameters = training.parameters()
+    books = {name: torch.zeros(2, p.numel(), dtype=torch.float64) for name, p in parameters.items()}
+    steps = range(6)
+    with training.joined():
+        for step in steps[: len(steps) - dist.get_rank()] if training.scenario.uneven else steps:
+            for name, gradient in training.local_gradients(step).items():
+                books[name][0] += flat(gradient, parameters[name]) / dist.get_world_size()
+            assert training.step(step)
+            for name, gradient in training.gradients().items():
+                books[name][1] += flat(gradient, parameters[name])
+    return {name: _balance(*books[name], training.attachment.state_dict(), name) for name in parameters}
+
+
+def _balance(local: Tensor, applied: Tensor, state: dict[str, Any], name: str) -> tuple[float, float]:
+    waiting = sum(memory[name]["residual"] for memory in state["memories"] if name in memory)
+    waiting = waiting + torch.zeros_like(local)
+    dist.all_reduce(local)
+    dist.all_reduce(waiting)
+    dist.broadcast(applied, 0)  # rank 0 takes part in every step
+    return float((local - applied - waiting).abs().max()), float(local.abs().max())
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_applied_and_waiting_are_all_there_was(ranks: Ranks, scenario: str, recipe: str) -> None:
+    books = ranks.run(3, _books, scenario, recipe)[0]
+    for name, (missing, total) in books.items():
+        assert missing <= (1e-5 if name.startswith("middle") else 1e-13), name
+        assert total > 1e-4 or name.startswith("never") or scenario.startswith("static graph, unused"), name
+
+
+def _resting(recipe: str) -> list[bool]:
+    training = Training("unused", recipe)
+    training.run(range(2))
+    before = training.attachment.state_dict()["memories"]
+    training.run(range(2, 3))  # an even step: right is used nowhere, left on rank 0 only
+    after = training.attachment.state_dict()["memories"]
+    return [
+        all(
+            torch.equal(tensor, new[name][field])
+            for old, new in zip(before, after, strict=True)
+            for name, fields in old.items()
+            if name.startswith(branch)
+            for field, tensor in fields.items()
+        )
+        for branch in ("right", "left", "trunk")
+    ]
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "dense"])
+def test_the_memory_of_an_unused_parameter_rests(ranks: Ranks, recipe: str) -> None:
+    assert ranks.run(2, _resting, recipe) == [[True, False, False], [True, True, False]]
+
+
+# --- what is sent when ---
+
+
+class Noting(Reducer):
+    """Notes every bucket in `events`, then hands it on."""
+
+    def __init__(self, inner: Reducer, events: list[str]) -> None:
+        self.inner, self.events = inner, events
+
+    def __repr__(self) -> str:
+        return f"Noting({self.inner})"
+
+    def reduce(self, bucket: Bucket, at: Round) -> "torch.futures.Future[bool]":
+        self.events.append("bucket")
+        return self.inner.reduce(bucket, at)
+
+    def memories(self) -> Any:
+        return self.inner.memories()
+
+
+def _events(recipe: str) -> list[list[str]]:
+    """Return what happened in each step, in order."""
+    events: list[str] = []
+    training = Training("several buckets", Noting(RECIPES[recipe].make(), events))
+    for name, p in training.parameters().items():
+        p.register_hook(lambda g, name=name: events.append(name))
+    patched = pytest.MonkeyPatch()
+    found = []
+    with patched.context() as patch:
+        for module, function in ((dist, "all_reduce"), (compat, "_all_gather")):
+            patch.setattr(module, function, _noted(getattr(module, function), events))
+        for step in range(3):
+            training.step(step)
+            found.append(events.copy())
+            events.clear()
+    return found
+
+
+def _noted(function: Callable[..., Any], events: list[str]) -> Callable[..., Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        events.append("collective")
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_two_collectives_per_bucket_at_most_and_during_backward(ranks: Ranks, recipe: str) -> None:
+    most = 1 if recipe == "dense" else 2
+    for first, *later in ranks.run(2, _events, recipe):
+        assert 1 <= first.count("collective") <= most * first.count("bucket")
+        for events in later:
+            assert events.count("bucket") >= 3
+            assert events.count("bucket") <= events.count("collective") <= most * events.count("bucket")
+            assert events.index("bucket") < events.index("collective") < events.index("0.weight")
+
+
+def _large(dtype: torch.dtype) -> nn.Module:
+    return nn.Linear(20, 200, bias=False, dtype=dtype)
+
+
+def _bytes_by_step(recipe: Reducer, steps: int) -> list[float]:
+    training = Training(Scenario(make=_large), recipe)
+    found = []
+    for step in range(steps):
+        with trace.listen(trace.Recorder()) as recorder:
+            training.step(step)
+        found.append(recorder.totals["sent_bytes"])
+    return found
+
+
+def _sparse_bytes(density: float) -> float:
+    return 16 + 8 * round(density * 4000)
+
+
+def test_warm_up_switches_at_its_step(ranks: Ranks) -> None:
+    memory = ErrorFeedback()
+    topk = Compressed(memory=memory, codec=TopK(density=0.01), exchange=AllGather())
+    recipe = WarmUp(steps=2, first=tw.recipes.dense(memory=memory), then=topk)
+    dense = 4 * 4000
+    for found in ranks.run(2, _bytes_by_step, recipe, 4):
+        assert found == [dense, dense, _sparse_bytes(0.01), _sparse_bytes(0.01)]
+
+
+@pytest.mark.parametrize("make", [tw.recipes.topk, tw.recipes.dgc, tw.recipes.dragonn])
+def test_density_is_warmed_up_by_step(ranks: Ranks, make: Callable[..., Reducer]) -> None:
+    recipe = make(density=exponential_warmup(0.01, stages=2, steps_each=2))
+    expected = [_sparse_bytes(density) for density in (1 / 4, 1 / 4, 1 / 16, 1 / 16, 0.01, 0.01)]
+    assert ranks.run(2, _bytes_by_step, recipe, 6) == [expected] * 2
+
+
+# --- what attach refuses ---
+
+
+def _fingerprint_message(recipes: list[Reducer]) -> str:
+    with pytest.raises(tw.FingerprintError) as error:
+        Training("several buckets", recipes[dist.get_rank()])
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [(tw.recipes.topk(density=0.02), "density=0.02"), (tw.recipes.randomk(density=0.01), "RandomK")],
+)
+def test_ranks_with_different_recipes_are_told_so(ranks: Ranks, other: Reducer, named: str) -> None:
+    for message in ranks.run(3, _fingerprint_message, [tw.recipes.topk(density=0.01)] * 2 + [other]):
+        assert "recipe differs" in message
+        assert "rank 2" in message
+        assert named in message
+
+
+def _shape_message() -> str:
+    group = dist.group.WORLD
+    assert group is not None
+    parameters = {"a": nn.Parameter(torch.zeros(2, 3)), "b": nn.Parameter(torch.zeros(2, 3 + dist.get_rank()))}
+    with pytest.raises(tw.FingerprintError) as error:
+        check_fingerprint(tw.recipes.dense(), parameters, group)
+    return str(error.value)
+
+
+def test_ranks_with_different_parameters_are_told_so(ranks: Ranks) -> None:
+    for message in ranks.run(2, _shape_message):
+        assert message == "parameter b differs: rank 0 has (2, 3) torch.float32, rank 1 has (2, 4) torch.float32"
+
+
+def _refusals() -> dict[str, str]:
+    model = DistributedDataParallel(mlp(torch.float32))
+    used = tw.recipes.topk()
+    tw.attach(model, used)
+    hooked, mixed, builtin = (DistributedDataParallel(mlp(torch.float32)) for _ in range(3))
+    hooked.register_comm_hook(None, _hook)
+    builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)  # type: ignore[attr-defined]
+    mixed.mixed_precision = object()  # type: ignore[assignment]
+    attempts: dict[str, Callable[[], object]] = {
+        "module": lambda: tw.attach(mlp(torch.float32), tw.recipes.topk()),  # type: ignore[arg-type]
+        "recipe": lambda: tw.attach(hooked, TopK(density=0.1)),  # type: ignore[arg-type]
+        "factory": lambda: tw.attach(hooked, tw.recipes.topk),  # type: ignore[arg-type]
+        "twice": lambda: tw.attach(model, tw.recipes.topk()),
+        "hooked": lambda: tw.attach(hooked, tw.recipes.topk()),
+        "builtin": lambda: tw.attach(builtin, tw.recipes.topk()),
+        "mixed": lambda: tw.attach(mixed, tw.recipes.topk()),
+        "shared": lambda: tw.attach(DistributedDataParallel(mlp(torch.float32)), used),
+    }
+    return {name: _message(attempt) for name, attempt in attempts.items()}
+
+
+def _hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    raise NotImplementedError
+
+
+def _message(attempt: Callable[[], object]) -> str:
+    with pytest.raises((TypeError, RuntimeError)) as error:
+        attempt()
+    return f"{error.type.__name__}: {error.value}"
+
+
+def test_attach_refuses_with_the_fix(ranks: Ranks) -> None:
+    expected = {
+        "module": ("TypeError", "wrap it in DDP"),
+        "recipe": ("TypeError", "recipes.topk"),
+        "factory": ("TypeError", "recipes.topk"),
+        "twice": ("RuntimeError", "anew"),
+        "hooked": ("RuntimeError", "anew"),
+        "builtin": ("RuntimeError", "anew"),
+        "mixed": ("RuntimeError", "autocast"),
+        "shared": ("RuntimeError", "make another"),
+    }
+    messages = ranks.run(1, _refusals)[0]
+    for name, parts in expected.items():
+        assert all(part in messages[name] for part in parts), messages[name]
