@@ -92,7 +92,7 @@ def test_a_short_run_from_end_to_end(tmp_path: Path) -> None:
 
 
 def _check_bytes(document: dict[str, Any]) -> None:
-    """Measured bytes are the declared ones and the packets' headers, within 3 % (and a little that keeps links alive)."""
+    """Measured bytes are the declared ones and the packets' headers, within 3 % and a little to keep links alive."""
     for row in document["rows"]:
         wire = row["wire_bytes_per_step"]
         label = row["recipe"] if row["density"] == 1 else f"{row['recipe']} {row['density']:g}"

@@ -113,24 +113,29 @@ def test_mix_is_one_to_one_and_changes_with_the_seed() -> None:
 @pytest.mark.parametrize("slots", [1, 7, 1000, 100_000])
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**63])
 def test_hashed_slots(slots: int, seed: int) -> None:
-    for indices in (torch.empty(0, dtype=torch.int32), torch.randperm(5000, dtype=torch.int32) * 400_000 // 5000):
-        assert torch.equal(cpu.hashed_slots(indices, slots, seed), reference.hashed_slots(indices, slots, seed))
+    generator = torch.Generator().manual_seed(seed % 2**32)
+    for indices in (torch.empty(0, dtype=torch.int32), torch.randperm(5000, generator=generator).int() * 400_000):
+        priorities = torch.randint(0, 2**31 - 1, indices.shape, generator=generator, dtype=torch.int32)
+        args = (indices, priorities, slots, seed)
+        assert torch.equal(cpu.hashed_slots(*args), reference.hashed_slots(*args))
 
 
-def test_hashed_slots_keep_the_largest_index() -> None:
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_highest_priority_keeps_its_slot_and_of_equals_the_largest_index(ties: bool) -> None:
     indices = torch.arange(1024, dtype=torch.int32)
+    priorities = torch.zeros_like(indices) if ties else indices.flip(0).contiguous()
     slot = (reference.mix(indices, 7) * 100) >> 32
-    table = reference.hashed_slots(indices, 100, 7)
+    table = reference.hashed_slots(indices, priorities, 100, 7)
     for place, winner in enumerate(table.tolist()):
         writers = indices[slot == place].tolist()
-        assert winner == (max(writers) if writers else -1)
+        assert winner == ((max(writers) if ties else min(writers)) if writers else -1)
 
 
 @pytest.mark.parametrize(("slots", "mean", "deviation"), [(1024, 0.36770, 0.00974), (512, 0.13507, 0.01253)])
 def test_share_of_empty_slots_is_that_of_independent_hashes(slots: int, mean: float, deviation: float) -> None:
     """DRAGONN's Lemma A.10, for 1024 writers."""
     indices = torch.arange(1024, dtype=torch.int32)
-    empty = [float((reference.hashed_slots(indices, slots, seed) < 0).double().mean()) for seed in range(300)]
+    empty = [float((reference.hashed_slots(indices, indices, slots, seed) < 0).double().mean()) for seed in range(300)]
     assert all(abs(share - mean) < 5 * deviation for share in empty)
     assert abs(sum(empty) / 300 - mean) < 4 * deviation / 300**0.5
 

@@ -9,7 +9,7 @@ try:
 except ImportError:
     sys.exit("thinwire's command line needs its extra packages: pip install 'thinwire[bench]'")
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 BAD_INPUT = 2
 

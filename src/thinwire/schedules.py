@@ -34,7 +34,7 @@ class Stages(Schedule):
         return self.values[stage] if stage < len(self.values) else self.final
 
 
-def exponential_warmup(final: float, *, stages: int = 4, steps_each: int) -> Stages:
+def exponential_warmup(final: float, *, steps_each: int, stages: int = 4) -> Stages:
     """Return densities 1/4, 1/16, … and then `final`, as Deep Gradient Compression warms up (Lin et al. 2018, §3.3)."""
     values = tuple(max(final, 0.25 ** (stage + 1)) for stage in range(stages))
     return Stages(values=values, steps_each=steps_each, final=final)

@@ -86,7 +86,7 @@ def print_listing() -> None:
     console = Console()
     for title, entries in (
         ("recipe", {name: method.description for name, method in METHODS.items()}),
-        ("model", {name: entry.description for name, entry in PROBLEMS.items()}),
+        ("model", {name: entry.summary for name, entry in PROBLEMS.items()}),
     ):
         table = Table(title, "what it is", box=None, title_justify="left")
         for name, text in entries.items():

@@ -2,21 +2,28 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import recipes, trace
 from thinwire.integrations import attach
 from thinwire.reducer import Reducer
+from thinwire.schedules import exponential_warmup
+
+Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined]  # a C++ class that torch's stubs leave out
 
 POWERSGD_RANK = 4
 POWERSGD_START = 10
 """PyTorch's hook runs uncompressed for this many steps before it starts to compress."""
+WARMUP_STEPS = 20
+"""The density of dgc and dragonn falls from 1/4 to the wanted one over so many steps."""
 
 
 class Install(Protocol):
@@ -42,16 +49,16 @@ def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, den
 
 
 def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
-    def hook(state: object, bucket: Any) -> Any:
+    def hook(state: object, bucket: Bucket) -> Future[Tensor]:
         _count(2 * bucket.buffer().numel())
         with trace.span("encode"):
-            return fp16_compress_hook(dist.group.WORLD, bucket)
+            return fp16_compress_hook(model.process_group, bucket)
 
     model.register_comm_hook(None, hook)
 
 
 def _powersgd(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
-    def hook(state: PowerSGDState, bucket: Any) -> Any:
+    def hook(state: PowerSGDState, bucket: Bucket) -> Future[Tensor]:
         before = state.total_numel_after_compression
         with trace.span("encode"):
             future = powerSGD_hook(state, bucket)
@@ -73,6 +80,11 @@ def _count(nbytes: float) -> None:
     trace.count("sent_bytes", 2 * (world_size - 1) / world_size * nbytes)
 
 
+def _warm(make: Callable[..., Reducer]) -> Callable[..., Reducer]:
+    """Let the density come down over the first steps, as Deep Gradient Compression does."""
+    return lambda density: make(density=exponential_warmup(density, steps_each=WARMUP_STEPS // 4, stages=4))
+
+
 def _recipe(make: Callable[..., Reducer], *, momentum: bool = False) -> Install:
     def install(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
         attach(model, make(density=density), optimizer=optimizer if momentum else None)
@@ -88,13 +100,13 @@ METHODS = {
     ),
     "topk": Method(description="exact Top-k with error feedback", install=_recipe(recipes.topk), sparse=True),
     "dgc": Method(
-        description="Deep Gradient Compression: sampled threshold, momentum correction",
-        install=_recipe(recipes.dgc, momentum=True),
+        description=f"Deep Gradient Compression: sampled threshold, momentum correction, {WARMUP_STEPS} steps of warm-up",
+        install=_recipe(_warm(recipes.dgc), momentum=True),
         sparse=True,
     ),
     "dragonn": Method(
-        description="DRAGONN: hashed slots, momentum correction",
-        install=_recipe(recipes.dragonn, momentum=True),
+        description=f"DRAGONN: hashed slots, momentum correction, {WARMUP_STEPS} steps of warm-up",
+        install=_recipe(_warm(recipes.dragonn), momentum=True),
         sparse=True,
     ),
     "randomk": Method(

@@ -1,5 +1,6 @@
 """From a worker's events to a row of the table."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
@@ -98,5 +99,5 @@ def seconds_to(target: float, curve: Sequence[tuple[float, float, float]]) -> fl
             if before is None:
                 return seconds
             return before[0] + (seconds - before[0]) * (before[1] - target) / (before[1] - loss)
-        before = (seconds, loss)
+        before = (seconds, loss) if math.isfinite(loss) else before
     return None

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from thinwire.bench.environment import describe
+from thinwire.bench.methods import WARMUP_STEPS
 from thinwire.bench.options import Options
 from thinwire.bench.results import Results, Row
 from thinwire.bench.rows import Record, percentiles
@@ -73,7 +74,7 @@ class Session:
 
     def _train(self, recipe: str, density: float) -> None:
         steps = self.options.steps
-        record = Record(recipe, density, steps, skip=min(10, steps // 4))
+        record = Record(recipe, density, steps, skip=min(WARMUP_STEPS, steps // 4))
         label = recipe if density == 1 else f"{recipe} {density:g}"
         self.watcher.start_row(label, steps)
         loss = None

@@ -9,19 +9,24 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from thinwire.bench.channel import Channel, HungUp
+from thinwire.bench.forked import Captured, exit_code, fork
 from thinwire.bench.link import INTERFACE_VARIABLE, Rate
-from thinwire.bench.serve import die_with, serve
+from thinwire.bench.serve import serve
 from thinwire.bench.star import INTERFACE, Star, Unavailable, address
 
-_PORT = 29500
-_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+_ON_LINKS = {
+    "MASTER_ADDR": address(0),
+    "MASTER_PORT": "29500",
+    "GLOO_SOCKET_IFNAME": INTERFACE,
+    INTERFACE_VARIABLE: INTERFACE,
+}
 _LOOK_AFTER = 0.1  # seconds between looks at whether all workers live
-_OUTPUT_KEPT = 16_384  # bytes of each worker's latest
 _UNAVAILABLE = 3  # exit status
 
 
@@ -41,27 +46,6 @@ class Setup:
         return None if self.bits_per_second is None else Rate(self.bits_per_second)
 
 
-@dataclass
-class Worker:
-    """A worker process, and the latest it printed into a pipe."""
-
-    rank: int
-    process: int
-    pipe: int
-    output: bytes = b""
-
-    def read(self) -> bool:
-        """Wait for output and keep the tail; false when there will be no more."""
-        data = os.read(self.pipe, 1 << 16)
-        self.output = (self.output + data)[-_OUTPUT_KEPT:]
-        return bool(data)
-
-    def exit_code(self, *, wait: bool) -> int | None:
-        """Return the exit status, negative for a signal, or None while it runs."""
-        process, status = os.waitpid(self.process, 0 if wait else os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if process else None
-
-
 class Supervisor:
     """Watches over the workers from their start to their end."""
 
@@ -76,22 +60,18 @@ class Supervisor:
 
     def run(self) -> None:
         """Do as told until a worker ends or control hangs up; then end everything, this process included."""
-        dead: dict[int, int] = {}
+        dead: list[tuple[int, int]] = []
         with suppress(HungUp):
-            while not (dead := dict(self._dead())):
+            while not dead:
                 self._attend(_LOOK_AFTER)
-        self._end([worker for worker in self._workers if worker.rank not in dead])
+                dead = self._dead()
+        self._end(dead)
         with suppress(HungUp):
-            self._control.send({"dead": list(dead.items()), "output": self._output()})
-        os.killpg(0, signal.SIGKILL)  # what the workers may have started
-
-    def _dead(self) -> Iterator[tuple[int, int]]:
-        for worker in self._workers:
-            code = worker.exit_code(wait=False)
-            if code is not None:
-                yield worker.rank, code
+            self._control.send({"dead": dead, "output": self._output()})
+        os.killpg(0, signal.SIGKILL)  # whatever the workers started goes too
 
     def _attend(self, timeout: float) -> bool:
+        """Serve what is ready, and return whether anything was."""
         ready = self._selector.select(timeout)
         for key, _ in ready:
             if not key.data():
@@ -105,11 +85,16 @@ class Supervisor:
             self._control.send(command)
         return True
 
-    def _end(self, workers: list[Worker]) -> None:
-        for worker in workers:
-            os.kill(worker.process, signal.SIGKILL)
-        for worker in workers:
-            worker.exit_code(wait=True)
+    def _dead(self) -> list[tuple[int, int]]:
+        codes = [(rank, exit_code(worker.process, wait=False)) for rank, worker in enumerate(self._workers)]
+        return [(rank, code) for rank, code in codes if code is not None]
+
+    def _end(self, dead: list[tuple[int, int]]) -> None:
+        living = [worker.process for rank, worker in enumerate(self._workers) if rank not in dict(dead)]
+        for process in living:
+            os.kill(process, signal.SIGKILL)
+        for process in living:
+            exit_code(process)
 
     def _output(self) -> list[str]:
         self._selector.unregister(self._control)
@@ -118,11 +103,43 @@ class Supervisor:
         return [worker.output.decode(errors="replace") for worker in self._workers]
 
 
-def _start(setup: Setup, star: Star | None) -> Iterator[Worker]:
-    environment = _environment(len(setup.workers), linked=star is not None)
+def _start(setup: Setup, star: Star | None) -> Iterator[Captured]:
+    common = {"WORLD_SIZE": str(len(setup.workers))} | (_on_loopback() if star is None else _ON_LINKS)
     for rank, descriptor in enumerate(setup.workers):
         if star is not None:
             star.spokes[rank].enter()
-        output, inlet = os.pipe()
-        process = _fork(lambda: ...)
-        ...
+        yield Captured.fork(partial(_work, setup.handler, descriptor, common | {"RANK": str(rank)}))
+
+
+def _work(handler: str, descriptor: int, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    serve(Channel(socket.socket(fileno=descriptor)), handler)
+
+
+def _on_loopback() -> dict[str, str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    name = "lo0" if sys.platform == "darwin" else "lo"
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": name}
+
+
+def main() -> None:
+    """Supervise, on links if they can be had."""
+    setup = Setup(**json.loads(sys.argv[1]))
+    control = Channel(socket.socket(fileno=setup.control))
+    # in a child, since a failure half-way spoils a process, and since a forked one has the single thread that is needed
+    if not setup.namespaces or exit_code(fork(lambda: _supervise_linked(setup, control))) == _UNAVAILABLE:
+        Supervisor(setup, control, None).run()
+
+
+def _supervise_linked(setup: Setup, control: Channel) -> None:
+    try:
+        star = Star(len(setup.workers), setup.rate)
+    except Unavailable as why:
+        control.send({"unavailable": str(why)})
+        os._exit(_UNAVAILABLE)
+    Supervisor(setup, control, star).run()
+
+
+if __name__ == "__main__":
+    main()

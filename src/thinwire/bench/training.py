@@ -93,7 +93,7 @@ def _prepare(method: Method, density: float, problem: Problem, meter: Meter) -> 
     model = DistributedDataParallel(
         copy.deepcopy(problem.model),
         gradient_as_bucket_view=True,
-        **({"bucket_cap_mb": 1 << 20} if method.one_bucket else {}),
+        bucket_cap_mb=1 << 20 if method.one_bucket else None,
         **_without_buffer_sync(),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=problem.learning_rate, momentum=problem.momentum)

@@ -17,10 +17,12 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class HashedSlots(Codec):
-    """Write every pick into slot h(index) of m = round(density · d) slots; where two meet, the larger index stays.
+    """Write every pick into slot h(index) of m = round(density · d) slots; where two meet, the larger magnitude stays.
 
     The threshold aims at `surplus` · m picks. Of n picks m·(1 − (1 − 1/m)ⁿ) slots fill: 63 % at surplus 1, 86 % at 2.
     An empty slot travels as index 0, value 0; a pick that lost its slot was not sent. h is drawn anew for each seed.
+    The paper keeps whichever was written last, which delays large elements at random; with momentum correction that made
+    training unstable (docs/measurements).
     """
 
     density: float | Schedule
@@ -33,14 +35,13 @@ class HashedSlots(Codec):
             raise ValueError(f"surplus is {self.surplus}; expected more than 0")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return m slots. If a pick is not finite, neither is any slot: a collision must not hide it."""
+        """Return m slots; NaN counts as largest, so that a collision does not hide it."""
         m = kept(self.density, signal.numel)
         picks = candidates(signal, min(signal.numel, math.ceil(self.surplus * m)), seed)
         x = signal.tensor()
-        slots = kernels.backend(x).hashed_slots(picks, m, seed)
+        magnitudes = x.index_select(0, picks).abs().to(torch.float32).view(torch.int32)
+        slots = kernels.backend(x).hashed_slots(picks, magnitudes, m, seed)
         empty = slots < 0
         indices = slots.masked_fill_(empty, 0)
-        values = x[indices].masked_fill_(empty, 0).to(self.values or signal.dtype)
-        if not bool(x[picks].isfinite().all()):
-            values.fill_(torch.nan)
+        values = x.index_select(0, indices).masked_fill_(empty, 0).to(self.values or signal.dtype)
         return Sparse(indices=indices, values=values, numel=signal.numel)

@@ -33,7 +33,9 @@ class RandomK(Codec):
         """Return k elements. If any element is not finite, every value sent is NaN."""
         x = signal.tensor()
         indices, widths = _draw(signal.numel, kept(self.density, signal.numel), seed, signal.device)
-        values = x[indices] * widths if self.unbiased else x[indices]
+        values = x.index_select(0, indices)
+        if self.unbiased:
+            values = values * widths
         if not bool(x.abs().amax().isfinite()) if x.numel() else False:
             values.fill_(torch.nan)
         values = values.to(self.values or signal.dtype)

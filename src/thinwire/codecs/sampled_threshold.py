@@ -36,13 +36,11 @@ class SampledThreshold(Codec):
         """Return k elements, padding included; NaN counts as largest."""
         k = kept(self.density, signal.numel)
         indices = candidates(signal, min(signal.numel, math.ceil(self.surplus * k)), seed)
-        values = signal.tensor()[indices]
+        values = signal.tensor().index_select(0, indices)
         if indices.numel() > k:
             best = largest(values, k)
-            indices, values = indices[best], values[best]
-        missing = (0, k - indices.numel())
-        return Sparse(
-            indices=pad(indices, missing),
-            values=pad(values, missing).to(self.values or signal.dtype),
-            numel=signal.numel,
-        )
+            indices, values = indices.index_select(0, best), values.index_select(0, best)
+        elif indices.numel() < k:
+            missing = (0, k - indices.numel())
+            indices, values = pad(indices, missing), pad(values, missing)
+        return Sparse(indices=indices, values=values.to(self.values or signal.dtype), numel=signal.numel)

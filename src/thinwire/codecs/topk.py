@@ -26,7 +26,7 @@ class TopK(Codec):
         """Return k elements; NaN counts as largest."""
         x = signal.tensor()
         indices = x.abs().topk(kept(self.density, signal.numel), sorted=False).indices
-        values = x[indices].to(self.values or signal.dtype)
+        values = x.index_select(0, indices).to(self.values or signal.dtype)
         return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel)
 
     def contraction(self, numel: int) -> float | None:

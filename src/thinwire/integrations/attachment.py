@@ -40,7 +40,7 @@ class Attachment:
         self._names = {p: name for name, p in parameters.items()}
         self._group, self._decay, self._scaler, self._may_be_unused = group, dict(decay), scaler, may_be_unused
         self._watch = any(memory.stateful for memory in recipe.memories())
-        self._loss_scale = 1.0 if scaler is None else scaler.get_scale()
+        self._loss_scale = 1.0  # of what waits, momentum from the optimizer at first
         self._step = 0
         self._seen: set[str] = set()
         self._futures: list[Future[bool]] = []
@@ -91,12 +91,13 @@ class Attachment:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's memories and step: tensors and plain containers. Each rank has its own; save them all."""
         self._settle()
-        return state.dump(self._step, self.recipe.memories(), self._decay)
+        return state.dump(self._step, self._loss_scale, self.recipe.memories(), self._decay)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. Raises ValueError, changing nothing, where it does not fit."""
         state.check(saved, self.recipe.memories(), self._parameters)
         self._settle()
+        self._follow_loss_scale(float(saved["loss_scale"]))
         state.load(saved, self.recipe.memories(), self._parameters)
         self._step, self._decay = int(saved["step"]), dict(saved["weight_decay"])
 
@@ -106,7 +107,7 @@ class Attachment:
         if not self._seen.isdisjoint(names):
             self._settle()
         if not self._seen:
-            self._follow_loss_scale()
+            self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
         self._seen.update(names)
         return names
 
@@ -122,8 +123,7 @@ class Attachment:
         self._seen.clear()
         self._futures.clear()
 
-    def _follow_loss_scale(self) -> None:
-        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+    def _follow_loss_scale(self, scale: float) -> None:
         if scale != self._loss_scale:
             for memory in self.recipe.memories():
                 memory.rescale(scale / self._loss_scale)

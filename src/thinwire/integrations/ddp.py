@@ -1,5 +1,7 @@
 """DistributedDataParallel."""
 
+import weakref
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,7 +31,8 @@ def attach(
     _check(model, recipe)
     parameters = _managed(model)
     group = model.process_group
-    names = {p: name for name, p in parameters.items()}
+    sparse = _with_sparse_gradients(model)
+    names = {p: name for name, p in parameters.items() if p not in sparse}
     check_fingerprint(recipe, parameters, group)
     correcting = corrections(recipe.memories())
     decay = take_over(correcting, optimizer, names, group.size())
@@ -42,6 +45,7 @@ def attach(
         may_be_unused=model.find_unused_parameters or model.static_graph,
     )
     model.register_comm_hook(attachment, _hook)
+    _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
     if correcting:
         refuse_twice(attachment, names)
     return attachment
@@ -56,18 +60,33 @@ def _check(model: object, recipe: object) -> None:
         raise TypeError(f"attach takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
     if model.mixed_precision is not None:
         raise RuntimeError("DDP's mixed_precision uses the only hook DDP has; use torch.autocast instead")
-    if getattr(model, "_comm_hooks", None):
+    if model._get_ddp_logging_data().get("comm_hook"):
         raise RuntimeError(
             "this model has a communication hook already, and DDP allows one: wrap the module in DDP anew"
         )
-    if any(memory.state() for memory in recipe.memories()):
+    if any(id(memory) in _serving or memory.state() for memory in recipe.memories()):
         raise RuntimeError("this recipe is at work on a model already; make another one")
 
 
+# Which attachment a memory serves, by the memory's id.
+_serving: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDictionary()
+
+
 def _managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
-    """Return the parameters whose gradients DDP reduces, by name."""
-    ignored = set(model.parameters_to_ignore)
-    return {name: p for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored}
+    """Return the parameters whose gradients DDP reduces, by name, found as DDP finds them."""
+    names: dict[nn.Parameter, str] = {}
+    for prefix, module in model.module.named_modules():
+        for name, p in module.named_parameters(recurse=False):
+            if p.requires_grad and f"{prefix}.{name}" not in model.parameters_to_ignore:
+                names.setdefault(p, f"{prefix}.{name}".removeprefix("."))
+    if len(names) != model._get_ddp_logging_data()["num_parameter_tensors"]:
+        raise RuntimeError("requires_grad has changed since DDP looked at it: wrap the module in DDP anew")
+    return {name: p for p, name in names.items()}
+
+
+def _with_sparse_gradients(model: DistributedDataParallel) -> set[torch.Tensor]:
+    embeddings = (m for m in model.module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+    return {m.weight for m in embeddings if m.sparse}
 
 
 # DDP inspects this signature: a plain function whose second argument is called bucket.

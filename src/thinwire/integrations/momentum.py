@@ -40,22 +40,39 @@ def take_over(
     if not memories:
         return {}
     groups = [group for group in optimizer.param_groups if any(p in names for p in group["params"])]
+    _check_holdings(groups, names)
     momentum, nesterov = _settings(optimizer, groups, memories)
     velocities, decay = _collect(optimizer, groups, names, world_size)
     for memory in memories:
-        memory.adopt(momentum, nesterov=nesterov, velocities=velocities)
+        if momentum or memory.momentum is None:
+            memory.adopt(momentum, nesterov=nesterov, velocities=velocities)
     for group in groups:
         group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
         for p in group["params"]:
-            optimizer.state[p].pop("momentum_buffer", None)
+            optimizer.state.get(p, {}).pop("momentum_buffer", None)
     return decay
+
+
+def _check_holdings(groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str]) -> None:
+    held = {p for group in groups for p in group["params"]}
+    if missing := [name for p, name in names.items() if p not in held]:
+        raise MomentumError(
+            f"the optimizer does not hold {', '.join(missing[:3])}{', …' * (len(missing) > 3)}, and momentum "
+            "correction covers the whole model: pass the one that updates all of it"
+        )
+    for group in groups:
+        if (group.get("momentum") or group.get("weight_decay")) and any(
+            p.requires_grad and p not in names for p in group["params"]
+        ):
+            raise MomentumError(
+                "a parameter group mixes what can be moved with what cannot, sparse embeddings or parameters that this "
+                "model does not reduce: put those in a group of their own"
+            )
 
 
 def _settings(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], memories: Sequence[MomentumCorrection]
 ) -> tuple[float, bool]:
-    if not groups:
-        raise MomentumError("the optimizer holds none of the model's parameters; pass the one that updates this model")
     if any("dampening" not in group for group in groups):
         raise MomentumError(
             f"momentum correction takes the place of SGD's momentum; got {type(optimizer).__name__}: "
@@ -67,8 +84,11 @@ def _settings(
     if len(found) > 1:
         raise MomentumError(f"parameter groups have different (momentum, nesterov): {sorted(found)}; make them equal")
     momentum, nesterov = found.pop()
-    for given in {memory.momentum for memory in memories} - {None, momentum}:
-        raise MomentumError(f"the recipe has momentum {given} and the optimizer {momentum}: leave one of them out")
+    given = {memory.momentum for memory in memories} - {None, momentum}
+    if momentum and given:
+        raise MomentumError(
+            f"the recipe has momentum {given.pop()} and the optimizer {momentum}: leave one of them out"
+        )
     return momentum, nesterov
 
 
@@ -78,18 +98,20 @@ def _collect(
     velocities: dict[str, Tensor] = {}
     decay: dict[str, float] = {}
     for group in groups:
+        sign = -1 if group["maximize"] else 1  # SGD turns the gradient round first; here that comes last
         for p in (p for p in group["params"] if p in names):
             if group["weight_decay"]:
-                decay[names[p]] = -group["weight_decay"] if group["maximize"] else group["weight_decay"]
-            buffer = optimizer.state[p].get("momentum_buffer") if p in optimizer.state else None
+                decay[names[p]] = sign * group["weight_decay"]
+            buffer = optimizer.state.get(p, {}).get("momentum_buffer")
             if buffer is not None:
-                velocities[names[p]] = _in_memory_order(buffer, p) / world_size
+                velocities[names[p]] = _in_memory_order(buffer, p) * (sign / world_size)
     return velocities, decay
 
 
 def _in_memory_order(buffer: Tensor, p: nn.Parameter) -> Tensor:
     """Return the buffer flat, in the order in which DDP lays out the parameter's gradient."""
-    return torch.empty_like(p, dtype=buffer.dtype).copy_(buffer).as_strided((p.numel(),), (1,))
+    dtype = torch.promote_types(buffer.dtype, torch.float32)
+    return torch.empty_like(p, dtype=dtype).copy_(buffer).as_strided((p.numel(),), (1,))
 
 
 def refuse_twice(attachment: object, names: Mapping[nn.Parameter, str]) -> None:

@@ -1,21 +1,25 @@
 """What an attachment saves: tensors and plain containers, checked before anything is taken over."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from thinwire.integrations.momentum import corrections
 from thinwire.memories import Memory
 
 VERSION = 1
+_KEYS = {"version", "step", "loss_scale", "weight_decay", "momentum", "memories"}
 
 
-def dump(step: int, memories: Sequence[Memory], decay: Mapping[str, float]) -> dict[str, Any]:
+def dump(step: int, loss_scale: float, memories: Sequence[Memory], decay: Mapping[str, float]) -> dict[str, Any]:
     """Return copies of everything that outlives a step. Memories are listed in the recipe's order."""
     return {
         "version": VERSION,
         "step": step,
+        "loss_scale": loss_scale,
         "weight_decay": dict(decay),
         "momentum": [[memory.momentum, memory.nesterov] for memory in corrections(memories)],
         "memories": [
@@ -25,28 +29,55 @@ def dump(step: int, memories: Sequence[Memory], decay: Mapping[str, float]) -> d
     }
 
 
-def check(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
+def check(state: object, memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise ValueError where `state` is not one that `dump` made for such memories and parameters."""
-    missing = {"version", "step", "weight_decay", "momentum", "memories"} - set(state)
-    if missing:
-        raise ValueError(f"attachment state lacks {sorted(missing)}; got keys {sorted(state)}")
-    if state["version"] != VERSION:
-        raise ValueError(f"attachment state has version {state['version']}; this thinwire reads version {VERSION}")
-    if (len(state["memories"]), len(state["momentum"])) != (len(memories), len(corrections(memories))):
+    if not isinstance(state, Mapping) or not state.keys() >= _KEYS:
+        got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(f"an attachment's state has the keys {sorted(_KEYS)}; got {got}")
+    _need(type(state["version"]) is int, "version", state["version"], "a number")
+    _need(state["version"] == VERSION, "version", state["version"], f"{VERSION}, which this thinwire reads")
+    _need(type(state["step"]) is int and state["step"] >= 0, "step", state["step"], "a count")
+    _need(_is_number(state["loss_scale"]) and state["loss_scale"] > 0, "loss_scale", state["loss_scale"], "above 0")
+    decay, momentum, saved = state["weight_decay"], state["momentum"], state["memories"]
+    _need(isinstance(decay, Mapping) and all(map(_is_number, decay.values())), "weight_decay", decay, "numbers by name")
+    _need(decay.keys() <= parameters.keys(), "weight_decay", sorted(map(str, decay)), "parameters of the model")
+    _need(isinstance(momentum, list) and all(map(_is_momentum, momentum)), "momentum", momentum, "[number, bool] pairs")
+    _need(isinstance(saved, list) and all(isinstance(m, Mapping) for m in saved), "memories", type(saved), "mappings")
+    if (len(saved), len(momentum)) != (len(memories), len(corrections(memories))):
         raise ValueError("attachment state is of a recipe with other memories; attach the recipe it was saved with")
-    for saved in state["memories"]:
-        _check_tensors(saved, parameters)
+    for memory, by_name in zip(memories, saved, strict=True):
+        for name, fields in by_name.items():
+            _check_fields(name, fields, memory, parameters)
 
 
-def _check_tensors(saved: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, nn.Parameter]) -> None:
-    for name, fields in saved.items():
-        if name not in parameters:
-            raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
-        for field, tensor in fields.items():
-            if tensor.numel() != parameters[name].numel():
-                raise ValueError(
-                    f"{field} of {name!r} has {tensor.numel()} elements; the parameter has {parameters[name].numel()}"
-                )
+def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapping[str, nn.Parameter]) -> None:
+    if not isinstance(name, str) or name not in parameters:
+        raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
+    if not isinstance(fields, Mapping) or not fields or not fields.keys() <= memory.fields:
+        raise ValueError(f"{name!r} has {fields!r:.100}; {type(memory).__name__} keeps {sorted(memory.fields)}")
+    like = parameters[name]
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    for field, x in fields.items():
+        if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
+            raise ValueError(f"{field} of {name!r} is {x!r:.100}; expected a tensor with values")
+        if x.shape != (like.numel(),) or x.dtype != dtype:
+            raise ValueError(
+                f"{field} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; "
+                f"expected ({like.numel()},) and {dtype}, as for a parameter of {like.dtype}"
+            )
+
+
+def _need(holds: bool, key: str, got: object, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{key} in attachment state is {got!r:.200}; expected {expected}")
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _is_momentum(x: object) -> bool:
+    return isinstance(x, Sequence) and len(x) == 2 and _is_number(x[0]) and isinstance(x[1], bool)
 
 
 def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:

@@ -59,17 +59,23 @@ def accumulate_momentum_select(
     return _over_ranges(loops.momentum_select, out, threshold, capacity, *arrays, real(scale), real(momentum), nesterov)
 
 
-def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: tuple[int, ...]) -> None:
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: tuple[int, ...], sign: float = 1.0) -> None:
     """See `reference.scatter_add`; one thread adds in order, so the runs need no heed."""
-    loops.scatter_add(out.numpy(), indices.numpy(), values.to(out.dtype).numpy())
+    real = _BITS[out.dtype][0]
+    loops.scatter_add(out.numpy(), indices.numpy(), values.to(out.dtype).numpy(), real(sign))
 
 
-def hashed_slots(indices: Tensor, slots: int, seed: int) -> Tensor:
+def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
+    """See `reference.mask`."""
+    loops.mask(x.numpy(), indices.numpy(), values.to(x.dtype).numpy())
+
+
+def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, seed: int) -> Tensor:
     """See `reference.hashed_slots`."""
-    table = np.full(slots, -1, np.int32)
+    table = np.full(slots, -1, np.int64)
     high, low = reference.keys(seed)
-    loops.hashed_slots(table, indices.numpy(), np.uint64(high), np.uint64(low))
-    return torch.from_numpy(table)
+    loops.hashed_slots(table, indices.numpy(), priorities.numpy(), np.uint64(high), np.uint64(low))
+    return torch.from_numpy(table.astype(np.int32))
 
 
 def _over_ranges(kernel: Callable[..., int], x: Tensor, threshold: float, capacity: int, *rest: Any) -> Tensor | None:

@@ -107,20 +107,27 @@ def momentum_select(
 
 
 @_compiled
-def scatter_add(out, indices, values):
+def scatter_add(out, indices, values, sign):
     for i in range(indices.size):
-        out[indices[i]] += values[i]
+        out[indices[i]] += sign * values[i]
 
 
 @_compiled
-def hashed_slots(table, indices, high, low):
+def mask(x, indices, values):
+    for i in range(indices.size):
+        if values[i] != 0:
+            x[indices[i]] = 0
+
+
+@_compiled
+def hashed_slots(table, indices, priorities, high, low):
     # reference.mix: in Numba, 32-bit integers add and multiply to 64 bits, so wrapping takes a mask here too.
     ones = np.uint64(0xFFFFFFFF)
-    for i in indices:
-        x = (np.uint64(i) + high) & ones
+    for i in range(indices.size):
+        x = (np.uint64(indices[i]) + high) & ones
         x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x7FEB352D)) & ones
         x ^= low
         x = ((x ^ (x >> np.uint64(15))) * np.uint64(0x846CA68B)) & ones
         x ^= x >> np.uint64(16)
         slot = np.int64((x * np.uint64(table.size)) >> np.uint64(32))
-        table[slot] = max(table[slot], i)
+        table[slot] = max(table[slot], np.int64(priorities[i]) << 32 | np.int64(indices[i]))

@@ -66,14 +66,19 @@ def accumulate_momentum_select(
     return select(out, threshold, capacity)
 
 
-def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: tuple[int, ...]) -> None:
-    """Add values at indices (int32), run after run. Within a run no index occurs twice with a value other than 0.
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: tuple[int, ...], sign: float = 1.0) -> None:
+    """Add sign · values at indices (int32), run after run. Within a run no index occurs twice with a value but 0.
 
     The runs give a fixed order of summation, also on devices that add atomically.
     """
     values = values.to(out.dtype)
     for index, value in zip(indices.split(runs), values.split(runs), strict=True):
-        out.index_add_(0, index, value)
+        out.index_add_(0, index, value, alpha=sign)
+
+
+def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
+    """Set `x` to zero at indices (int32) whose value is not 0."""
+    x[indices[values != 0]] = 0
 
 
 def mix(indices: Tensor, seed: int) -> Tensor:
@@ -96,9 +101,12 @@ def keys(seed: int) -> tuple[int, int]:
     return (key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF
 
 
-def hashed_slots(indices: Tensor, slots: int, seed: int) -> Tensor:
-    """Write each index into slot ⌊mix(index) · slots / 2³²⌋; the largest index wins; −1 marks an empty slot."""
+def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, seed: int) -> Tensor:
+    """Write each index into slot ⌊mix(index) · slots / 2³²⌋ and return the slots (int32); −1 marks an empty one.
+
+    Where several meet, the highest priority (int32, not negative) stays, and of equal ones the largest index.
+    """
     slot = (mix(indices, seed) * slots) >> 32
+    ranked = (priorities.to(torch.int64) << 32) | indices.to(torch.int64)
     table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
-    table.scatter_reduce_(0, slot, indices.to(torch.int64), "amax")
-    return table.to(torch.int32)
+    return table.scatter_reduce_(0, slot, ranked, "amax").to(torch.int32)

@@ -20,6 +20,8 @@ class Memory(ABC):
     """
 
     stateful: ClassVar[bool] = True
+    fields: ClassVar[frozenset[str]]
+    """The names that `state` may hold under a parameter."""
 
     @abstractmethod
     def compensate(self, name: str, gradient: Tensor, scale: float) -> Signal:
@@ -39,7 +41,7 @@ class Memory(ABC):
 
     @abstractmethod
     def rescale(self, factor: float) -> None:
-        """Multiply everything that waits: the loss scale changed by this factor."""
+        """Multiply everything that waits: the loss scale, 1 at first, changed by this factor."""
 
     @abstractmethod
     def state(self) -> State:

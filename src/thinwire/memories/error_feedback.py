@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -16,6 +16,8 @@ from thinwire.signals import Signal
 @dataclass(kw_only=True)
 class ErrorFeedback(Memory):
     """r ← r + g − delivered."""
+
+    fields: ClassVar[frozenset[str]] = frozenset({"residual"})
 
     _residual: Staged = field(default_factory=Staged, init=False, repr=False)
 

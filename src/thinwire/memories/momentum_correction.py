@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ class MomentumCorrection(Memory):
     is SGD with momentum.
 
     `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
-    it is added (local gradient clipping; pass `world_size` too).
+    it is added (local gradient clipping).
     """
+
+    fields: ClassVar[frozenset[str]] = frozenset({"residual", "velocity"})
 
     momentum: float | None = None
     nesterov: bool = False
@@ -33,6 +35,7 @@ class MomentumCorrection(Memory):
     clip_norm: float | None = None
     _residual: Staged = field(default_factory=Staged, init=False, repr=False)
     _velocity: Staged = field(default_factory=Staged, init=False, repr=False)
+    _loss_scale: float = field(default=1.0, init=False, repr=False)
 
     def adopt(self, momentum: float, *, nesterov: bool, velocities: Mapping[str, Tensor]) -> None:
         """Take over from an optimizer; `velocities` are one rank's share of its momentum buffers, by parameter."""
@@ -70,6 +73,7 @@ class MomentumCorrection(Memory):
         """Multiply residual and velocity."""
         self._residual.rescale(factor)
         self._velocity.rescale(factor)
+        self._loss_scale *= factor
 
     def state(self) -> State:
         """Return {name: {"residual": v, "velocity": u}}; a field not yet in use is left out."""
@@ -87,7 +91,7 @@ class MomentumCorrection(Memory):
         if self.clip_norm is None:
             return 1.0
         norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-        limit = self.clip_norm * math.sqrt(scale)
+        limit = self.clip_norm * self._loss_scale * math.sqrt(scale)
         return limit / norm if math.isfinite(norm) and norm > limit else 1.0
 
 
@@ -123,7 +127,7 @@ class _MomentumSum(Signal):
         return self._tensors[0]
 
     def sample(self, offset: int, stride: int) -> Tensor:
-        *_, residual, velocity, gradient = (tensor[offset::stride] for tensor in self._tensors)
+        residual, velocity, gradient = (tensor[offset::stride] for tensor in self._tensors[2:])
         scale, m, nesterov = self._factors
         on_velocity, on_gradient = (m * m, scale * (1 + m)) if nesterov else (m, scale)
         return residual.add(velocity, alpha=on_velocity).add_(gradient, alpha=on_gradient)

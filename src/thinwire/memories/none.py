@@ -17,6 +17,7 @@ class NoMemory(Memory):
     """What a codec drops is lost."""
 
     stateful: ClassVar[bool] = False
+    fields: ClassVar[frozenset[str]] = frozenset()
 
     def compensate(self, name: str, gradient: Tensor, scale: float) -> Signal:
         """Scale the gradient in place, as DDP does."""

@@ -78,19 +78,19 @@ class Sparse(Payload):
         """Set the spans of `out` to zero and add the values."""
         for offset, length in self.spans:
             out[offset : offset + length].zero_()
-        self._add(out, self.values)
+        self._add(out, 1.0)
 
     def subtract_from(self, x: Tensor) -> None:
         """Subtract the values from `x`."""
-        self._add(x, -self.values)
+        self._add(x, -1.0)
 
     def mask(self, x: Tensor) -> None:
         """Set `x` to zero at every index that carries a value other than 0."""
-        x[self.indices[self.values != 0]] = 0
+        kernels.backend(x).mask(x, self.indices, self.values)
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out` is finite at every index."""
-        return bool(out[self.indices].isfinite().all())
+        return bool(out.index_select(0, self.indices).isfinite().all())
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
@@ -123,8 +123,8 @@ class Sparse(Payload):
             agreed=False,
         )
 
-    def _add(self, out: Tensor, values: Tensor) -> None:
-        kernels.backend(out).scatter_add(out, self.indices, values, self.runs)
+    def _add(self, out: Tensor, sign: float) -> None:
+        kernels.backend(out).scatter_add(out, self.indices, self.values, self.runs, sign)
 
     def _header(self) -> Tensor:
         return wire.header(wire.SPARSE, self.values.dtype, self.values.numel(), self.numel, self.values.device)

@@ -25,7 +25,7 @@ class Entry:
 PROBLEMS: Mapping[str, Entry] = MappingProxyType(
     {
         "transformer": Entry(
-            summary="byte-level GPT, 0.85 M parameters, on Python's own standard library; --data FILE for another text",
+            summary="byte-level GPT, 0.83 M parameters, on Python's own standard library; --data FILE for another text",
             make=transformer.make,
         ),
         "lstm": Entry(
@@ -59,7 +59,7 @@ def build(name: str, *, seed: int, data: Path | None = None, scale: float = 1.0)
     """
     entry = PROBLEMS.get(name)
     if entry is None:
-        raise BadInput(f"no problem is called {name!r}; choose one of {', '.join(PROBLEMS)}")
+        raise BadInput(f"no model is called {name!r}; choose one of {', '.join(PROBLEMS)}")
     if seed < 0:
         raise BadInput(f"the seed must not be negative but is {seed}")
     _check_scale(name, entry, scale)
@@ -72,8 +72,5 @@ def _check_scale(name: str, entry: Entry, scale: float) -> None:
     if not (math.isfinite(scale) and scale > 0):
         raise BadInput(f"--scale must be a positive number but is {scale:g}")
     if scale != 1 and not entry.scales:
-        raise BadInput(f"{name} has one size; leave --scale out, or use a problem that scales: {_scaling()}")
-
-
-def _scaling() -> str:
-    return ", ".join(name for name, entry in PROBLEMS.items() if entry.scales)
+        scaling = ", ".join(known for known, entry in PROBLEMS.items() if entry.scales)
+        raise BadInput(f"{name} has one size; leave --scale out, or choose a model that scales: {scaling}")

@@ -51,7 +51,7 @@ class Options:
     def path(self, what: str) -> Path:
         """Where the data lies; raises BadInput, saying `what` it should name, where the user did not tell."""
         if self.data is None:
-            raise BadInput(f"this problem needs data; point --data at {what}")
+            raise BadInput(f"this model needs data; point --data at {what}")
         return self.data
 
 

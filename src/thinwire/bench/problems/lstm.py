@@ -56,7 +56,7 @@ def make(options: Options) -> Problem:
         batch=batches(options.seed, partial(train.draw, count=BATCH)),
         loss=cross_entropy,
         held_out=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
-        learning_rate=1.0,
+        learning_rate=2.0,
     )
 
 

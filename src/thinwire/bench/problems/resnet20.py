@@ -68,7 +68,7 @@ def make(options: Options) -> Problem:
         batch=batches(options.seed, draw),
         loss=cross_entropy,
         held_out=held_out(data.rest[spaced(len(data.rest), HELD_OUT)], BATCH, take),
-        learning_rate=0.1,
+        learning_rate=0.05,
     )
 
 

@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from thinwire.bench.problems.base import Options, Problem, cross_entropy, seeded, size
 from thinwire.bench.problems.reading import reading
 from thinwire.bench.problems.sampling import batches, held_out, spaced
-from thinwire.bench.problems.stdlib import source_text
+from thinwire.bench.problems.stdlib import source_texts
 from thinwire.bench.problems.windows import Windows
 
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 176, 4, 2
@@ -19,7 +20,7 @@ BATCH, HELD_OUT = 12, 144
 
 
 class Block(nn.Module):
-    """Causal self-attention and a GELU network, each added to the stream (batch, time, width) it reads."""
+    """Self-attention and a GELU network, each added to the stream (batch, time, width) it reads."""
 
     def __init__(self, width: int, heads: int) -> None:
         """Both branches start as zero: a plain SGD step is then stable at rates that would otherwise diverge."""
@@ -33,46 +34,58 @@ class Block(nn.Module):
         for linear in (self.out, self.down):
             nn.init.zeros_(linear.weight)
 
-    def forward(self, stream: Tensor) -> Tensor:
-        """The stream with both branches added, shape unchanged."""
-        stream = stream + self._attend(self.before_attention(stream))
+    def forward(self, stream: Tensor, bias: Tensor) -> Tensor:
+        """The stream with both branches added; `bias` (heads, time, time) is what attention adds to its scores."""
+        stream = stream + self._attend(self.before_attention(stream), bias)
         return stream + self.down(F.gelu(self.up(self.before_network(stream))))
 
-    def _attend(self, stream: Tensor) -> Tensor:
+    def _attend(self, stream: Tensor, bias: Tensor) -> Tensor:
         query, key, value = self.qkv(stream).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class ByteGPT(nn.Module):
-    """Bytes (batch, time) int64 to logits of the byte after each, (batch, time, 256); time is at most `CONTEXT`."""
+    """Bytes (batch, time) int64 to logits of the byte after each, (batch, time, 256)."""
 
     def __init__(self) -> None:
-        """Embeddings of unit variance and a small output layer: at the start every byte is about as likely."""
+        """An embedding of unit variance and a small output layer: at the start every byte is about as likely."""
         super().__init__()
-        self.bytes, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(LAYERS)))
+        self.bytes = nn.Embedding(256, WIDTH)
+        self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(LAYERS))
         self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """See the class."""
-        stream = self.bytes(tokens) + self.positions.weight[: tokens.shape[1]]
-        return self.head(self.norm(self.blocks(stream)))
+        # Not a buffer: DistributedDataParallel would send it at every step.
+        stream, bias = self.bytes(tokens), recency(tokens.shape[1])
+        for block in self.blocks:
+            stream = block(stream, bias)
+        return self.head(self.norm(stream))
+
+
+def recency(time: int) -> Tensor:
+    """The bias (heads, time, time) of linear distance (ALiBi, Press et al. 2022), minus infinity for what is to come.
+
+    The heads' slopes are 2, 1, 1/2, 1/4: steeper than for words, as the last few bytes say most about the next.
+    """
+    distance = torch.arange(time)[:, None] - torch.arange(time)
+    slopes = 2.0 ** (1 - torch.arange(HEADS))
+    return (-slopes[:, None, None] * distance).masked_fill(distance < 0, -torch.inf)
 
 
 def make(options: Options) -> Problem:
-    """The problem on the text file `options.data`, or on the standard library; the last twentieth is held out."""
-    text = _text(options.data)
-    cut = len(text) - len(text) // 20
-    source = "the text" if options.data is None else str(options.data)
-    train = Windows(tokens=text[:cut], length=CONTEXT, source=source)
-    rest = Windows(tokens=text[cut:], length=CONTEXT, source=f"the last twentieth of {source}")
+    """The problem on the text file `options.data`, its last twentieth held out, or on the standard library."""
+    text, held_text = _texts(options.data)
+    source = str(options.data or "Python's standard library")
+    train = Windows(tokens=text, length=CONTEXT, source=source)
+    rest = Windows(tokens=held_text, length=CONTEXT, source=f"the held-out part of {source}")
     with seeded(options.seed):
         model = ByteGPT()
     return Problem(
         name="transformer",
-        description=f"byte-level GPT, {size(model)}, on {len(text):,} bytes of {options.data or 'Python source'}",
+        description=f"byte-level GPT, {size(model)}, on {len(text):,} bytes of {source}",
         model=model,
         batch=batches(options.seed, partial(train.draw, count=BATCH)),
         loss=cross_entropy,
@@ -81,8 +94,10 @@ def make(options: Options) -> Problem:
     )
 
 
-def _text(path: Path | None) -> NDArray[np.uint8]:
+def _texts(path: Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     if path is None:
-        return source_text()
+        return source_texts()
     with reading(path, "a text file that is not empty"):
-        return np.memmap(path, np.uint8, mode="r")
+        text = np.memmap(path, np.uint8, mode="r")
+    cut = len(text) - len(text) // 20
+    return text[:cut], text[cut:]

@@ -64,7 +64,7 @@ def make(options: Options) -> Problem:
         batch=batches(options.seed, language.draw),
         loss=cross_entropy,
         held_out=held_out(np.arange(HELD_OUT), BATCH, rest.take),
-        learning_rate=2.0,
+        learning_rate=10.0,
     )
 
 
