@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.bench.cluster import Cluster, WorkerDied
+from thinwire.bench.cluster import Cluster, SupervisorDied, WorkerDied
 from thinwire.bench.methods import METHODS
 from thinwire.bench.options import Options
 from thinwire.bench.problems import PROBLEMS, BadInput, build
@@ -63,22 +63,28 @@ def run(options: Options, *, json: Path | None, html: Path | None) -> int:
     """
     first = is_first()
     outputs = Outputs(console=Console(quiet=not first), json=json if first else None, html=html if first else None)
-    parameters, description = _describe(options)
-    code, reason = 0, None
-    with _workers(options) as workers:
-        outputs.say(f"{description}; {options.workers} workers; {workers.label}")
-        with BenchProgress(outputs.console, rows=len(options.rows())) as progress:
-            session = Session(options, workers, progress, parameters, description)
-            try:
-                session.run(on_row=outputs.save)
-            except KeyboardInterrupt:
-                code, reason = INTERRUPTED, "interrupted"
-            except WorkerDied as death:
-                code, reason = DIED, str(death)
+    session = Session(options, *_describe(options))
+    code, reason = _train(session, outputs)
     outputs.show(session.results(reason))
     if reason:
         Console(stderr=True).print(f"thinwire bench: {reason}", markup=False, highlight=False, soft_wrap=True)
     return code
+
+
+def _train(session: Session, outputs: Outputs) -> tuple[int, str | None]:
+    """Train every row, and return the exit code and what cut the run short, if anything did."""
+    try:
+        with _workers(session.options) as workers:
+            outputs.say(f"{session.description}; {session.options.workers} workers; {workers.label}")
+            with BenchProgress(outputs.console, rows=len(session.options.rows())) as progress:
+                session.run(workers, progress, on_row=outputs.save)
+    except KeyboardInterrupt:
+        return INTERRUPTED, "interrupted"
+    except WorkerDied as death:
+        return DIED, f"{death}\n{death.reason}" if "\n" in death.reason.strip() else str(death)
+    except SupervisorDied as death:
+        return DIED, str(death)
+    return 0, None
 
 
 def print_listing() -> None:

@@ -17,7 +17,7 @@ from thinwire.integrations import attach
 from thinwire.reducer import Reducer
 from thinwire.schedules import exponential_warmup
 
-Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined]  # a C++ class that torch's stubs leave out
+Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
 
 POWERSGD_RANK = 4
 POWERSGD_START = 10
@@ -100,12 +100,12 @@ METHODS = {
     ),
     "topk": Method(description="exact Top-k with error feedback", install=_recipe(recipes.topk), sparse=True),
     "dgc": Method(
-        description=f"Deep Gradient Compression: sampled threshold, momentum correction, {WARMUP_STEPS} steps of warm-up",
+        description=f"Deep Gradient Compression: sampled threshold, momentum correction, {WARMUP_STEPS} warm-up steps",
         install=_recipe(_warm(recipes.dgc), momentum=True),
         sparse=True,
     ),
     "dragonn": Method(
-        description=f"DRAGONN: hashed slots, momentum correction, {WARMUP_STEPS} steps of warm-up",
+        description=f"DRAGONN: hashed slots, momentum correction, {WARMUP_STEPS} warm-up steps",
         install=_recipe(_warm(recipes.dragonn), momentum=True),
         sparse=True,
     ),

@@ -42,28 +42,29 @@ class Session:
     """Rows finished so far stay in `results()` whatever ends the run."""
 
     options: Options
-    workers: Workers
-    watcher: Watcher
     parameters: int
     description: str
+    _link: str = "not started"
+    _throttled: bool = False
     _rows: list[Row] = field(default_factory=list)
     _overhead: dict[str, float] = field(default_factory=dict)
     _free: list[float] = field(default_factory=list)
 
-    def run(self, on_row: Callable[[Results], None]) -> None:
+    def run(self, workers: Workers, watcher: Watcher, on_row: Callable[[Results], None]) -> None:
         """Train every row; `on_row` gets the results after each."""
+        self._link, self._throttled = workers.label, workers.throttled
         for recipe, density in self.options.rows():
-            if self.workers.throttled:
-                self._sample_free_network()
-            self._train(recipe, density)
+            if workers.throttled:
+                self._sample_free_network(workers)
+            self._train(workers, watcher, recipe, density)
             on_row(self.results("the run goes on"))
 
     def results(self, reason: str | None = None) -> Results:
         """Return what has been measured; `reason` says why rows are missing, if any are."""
         environment = describe(self.options) | {
             "model_description": self.description,
-            "link": self.workers.label,
-            "throttled": self.workers.throttled,
+            "link": self._link,
+            "throttled": self._throttled,
             "target_loss": self._target(),
             "free_network_step_seconds": asdict(percentiles(self._free)) if self._free else None,
             "protocol_overhead": self._overhead,
@@ -72,43 +73,43 @@ class Session:
         }
         return Results(environment=environment, rows=tuple(self._rows))
 
-    def _train(self, recipe: str, density: float) -> None:
+    def _train(self, workers: Workers, watcher: Watcher, recipe: str, density: float) -> None:
         steps = self.options.steps
         record = Record(recipe, density, steps, skip=min(WARMUP_STEPS, steps // 4))
         label = recipe if density == 1 else f"{recipe} {density:g}"
-        self.watcher.start_row(label, steps)
+        watcher.start_row(label, steps)
         loss = None
-        for event in self._events(recipe, density, steps, target=self._target()):
+        for event in self._events(workers, recipe, density, steps, target=self._target()):
             record.add(event)
             loss = event.get("loss", loss)
             if event["kind"] == "step":
-                self.watcher.advance(event["step"] + 1, loss, event["total"])
+                watcher.advance(event["step"] + 1, loss, event["total"])
         row = record.row(dense_bytes=self._dense_bytes(), dense=self._dense(), target=self._target())
         self._rows.append(row)
         overhead = record.protocol_overhead()
         if overhead is not None:
             self._overhead[row.label] = overhead
-        self.watcher.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
+        watcher.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
 
-    def _sample_free_network(self) -> None:
+    def _sample_free_network(self, workers: Workers) -> None:
         """Take a few uncompressed steps with the link lifted: what a step costs when the network is free."""
-        self.workers.throttle(False)
+        workers.throttle(False)
         steps = max(3, min(16, self.options.steps // 5))
         record = Record("dense", 1.0, steps, skip=steps // 4)
-        for event in self._events("dense", 1.0, steps, target=None, quick=True):
+        for event in self._events(workers, "dense", 1.0, steps, target=None, quick=True):
             record.add(event)
         self._free += record.step_seconds()
-        self.workers.throttle(True)
+        workers.throttle(True)
 
     def _events(
-        self, recipe: str, density: float, steps: int, *, target: float | None, quick: bool = False
+        self, workers: Workers, recipe: str, density: float, steps: int, *, target: float | None, quick: bool = False
     ) -> Iterator[dict[str, Any]]:
         most = steps if target is None else max(steps, round(self.options.extend * steps))
         row = {"recipe": recipe, "density": density, "steps": steps, "most_steps": most, "target": target}
         row["every"] = most + 1 if quick else self.options.every
         problem = {k: getattr(self.options, k) for k in ("data", "seed", "scale")} | {"name": self.options.model}
         problem["data"] = None if problem["data"] is None else str(problem["data"])
-        for rank, event in self.workers.run({"row": row, "problem": problem}):
+        for rank, event in workers.run({"row": row, "problem": problem}):
             if rank == 0:
                 yield event
 

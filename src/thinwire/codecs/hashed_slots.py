@@ -21,8 +21,8 @@ class HashedSlots(Codec):
 
     The threshold aims at `surplus` · m picks. Of n picks m·(1 − (1 − 1/m)ⁿ) slots fill: 63 % at surplus 1, 86 % at 2.
     An empty slot travels as index 0, value 0; a pick that lost its slot was not sent. h is drawn anew for each seed.
-    The paper keeps whichever was written last, which delays large elements at random; with momentum correction that made
-    training unstable (docs/measurements).
+    The paper keeps whichever was written last, which delays large elements at random; with momentum correction
+    it made training unstable (docs/measurements).
     """
 
     density: float | Schedule

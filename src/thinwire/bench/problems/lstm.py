@@ -42,7 +42,8 @@ class WordLSTM(nn.Module):
 def make(options: Options) -> Problem:
     """The problem on the directory `options.data`; the vocabulary is that of its train.txt."""
     folder = options.path(EXPECTED)
-    rest_path = next((path for path in (folder / "valid.txt", folder / "test.txt") if path.is_file()), folder)
+    choices = [folder / name for name in ("valid.txt", "test.txt")]
+    rest_path = next(filter(Path.is_file, choices), choices[0])
     words, rest_words = _words(folder / "train.txt"), _words(rest_path)
     ids = {word: index for index, word in enumerate(dict.fromkeys((UNKNOWN, END, *words)))}
     train = Windows(tokens=_encode(words, ids), length=LENGTH, source=str(folder / "train.txt"))

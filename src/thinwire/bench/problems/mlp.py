@@ -1,6 +1,7 @@
 """A fully connected network on MNIST's idx files."""
 
 import gzip
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,27 +56,26 @@ def make(options: Options) -> Problem:
 
 
 def _digits(folder: Path, part: str) -> Digits:
-    images = _idx(folder, f"{part}-images-idx3-ubyte")
-    labels = _idx(folder, f"{part}-labels-idx1-ubyte")
+    images = _idx(folder, f"{part}-images-idx3-ubyte", 3)
+    labels = _idx(folder, f"{part}-labels-idx1-ubyte", 1)
     require(images.shape == (len(labels), 28, 28), folder, f"as many {part} images of 28 x 28 pixels as labels")
-    require(bool(np.all(labels < CLASSES)), folder, f"{part} labels from 0 to {CLASSES - 1}")
+    require(len(labels) > 0 and int(labels.max()) < CLASSES, folder, f"{part} labels from 0 to {CLASSES - 1}")
     return Digits(images=images.reshape(-1, PIXELS), labels=labels)
 
 
-def _idx(folder: Path, name: str) -> NDArray[np.uint8]:
+def _idx(folder: Path, name: str, rank: int) -> NDArray[np.uint8]:
     plain, packed = folder / name, folder / f"{name}.gz"
     path = packed if packed.is_file() else plain
     with reading(path, EXPECTED):
         raw = path.read_bytes()
-        raw = gzip.decompress(raw) if path == packed else raw
-    return _unpack(raw, path)
+        return _unpack(gzip.decompress(raw) if path == packed else raw, path, rank)
 
 
-def _unpack(raw: bytes, path: Path) -> NDArray[np.uint8]:
-    """An idx file: two zero bytes, 8 for unsigned bytes, the rank, big-endian int32 sizes, then the items."""
-    require(raw[:3] == b"\0\0\x08" and len(raw) >= 4 + 4 * raw[3], path, "an idx file of unsigned bytes")
-    start = 4 + 4 * raw[3]
-    shape = np.frombuffer(raw[4:start], ">i4").tolist()
+def _unpack(raw: bytes, path: Path, rank: int) -> NDArray[np.uint8]:
+    """An idx file: two zero bytes, 8 for unsigned bytes, the rank, big-endian sizes of 4 bytes, then the items."""
+    start = 4 + 4 * rank
+    require(raw[:4] == bytes((0, 0, 8, rank)) and len(raw) >= start, path, f"an idx file of rank {rank} of bytes")
+    shape = np.frombuffer(raw[4:start], ">u4").tolist()
     items = np.frombuffer(raw, np.uint8, offset=start)
-    require(items.size == np.prod(shape), path, f"{'x'.join(map(str, shape))} items but found {items.size}")
+    require(items.size == math.prod(shape), path, f"{' x '.join(map(str, shape))} items, not {items.size}")
     return items.reshape(shape)

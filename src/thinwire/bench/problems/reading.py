@@ -18,7 +18,8 @@ def reading(path: Path, expected: str) -> Iterator[None]:
         raise
     except (OSError, EOFError, KeyError, ValueError, BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"{path} cannot be used ({reason}); expected {expected}") from error
+        one_line = " ".join(str(reason).split())
+        raise BadInput(f"{path} cannot be used ({one_line}); expected {expected}") from error
 
 
 def require(condition: bool, path: Path, expected: str) -> None:

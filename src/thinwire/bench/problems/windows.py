@@ -24,7 +24,7 @@ class Windows:
 
     def __post_init__(self) -> None:
         """Refuse a stream too short to hold a single window."""
-        if len(self) < 1:
+        if len(self.tokens) <= self.length:
             raise BadInput(f"{self.source} is too short ({len(self.tokens)} tokens); use a longer text")
 
     def __len__(self) -> int:
