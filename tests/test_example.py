@@ -1,0 +1,49 @@
+"""The example, as it stands, and what becomes of it when a worker is killed."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "minimal.py"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _ranks(steps: int, port: int) -> "list[subprocess.Popen[str]]":
+    """Start two ranks as torchrun would, but with nobody to end one when the other dies."""
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLE), str(steps)]
+    pipe = subprocess.PIPE
+    return [
+        subprocess.Popen(command, env=os.environ | group | {"RANK": str(rank)}, stdout=pipe, stderr=pipe, text=True)
+        for rank in range(2)
+    ]
+
+
+def test_it_runs_under_torchrun() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*torchrun, str(EXAMPLE), "30"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"rank \d: replicas identical: \w+", done.stdout)) == [
+        "rank 0: replicas identical: True",
+        "rank 1: replicas identical: True",
+    ]
+
+
+def test_a_killed_worker_ends_the_other_with_an_error() -> None:
+    survivor, victim = _ranks(10**9, port=_free_port())
+    with survivor, victim:
+        assert survivor.stdout is not None
+        while "step 40" not in survivor.stdout.readline():
+            pass
+        os.kill(victim.pid, signal.SIGKILL)
+        _, errors = survivor.communicate(timeout=60)
+    assert survivor.returncode not in (0, -signal.SIGKILL)
+    assert re.search(r"RuntimeError.*(closed by peer|reset by peer|[Tt]imed out)", errors), errors
