@@ -79,6 +79,18 @@ class Words(nn.Module):
         return self.last(self.words((x.abs() * 16).long().clamp(max=63)))
 
 
+class RareWords(nn.Module):
+    """The first thousand elements of the embedding's gradient are zero; `never` is not used."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(80, 30, dtype=dtype)
+        self.never = nn.Linear(30, 4, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words((x.abs() * 16).long().clamp(max=30) + 49)
+
+
 class Picture(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -88,6 +100,19 @@ class Picture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.view(-1, 5, 2, 2).contiguous(memory_format=torch.channels_last)
         return self.last(self.filter(x).flatten(1).tanh())
+
+
+class Odd(nn.Module):
+    """Has a parameter without dimensions and one without elements."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0, dtype=dtype))
+        self.empty = nn.Parameter(torch.zeros(0, 5, dtype=dtype))
+        self.last = nn.Linear(WIDTH, 30, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) * self.scale + self.empty.sum()
 
 
 def _call(model: nn.Module, x: Tensor, step: int) -> Tensor:
@@ -126,9 +151,11 @@ SCENARIOS = {
         options=SEVERAL | {"find_unused_parameters": True, "gradient_as_bucket_view": True},
         call=_left_on_rank_0_right_on_odd_steps,
     ),
+    "unused, zeros in front": Scenario(make=RareWords, options=SEVERAL | {"find_unused_parameters": True}),
     "mixed dtypes": Scenario(make=Mixed),
     "channels last": Scenario(make=Picture),
     "tied weights": Scenario(make=Tied),
+    "odd shapes": Scenario(make=Odd),
     "sparse embedding": Scenario(make=Words),
     "uneven inputs": Scenario(uneven=True),
 }
@@ -193,7 +220,7 @@ class Training:
         """Do one step, and return whether its gradients were finite; the optimizer steps only then."""
         self.optimizer.zero_grad()
         self.backward(step)
-        finite = all(bool(_values(g).isfinite().all()) for g in self.gradients().values())
+        finite = all(bool(values(g).isfinite().all()) for g in self.gradients().values())
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -224,7 +251,7 @@ class Training:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
 
-def _values(gradient: Tensor) -> Tensor:
+def values(gradient: Tensor) -> Tensor:
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
@@ -238,7 +265,7 @@ def digest(model: nn.Module) -> str:
     """Return a hash over the bits of all parameters."""
     sha = hashlib.sha256()
     for p in model.parameters():
-        sha.update(p.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        sha.update(p.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 

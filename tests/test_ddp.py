@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import RECIPES
-from ddp_models import SCENARIOS, Scenario, Tied, Training, digest, flat, mlp
+from ddp_models import SCENARIOS, WIDTH, Scenario, Tied, Training, digest, flat, mlp
 from ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +21,9 @@ from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Bucket, Compressed, Reducer, Round, WarmUp
 from thinwire.schedules import exponential_warmup
 
-STEPS = 5
+STEPS = 4
+EVERY_SIZE = ("several buckets", "static graph", "unused", "uneven inputs")
+SIZES = [(scenario, size) for scenario in SCENARIOS for size in (1, 2, 3, 4) if size == 3 or scenario in EVERY_SIZE]
 LINEAR = [name for name, case in RECIPES.items() if not case.momentum]
 
 
@@ -34,8 +36,7 @@ def _plain_and_dense(scenario: str, dtype: torch.dtype) -> tuple[str, str]:
     )
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(("scenario", "world_size"), SIZES)
 def test_dense_is_plain_ddp_bit_for_bit(ranks: Ranks, scenario: str, world_size: int) -> None:
     for plain, dense in ranks.run(world_size, _plain_and_dense, scenario, torch.float32):
         assert plain == dense
@@ -59,9 +60,8 @@ def _trained(scenario: str, recipe: str) -> tuple[str, bool, int, bool]:
     return final, training.attachment.verify_replicas(), training.attachment.step, finite and final != initial
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(("scenario", "world_size"), SIZES)
 def test_replicas_stay_bit_identical(ranks: Ranks, scenario: str, recipe: str, world_size: int) -> None:
     results = ranks.run(world_size, _trained, scenario, recipe)
     assert len({final for final, *_ in results}) == 1
@@ -95,19 +95,18 @@ def test_one_wrong_bit_is_found(ranks: Ranks, dtype: torch.dtype, damage: Callab
     assert ranks.run(3, _differing, dtype, damage) == [(True, False, ["2.weight"])] * 3
 
 
-def _opposites(dtype: torch.dtype) -> list[str]:
-    training = Training(Scenario(make=lambda dtype: nn.Linear(60, 80, dtype=dtype), options={}), "dense", dtype=dtype)
+def _opposites(dtype: torch.dtype, first: int, second: int) -> list[str]:
+    training = Training(Scenario(make=_large, options={}), "dense", dtype=dtype)
     weight = training.parameters()["weight"].detach().view(-1)
     weight.zero_()
-    first, second = (1, -1) if dist.get_rank() == 0 else (-1, 1)
-    weight[7], weight[11] = first, second
-    weight[4500], weight[4600] = first, second
+    weight[first], weight[second] = (1, -1) if dist.get_rank() == 0 else (-1, 1)
     return training.attachment.differing_parameters()
 
 
+@pytest.mark.parametrize(("first", "second"), [(7, 11), (7, 7 + 4096), (9, 9000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_swapped_opposites_are_found(ranks: Ranks, dtype: torch.dtype) -> None:
-    assert ranks.run(2, _opposites, dtype) == [["weight"]] * 2
+def test_swapped_opposites_are_found(ranks: Ranks, dtype: torch.dtype, first: int, second: int) -> None:
+    assert ranks.run(2, _opposites, dtype, first, second) == [["weight"]] * 2
 
 
 # --- nothing is lost ---
@@ -136,7 +135,7 @@ def _balance(book: Tensor, residuals: list[Tensor]) -> tuple[float, float]:
     dist.all_reduce(local)
     dist.all_reduce(waiting)
     dist.broadcast(applied, 0)  # rank 0 takes part in every step
-    return float((local - applied - waiting).abs().max()), float(local.abs().max())
+    return float((local - applied - waiting).norm()), float(local.norm())
 
 
 @pytest.mark.parametrize("recipe", LINEAR)
@@ -144,8 +143,9 @@ def _balance(book: Tensor, residuals: list[Tensor]) -> tuple[float, float]:
 def test_applied_and_waiting_are_all_there_was(ranks: Ranks, scenario: str, recipe: str) -> None:
     books = ranks.run(3, _books, scenario, recipe)[0]
     for name, (missing, total) in books.items():
-        assert missing <= (1e-5 if name.startswith("middle") else 1e-13), name
-        assert total > 1e-4 or name.startswith("never") or scenario.startswith("static graph, unused"), name
+        assert missing <= (1e-5 if name.startswith("middle") else 1e-12), name
+        unused = name.startswith("never") or scenario == "static graph, unused"
+        assert total > 1e-4 or unused or name == "empty", name
 
 
 def _resting(recipe: str) -> list[bool]:
@@ -229,7 +229,7 @@ def test_two_collectives_per_bucket_at_most_and_during_backward(ranks: Ranks, re
 
 
 def _large(dtype: torch.dtype) -> nn.Module:
-    return nn.Linear(20, 200, bias=False, dtype=dtype)
+    return nn.Linear(WIDTH, 500, bias=False, dtype=dtype)
 
 
 def _bytes_by_step(recipe: Reducer, steps: int) -> list[float]:
@@ -243,14 +243,15 @@ def _bytes_by_step(recipe: Reducer, steps: int) -> list[float]:
 
 
 def _sparse_bytes(density: float) -> float:
-    return 16 + 8 * round(density * 4000)
+    section = 4 * round(density * 10_000)  # indices as well as values, each padded to 8 bytes
+    return 16 + 2 * (section + section % 8)
 
 
 def test_warm_up_switches_at_its_step(ranks: Ranks) -> None:
     memory = ErrorFeedback()
     topk = Compressed(memory=memory, codec=TopK(density=0.01), exchange=AllGather())
     recipe = WarmUp(steps=2, first=tw.recipes.dense(memory=memory), then=topk)
-    dense = 4 * 4000
+    dense = 4 * 10_000
     for found in ranks.run(2, _bytes_by_step, recipe, 4):
         assert found == [dense, dense, _sparse_bytes(0.01), _sparse_bytes(0.01)]
 
@@ -319,6 +320,7 @@ def _refusals() -> dict[str, str]:
     hooked.register_comm_hook(None, _hook)
     builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)  # type: ignore[attr-defined]
     mixed.mixed_precision = object()  # type: ignore[assignment]
+    imaginary = nn.Linear(2, 2, dtype=torch.complex64)
     frozen = mlp(torch.float32)
     frozen[0].requires_grad_(False)  # type: ignore[index]
     thawed = DistributedDataParallel(frozen)
@@ -332,6 +334,7 @@ def _refusals() -> dict[str, str]:
         "builtin": lambda: tw.attach(builtin, tw.recipes.topk()),
         "mixed": lambda: tw.attach(mixed, tw.recipes.topk()),
         "shared": lambda: tw.attach(DistributedDataParallel(mlp(torch.float32)), used),
+        "complex": lambda: tw.attach(DistributedDataParallel(imaginary), tw.recipes.dense()),
         "thawed": lambda: tw.attach(thawed, tw.recipes.topk()),
     }
     return {name: _message(attempt) for name, attempt in attempts.items()}
@@ -357,6 +360,7 @@ def test_attach_refuses_with_the_fix(ranks: Ranks) -> None:
         "builtin": ("RuntimeError", "anew"),
         "mixed": ("RuntimeError", "autocast"),
         "shared": ("RuntimeError", "make another"),
+        "complex": ("TypeError", "view_as_real"),
         "thawed": ("RuntimeError", "anew"),
     }
     messages = ranks.run(1, _refusals)[0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import RECIPES
-from ddp_models import SEVERAL, WIDTH, Scenario, Training, digest, flat, same
+from ddp_models import SCENARIOS, SEVERAL, WIDTH, Scenario, Training, digest, flat, same, values
 from ranks import Ranks
 from torch import Tensor, nn
 
@@ -46,13 +46,13 @@ def _through_a_file(x: Any) -> Any:
     return torch.load(file)
 
 
-def _resumed(recipe: str, scaled: bool, optimizer_first: bool) -> tuple[str, str]:
+def _resumed(scenario: str, recipe: str, scaled: bool, optimizer_first: bool) -> tuple[str, str]:
     options: dict[str, Any] = {"nesterov": recipe == "dgc", "weight_decay": 0.01}
-    old = Training("several buckets", MAKERS[recipe](), scaler=_scaler(scaled), **options).run(range(5))
+    old = Training(scenario, MAKERS[recipe](), scaler=_scaler(scaled), **options).run(range(5))
     saved = _through_a_file([x.state_dict() for x in (old.model, old.optimizer, old.attachment, old.scaler) if x])
     old.run(range(5, 7))
 
-    new = Training("several buckets", scaler=_scaler(scaled), **options)
+    new = Training(scenario, scaler=_scaler(scaled), **options)
     if optimizer_first:
         new.optimizer.load_state_dict(saved[1])
     attachment = new.attach(MAKERS[recipe]())
@@ -71,13 +71,19 @@ def _scaler(scaled: bool, interval: int = 2) -> torch.amp.GradScaler | None:
     return torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=interval) if scaled else None
 
 
-@pytest.mark.parametrize("optimizer_first", [False, True])
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("scaled", "optimizer_first"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("recipe", MAKERS)
 def test_a_resumed_run_makes_the_same_next_steps(
     ranks: Ranks, recipe: str, scaled: bool, optimizer_first: bool
 ) -> None:
-    for uninterrupted, resumed in ranks.run(2, _resumed, recipe, scaled, optimizer_first):
+    for uninterrupted, resumed in ranks.run(2, _resumed, "several buckets", recipe, scaled, optimizer_first):
+        assert uninterrupted == resumed
+
+
+@pytest.mark.parametrize("recipe", ["topk", "dgc"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_kind_of_model_resumes(ranks: Ranks, scenario: str, recipe: str) -> None:
+    for uninterrupted, resumed in ranks.run(2, _resumed, scenario, recipe, False, False):
         assert uninterrupted == resumed
 
 
@@ -98,6 +104,44 @@ def _frozen_copy(recipe: str) -> bool:
 @pytest.mark.parametrize("recipe", STATEFUL)
 def test_a_state_dict_is_a_copy_in_both_directions(ranks: Ranks, recipe: str) -> None:
     assert ranks.run(1, _frozen_copy, recipe) == [True]
+
+
+def _watched(recipe: str, watched: bool) -> str:
+    """Train with somebody reading the attachment in the middle of backward, and in its last moments."""
+    training = Training("several buckets", recipe)
+    attachment, steps = training.attachment, []
+    for p in training.parameters().values() if watched else ():
+        p.register_hook(lambda gradient: steps.append((attachment.step, len(attachment.state_dict()))))
+        p.register_post_accumulate_grad_hook(lambda p: steps.append((attachment.step, len(attachment.state_dict()))))
+    training.run(range(4))
+    return digest(training.model)
+
+
+@pytest.mark.parametrize("recipe", STATEFUL)
+def test_who_only_looks_changes_nothing(ranks: Ranks, recipe: str) -> None:
+    assert ranks.run(2, _watched, recipe, True) == ranks.run(2, _watched, recipe, False)
+
+
+def _watched_in_flight(recipe: str, watched: bool) -> str:
+    """Rank 0 looks while rank 1 holds the last bucket back until it has."""
+    store = dist.distributed_c10d._get_default_store()
+    rank = dist.get_rank()
+
+    def call(model: nn.Module, x: Tensor, step: int) -> Tensor:
+        x = x.requires_grad_() * 1
+        if watched and rank == 0:
+            x.register_hook(lambda gradient: store.set(str(step), str(training.attachment.state_dict()["step"])))
+        if watched and rank == 1:
+            training.model.module[0].weight.register_hook(lambda gradient: store.wait([str(step)]))
+        return model(x)
+
+    training = Training(Scenario(call=call), recipe)
+    return digest(training.run(range(4)).model)
+
+
+@pytest.mark.parametrize("recipe", STATEFUL)
+def test_looking_at_a_step_in_flight_changes_nothing(ranks: Ranks, recipe: str) -> None:
+    assert ranks.run(2, _watched_in_flight, recipe, True) == ranks.run(2, _watched_in_flight, recipe, False)
 
 
 Damage = Callable[[dict[str, Any]], Any]
@@ -241,20 +285,21 @@ def test_only_states_of_like_memories_are_accepted(ranks: Ranks, recipe: str) ->
 
 def _spoil(value: float, gradient: Tensor) -> Tensor:
     gradient = gradient.clone()
-    gradient.view(-1)[7 % gradient.numel()] = value
+    numbers = gradient._values() if gradient.is_sparse else gradient
+    numbers.view(-1)[7 % numbers.numel()] = value
     return gradient
 
 
-def _poisoned(recipe: str, parameter: str, value: float, at: int) -> list[str]:
+def _poisoned(scenario: str, recipe: str, parameter: str, value: float, at: int) -> list[str]:
     """Return what went wrong around a step in which one rank has one bad element."""
     wrong = []
-    training = Training("several buckets", MAKERS[recipe]()).run(range(at))
+    training = Training(scenario, MAKERS[recipe]()).run(range(at))
     before = training.attachment.state_dict()
     weights = digest(training.model)
     p = training.parameters()[parameter]
     if dist.get_rank() == dist.get_world_size() - 1:
         handle = p.register_hook(partial(_spoil, value))
-    if training.step(at) or p.grad is None or bool(p.grad.isfinite().all()):
+    if training.step(at) or p.grad is None or bool(values(p.grad).isfinite().all()):
         wrong.append("not seen")
     if dist.get_rank() == dist.get_world_size() - 1:
         handle.remove()
@@ -275,17 +320,26 @@ def _poisoned(recipe: str, parameter: str, value: float, at: int) -> list[str]:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("parameter", ["0.weight", "0.bias", "2.weight", "4.weight", "4.bias"])
+@pytest.mark.parametrize(
+    ("scenario", "parameter"),
+    [
+        ("several buckets", "0.weight"),  # compressed, in the last bucket
+        ("several buckets", "0.bias"),  # small
+        ("several buckets", "4.weight"),  # in the first bucket
+        ("unused", "trunk.weight"),
+        ("sparse embedding", "words.weight"),
+    ],
+)
 @pytest.mark.parametrize("recipe", [*RECIPES, "clipped"])
 def test_a_bad_gradient_is_seen_by_all_and_kept_by_none(
-    ranks: Ranks, recipe: str, parameter: str, value: float
+    ranks: Ranks, recipe: str, scenario: str, parameter: str, value: float
 ) -> None:
-    assert ranks.run(3, _poisoned, recipe, parameter, value, 3) == [[]] * 3
+    assert ranks.run(2, _poisoned, scenario, recipe, parameter, value, 3) == [[]] * 2
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_bad_first_gradient_leaves_no_memory(ranks: Ranks, recipe: str) -> None:
-    assert ranks.run(2, _poisoned, recipe, "2.weight", float("nan"), 0) == [[]] * 2
+    assert ranks.run(2, _poisoned, "several buckets", recipe, "2.weight", float("nan"), 0) == [[]] * 2
 
 
 def _opposed_infinities(recipe: str) -> bool:
@@ -440,6 +494,23 @@ def test_a_step_that_breaks_off_leaves_no_trace(ranks: Ranks, recipe: str, early
         assert after == twin
 
 
+def _half_a_step(recipe: str) -> tuple[bool, str, str]:
+    training, twin = (Training("several buckets", recipe).run(range(3)) for _ in range(2))
+    before = training.attachment.state_dict()
+    p = training.parameters()["4.weight"]  # of the first bucket
+    gradient = torch.ones_like(p)
+    training.attachment.reduce(gradient.view(-1), [p], [gradient]).wait()
+    unchanged = same(training.attachment.state_dict(), before)
+    return unchanged, digest(training.run(range(3, 5)).model), digest(twin.run(range(3, 5)).model)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_half_a_step_is_dropped_by_the_next(ranks: Ranks, recipe: str) -> None:
+    for unchanged, after, twin in ranks.run(2, _half_a_step, recipe):
+        assert unchanged
+        assert after == twin
+
+
 # --- momentum ---
 
 
@@ -517,15 +588,20 @@ def _refusal(attempt: Attempt, *trainings: Training) -> str:
 def _attach_refusals() -> dict[str, str]:
     found = {}
 
-    def refused(name: str, make: Callable[[Training], torch.optim.Optimizer | None], own: float | None = None) -> None:
+    def refused(
+        name: str,
+        make: Callable[[Training], torch.optim.Optimizer | None],
+        recipe: tw.reducer.Reducer | None = None,
+    ) -> None:
         training = Training("several buckets").run(range(2))
-        optimizer, recipe = make(training), tw.recipes.dgc(momentum=own)
+        optimizer, recipe = make(training), recipe or tw.recipes.dgc()
         found[name] = _refusal(lambda: tw.attach(training.model, recipe, optimizer=optimizer), training)
         assert training.attach("topk").step == 0  # the model is still free
 
     def parameters(training: Training) -> list[nn.Parameter]:
         return list(training.model.parameters())
 
+    mixed = tw.reducer.WarmUp(steps=2, first=tw.recipes.dense(), then=tw.recipes.dgc())
     stranger = nn.Parameter(torch.zeros(3))
     sgd = torch.optim.SGD
     refused("no optimizer", lambda t: None)
@@ -533,8 +609,9 @@ def _attach_refusals() -> dict[str, str]:
     refused("rmsprop", lambda t: torch.optim.RMSprop(parameters(t), momentum=0.9))
     refused("another model's", lambda t: sgd([stranger], momentum=0.9))
     refused("dampening", lambda t: sgd(parameters(t), momentum=0.9, dampening=0.1))
-    refused("other momentum", lambda t: t.optimizer, 0.5)
+    refused("other momentum", lambda t: t.optimizer, tw.recipes.dgc(momentum=0.5))
     refused("unlike groups", lambda t: sgd([{"params": [p], "momentum": p.dim() / 4} for p in parameters(t)]))
+    refused("mixed recipe", lambda t: t.optimizer, mixed)
     refused("shared group", lambda t: sgd([*parameters(t), stranger], momentum=0.9))
     refused("part of the model", lambda t: sgd(parameters(t)[1:], momentum=0.9))
     return found
@@ -550,6 +627,7 @@ def test_momentum_that_cannot_be_moved_is_refused_with_the_fix(ranks: Ranks) -> 
         "dampening": "dampening=0",
         "other momentum": "leave one of them out",
         "unlike groups": "make them equal",
+        "mixed recipe": "dense(memory=memory)",
         "shared group": "group of their own",
         "part of the model": "0.weight",
     }

@@ -48,7 +48,7 @@ class Attachment:
     @property
     def step(self) -> int:
         """Steps done since attaching, those before a resumed checkpoint and those called off included."""
-        self._settle()
+        self._settle_if_done()
         return self._step
 
     @property
@@ -90,7 +90,7 @@ class Attachment:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's memories and step: tensors and plain containers. Each rank has its own; save them all."""
-        self._settle()
+        self._settle_if_done()
         return state.dump(self._step, self._loss_scale, self.recipe.memories(), self._decay)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -110,6 +110,11 @@ class Attachment:
             self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
         self._seen.update(names)
         return names
+
+    def _settle_if_done(self) -> None:
+        """End the step in hand if all of it is there; of one in flight, the memories hold nothing yet."""
+        if self._seen == self._parameters.keys() and all(future.done() for future in self._futures):
+            self._settle()
 
     def _settle(self) -> None:
         """End the step in hand, if any: keep its memories if it is whole and finite, else drop them."""

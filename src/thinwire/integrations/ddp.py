@@ -34,8 +34,7 @@ def attach(
     sparse = _with_sparse_gradients(model)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     check_fingerprint(recipe, parameters, group)
-    correcting = corrections(recipe.memories())
-    decay = take_over(correcting, optimizer, names, group.size())
+    decay = take_over(recipe.memories(), optimizer, names, group.size())
     attachment = Attachment(
         recipe,
         parameters,
@@ -46,7 +45,7 @@ def attach(
     )
     model.register_comm_hook(attachment, _hook)
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
-    if correcting:
+    if corrections(recipe.memories()):
         refuse_twice(attachment, names)
     return attachment
 
@@ -81,6 +80,10 @@ def _managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
                 names.setdefault(p, f"{prefix}.{name}".removeprefix("."))
     if len(names) != model._get_ddp_logging_data()["num_parameter_tensors"]:
         raise RuntimeError("requires_grad has changed since DDP looked at it: wrap the module in DDP anew")
+    if complex_ := [name for p, name in names.items() if p.is_complex()]:
+        raise TypeError(
+            f"{complex_[0]} is complex, and DDP's hooks see only half of its gradient: keep it as torch.view_as_real"
+        )
     return {name: p for p, name in names.items()}
 
 

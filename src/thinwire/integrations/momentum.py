@@ -23,7 +23,7 @@ def corrections(memories: Sequence[Memory]) -> list[MomentumCorrection]:
 
 
 def take_over(
-    memories: Sequence[MomentumCorrection],
+    memories: Sequence[Memory],
     optimizer: torch.optim.Optimizer | None,
     names: Mapping[nn.Parameter, str],
     world_size: int,
@@ -33,17 +33,23 @@ def take_over(
     SGD adds weight decay to the gradient before momentum; it moves along, so that the sum stays what it was. Raises
     MomentumError, changing nothing, where the momentum cannot be moved or none is known.
     """
-    if optimizer is None:
-        if any(memory.momentum is None for memory in memories):
-            raise MomentumError(f"this recipe corrects momentum but knows none: {_FIX}, or give the recipe momentum=")
+    correcting = corrections(memories)
+    if not correcting:
         return {}
-    if not memories:
+    if len(correcting) < len(memories):
+        raise MomentumError(
+            "parts of this recipe correct momentum and others would go without: give all of them the same "
+            "MomentumCorrection, as in recipes.dense(memory=memory)"
+        )
+    if optimizer is None:
+        if any(memory.momentum is None for memory in correcting):
+            raise MomentumError(f"this recipe corrects momentum but knows none: {_FIX}, or give the recipe momentum=")
         return {}
     groups = [group for group in optimizer.param_groups if any(p in names for p in group["params"])]
     _check_holdings(groups, names)
-    momentum, nesterov = _settings(optimizer, groups, memories)
+    momentum, nesterov = _settings(optimizer, groups, correcting)
     velocities, decay = _collect(optimizer, groups, names, world_size)
-    for memory in memories:
+    for memory in correcting:
         if momentum or memory.momentum is None:
             memory.adopt(momentum, nesterov=nesterov, velocities=velocities)
     for group in groups:
