@@ -19,7 +19,9 @@ from thinwire.bench import plots
 from thinwire.bench.progress import BenchProgress
 from thinwire.bench.report import html, write_html
 from thinwire.bench.results import Quantiles, Results, Row, Split, WireBytes
-from thinwire.bench.table import duration, human_bytes, in_words, print_table
+from thinwire.bench.table import print_table
+from thinwire.bench.units import duration, human_bytes
+from thinwire.bench.words import in_words
 
 STEPS = 300
 DENSE_BYTES = 3_010_000.0

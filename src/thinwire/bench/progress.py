@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from thinwire.bench.table import duration, loss_text, milliseconds
+from thinwire.bench.units import duration, loss_text, milliseconds
 
 
 class BenchProgress:

@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 
 from thinwire.bench.plots import loss_over_bytes, loss_over_seconds, step_time
 from thinwire.bench.results import Results, write_atomically
-from thinwire.bench.table import UNKNOWN, columns, in_words, notes
+from thinwire.bench.table import columns, notes
+from thinwire.bench.units import UNKNOWN
+from thinwire.bench.words import in_words
 
 FIGURES = (loss_over_seconds, loss_over_bytes, step_time)
 STYLE = """

@@ -1,10 +1,10 @@
-"""The results as tables for a terminal or a log, and in words."""
+"""The results as tables for a terminal or a log."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from rich import box
@@ -13,42 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire.bench.results import Results, Row
+from thinwire.bench.units import UNKNOWN, duration, human_bytes, loss_text, milliseconds
+from thinwire.bench.words import in_words
 
-UNKNOWN = "—"
-CLOSE = 1.05  # times within 5 % of each other are named together: a run says no more
 ASCII = str.maketrans({"✓": "yes", "✗": "NO", "—": "-", "·": "|"})
 
 Half = Literal["time", "bytes and loss"]
-
-
-def milliseconds(seconds: float) -> str:
-    """Seconds as bare milliseconds: ``118``, ``2.3``."""
-    return f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for a reader: ``41.2 s``, ``12 min 05 s``, ``3 h 12 min``."""
-    if seconds < 600:
-        return f"{seconds:.{1 if seconds < 100 else 0}f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def human_bytes(count: float | None) -> str:
-    """Bytes in decimal units, as links are rated: ``4.38 MB``."""
-    if count is None:
-        return UNKNOWN
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if count < 999.5:
-            break
-        count, unit = count / 1000, larger
-    return f"{count:.0f} B" if unit == "B" else f"{count:#.3g}".rstrip(".") + f" {unit}"
-
-
-def loss_text(loss: float) -> str:
-    """A loss to three decimals; ``diverged`` where it is no longer a number."""
-    return f"{loss:.3f}" if math.isfinite(loss) else "diverged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,67 +107,6 @@ def notes(results: Results) -> list[str]:
     if any(row.wire_bytes_per_step.declared is None for row in results.rows):
         lines.append(f"declared {UNKNOWN}: the payload is not thinwire's, its size not known.")
     return lines
-
-
-def in_words(results: Results) -> list[str]:
-    """What the table says, and what it does not."""
-    if not results.rows:
-        return ["No recipe finished."]
-    words = [_first_at_target(results), _lowest_loss(results), _where_time_goes(results)]
-    if apart := [row.label for row in results.rows if not row.replicas_identical]:
-        words.append(f"The replicas of {_listed(apart)} came apart: do not trust those rows.")
-    if not results.throttled:
-        words.append("The link was not throttled: these times say nothing about a slow one.")
-    return words
-
-
-def _first_at_target(results: Results) -> str:
-    if results.target_loss is None:
-        return "There was no target loss, so no time to it."
-    times = {row.label: row.seconds_to_target for row in results.rows if row.seconds_to_target is not None}
-    if not times:
-        return f"No recipe reached the target loss of {results.target_loss:.3f}."
-    best, *others = sorted(times, key=times.__getitem__)
-    text = f"First at the target loss of {results.target_loss:.3f}: {best}, in {duration(times[best])}"
-    if close := [label for label in others if times[label] <= CLOSE * times[best]]:
-        text += f" ({_listed(close)} within 5%)"
-    if "dense" in others:
-        text += f", {times['dense'] / times[best]:.1f} times as fast as dense"
-    missed = [row.label for row in results.rows if row.label not in times]
-    return text + (f". Not reached by {_listed(missed)}." if missed else ".")
-
-
-def _lowest_loss(results: Results) -> str:
-    losses = {row.label: row.final_loss for row in results.rows if math.isfinite(row.final_loss)}
-    if not losses:
-        return "Every recipe diverged."
-    low, high = loss_text(min(losses.values())), loss_text(max(losses.values()))
-    lowest = [label for label, loss in losses.items() if loss_text(loss) == low]
-    text = f"Lowest loss at equal steps: {_listed(lowest)}, {low}"
-    if low != high:
-        text += f" (highest {high}); one seed each, so small gaps may not repeat"
-    return f"{text}."
-
-
-def _where_time_goes(results: Results) -> str:
-    quickest = min(results.rows, key=lambda row: row.step_seconds.p50)
-    text = f"A step of {quickest.label}, the shortest, is {_share(quickest, 'exchange')} exchange"
-    text += f" and {_share(quickest, 'encode', 'decode')} encode and decode"
-    if results.free_step_seconds:
-        text += f", and {quickest.step_seconds.p50 / results.free_step_seconds:.2f} times the free-network step"
-    if results.dense not in (None, quickest):
-        text += f"; a step of dense is {_share(results.dense, 'exchange')} exchange"
-    return f"{text}."
-
-
-def _share(row: Row, *parts: str) -> str:
-    split = asdict(row.split_seconds)
-    whole = sum(split.values())
-    return f"{sum(split[part] for part in parts) / whole:.0%}" if whole else UNKNOWN
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
 
 
 def print_table(console: Console, results: Results) -> None:
