@@ -15,40 +15,44 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import recipes, trace
 from thinwire.integrations import attach
 from thinwire.reducer import Reducer
-from thinwire.schedules import exponential_warmup
+from thinwire.schedules import Schedule
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
 
 POWERSGD_RANK = 4
 POWERSGD_START = 10
 """PyTorch's hook runs uncompressed for this many steps before it starts to compress."""
-WARMUP_STEPS = 20
-"""The density of dgc and dragonn falls from 1/4 to the wanted one over so many steps."""
 
 
 class Install(Protocol):
     """Puts a method to work on a DDP model. From then on each step counts its bytes under "sent_bytes" in the trace."""
 
-    def __call__(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+    def __call__(
+        self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule
+    ) -> None:
         """Install."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """`sparse` methods take a density. A method that cannot work with several buckets gets one."""
+    """`sparse` methods take a density, which falls to the wanted one over the first steps of those that warm up.
+
+    A method that cannot work with several buckets gets one.
+    """
 
     description: str
     install: Install
     sparse: bool = False
+    warms_up: bool = False
     one_bucket: bool = False
 
 
-def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
     model.register_forward_hook(lambda *_: _count(nbytes))
 
 
-def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
     def hook(state: object, bucket: Bucket) -> Future[Tensor]:
         _count(2 * bucket.buffer().numel())
         with trace.span("encode"):
@@ -57,7 +61,7 @@ def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, dens
     model.register_comm_hook(None, hook)
 
 
-def _powersgd(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+def _powersgd(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
     def hook(state: PowerSGDState, bucket: Bucket) -> Future[Tensor]:
         before = state.total_numel_after_compression
         with trace.span("encode"):
@@ -80,13 +84,8 @@ def _count(nbytes: float) -> None:
     trace.count("sent_bytes", 2 * (world_size - 1) / world_size * nbytes)
 
 
-def _warm(make: Callable[..., Reducer]) -> Callable[..., Reducer]:
-    """Let the density come down over the first steps, as Deep Gradient Compression does."""
-    return lambda density: make(density=exponential_warmup(density, steps_each=WARMUP_STEPS // 4, stages=4))
-
-
 def _recipe(make: Callable[..., Reducer], *, momentum: bool = False) -> Install:
-    def install(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float) -> None:
+    def install(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
         attach(model, make(density=density), optimizer=optimizer if momentum else None)
 
     return install
@@ -100,14 +99,16 @@ METHODS = {
     ),
     "topk": Method(description="exact Top-k with error feedback", install=_recipe(recipes.topk), sparse=True),
     "dgc": Method(
-        description=f"Deep Gradient Compression: sampled threshold, momentum correction, {WARMUP_STEPS} warm-up steps",
-        install=_recipe(_warm(recipes.dgc), momentum=True),
+        description="Deep Gradient Compression: sampled threshold, momentum correction, density warm-up",
+        install=_recipe(recipes.dgc, momentum=True),
         sparse=True,
+        warms_up=True,
     ),
     "dragonn": Method(
-        description=f"DRAGONN: hashed slots, momentum correction, {WARMUP_STEPS} warm-up steps",
-        install=_recipe(_warm(recipes.dragonn), momentum=True),
+        description="DRAGONN: hashed slots, momentum correction, density warm-up",
+        install=_recipe(recipes.dragonn, momentum=True),
         sparse=True,
+        warms_up=True,
     ),
     "randomk": Method(
         description="Random-k with error feedback, summed on the way", install=_recipe(recipes.randomk), sparse=True

@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from thinwire.bench.environment import describe
-from thinwire.bench.methods import WARMUP_STEPS
 from thinwire.bench.options import Options
 from thinwire.bench.results import Results, Row
 from thinwire.bench.rows import Record, percentiles
+
+_WARMUP = 20  # steps, in runs at least four times as long; they are in no figure but the loss
 
 
 class Workers(Protocol):
@@ -75,7 +76,7 @@ class Session:
 
     def _train(self, workers: Workers, watcher: Watcher, recipe: str, density: float) -> None:
         steps = self.options.steps
-        record = Record(recipe, density, steps, skip=min(WARMUP_STEPS, steps // 4))
+        record = Record(recipe, density, steps, skip=min(_WARMUP, steps // 4))
         label = recipe if density == 1 else f"{recipe} {density:g}"
         watcher.start_row(label, steps)
         loss = None
@@ -106,6 +107,7 @@ class Session:
     ) -> Iterator[dict[str, Any]]:
         most = steps if target is None else max(steps, round(self.options.extend * steps))
         row = {"recipe": recipe, "density": density, "steps": steps, "most_steps": most, "target": target}
+        row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
         row["every"] = most + 1 if quick else self.options.every
         problem = {k: getattr(self.options, k) for k in ("data", "seed", "scale")} | {"name": self.options.model}
         problem["data"] = None if problem["data"] is None else str(problem["data"])

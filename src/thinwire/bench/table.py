@@ -142,7 +142,7 @@ def _table(results: Results, chosen: Sequence[Column], plain: dict[int, str], ti
     names = [Text(row.label, no_wrap=True) for row in results.rows]
     table.add_column("recipe", vertical="bottom")
     for column in chosen:
-        table.add_column(column.heading.translate(plain), justify="right", vertical="bottom")
+        table.add_column(column.heading.translate(plain), justify="right", vertical="bottom", no_wrap=True)
     cells = [
         [Text(text.translate(plain), style="bold green" if best else "") for text, best in column.cells(results.rows)]
         for column in chosen

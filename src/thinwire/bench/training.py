@@ -1,6 +1,7 @@
 """One row on one worker: train the problem with one method."""
 
 import copy
+import gc
 import inspect
 import math
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from thinwire.bench.methods import METHODS, Method
 from thinwire.bench.problems import Problem
 from thinwire.bench.timing import timed_step
 from thinwire.integrations import replicas
+from thinwire.schedules import Schedule, exponential_warmup
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -30,6 +32,15 @@ class RowJob:
     most_steps: int
     every: int
     target: float | None = None
+    warmup: int = 0
+
+    @property
+    def scheduled_density(self) -> float | Schedule:
+        """The density, over `warmup` steps falling from 1/4 where the method warms up."""
+        stages = 4
+        if not METHODS[self.recipe].warms_up or self.warmup < stages:
+            return self.density
+        return exponential_warmup(self.density, steps_each=self.warmup // stages, stages=stages)
 
 
 Wire = Callable[[], tuple[int, int] | None]
@@ -72,7 +83,8 @@ class Run:
 
 def train(job: RowJob, problem: Problem, wire: Wire, emit: Emit) -> None:
     """Train one row and emit its events: "step", "loss", and at last "done" with the parameters that differ by rank."""
-    run = _prepare(METHODS[job.recipe], job.density, problem, Meter(wire))
+    gc.collect()  # an earlier row's model is a cycle, and may be large
+    run = _prepare(METHODS[job.recipe], job.scheduled_density, problem, Meter(wire))
     for step in range(job.most_steps + 1):
         if step % job.every == 0 or step == job.steps:
             loss = _held_out_loss(run)
@@ -89,7 +101,7 @@ def _is_over(loss: float, target: float | None) -> bool:
     return target is None or loss <= target or not math.isfinite(loss)
 
 
-def _prepare(method: Method, density: float, problem: Problem, meter: Meter) -> Run:
+def _prepare(method: Method, density: float | Schedule, problem: Problem, meter: Meter) -> Run:
     model = DistributedDataParallel(
         copy.deepcopy(problem.model),
         gradient_as_bucket_view=True,
