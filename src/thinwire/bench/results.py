@@ -96,7 +96,7 @@ class Results:
         """Model, workers and link, on one line."""
         link = str(self.environment.get("link", "unknown link"))
         if not self.throttled and not link.startswith(UNTHROTTLED):
-            link = f"{UNTHROTTLED} ({link})"
+            link = UNTHROTTLED if link == UNTHROTTLED.lower() else f"{UNTHROTTLED} ({link})"
         return f"{self.environment.get('model', 'model')} · {self.environment.get('workers', '?')} workers · {link}"
 
     @property
