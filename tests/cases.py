@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire import codecs, exchanges, memories, recipes
 from thinwire.reducer import Reducer
 
-SIZES = (1, 63, 1000, 5000)
+SIZES = (1, 2, 63, 1000, 5000)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What the user asked of a bench run, checked."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,14 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.workers < 2:
-            raise BadInput(f"{self.workers} worker has nobody to exchange with; give --workers 2 or more")
+            raise BadInput(f"--workers is {self.workers}; an exchange takes two: give --workers 2 or more")
         if self.steps < 1:
             raise BadInput(f"--steps is {self.steps}; expected 1 or more")
-        if self.extend < 1:
+        if self.target is not None and not math.isfinite(self.target):
+            raise BadInput(f"--target is {self.target}; expected a loss")
+        if abs(self.seed) >= 2**63:
+            raise BadInput(f"--seed is {self.seed}; expected less than 2^63")
+        if not 1 <= self.extend < math.inf:
             raise BadInput(f"--extend is {self.extend:g}; expected 1 (stop at --steps) or more")
         for density in self.densities:
             if not 0 < density <= 1:

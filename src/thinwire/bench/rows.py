@@ -74,7 +74,7 @@ class Record:
     def _split(self, seconds: Quantiles) -> Split:
         """Return the mean split of the steps between the 20th and the 80th percentile: it adds up to a typical step."""
         typical = [event for event in self._counted() if seconds.p20 <= event["total"] <= seconds.p80]
-        return Split(**{part: fmean(event[part] for event in typical) for part in _PARTS})
+        return Split(**{part: fmean(event[part] for event in typical or self._counted()) for part in _PARTS})
 
     def _done(self, event: Event) -> None:
         self._different.extend(event["different"])

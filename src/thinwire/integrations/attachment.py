@@ -43,7 +43,8 @@ class Attachment:
         self._loss_scale = 1.0  # of what waits, momentum from the optimizer at first
         self._step = 0
         self._seen: set[str] = set()
-        self._futures: list[Future[bool]] = []
+        self._started = 0
+        self._outcomes: list[bool] = []
 
     @property
     def step(self) -> int:
@@ -69,16 +70,14 @@ class Attachment:
         self._add_decay(names, gradients, idle)
         at = Round(step=self._step, group=self._group, scale=1 / self._group.size(), idle=idle, watch=self._watch)
         future = self.recipe.reduce(bucket, at)
-        self._futures.append(future)
-        return future.then(lambda done: _after(done, flat))
+        return self._note(future, flat)
 
     def reduce_sparse(self, gradient: Tensor, parameters: list[nn.Parameter]) -> "Future[Tensor]":
         """Start reducing the sparse gradient of an nn.Embedding(sparse=True): uncompressed, as DDP does."""
         self._enter(parameters)
         mean = gradient * (1 / self._group.size())
         future = all_reduce(mean, self._group).get_future()
-        self._futures.append(future.then(lambda done: bool(_after(done, mean).coalesce().values().isfinite().all())))
-        return future.then(lambda done: _after(done, mean))
+        return self._note(future.then(lambda done: _is_finite(done, mean)), mean)
 
     def verify_replicas(self) -> bool:
         """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
@@ -111,9 +110,20 @@ class Attachment:
         self._seen.update(names)
         return names
 
+    def _note(self, future: "Future[bool]", result: Tensor) -> "Future[Tensor]":
+        """Remember what the future says, but not the future: what holds it at exit can end the process."""
+        self._started += 1
+        outcomes = self._outcomes
+
+        def finish(done: "Future[bool]") -> Tensor:
+            outcomes.append(done.value())  # raises what the reducer raised
+            return result
+
+        return future.then(finish)
+
     def _settle_if_done(self) -> None:
         """End the step in hand if all of it is there; of one in flight, the memories hold nothing yet."""
-        if self._seen == self._parameters.keys() and all(future.done() for future in self._futures):
+        if self._seen == self._parameters.keys() and len(self._outcomes) == self._started:
             self._settle()
 
     def _settle(self) -> None:
@@ -121,12 +131,12 @@ class Attachment:
         if not self._seen:
             return
         whole = self._seen == self._parameters.keys()
-        keep = whole and all(_holds(future) for future in self._futures)
+        keep = whole and len(self._outcomes) == self._started and all(self._outcomes)
         for memory in self.recipe.memories():
             (memory.commit if keep else memory.rollback)()
         self._step += whole
         self._seen.clear()
-        self._futures.clear()
+        self._started, self._outcomes = 0, []
 
     def _follow_loss_scale(self, scale: float) -> None:
         if scale != self._loss_scale:
@@ -147,14 +157,6 @@ class Attachment:
                 gradient.add_(self._parameters[name].detach(), alpha=self._decay[name] * self._loss_scale)
 
 
-def _after(done: "Future[Any]", flat: Tensor) -> Tensor:
-    done.value()  # raises what the collective or the decoding raised
-    return flat
-
-
-def _holds(future: "Future[bool]") -> bool:
-    """Whether a future is done, without error, and True."""
-    try:
-        return future.done() and future.value()
-    except (RuntimeError, ValueError):
-        return False  # backward has raised it already
+def _is_finite(done: "Future[Any]", gradient: Tensor) -> bool:
+    done.value()  # raises what the collective raised
+    return bool(gradient.coalesce().values().isfinite().all())

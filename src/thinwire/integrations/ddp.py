@@ -33,7 +33,7 @@ def attach(
     group = model.process_group
     sparse = _with_sparse_gradients(model)
     names = {p: name for name, p in parameters.items() if p not in sparse}
-    check_fingerprint(recipe, parameters, group)
+    check_fingerprint(recipe, parameters, group, _settings(model, optimizer))
     decay = take_over(recipe.memories(), optimizer, names, group.size())
     attachment = Attachment(
         recipe,
@@ -85,6 +85,14 @@ def _managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
             f"{complex_[0]} is complex, and DDP's hooks see only half of its gradient: keep it as torch.view_as_real"
         )
     return {name: p for p, name in names.items()}
+
+
+def _settings(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> str:
+    """Return in words what must be alike on all ranks besides recipe and parameters."""
+    keys = ("momentum", "nesterov", "dampening", "weight_decay", "maximize")
+    groups = [] if optimizer is None else [{k: g[k] for k in keys if k in g} for g in optimizer.param_groups]
+    ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
+    return f"{ddp}, optimizer groups {groups}"
 
 
 def _with_sparse_gradients(model: DistributedDataParallel) -> set[torch.Tensor]:

@@ -8,9 +8,9 @@ from thinwire.exchanges.compat import Group
 from thinwire.reducer import Reducer
 
 
-def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group) -> None:
-    """Compare recipe and parameters. Raises FingerprintError on every rank, naming who differs in what."""
-    mine = {"recipe": repr(recipe)} | {
+def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
+    """Compare recipe, parameters and settings. Raises FingerprintError on every rank, naming what differs."""
+    mine = {"recipe": repr(recipe), "what DDP or the optimizer is set to": settings} | {
         f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()
     }
     everyone: list[dict[str, str]] = [{} for _ in range(group.size())]

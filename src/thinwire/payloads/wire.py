@@ -44,7 +44,8 @@ def padded(nbytes: int) -> int:
 
 def pack(head: Tensor, *sections: Tensor) -> Tensor:
     """Lay header and sections behind one another, each padded with zeros to 8 bytes."""
-    flat = [section.contiguous().view(torch.uint8).view(-1) for section in sections]
+    # A vector of one or no element counts as contiguous whatever its stride, which `view` does not accept.
+    flat = [section.clone(memory_format=torch.contiguous_format).view(torch.uint8) for section in sections]
     buffer = head.new_zeros(HEADER_BYTES + sum(padded(s.numel()) for s in flat))
     buffer[:HEADER_BYTES] = head
     start = HEADER_BYTES
