@@ -1,5 +1,6 @@
 """`thinwire bench` as a user meets it: real processes, a real link where one is allowed."""
 
+import functools
 import json
 import os
 import signal
@@ -112,7 +113,9 @@ def _start(json_file: Path) -> "subprocess.Popen[str]":
     densities = ",".join(str(0.01 * i) for i in range(1, 51))
     command = [*BENCH, "--steps", "10", "--recipes", "topk", "--density", densities, "--json", str(json_file)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    # A test run started in the background ignores SIGINT, and its children would too.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, preexec_fn=heed)
 
 
 def _descendants(pid: int) -> set[int]:

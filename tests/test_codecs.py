@@ -102,6 +102,8 @@ def test_unbiased(case: CodecCase) -> None:
     """The mean over seeds is within five standard errors of the vector, element by element."""
     x = vector(97)
     decoded = torch.stack([_decoded(case, x, seed) for seed in range(4000)]).double()
+    along = decoded @ x.double() / x.double().square().sum()
+    assert abs(float(along.mean()) - 1) <= 5 * float(along.std()) / 4000**0.5, "biased along the vector"
     error = (decoded.mean(dim=0) - x).abs()
     assert bool((error <= 5 * decoded.std(dim=0) / 4000**0.5 + 1e-9).all())
 
