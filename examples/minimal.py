@@ -22,5 +22,5 @@ for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 100):
     optimizer.step()
     if step % 20 == 0 and dist.get_rank() == 0:
         print(f"step {step}: loss {loss.item():.3f}", flush=True)
-print(f"rank {dist.get_rank()}: replicas identical: {attachment.verify_replicas()}")
+print(f"rank {dist.get_rank()}: replicas identical: {attachment.verify_replicas()}", flush=True)
 dist.destroy_process_group()
