@@ -44,14 +44,12 @@ def padded(nbytes: int) -> int:
 
 def pack(head: Tensor, *sections: Tensor) -> Tensor:
     """Lay header and sections behind one another, each padded with zeros to 8 bytes."""
-    # A vector of one or no element counts as contiguous whatever its stride, which `view` does not accept.
-    flat = [section.clone(memory_format=torch.contiguous_format).view(torch.uint8) for section in sections]
-    buffer = head.new_zeros(HEADER_BYTES + sum(padded(s.numel()) for s in flat))
+    buffer = head.new_zeros(HEADER_BYTES + sum(padded(section.nbytes) for section in sections))
     buffer[:HEADER_BYTES] = head
     start = HEADER_BYTES
-    for section in flat:
-        buffer[start : start + section.numel()] = section
-        start += padded(section.numel())
+    for section in sections:
+        buffer[start : start + section.nbytes].view(section.dtype).copy_(section)
+        start += padded(section.nbytes)
     return buffer
 
 
