@@ -184,7 +184,8 @@ def test_under_torchrun_the_group_is_used_as_it_is(tmp_path: Path) -> None:
     ]
     command = [*torchrun, "bench", *SHORT, "--json", str(tmp_path / "o.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    # The exit code says nothing here: on a busy machine any DDP script on Gloo may abort after its last line.
+    # On a busy machine any DDP script on Gloo may abort after its last line.
+    assert done.returncode == 0 or "terminate called without an active exception" in done.stderr
     assert done.stdout.count("UNTHROTTLED") >= 1, done.stderr
     results = Results.read(tmp_path / "o.json")
     assert [row.label for row in results.rows] == ["dense", "topk 0.05"]

@@ -28,10 +28,11 @@ def _ranks(steps: int, port: int) -> "list[subprocess.Popen[str]]":
 
 
 def test_it_trains_to_identical_replicas() -> None:
-    # Exit codes say nothing here: on a busy machine any DDP script on Gloo may abort after its last line.
     for rank, process in enumerate(_ranks(30, port=_free_port())):
         output, errors = process.communicate(timeout=120)
         assert f"rank {rank}: replicas identical: True" in output, errors
+        # On a busy machine any DDP script on Gloo may abort after its last line.
+        assert process.returncode == 0 or "terminate called without an active exception" in errors
 
 
 def test_a_killed_worker_ends_the_other_with_an_error() -> None:
