@@ -78,6 +78,18 @@ def test_bytes_that_cannot_be_counted_are_null() -> None:
     assert record.protocol_overhead() is None
 
 
+def test_bytes_still_on_their_way_belong_to_the_step_before() -> None:
+    record = Record("topk", 0.01, 4, 1)
+    record.add({"kind": "tail", "measured": 999, "packets": 9})
+    for step in range(4):
+        record.add(_step(step))
+        if step in (0, 3):
+            record.add({"kind": "tail", "measured": 300, "packets": 1})
+    record.add({"kind": "loss", "step": 4, "seconds": 8.0, "bytes": 9000, "loss": 3.0})
+    assert _row(record).wire_bytes_per_step.measured == 1132 + 100
+    assert record.protocol_overhead() == pytest.approx((2 * 3 + 1) * HEADER_BYTES / 3000)
+
+
 def test_protocol_overhead_is_headers_over_declared_bytes() -> None:
     assert _record().protocol_overhead() == pytest.approx(2 * HEADER_BYTES / 1000)
 

@@ -27,8 +27,9 @@ class Record:
     _different: list[str] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Take in a "step", "loss" or "done" event."""
-        {"step": self._steps.append, "loss": self._losses.append, "done": self._done}[event["kind"]](event)
+        """Take in a "step", "tail", "loss" or "done" event."""
+        takers = {"step": self._steps.append, "tail": self._tail, "loss": self._losses.append, "done": self._done}
+        takers[event["kind"]](event)
 
     def step_seconds(self) -> list[float]:
         """Return the seconds of the steps that count: not the first `skip`, and none past `steps`."""
@@ -75,6 +76,11 @@ class Record:
         """Return the mean split of the steps between the 20th and the 80th percentile: it adds up to a typical step."""
         typical = [event for event in self._counted() if seconds.p20 <= event["total"] <= seconds.p80]
         return Split(**{part: fmean(event[part] for event in typical or self._counted()) for part in _PARTS})
+
+    def _tail(self, event: Event) -> None:
+        if self._steps and "measured" in event:
+            last = self._steps[-1]
+            self._steps[-1] = {**last, **{key: last[key] + event[key] for key in ("measured", "packets")}}
 
     def _done(self, event: Event) -> None:
         self._different.extend(event["different"])

@@ -76,7 +76,7 @@ class Session:
 
     def _train(self, workers: Workers, watcher: Watcher, recipe: str, density: float) -> None:
         steps = self.options.steps
-        record = Record(recipe, density, steps, skip=min(_WARMUP, steps // 4))
+        record = Record(recipe, density, steps, _skip(steps))
         label = recipe if density == 1 else f"{recipe} {density:g}"
         watcher.start_row(label, steps)
         loss = None
@@ -96,7 +96,7 @@ class Session:
         """Take a few uncompressed steps with the link lifted: what a step costs when the network is free."""
         workers.throttle(False)
         steps = max(3, min(16, self.options.steps // 5))
-        record = Record("dense", 1.0, steps, skip=steps // 4)
+        record = Record("dense", 1.0, steps, _skip(steps))
         for event in self._events(workers, "dense", 1.0, steps, target=None, quick=True):
             record.add(event)
         self._free += record.step_seconds()
@@ -107,6 +107,7 @@ class Session:
     ) -> Iterator[dict[str, Any]]:
         most = steps if target is None else max(steps, round(self.options.extend * steps))
         row = {"recipe": recipe, "density": density, "steps": steps, "most_steps": most, "target": target}
+        row["skip"] = _skip(steps)
         row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
         row["every"] = most + 1 if quick else self.options.every
         problem = {k: getattr(self.options, k) for k in ("data", "seed", "scale")} | {"name": self.options.model}
@@ -125,3 +126,7 @@ class Session:
     def _dense_bytes(self) -> float:
         workers = self.options.workers
         return 2 * (workers - 1) / workers * 4.0 * self.parameters
+
+
+def _skip(steps: int) -> int:
+    return min(_WARMUP, steps // 4)

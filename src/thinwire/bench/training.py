@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,13 +25,17 @@ Emit = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RowJob:
-    """What to train. `most_steps` bounds the search for `target` after `steps`; evaluate every `every` steps."""
+    """What to train. `most_steps` bounds the search for `target` after `steps`; evaluate every `every` steps.
+
+    Figures are taken from step `skip` on.
+    """
 
     recipe: str
     density: float
     steps: int
     most_steps: int
     every: int
+    skip: int = 0
     target: float | None = None
     warmup: int = 0
 
@@ -47,6 +52,9 @@ Wire = Callable[[], tuple[int, int] | None]
 """Bytes and packets sent so far on this worker's interface, or None where they cannot be told."""
 
 
+_QUIET, _LONGEST_DRAIN = 0.02, 100  # seconds, readings
+
+
 @dataclass
 class Meter:
     """What this worker has put on the wire: bytes as counted, or as declared where the wire cannot be read."""
@@ -57,7 +65,7 @@ class Meter:
 
     def skip(self) -> None:
         """Leave out what has travelled since the last reading."""
-        self._last = self.wire()
+        self._last = self._at_rest()
 
     def read(self, declared: float) -> dict[str, int]:
         """Add what has travelled since the last reading, and return its bytes and packets if they were counted."""
@@ -68,6 +76,23 @@ class Meter:
         nbytes, packets = self._last[0] - last[0], self._last[1] - last[1]
         self.total += nbytes
         return {"measured": nbytes, "packets": packets}
+
+    def drain(self) -> dict[str, int]:
+        """Wait until nothing more leaves, and return what has left since the last reading: the end of a step's bytes.
+
+        A collective is over for a rank that has all it needs, while what it sent may still queue.
+        """
+        self._at_rest()
+        return self.read(0.0)
+
+    def _at_rest(self) -> tuple[int, int] | None:
+        before, now = None, self.wire()
+        for _ in range(_LONGEST_DRAIN):
+            if now == before:
+                break
+            time.sleep(_QUIET)
+            before, now = now, self.wire()
+        return now
 
 
 @dataclass(kw_only=True)
@@ -82,11 +107,18 @@ class Run:
 
 
 def train(job: RowJob, problem: Problem, wire: Wire, emit: Emit) -> None:
-    """Train one row and emit its events: "step", "loss", and at last "done" with the parameters that differ by rank."""
+    """Train one row and emit its events.
+
+    "step", "tail" (bytes of the step before that were still on their way), "loss", and at last "done" with the
+    parameters that differ by rank.
+    """
     gc.collect()  # an earlier row's model is a cycle, and may be large
     run = _prepare(METHODS[job.recipe], job.scheduled_density, problem, Meter(wire))
     for step in range(job.most_steps + 1):
-        if step % job.every == 0 or step == job.steps:
+        evaluate = step % job.every == 0 or step == job.steps
+        if evaluate or step == job.skip:
+            emit({"kind": "tail", **run.meter.drain()})
+        if evaluate:
             loss = _held_out_loss(run)
             emit({"kind": "loss", "step": step, "seconds": run.seconds, "bytes": run.meter.total, "loss": loss})
             if step >= job.steps and _is_over(loss, job.target):
@@ -130,7 +162,6 @@ def _held_out_loss(run: Run) -> float:
     module.eval()
     shares = run.problem.held_out(dist.get_rank(), dist.get_world_size())
     mean = torch.stack([run.problem.loss(module, batch) for batch in shares]).mean()
-    run.meter.read(0.0)
     dist.all_reduce(mean)
     run.meter.skip()
     return float(mean) / dist.get_world_size()
