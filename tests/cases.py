@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire import codecs, exchanges, memories, recipes
+from thinwire import codecs, exchanges, formats, memories, recipes
 from thinwire.reducer import Reducer
 
 SIZES = (1, 2, 63, 1000, 5000)
@@ -14,13 +14,19 @@ SIZES = (1, 2, 63, 1000, 5000)
 
 @dataclass(frozen=True, kw_only=True)
 class CodecCase:
-    """`exact` codecs lose nothing of what they pick; `unbiased` ones are right on average over seeds."""
+    """`exact` codecs lose nothing of what they pick; `unbiased` ones are right on average over seeds.
+
+    `linear` ones decode a sum of payloads to the sum of what they decode to.
+    """
 
     codec: codecs.Codec
     exact: bool = True
     unbiased: bool = False
+    linear: bool = True
     exchange: exchanges.Exchange = exchanges.AllGather()  # noqa: RUF009 - frozen
 
+
+OFFSET_8 = formats.OffsetFloat.balanced(bits=8, mantissa=3, max=2.0, rounding="nearest")
 
 CODECS = {
     "identity": CodecCase(codec=codecs.Identity(), exchange=exchanges.AllReduce()),
@@ -38,6 +44,29 @@ CODECS = {
     "random-k unbiased": CodecCase(
         codec=codecs.RandomK(density=0.05, unbiased=True), exact=False, unbiased=True, exchange=exchanges.AllReduce()
     ),
+    "topk 8 bits": CodecCase(codec=codecs.TopK(density=0.05, values=OFFSET_8), exact=False),
+    "hashed slots 8 bits": CodecCase(codec=codecs.HashedSlots(density=0.05, values=OFFSET_8), exact=False),
+    "offset float": CodecCase(codec=codecs.Cast(values=OFFSET_8), exact=False),
+    "qsgd": CodecCase(codec=codecs.Cast(values=formats.Levels(bits=4, group=64)), exact=False, unbiased=True),
+    "terngrad": CodecCase(codec=codecs.Cast(values=formats.Ternary()), exact=False, unbiased=True),
+    "terngrad clipped": CodecCase(codec=codecs.Cast(values=formats.Ternary(clip=2.5)), exact=False),
+    "signsgd": CodecCase(codec=codecs.Cast(values=formats.Sign()), exact=False),
+    "mstopk": CodecCase(codec=codecs.MSTopK(density=0.05)),
+    "block topk": CodecCase(codec=codecs.BlockTopK(density=0.1, block=8)),
+    "block topk, numbered": CodecCase(codec=codecs.BlockTopK(density=0.01, block=2)),
+    "block topk 8 bits": CodecCase(codec=codecs.BlockTopK(density=0.1, block=8, values=OFFSET_8), exact=False),
+    "fft": CodecCase(codec=codecs.FFT(density=0.15, block=64), exact=False),
+    "fft, odd blocks": CodecCase(codec=codecs.FFT(density=0.5, block=63), exact=False),
+    "fft half 8 bits": CodecCase(codec=codecs.FFT(density=0.15, block=64, half=True, values=OFFSET_8), exact=False),
+    "kept threshold": CodecCase(codec=codecs.KeptThreshold(density=0.05, refresh=0.0)),
+    "steered threshold": CodecCase(codec=codecs.SteeredThreshold(density=0.05)),
+    "laplace threshold": CodecCase(codec=codecs.LaplaceThreshold(density=0.05)),
+    "count sketch": CodecCase(
+        codec=codecs.CountSketch(), exact=False, unbiased=True, linear=False, exchange=exchanges.AllReduce()
+    ),
+    "count sketch of two rows": CodecCase(
+        codec=codecs.CountSketch(rows=2), exact=False, unbiased=True, exchange=exchanges.AllReduce()
+    ),
 }
 
 MEMORIES: dict[str, Callable[[], memories.Memory]] = {
@@ -46,20 +75,38 @@ MEMORIES: dict[str, Callable[[], memories.Memory]] = {
     "momentum correction": lambda: memories.MomentumCorrection(momentum=0.5),
     "nesterov": lambda: memories.MomentumCorrection(momentum=0.5, nesterov=True),
     "unmasked": lambda: memories.MomentumCorrection(momentum=0.5, masking=False),
+    "noted": lambda: memories.Noted(memory=memories.ErrorFeedback()),
+    "noted momentum": lambda: memories.Noted(memory=memories.MomentumCorrection(momentum=0.5)),
 }
 
-EXCHANGES: dict[str, exchanges.Exchange] = {
-    "all-reduce": exchanges.AllReduce(),
-    "all-gather": exchanges.AllGather(),
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeCase:
+    """`keyed` ones sum picks that differ by rank on the way; `exact` ones lose no pick."""
+
+    exchange: exchanges.Exchange
+    keyed: bool = True
+    exact: bool = True
+
+
+EXCHANGES = {
+    "all-reduce": ExchangeCase(exchange=exchanges.AllReduce(), keyed=False),
+    "all-gather": ExchangeCase(exchange=exchanges.AllGather()),
+    "tree": ExchangeCase(exchange=exchanges.GlobalTopKTree(), exact=False),
+    "tree, exact values": ExchangeCase(exchange=exchanges.GlobalTopKTree(exact_values=True), exact=False),
+    "doubling": ExchangeCase(exchange=exchanges.RecursiveDoubling()),
+    "owner-sharded": ExchangeCase(exchange=exchanges.OwnerSharded()),
+    "union": ExchangeCase(exchange=exchanges.UnionAllReduce()),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeCase:
-    """`momentum` recipes take it over from the optimizer."""
+    """`momentum` recipes take it over from the optimizer; `conserving` ones lose nothing and add nothing."""
 
     make: Callable[[], Reducer]
     momentum: bool = False
+    conserving: bool = True
 
 
 RECIPES = {
@@ -68,6 +115,27 @@ RECIPES = {
     "dgc": RecipeCase(make=lambda: recipes.dgc(density=0.05, minimum_size=64), momentum=True),
     "dragonn": RecipeCase(make=lambda: recipes.dragonn(density=0.05, minimum_size=64), momentum=True),
     "randomk": RecipeCase(make=lambda: recipes.randomk(density=0.05, minimum_size=64)),
+    "gtopk": RecipeCase(make=lambda: recipes.gtopk(density=0.05, minimum_size=64)),
+    "gtopk, exact values": RecipeCase(make=lambda: recipes.gtopk(density=0.05, exact_values=True, minimum_size=64)),
+    "s2_reducer": RecipeCase(make=lambda: recipes.s2_reducer(density=0.1, block=8, minimum_size=64), conserving=False),
+    "s2_reducer, exact": RecipeCase(
+        make=lambda: recipes.s2_reducer(density=0.1, block=8, packed=None, minimum_size=64)
+    ),
+    "fft": RecipeCase(make=lambda: recipes.fft(density=0.3, block=64, minimum_size=64), conserving=False),
+    "fft, error feedback": RecipeCase(
+        make=lambda: recipes.fft(density=0.3, block=64, memory=memories.ErrorFeedback(), minimum_size=64)
+    ),
+    "dct_dp": RecipeCase(make=lambda: recipes.dct_dp(density=0.05, life=3, minimum_size=64)),
+    "dct_dp, steered": RecipeCase(make=lambda: recipes.dct_dp(density=0.05, life=None, minimum_size=64)),
+    "mstopk": RecipeCase(make=lambda: recipes.mstopk(density=0.05, minimum_size=64)),
+    "qsgd": RecipeCase(make=lambda: recipes.qsgd(minimum_size=64), conserving=False),
+    "terngrad": RecipeCase(make=lambda: recipes.terngrad(minimum_size=64), conserving=False),
+    "signsgd": RecipeCase(make=lambda: recipes.signsgd(minimum_size=64)),
+    "powersgd": RecipeCase(make=lambda: recipes.powersgd(rank=2, start=0)),
+    "powersgd bf16": RecipeCase(
+        make=lambda: recipes.powersgd(rank=2, values=torch.bfloat16, start=1), conserving=False
+    ),
+    "powersgd 8 bits": RecipeCase(make=lambda: recipes.powersgd(rank=2, values=OFFSET_8, start=0)),
 }
 
 

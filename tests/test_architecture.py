@@ -12,6 +12,7 @@ ROOT = Path(thinwire.__file__).parent
 FLOORS = [
     ("errors", "schedules", "trace"),
     ("kernels",),
+    ("formats",),
     ("payloads", "signals"),
     ("codecs", "memories", "exchanges"),
     ("reducer",),

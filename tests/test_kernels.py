@@ -7,7 +7,7 @@ import torch
 from cases import vector
 from torch import Tensor
 
-from thinwire.kernels import backend, cpu, reference
+from thinwire.kernels import backend, cpu, integer_backend, reference
 
 INPUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
     "empty": lambda dtype: torch.empty(0, dtype=dtype),
@@ -147,3 +147,31 @@ def test_backend_by_dtype_and_layout() -> None:
     assert backend(x[::2]) is reference
     assert backend(x.bfloat16()) is reference
     assert backend(x, x.double()) is reference
+
+
+@pytest.mark.parametrize("bits", range(1, 16))
+@pytest.mark.parametrize("numel", [0, 1, 7, 31, 32, 33, 63, 1000, 2 * (1 << 18) + 17])
+def test_pack_and_unpack_bits(bits: int, numel: int) -> None:
+    generator = torch.Generator().manual_seed(numel)
+    codes = torch.randint(0, 2**bits, (numel,), generator=generator, dtype=torch.int16)
+    packed = reference.pack_bits(codes, bits)
+    assert packed.dtype == torch.uint8
+    assert packed.numel() == -(-numel * bits // 8)
+    assert torch.equal(cpu.pack_bits(codes, bits), packed)
+    for kernels in (cpu, reference):
+        assert torch.equal(kernels.unpack_bits(packed, numel, bits), codes)
+    if numel * bits % 8:
+        assert int(packed[-1]) >> numel * bits % 8 == 0
+
+
+def test_packing_puts_the_least_significant_bit_first() -> None:
+    codes = torch.tensor([0b101, 0b011, 0b110], dtype=torch.int16)
+    for kernels in (cpu, reference):
+        assert kernels.pack_bits(codes, 3).tolist() == [0b10_011_101, 0b1]
+        assert kernels.pack_bits(codes | ~0b111, 3).tolist() == [0b10_011_101, 0b1], "only the low bits travel"
+
+
+def test_integer_backend_by_layout() -> None:
+    codes = torch.zeros(10, dtype=torch.int16)
+    assert integer_backend(codes) is cpu
+    assert integer_backend(codes[::2]) is reference

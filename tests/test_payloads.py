@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire import PayloadError
-from thinwire.payloads import Dense, Payload, Sparse
+from thinwire.payloads import Dense, Keyed, Payload, Sparse
 from thinwire.payloads.wire import DTYPE_CODES
 
 codec_cases = pytest.mark.parametrize("case", CODECS.values(), ids=CODECS)
@@ -17,11 +17,6 @@ DTYPES = sorted(DTYPE_CODES, key=str)
 
 def _encode(case: CodecCase, numel: int = 1000, seed: int = 0) -> Payload:
     return case.codec.encode(vector(numel, seed), seed=3)
-
-
-def _read(payload: Payload, buffer: Tensor) -> Payload:
-    reader: type[Dense] | type[Sparse] = type(payload)  # type: ignore[assignment]  # there are these two
-    return reader.from_buffer(buffer)
 
 
 @st.composite
@@ -140,12 +135,16 @@ def test_declared_bytes_are_real_bytes(case: CodecCase) -> None:
 @codec_cases
 def test_round_trip_of_every_codecs_payload(case: CodecCase) -> None:
     payload = _encode(case)
-    assert torch.equal(_read(payload, payload.to_buffer()).dense(), payload.dense())
+    assert torch.equal(payload.from_rows(payload.to_buffer()[None]).dense(), payload.dense())
+    if isinstance(payload, Dense | Keyed) and payload.coded is None:
+        assert torch.equal(type(payload).from_buffer(payload.to_buffer()).dense()[:1000], payload.dense())
 
 
 @codec_cases
 def test_decoding_a_concatenation_is_adding(case: CodecCase) -> None:
     a, b = _encode(case, seed=1), _encode(case, seed=2)
+    if not case.linear:
+        return
     torch.testing.assert_close(type(a).concat([a, b]).dense(), a.dense() + b.dense())
 
 
@@ -158,7 +157,7 @@ def test_assembled_parts_come_apart_again(case: CodecCase) -> None:
     covered = torch.zeros(900, dtype=torch.bool)
     for part, again, offset in zip(parts, whole.split(), (5, 400, 500), strict=True):
         assert torch.equal(again.dense(), part.dense())
-        assert torch.equal(out[offset : offset + part.numel], part.dense().float())
+        torch.testing.assert_close(out[offset : offset + part.numel], part.dense().float())
         covered[offset : offset + part.numel] = True
     assert bool(out[~covered].isnan().all()), "wrote outside its spans"
 
@@ -172,7 +171,7 @@ def test_subtract_and_mask(case: CodecCase) -> None:
     torch.testing.assert_close(x, expected)
     masked = torch.ones(1000)
     payload.mask(masked)
-    if isinstance(payload, Sparse):
+    if isinstance(payload, Keyed):
         assert torch.equal(masked == 0, payload.dense() != 0)
     else:
         assert bool((masked == 1).all())

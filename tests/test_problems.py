@@ -15,6 +15,7 @@ from PIL import Image
 
 from thinwire.bench.problems import PROBLEMS, BadInput, Batch, Problem, build, stdlib
 from thinwire.bench.problems.sampling import share, spaced
+from thinwire.bench.training import sgd
 
 NOISE = np.random.default_rng(5)
 DATA = os.environ.get("THINWIRE_DATA")
@@ -84,6 +85,7 @@ SMALL: dict[str, tuple[str, Callable[[Path], Path] | None, float]] = {
     "source": ("transformer", None, 1.0),
     "text": ("transformer", _write_text, 1.0),
     "words": ("lstm", _write_words, 1.0),
+    "words, sparse": ("lstm_sparse", _write_words, 1.0),
     "digits": ("mlp", _write_digits, 1.0),
     "images": ("resnet20", _write_images, 1.0),
     "jpegs": ("resnet20", _write_jpegs, 1.0),
@@ -195,6 +197,25 @@ def test_words_outside_the_vocabulary_are_unknown(tmp_path: Path) -> None:
     assert problem.held_out(0, 1)[0][0].unique().tolist() == [0]
 
 
+def test_the_sparse_lstm_hands_out_rows_and_shares_no_weight(tmp_path: Path) -> None:
+    problem = build("lstm_sparse", seed=0, data=_write_words(tmp_path))
+    problem.loss(problem.model, problem.batch(0, 0, 1)).backward()
+    gradients = {name: parameter.grad for name, parameter in problem.model.named_parameters()}
+    assert {name for name, gradient in gradients.items() if gradient is not None and gradient.is_sparse} == {
+        "embedding.weight"
+    }
+    assert "head.weight" in gradients
+
+
+def test_sparse_embeddings_are_trained_without_momentum(tmp_path: Path) -> None:
+    sparse, tied = (build(name, seed=0, data=_write_words(tmp_path)) for name in ("lstm_sparse", "lstm"))
+    rest, rows = sgd(sparse.model, sparse).param_groups
+    assert rows["params"] == [sparse.model.get_parameter("embedding.weight")]
+    assert (rest["momentum"], rows["momentum"]) == (sparse.momentum, 0)
+    assert len(rest["params"]) == len(list(sparse.model.parameters())) - 1
+    assert [group["momentum"] for group in sgd(tied.model, tied).param_groups] == [tied.momentum]
+
+
 def test_the_summaries_count_the_parameters_right(tmp_path: Path) -> None:
     problem = build("transformer", seed=0)
     assert sum(value.numel() for value in problem.model.parameters()) == pytest.approx(0.83e6, abs=5e3)
@@ -220,7 +241,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         assert "--scale must be" in _refusal("xml", scale=scale)
 
 
-@pytest.mark.parametrize("name", ["lstm", "mlp", "resnet20"])
+@pytest.mark.parametrize("name", ["lstm", "lstm_sparse", "mlp", "resnet20"])
 def test_missing_data_is_refused(name: str, tmp_path: Path) -> None:
     assert "--data" in _refusal(name)
     assert "expected" in _refusal(name, tmp_path)
@@ -303,7 +324,12 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
 @needs_data
 @pytest.mark.parametrize(
     ("name", "folder", "parameters", "chance"),
-    [("lstm", "wikitext2", 4_424_958, 33_278), ("mlp", "mnist", 1_863_690, 10), ("resnet20", "cifar10", 269_722, 10)],
+    [
+        ("lstm", "wikitext2", 4_424_958, 33_278),
+        ("lstm_sparse", "wikitext2", 8_684_542, 33_278),
+        ("mlp", "mnist", 1_863_690, 10),
+        ("resnet20", "cifar10", 269_722, 10),
+    ],
 )
 def test_real_data_gives_problems_of_the_known_size(name: str, folder: str, parameters: int, chance: int) -> None:
     problem = build(name, seed=0, data=Path(DATA or "", folder))

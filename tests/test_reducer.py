@@ -16,10 +16,10 @@ from thinwire.memories import ErrorFeedback, MomentumCorrection, NoMemory
 from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Slot, WarmUp
 
 SLOTS = (
-    Slot(name="large", offset=0, length=600),
-    Slot(name="small", offset=600, length=20),
-    Slot(name="medium", offset=620, length=200),
-    Slot(name="tiny", offset=820, length=3),
+    Slot(name="large", offset=0, length=600, shape=(20, 30)),
+    Slot(name="small", offset=600, length=20, shape=(20,)),
+    Slot(name="medium", offset=620, length=200, shape=(10, 5, 4)),
+    Slot(name="tiny", offset=820, length=3, shape=(3,)),
 )
 NUMEL = 823
 
@@ -38,7 +38,7 @@ def _mean_of_everything() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Return (Σ of means, Σ of own gradients, what waits) after some steps of every recipe without momentum."""
     found = {}
     for name, case in RECIPES.items():
-        if case.momentum:
+        if case.momentum or not case.conserving:
             continue
         recipe, means, mine = case.make(), torch.zeros(NUMEL), torch.zeros(NUMEL)
         for step in range(5):
@@ -51,7 +51,7 @@ def _mean_of_everything() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         waiting = torch.zeros(NUMEL)
         for memory in recipe.memories():
             for slot in SLOTS:
-                if slot.name in memory.state():
+                if "residual" in memory.state().get(slot.name, {}):
                     waiting[slot.offset : slot.offset + slot.length] += memory.state()[slot.name]["residual"]
         found[name] = (means, mine, waiting)
     return found

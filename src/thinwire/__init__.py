@@ -6,7 +6,7 @@ tw.attach(ddp_model, tw.recipes.topk(density=0.01))
 
 from importlib.metadata import version
 
-from thinwire import codecs, exchanges, memories, payloads, recipes, reducer, schedules
+from thinwire import codecs, exchanges, formats, memories, payloads, recipes, reducer, schedules
 from thinwire.errors import FingerprintError, MomentumError, PayloadError
 from thinwire.integrations import Attachment, attach
 
@@ -21,6 +21,7 @@ __all__ = [
     "attach",
     "codecs",
     "exchanges",
+    "formats",
     "memories",
     "payloads",
     "recipes",

@@ -25,9 +25,12 @@ def bench(
     link: Annotated[
         str | None, typer.Option(help="Rate of each worker's link, such as 1gbit, or none.", show_default="100mbit")
     ] = None,
-    recipes: Annotated[str, typer.Option(help="Rows, separated by commas; see --list.")] = (
-        "dense,torch_fp16,torch_powersgd,topk,dgc,dragonn"
-    ),
+    recipes: Annotated[
+        str,
+        typer.Option(
+            help="Rows, separated by commas, each with a density of its own if wanted, as topk:0.02; see --list."
+        ),
+    ] = ("dense,torch_fp16,torch_powersgd,topk,dgc,dragonn"),
     density: Annotated[str, typer.Option(help="Share of elements to send; each of several is a row.")] = "0.01",
     steps: Annotated[int, typer.Option(help="Steps of each row; losses are compared after so many.")] = 300,
     model: Annotated[str, typer.Option(help="What to train; see --list.")] = "transformer",

@@ -1,7 +1,8 @@
 """Numbers that change with the step, such as a density that is warmed up."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -43,3 +44,44 @@ def exponential_warmup(final: float, *, steps_each: int, stages: int = 4) -> Sta
 def resolve(value: float | Schedule, step: int) -> float:
     """Return `value` at `step`; a plain number is the same at every step."""
     return value(step) if isinstance(value, Schedule) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every(Schedule):
+    """1 at every `steps`-th step, from the first on, and 0 in between."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; expected 1 or more")
+
+    def __call__(self, step: int) -> float:
+        """Return 1 or 0."""
+        return float(step % self.steps == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowLearningRate(Schedule):
+    """The density 1 − θ with θ² = smoothness · η(step), as far as `largest_drop` (Wang et al. 2020, Theorem 3.5).
+
+    `learning_rate` maps the step to η; the drop share θ falls with it. `smoothness` is the L of an L-smooth loss.
+    """
+
+    learning_rate: Callable[[int], float]
+    smoothness: float
+    largest_drop: float = 0.85
+
+    def __call__(self, step: int) -> float:
+        """Return the density at `step`."""
+        return 1 - min(self.largest_drop, math.sqrt(self.smoothness * self.learning_rate(step)))
+
+
+def recovery(density: float, *, at_step: int) -> Stages:
+    """Return `density` before `at_step` and 1 from then on: drop nothing, and accuracy recovers (Wang et al. 2020)."""
+    return Stages(values=(density,), steps_each=at_step, final=1.0)
+
+
+def gtopk_warmup(final: float = 0.001, *, steps_per_epoch: int) -> Stages:
+    """Return gTop-k's densities of the first four epochs and then `final`: 0.001, or 0.005 for its LSTM."""
+    return Stages(values=(0.25, 0.0725, 0.015, 0.004), steps_each=steps_per_epoch, final=final)

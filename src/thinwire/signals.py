@@ -1,7 +1,7 @@
 """What a codec encodes: a tensor, or a sum that one pass will both take and select from."""
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -9,11 +9,24 @@ from torch import Tensor
 from thinwire import kernels
 
 
+class Note(Protocol):
+    """What a codec wrote about a parameter at an earlier step, kept by the memory along with what waits."""
+
+    def read(self) -> Tensor | None:
+        """Return what was written last, by a step that was kept."""
+
+    def write(self, note: Tensor) -> None:
+        """Write a flat tensor in units of the vector: a change of the loss scale multiplies it."""
+
+
 class Signal(ABC):
     """A flat vector that may not have been computed yet.
 
-    `dtype` is the gradient's, in which values travel; the vector itself may be held in a wider one.
+    `dtype` is the gradient's, in which values travel; the vector itself may be held in a wider one. `note` is None
+    where the memory keeps none.
     """
+
+    note: Note | None = None
 
     dtype: torch.dtype
     numel: int

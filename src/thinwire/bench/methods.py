@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
@@ -37,12 +38,14 @@ class Install(Protocol):
 class Method:
     """`sparse` methods take a density, which falls to the wanted one over the first steps of those that warm up.
 
-    A method that cannot work with several buckets gets one.
+    `density` is that of methods to which the run's own does not apply. A method that cannot work with several buckets
+    gets one.
     """
 
     description: str
     install: Install
     sparse: bool = False
+    density: float | None = None
     warms_up: bool = False
     one_bucket: bool = False
 
@@ -91,6 +94,10 @@ def _recipe(make: Callable[..., Reducer], *, momentum: bool = False) -> Install:
     return install
 
 
+def _fixed(make: Callable[[], Reducer]) -> Install:
+    return _recipe(lambda density: make())
+
+
 METHODS = {
     "dense": Method(description="plain DistributedDataParallel, uncompressed", install=_plain),
     "torch_fp16": Method(description="PyTorch's fp16_compress_hook", install=_fp16),
@@ -112,5 +119,52 @@ METHODS = {
     ),
     "randomk": Method(
         description="Random-k with error feedback, summed on the way", install=_recipe(recipes.randomk), sparse=True
+    ),
+    "gtopk": Method(
+        description="gTop-k: the global Top-k up and down a tree, with error feedback",
+        install=_recipe(recipes.gtopk),
+        sparse=True,
+    ),
+    "s2_reducer": Method(
+        description="S2 Reducer: block Top-k, a bitmap and a count sketch summed on the way",
+        install=_recipe(recipes.s2_reducer),
+        sparse=True,
+        density=1 / 32,
+    ),
+    "s2_union": Method(
+        description="the same blocks without the sketch: the union's values, summed exactly",
+        install=_recipe(partial(recipes.s2_reducer, packed=None)),
+        sparse=True,
+        density=1 / 32,
+    ),
+    "fft": Method(
+        description="FFT sparsification with a 10-bit offset float, nothing kept, as in the paper",
+        install=_recipe(recipes.fft),
+        sparse=True,
+        density=0.15,
+    ),
+    "dct_dp": Method(
+        description="a threshold per tensor kept for 1,000 steps, with error feedback",
+        install=_recipe(recipes.dct_dp),
+        sparse=True,
+    ),
+    "dct_steered": Method(
+        description="the same with a threshold steered to the wanted density",
+        install=_recipe(partial(recipes.dct_dp, life=None)),
+        sparse=True,
+    ),
+    "mstopk": Method(
+        description="Top-k by bisection of a threshold, with error feedback",
+        install=_recipe(recipes.mstopk),
+        sparse=True,
+    ),
+    "qsgd": Method(description="QSGD: 4 bits per value, stochastic", install=_fixed(recipes.qsgd)),
+    "terngrad": Method(
+        description="TernGrad: 2 bits per value, clipped at 2.5 sigma", install=_fixed(recipes.terngrad)
+    ),
+    "signsgd": Method(description="1 bit per value, with error feedback", install=_fixed(recipes.signsgd)),
+    "powersgd": Method(
+        description=f"PowerSGD of thinwire, rank {POWERSGD_RANK}, in DDP's buckets",
+        install=_fixed(partial(recipes.powersgd, rank=POWERSGD_RANK, start=POWERSGD_START)),
     ),
 }

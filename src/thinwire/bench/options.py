@@ -39,11 +39,9 @@ class Options:
         if not 1 <= self.extend < math.inf:
             raise BadInput(f"--extend is {self.extend:g}; expected 1 (stop at --steps) or more")
         for density in self.densities:
-            if not 0 < density <= 1:
-                raise BadInput(f"--density {density:g} is no share of the elements; expected above 0 and at most 1")
-        for name in self.recipes:
-            if name not in METHODS:
-                raise BadInput(f"unknown recipe {name!r}; expected some of {', '.join(METHODS)}")
+            _check_density(density, "--density")
+        for recipe in self.recipes:
+            _check(*_named(recipe))
 
     @property
     def every(self) -> int:
@@ -52,8 +50,17 @@ class Options:
 
     def rows(self) -> list[tuple[str, float]]:
         """Return (recipe, density) of each row, dense first because the others are held against it."""
-        names = sorted(dict.fromkeys(self.recipes), key=lambda name: name != "dense")
-        return [(name, d) for name in names for d in (self.densities if METHODS[name].sparse else (1.0,))]
+        recipes = sorted(self.recipes, key=lambda name: name != "dense")
+        return list(
+            dict.fromkeys((_named(recipe)[0], d) for recipe in recipes for d in self._densities(*_named(recipe)))
+        )
+
+    def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
+        """Return those asked for with the recipe, else the method's own, else the run's."""
+        if not METHODS[name].sparse:
+            return (1.0,)
+        own = METHODS[name].density if own is None else own
+        return self.densities if own is None else (own,)
 
 
 def read(*, workers: int | None, link: str | None, recipes: str, densities: str, **others: Any) -> Options:
@@ -76,6 +83,29 @@ def _names(text: str) -> tuple[str, ...]:
     if not found:
         raise BadInput(f"--recipes {text!r} names nothing; expected e.g. dense,topk")
     return found
+
+
+def _named(recipe: str) -> tuple[str, float | None]:
+    """Read ``topk`` or ``topk:0.01``."""
+    name, colon, density = recipe.partition(":")
+    try:
+        return name, float(density) if colon else None
+    except ValueError as error:
+        raise BadInput(f"--recipes {recipe!r}: expected a density behind the colon, such as topk:0.01") from error
+
+
+def _check(name: str, density: float | None) -> None:
+    if name not in METHODS:
+        raise BadInput(f"unknown recipe {name!r}; expected some of {', '.join(METHODS)}")
+    if density is not None:
+        if not METHODS[name].sparse:
+            raise BadInput(f"--recipes {name}:{density:g}: {name} takes no density")
+        _check_density(density, f"--recipes {name}:")
+
+
+def _check_density(density: float, option: str) -> None:
+    if not 0 < density <= 1:
+        raise BadInput(f"{option} {density:g} is no share of the elements; expected above 0 and at most 1")
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -93,7 +93,7 @@ def _bytes_panel(axes: Axes, results: Results) -> None:
     _curves(axes, results, 1)
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: _round_bytes(count)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: round_bytes(count)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     _name(axes, "Held-out loss over bytes sent", "bytes sent per worker, log scale")
 
@@ -154,7 +154,8 @@ def _stack(axes: Axes, results: Results) -> list[float]:
     return ends
 
 
-def _round_bytes(count: float) -> str:
+def round_bytes(count: float) -> str:
+    """Bytes for an axis: ``5 MB``."""
     number, unit = human_bytes(count).split()
     return f"{float(number):g} {unit}"
 

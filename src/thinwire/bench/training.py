@@ -140,9 +140,21 @@ def _prepare(method: Method, density: float | Schedule, problem: Problem, meter:
         bucket_cap_mb=1 << 20 if method.one_bucket else None,
         **_without_buffer_sync(),
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=problem.learning_rate, momentum=problem.momentum)
+    optimizer = sgd(model.module, problem)
     method.install(model, optimizer, density)
     return Run(problem=problem, model=model, optimizer=optimizer, meter=meter)
+
+
+def sgd(model: nn.Module, problem: Problem) -> torch.optim.SGD:
+    """SGD with momentum, but none for embeddings with sparse gradients: theirs would grow denser by the step."""
+    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
+    sparse = {module.weight for module in embeddings if module.sparse}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p not in sparse]},
+        {"params": [p for p in model.parameters() if p in sparse], "momentum": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.SGD(groups, lr=problem.learning_rate, momentum=problem.momentum)
 
 
 def _step(run: Run, step: int) -> dict[str, float]:

@@ -17,8 +17,13 @@ class Codec(ABC):
     A vector with a NaN or an infinity in it gives a payload that decodes to something non-finite.
     """
 
-    elementwise: ClassVar[bool] = False
-    """Whether each element is encoded on its own, so that adjacent tensors may be encoded as one."""
+    shared_seed: ClassVar[bool] = False
+    """Whether ranks must draw alike. Otherwise each draws on its own, so that their errors average out."""
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether each element is encoded on its own, so that adjacent tensors may be encoded as one."""
+        return False
 
     @abstractmethod
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Payload:

@@ -9,7 +9,7 @@ import torch
 from thinwire import kernels
 from thinwire.codecs.base import Codec, check_density, kept
 from thinwire.codecs.thresholding import candidates
-from thinwire.payloads import Sparse
+from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
 
@@ -27,7 +27,7 @@ class HashedSlots(Codec):
 
     density: float | Schedule
     surplus: float = 2.0
-    values: torch.dtype | None = None
+    values: Narrow = None
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -43,5 +43,6 @@ class HashedSlots(Codec):
         slots = kernels.backend(x).hashed_slots(picks, magnitudes, m, seed)
         empty = slots < 0
         indices = slots.masked_fill_(empty, 0)
-        values = x.index_select(0, indices).masked_fill_(empty, 0).to(self.values or signal.dtype)
-        return Sparse(indices=indices, values=values, numel=signal.numel)
+        values = x.index_select(0, indices).masked_fill_(empty, 0)
+        values, coded = narrowed(values, self.values, signal.dtype, seed)
+        return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)

@@ -1,7 +1,7 @@
 """No compression."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from thinwire.codecs.base import Codec
 from thinwire.payloads import Dense
@@ -13,7 +13,10 @@ from thinwire.signals import Signal
 class Identity(Codec):
     """Send every value as it is."""
 
-    elementwise: ClassVar[bool] = True
+    @property
+    def elementwise(self) -> bool:
+        """Always."""
+        return True
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
         """Return all values in the gradient's dtype."""

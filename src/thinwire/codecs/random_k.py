@@ -1,13 +1,13 @@
 """Elements chosen by lot, alike on every rank."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.payloads import Sparse
+from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
 
@@ -24,7 +24,8 @@ class RandomK(Codec):
 
     density: float | Schedule
     unbiased: bool = False
-    values: torch.dtype | None = None
+    values: Narrow = None
+    shared_seed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -38,8 +39,8 @@ class RandomK(Codec):
             values = values * widths
         if not bool(x.abs().amax().isfinite()) if x.numel() else False:
             values.fill_(torch.nan)
-        values = values.to(self.values or signal.dtype)
-        return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel, agreed=True)
+        values, coded = narrowed(values, self.values, signal.dtype, seed)
+        return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel, agreed=True, coded=coded)
 
     def contraction(self, numel: int) -> float | None:
         """δ = 1/⌈d/k⌉: the least likely element is drawn once in so many seeds."""

@@ -4,12 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-import torch
-from torch.nn.functional import pad
-
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import candidates, largest
-from thinwire.payloads import Sparse
+from thinwire.codecs.thresholding import candidates, largest, padded
+from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
 
@@ -25,7 +22,7 @@ class SampledThreshold(Codec):
 
     density: float | Schedule
     surplus: float = 1.25
-    values: torch.dtype | None = None
+    values: Narrow = None
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -40,7 +37,4 @@ class SampledThreshold(Codec):
         if indices.numel() > k:
             best = largest(values, k)
             indices, values = indices.index_select(0, best), values.index_select(0, best)
-        elif indices.numel() < k:
-            missing = (0, k - indices.numel())
-            indices, values = pad(indices, missing), pad(values, missing)
-        return Sparse(indices=indices, values=values.to(self.values or signal.dtype), numel=signal.numel)
+        return padded(indices, values, k, signal, self.values, seed)

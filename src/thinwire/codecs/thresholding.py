@@ -4,7 +4,9 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.signals import Signal
 
 # The sample holds about this many of the picks: the count of picks then varies by about 1/√80 = 11 %.
@@ -30,3 +32,21 @@ def candidates(signal: Signal, picks: int, seed: int) -> Tensor:
 def largest(x: Tensor, k: int) -> Tensor:
     """Return the indices (int32) of the k largest magnitudes; NaN counts as largest."""
     return x.abs().topk(min(k, x.numel()), sorted=False).indices.to(torch.int32)
+
+
+def reaching(signal: Signal, threshold: float, capacity: int) -> Tensor:
+    """Return the indices (int32) of magnitudes that reach the threshold, at most `capacity`: then the largest."""
+    found = signal.select(threshold, capacity)
+    return largest(signal.tensor(), capacity) if found is None else found
+
+
+def kth_largest(x: Tensor, k: int) -> float:
+    """Return the k-th largest magnitude, for 1 ≤ k ≤ x.numel()."""
+    return float(x.abs().topk(k, sorted=False).values.min())
+
+
+def padded(indices: Tensor, values: Tensor, count: int, signal: Signal, narrow: Narrow, seed: int) -> Sparse:
+    """Return a payload of `count` elements: those given, and padding of index 0 and value 0."""
+    missing = (0, count - indices.numel())
+    values, coded = narrowed(pad(values, missing), narrow, signal.dtype, seed)
+    return Sparse(indices=pad(indices, missing), values=values, numel=signal.numel, coded=coded)

@@ -6,7 +6,7 @@ from typing import final
 import torch
 
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.payloads import Sparse
+from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
 
@@ -17,7 +17,7 @@ class TopK(Codec):
     """Send the k = round(density · d) largest magnitudes. `values` narrows the numbers on the wire."""
 
     density: float | Schedule
-    values: torch.dtype | None = None
+    values: Narrow = None
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -26,8 +26,8 @@ class TopK(Codec):
         """Return k elements; NaN counts as largest."""
         x = signal.tensor()
         indices = x.abs().topk(kept(self.density, signal.numel), sorted=False).indices
-        values = x.index_select(0, indices).to(self.values or signal.dtype)
-        return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel)
+        values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed)
+        return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel, coded=coded)
 
     def contraction(self, numel: int) -> float | None:
         """δ = k/d, attained by a vector of equal magnitudes (Stich et al. 2018)."""

@@ -2,6 +2,21 @@
 
 from thinwire.exchanges.all_gather import AllGather
 from thinwire.exchanges.all_reduce import AllReduce
-from thinwire.exchanges.base import Exchange, Exchanged, Link
+from thinwire.exchanges.base import Exchange, Exchanged, Link, Rounds
+from thinwire.exchanges.doubling import RecursiveDoubling
+from thinwire.exchanges.owner_sharded import OwnerSharded
+from thinwire.exchanges.tree import GlobalTopKTree
+from thinwire.exchanges.union import UnionAllReduce
 
-__all__ = ["AllGather", "AllReduce", "Exchange", "Exchanged", "Link"]
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "Exchange",
+    "Exchanged",
+    "GlobalTopKTree",
+    "Link",
+    "OwnerSharded",
+    "RecursiveDoubling",
+    "Rounds",
+    "UnionAllReduce",
+]

@@ -1,5 +1,6 @@
 """Send everything to everybody."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -15,15 +16,19 @@ from thinwire.payloads import Payload
 class AllGather(Exchange):
     """One all-gather of one packed buffer per rank, decoded in one go. T = (K − 1)(α + n/B)."""
 
-    def start(self, payload: Payload, group: Group, *, keep: bool = True) -> "Future[Exchanged]":
+    def start(
+        self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
+    ) -> "Future[Exchanged]":
         """Start gathering. The future raises PayloadError where a rank's buffer differs in layout."""
         mine = payload.to_buffer()
         rows = mine.new_empty(group.size(), mine.numel())
         work = all_gather(rows.view(-1), mine, group)
 
+        sent = self.sent_bytes(payload, group.size())
+
         def finish(done: "Future[object]") -> Exchanged:
             done.value()  # raises what the collective raised
-            return Exchanged(total=payload.from_rows(rows), delivered=payload)
+            return Exchanged(total=payload.from_rows(rows), delivered=payload, sent_bytes=sent)
 
         return work.get_future().then(finish)
 

@@ -1,5 +1,6 @@
 """Sum on the way."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -15,13 +16,18 @@ from thinwire.payloads import Payload
 class AllReduce(Exchange):
     """Ring all-reduce of a summable payload's values. T = 2(K − 1)(α + n/(K·B))."""
 
-    def start(self, payload: Payload, group: Group, *, keep: bool = True) -> "Future[Exchanged]":
+    def start(
+        self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
+    ) -> "Future[Exchanged]":
         """Start the sum. Raises TypeError for a payload whose values cannot be added."""
         if not payload.summable:
-            raise TypeError(f"{type(payload).__name__} is not summable: its indices differ by rank; use AllGather")
+            raise TypeError(
+                f"{type(payload).__name__} is not summable: its elements differ by rank, or are codes; use AllGather"
+            )
         total = payload.with_values(payload.values.clone()) if keep else payload
         work = all_reduce(total.values, group)
-        return work.get_future().then(lambda done: _finish(done, total, payload))
+        sent = self.sent_bytes(payload, group.size())
+        return work.get_future().then(lambda done: _finish(done, total, payload, sent))
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """Values alone travel, 2(K − 1)/K times."""
@@ -32,6 +38,6 @@ class AllReduce(Exchange):
         return 2 * (world_size - 1) * (link.latency + nbytes / world_size / link.bandwidth)
 
 
-def _finish(done: "Future[object]", total: Payload, delivered: Payload) -> Exchanged:
+def _finish(done: "Future[object]", total: Payload, delivered: Payload, sent_bytes: float) -> Exchanged:
     done.value()  # raises what the collective raised
-    return Exchanged(total=total, delivered=delivered)
+    return Exchanged(total=total, delivered=delivered, sent_bytes=sent_bytes)

@@ -1,7 +1,10 @@
-"""Names that differ between torch 2.11 and the newest."""
+"""What differs between versions of torch and between backends."""
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from thinwire import kernels
 
 Group = dist.ProcessGroup
 
@@ -17,3 +20,26 @@ def all_gather(out: Tensor, mine: Tensor, group: Group) -> dist.Work:
 def all_reduce(x: Tensor, group: Group) -> dist.Work:
     """Start summing `x` over the ranks, in place."""
     return dist.all_reduce(x, group=group, async_op=True)
+
+
+def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:
+    """Return which of the int16 `flags` (0 or 1) are set on any rank, as bool, and the bytes that were reduced."""
+    if dist.get_backend(group) == "nccl":  # which has no bitwise OR
+        whole = flags.to(torch.uint8)
+        dist.all_reduce(whole, op=dist.ReduceOp.MAX, group=group)
+        return whole.bool(), whole.nbytes
+    kernel = kernels.integer_backend(flags)
+    bits = kernel.pack_bits(flags, 1)
+    dist.all_reduce(bits, op=dist.ReduceOp.BOR, group=group)
+    return kernel.unpack_bits(bits, flags.numel(), 1).bool(), bits.nbytes
+
+
+def same_group(group: Group) -> Group:
+    """Return a new group of the same ranks."""
+    ranks = dist.get_process_group_ranks(group)
+    backend = dist.get_backend(group)
+    return dist.new_group(ranks, backend=backend, timeout=_timeout(group), use_local_synchronization=True)
+
+
+def _timeout(group: Group) -> object:
+    return group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")).options._timeout

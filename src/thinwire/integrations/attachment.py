@@ -6,7 +6,7 @@ from typing import Any, Protocol, final
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group, all_reduce
+from thinwire.exchanges.compat import Group
 from thinwire.integrations import replicas, state
 from thinwire.reducer import Bucket, Reducer, Round, Slot
 
@@ -62,22 +62,27 @@ class Attachment:
         names = self._enter(parameters)
         origin = flat.storage_offset()
         slots = tuple(
-            Slot(name=name, offset=int(g.storage_offset() - origin), length=g.numel())
+            Slot(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=tuple(g.shape))
             for name, g in zip(names, gradients, strict=True)
         )
         bucket = Bucket(flat=flat, slots=slots)
         idle = self._idle(bucket)
         self._add_decay(names, gradients, idle)
-        at = Round(step=self._step, group=self._group, scale=1 / self._group.size(), idle=idle, watch=self._watch)
-        future = self.recipe.reduce(bucket, at)
+        future = self.recipe.reduce(bucket, self._round(idle))
         return self._note(future, flat)
 
     def reduce_sparse(self, gradient: Tensor, parameters: list[nn.Parameter]) -> "Future[Tensor]":
-        """Start reducing the sparse gradient of an nn.Embedding(sparse=True): uncompressed, as DDP does."""
-        self._enter(parameters)
-        mean = gradient * (1 / self._group.size())
-        future = all_reduce(mean, self._group).get_future()
-        return self._note(future.then(lambda done: _is_finite(done, mean)), mean)
+        """Start reducing the sparse gradient of an nn.Embedding(sparse=True)."""
+        (name,) = self._enter(parameters)
+        self._started += 1
+        outcomes = self._outcomes
+
+        def finish(done: "Future[Tensor]") -> Tensor:
+            mean = done.value()  # raises what the reducer raised
+            outcomes.append(bool(mean.coalesce().values().isfinite().all()))
+            return mean
+
+        return self.recipe.reduce_rows(gradient, name, self._round(frozenset())).then(finish)
 
     def verify_replicas(self) -> bool:
         """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
@@ -99,6 +104,10 @@ class Attachment:
         self._follow_loss_scale(float(saved["loss_scale"]))
         state.load(saved, self.recipe.memories(), self._parameters)
         self._step, self._decay = int(saved["step"]), dict(saved["weight_decay"])
+
+    def _round(self, idle: frozenset[str]) -> Round:
+        group = self._group
+        return Round(step=self._step, group=group, scale=1 / group.size(), idle=idle, watch=self._watch)
 
     def _enter(self, parameters: list[nn.Parameter]) -> list[str]:
         """Note that these parameters are being reduced, and return their names."""
@@ -155,8 +164,3 @@ class Attachment:
         for name, gradient in zip(names, gradients, strict=True):
             if name in self._decay and name not in idle:
                 gradient.add_(self._parameters[name].detach(), alpha=self._decay[name] * self._loss_scale)
-
-
-def _is_finite(done: "Future[Any]", gradient: Tensor) -> bool:
-    done.value()  # raises what the collective raised
-    return bool(gradient.coalesce().values().isfinite().all())

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.fingerprint import check_fingerprint
 from thinwire.integrations.momentum import corrections, refuse_twice, take_over
+from thinwire.integrations.rebroadcast import broadcast_every
 from thinwire.reducer import Reducer
 
 
@@ -19,22 +20,29 @@ def attach(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     scaler: LossScaler | None = None,
+    rebroadcast: int | None = None,
 ) -> Attachment:
     """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
 
     `optimizer`: recipes with momentum correction take momentum, its buffers and weight decay over from this SGD.
     `scaler`: the GradScaler in use, if any; what waits in memory then follows its loss scale.
+    `rebroadcast`: send rank 0's parameters to all before every so many steps (Wang et al. 2020, §4, take 10). The
+    replicas of these recipes are bit-identical without; it mends what else has made them drift.
 
-    Raises TypeError for anything but DDP or a recipe, FingerprintError where ranks disagree, MomentumError where
-    momentum would be applied twice or not at all, and RuntimeError where the model's hook is taken.
+    Raises TypeError for anything but DDP or a recipe, ValueError for a `rebroadcast` below 1, FingerprintError where
+    ranks disagree, MomentumError where momentum would be applied twice or not at all, and RuntimeError where the
+    model's hook is taken.
     """
     _check(model, recipe)
+    if rebroadcast is not None and rebroadcast < 1:
+        raise ValueError(f"rebroadcast is {rebroadcast}; expected every how many steps, 1 or more, or None for never")
     parameters = _managed(model)
     group = model.process_group
     sparse = _with_sparse_gradients(model)
     names = {p: name for name, p in parameters.items() if p not in sparse}
-    check_fingerprint(recipe, parameters, group, _settings(model, optimizer))
+    check_fingerprint(recipe, parameters, group, f"{_settings(model, optimizer)}, rebroadcast={rebroadcast}")
     decay = take_over(recipe.memories(), optimizer, names, group.size())
+    recipe.prepare(group)
     attachment = Attachment(
         recipe,
         parameters,
@@ -47,6 +55,8 @@ def attach(
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
     if corrections(recipe.memories()):
         refuse_twice(attachment, names)
+    if rebroadcast is not None:
+        broadcast_every(rebroadcast, model, attachment)
     return attachment
 
 

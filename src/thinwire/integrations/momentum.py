@@ -19,7 +19,7 @@ _FIX = (
 
 def corrections(memories: Sequence[Memory]) -> list[MomentumCorrection]:
     """Return the memories that apply momentum."""
-    return [memory for memory in memories if isinstance(memory, MomentumCorrection)]
+    return [part for memory in memories for part in memory.parts if isinstance(part, MomentumCorrection)]
 
 
 def take_over(

@@ -11,7 +11,7 @@ from thinwire.integrations.momentum import corrections
 from thinwire.memories import Memory
 
 VERSION = 1
-_KEYS = {"version", "step", "loss_scale", "weight_decay", "momentum", "memories"}
+_KEYS = {"version", "step", "loss_scale", "weight_decay", "momentum", "fields", "memories"}
 
 
 def dump(step: int, loss_scale: float, memories: Sequence[Memory], decay: Mapping[str, float]) -> dict[str, Any]:
@@ -22,6 +22,7 @@ def dump(step: int, loss_scale: float, memories: Sequence[Memory], decay: Mappin
         "loss_scale": loss_scale,
         "weight_decay": dict(decay),
         "momentum": [[memory.momentum, memory.nesterov] for memory in corrections(memories)],
+        "fields": [sorted(memory.fields) for memory in memories],
         "memories": [
             {name: {field: x.clone() for field, x in fields.items()} for name, fields in memory.state().items()}
             for memory in memories
@@ -43,7 +44,8 @@ def check(state: object, memories: Sequence[Memory], parameters: Mapping[str, nn
     _need(decay.keys() <= parameters.keys(), "weight_decay", sorted(map(str, decay)), "parameters of the model")
     _need(isinstance(momentum, list) and all(map(_is_momentum, momentum)), "momentum", momentum, "[number, bool] pairs")
     _need(isinstance(saved, list) and all(isinstance(m, Mapping) for m in saved), "memories", type(saved), "mappings")
-    if (len(saved), len(momentum)) != (len(memories), len(corrections(memories))):
+    fields = [sorted(memory.fields) for memory in memories]
+    if (len(saved), len(momentum), state["fields"]) != (len(memories), len(corrections(memories)), fields):
         raise ValueError("attachment state is of a recipe with other memories; attach the recipe it was saved with")
     for memory, by_name in zip(memories, saved, strict=True):
         for name, fields in by_name.items():
@@ -60,7 +62,9 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
     for field, x in fields.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
             raise ValueError(f"{field} of {name!r} is {x!r:.100}; expected a tensor with values")
-        if x.shape != (like.numel(),) or x.dtype != dtype:
+        if field in memory.free:
+            _need(x.dim() == 1 and x.is_floating_point(), f"{field} of {name!r}", x.shape, "a flat tensor of numbers")
+        elif x.shape != (like.numel(),) or x.dtype != dtype:
             raise ValueError(
                 f"{field} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; "
                 f"expected ({like.numel()},) and {dtype}, as for a parameter of {like.dtype}"

@@ -18,3 +18,8 @@ def backend(*tensors: Tensor) -> ModuleType:
         t.device.type == "cpu" and t.dtype == dtype and t.is_contiguous() for t in tensors
     )
     return cpu if fast else reference
+
+
+def integer_backend(*tensors: Tensor) -> ModuleType:
+    """Return the module whose kernels on codes and bytes take these tensors."""
+    return cpu if all(t.device.type == "cpu" and t.is_contiguous() for t in tensors) else reference

@@ -1,4 +1,4 @@
-"""The kernels of `reference` for contiguous float32 and float64 tensors in main memory, one pass over memory each.
+"""The kernels of `reference` for contiguous tensors in main memory, one pass over memory each.
 
 They release the GIL and use no thread pool of Numba's, so any thread may call them; a large tensor is cut into ranges
 that run side by side.
@@ -78,6 +78,44 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, seed: int) -> 
     return torch.from_numpy(table.astype(np.int32))
 
 
+def sketch_insert(x: Tensor, rows: int, buckets: int, seed: int) -> Tensor:
+    """See `reference.sketch_insert`."""
+    table = x.new_zeros(rows, buckets)
+    for j in range(rows):
+        loops.sketch_insert(table[j].numpy(), x.numpy(), *_sketch_keys(seed, j))
+    return table
+
+
+def sketch_query(table: Tensor, numel: int, seed: int) -> Tensor:
+    """See `reference.sketch_query`."""
+    estimates = table.new_empty(table.shape[0], numel)
+    for j in range(table.shape[0]):
+        loops.sketch_read(estimates[j].numpy(), table[j].numpy(), *_sketch_keys(seed, j))
+    out = table.new_empty(numel)
+    loops.median(out.numpy(), estimates.numpy())
+    return out
+
+
+def _sketch_keys(seed: int, j: int) -> tuple[Any, Any]:
+    high, low = reference.keys(reference.SKETCH_ROWS * seed + j)
+    return np.uint64(high), np.uint64(low)
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """See `reference.pack_bits`."""
+    nbytes = -(-codes.numel() * bits // 8)
+    words = np.empty(-(-nbytes // 4), np.dtype("<u4"))
+    _map_ranges(lambda lo, hi: loops.pack_bits(codes.numpy(), bits, lo, hi, words), codes.numel(), align=32)
+    return torch.from_numpy(words.view(np.uint8)[:nbytes])
+
+
+def unpack_bits(buffer: Tensor, count: int, bits: int) -> Tensor:
+    """See `reference.unpack_bits`."""
+    codes = np.empty(count, np.int16)
+    _map_ranges(lambda lo, hi: loops.unpack_bits(buffer.numpy(), bits, lo, hi, codes), count, align=32)
+    return torch.from_numpy(codes)
+
+
 def _over_ranges(kernel: Callable[..., int], x: Tensor, threshold: float, capacity: int, *rest: Any) -> Tensor | None:
     """Run a selecting kernel on ranges of `x` in parallel and join the indices they found."""
     real, integer = _BITS[x.dtype]
@@ -95,11 +133,12 @@ def _over_ranges(kernel: Callable[..., int], x: Tensor, threshold: float, capaci
     return torch.from_numpy(np.concatenate([found[:count] for found, count in parts]))
 
 
-def _map_ranges(run: Callable[[int, int], _T], numel: int) -> list[_T]:
+def _map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> list[_T]:
+    """Run on ranges that start at multiples of `align`."""
     workers = max(1, min(torch.get_num_threads(), numel // _RANGE))
     if workers == 1:
         return [run(0, numel)]
-    edges = [numel * i // workers for i in range(workers + 1)]
+    edges = [*(numel * i // workers // align * align for i in range(workers)), numel]
     return list(_pool(workers).map(run, edges[:-1], edges[1:]))
 
 

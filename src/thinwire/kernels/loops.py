@@ -120,14 +120,80 @@ def mask(x, indices, values):
 
 
 @_compiled
-def hashed_slots(table, indices, priorities, high, low):
+def _mix(index, high, low):
     # reference.mix: in Numba, 32-bit integers add and multiply to 64 bits, so wrapping takes a mask here too.
     ones = np.uint64(0xFFFFFFFF)
+    x = (np.uint64(index) + high) & ones
+    x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x7FEB352D)) & ones
+    x ^= low
+    x = ((x ^ (x >> np.uint64(15))) * np.uint64(0x846CA68B)) & ones
+    return x ^ (x >> np.uint64(16))
+
+
+@_compiled
+def hashed_slots(table, indices, priorities, high, low):
     for i in range(indices.size):
-        x = (np.uint64(indices[i]) + high) & ones
-        x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x7FEB352D)) & ones
-        x ^= low
-        x = ((x ^ (x >> np.uint64(15))) * np.uint64(0x846CA68B)) & ones
-        x ^= x >> np.uint64(16)
-        slot = np.int64((x * np.uint64(table.size)) >> np.uint64(32))
+        slot = np.int64((_mix(indices[i], high, low) * np.uint64(table.size)) >> np.uint64(32))
         table[slot] = max(table[slot], np.int64(priorities[i]) << 32 | np.int64(indices[i]))
+
+
+@_compiled
+def sketch_insert(buckets, x, high, low):
+    for i in range(x.size):
+        if x[i] != 0:
+            mixed = _mix(i, high, low)
+            bucket = ((mixed >> np.uint64(1)) * np.uint64(buckets.size)) >> np.uint64(31)
+            buckets[bucket] += -x[i] if mixed & np.uint64(1) else x[i]
+
+
+@_compiled
+def sketch_read(out, buckets, high, low):
+    for i in range(out.size):
+        mixed = _mix(i, high, low)
+        value = buckets[((mixed >> np.uint64(1)) * np.uint64(buckets.size)) >> np.uint64(31)]
+        out[i] = -value if mixed & np.uint64(1) else value
+
+
+@_compiled
+def median(out, estimates):
+    rows = estimates.shape[0]
+    ordered = np.empty(rows, estimates.dtype)
+    for i in range(out.size):
+        for j in range(rows):
+            at = j
+            while at > 0 and not ordered[at - 1] <= estimates[j, i]:
+                ordered[at] = ordered[at - 1]
+                at -= 1
+            ordered[at] = estimates[j, i]
+        out[i] = (ordered[(rows - 1) // 2] + ordered[rows // 2]) / 2
+
+
+@_compiled
+def pack_bits(codes, bits, lo, hi, out):
+    # From a multiple of 32 codes on, a 32-bit word begins with a code.
+    low = np.uint64((1 << bits) - 1)
+    word, filled, place = np.uint64(0), 0, lo // 32 * bits
+    for i in range(lo, hi):
+        word |= (np.uint64(codes[i]) & low) << np.uint64(filled)
+        filled += bits
+        if filled >= 32:
+            out[place] = np.uint32(word & np.uint64(0xFFFFFFFF))
+            word >>= np.uint64(32)
+            filled -= 32
+            place += 1
+    if filled:
+        out[place] = np.uint32(word)
+
+
+@_compiled
+def unpack_bits(buffer, bits, lo, hi, out):
+    low = np.uint64((1 << bits) - 1)
+    word, filled, place = np.uint64(0), 0, lo // 8 * bits
+    for i in range(lo, hi):
+        while filled < bits:
+            word |= np.uint64(buffer[place]) << np.uint64(filled)
+            filled += 8
+            place += 1
+        out[i] = np.int16(word & low)
+        word >>= np.uint64(bits)
+        filled -= bits

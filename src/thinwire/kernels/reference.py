@@ -7,6 +7,9 @@ not finite is always selected, never hidden. Zeros are never selected.
 import torch
 from torch import Tensor
 
+SKETCH_ROWS = 64
+"""How far apart the seeds of two sketches' hashes lie."""
+
 
 def accumulate(out: Tensor, residual: Tensor, gradient: Tensor, scale: float) -> None:
     """Compute out = residual + scale · gradient. `out` may not overlap the inputs."""
@@ -110,3 +113,47 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, seed: int) -> 
     ranked = (priorities.to(torch.int64) << 32) | indices.to(torch.int64)
     table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
     return table.scatter_reduce_(0, slot, ranked, "amax").to(torch.int32)
+
+
+def sketch_insert(x: Tensor, rows: int, buckets: int, seed: int) -> Tensor:
+    """Return the count sketch S[j, h_j(i)] = Σ s_j(i) · x[i] as a (rows, buckets) table of x's dtype."""
+    table = x.new_zeros(rows, buckets)
+    for j in range(rows):
+        bucket, sign = _sketch_hash(x, buckets, seed, j)
+        table[j].index_add_(0, bucket, sign * x)
+    return table
+
+
+def sketch_query(table: Tensor, numel: int, seed: int) -> Tensor:
+    """Return for each of `numel` elements the median over j of s_j(i) · S[j, h_j(i)], of two middle ones the mean."""
+    rows, buckets = table.shape
+    estimates = table.new_empty(rows, numel)
+    for j in range(rows):
+        bucket, sign = _sketch_hash(estimates[j], buckets, seed, j)
+        torch.mul(sign, table[j].index_select(0, bucket), out=estimates[j])
+    ordered = estimates.sort(dim=0).values
+    return (ordered[(rows - 1) // 2] + ordered[rows // 2]) / 2
+
+
+def _sketch_hash(like: Tensor, buckets: int, seed: int, j: int) -> tuple[Tensor, Tensor]:
+    """Return bucket and sign of each element in row j: the sign is the lowest bit of its hash."""
+    mixed = mix(torch.arange(like.numel(), dtype=torch.int32, device=like.device), SKETCH_ROWS * seed + j)
+    return ((mixed >> 1) * buckets) >> 31, (1 - 2 * (mixed & 1)).to(like.dtype)
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Lay the low `bits` (1 to 15) of each int16 code behind one another: uint8 (⌈n · bits / 8⌉), padded with zeros.
+
+    The least significant bit comes first, in the code and in the byte.
+    """
+    places = torch.arange(bits, dtype=torch.int16, device=codes.device)
+    ones = ((codes[:, None] >> places) & 1).to(torch.uint8).view(-1)
+    ones = torch.nn.functional.pad(ones, (0, -ones.numel() % 8)).view(-1, 8)
+    return (ones << torch.arange(8, dtype=torch.uint8, device=codes.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(buffer: Tensor, count: int, bits: int) -> Tensor:
+    """Return the `count` codes (int16, not negative) that `pack_bits` laid into uint8 `buffer`."""
+    places = torch.arange(8, dtype=torch.uint8, device=buffer.device)
+    ones = ((buffer[:, None] >> places) & 1).view(-1)[: count * bits].view(count, bits).to(torch.int16)
+    return (ones << torch.arange(bits, dtype=torch.int16, device=buffer.device)).sum(1, dtype=torch.int16)

@@ -1,7 +1,7 @@
 """What waits for a later step: the only tensors kept between steps, by parameter name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -22,6 +22,13 @@ class Memory(ABC):
     stateful: ClassVar[bool] = True
     fields: ClassVar[frozenset[str]]
     """The names that `state` may hold under a parameter."""
+    free: ClassVar[frozenset[str]] = frozenset()
+    """Those of them whose tensors are not shaped like the parameter, but flat and of any length."""
+
+    @property
+    def parts(self) -> "Sequence[Memory]":
+        """This memory, and those within it."""
+        return (self,)
 
     @abstractmethod
     def compensate(self, name: str, gradient: Tensor, scale: float) -> Signal:

@@ -1,7 +1,12 @@
 """Payloads: what travels between ranks."""
 
 from thinwire.payloads.base import Payload
+from thinwire.payloads.blocks import Blocks
 from thinwire.payloads.dense import Dense
+from thinwire.payloads.keyed import Keyed
+from thinwire.payloads.numbers import Narrow, narrowed
+from thinwire.payloads.sketch import Sketch, Table
 from thinwire.payloads.sparse import Sparse
+from thinwire.payloads.spectral import Spectral
 
-__all__ = ["Dense", "Payload", "Sparse"]
+__all__ = ["Blocks", "Dense", "Keyed", "Narrow", "Payload", "Sketch", "Sparse", "Spectral", "Table", "narrowed"]

@@ -8,18 +8,23 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import PayloadError
-from thinwire.payloads import wire
+from thinwire.formats import Coded
+from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Payload, Spans
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dense(Payload):
-    """All values of the spans, in order. By default one span covers the whole vector."""
+    """All values of the spans, in order. By default one span covers the whole vector.
+
+    With `coded`, codes travel, and `values` are what they stand for.
+    """
 
     values: Tensor
     numel: int = -1
     spans: Spans = field(default=())
+    coded: Coded | None = None
 
     def __post_init__(self) -> None:
         if self.numel < 0:
@@ -31,26 +36,27 @@ class Dense(Payload):
 
     @property
     def summable(self) -> bool:
-        """Always: every rank speaks for the same elements."""
-        return True
+        """Whether values travel as such: every rank speaks for the same elements, but codes cannot be added."""
+        return self.coded is None
 
     @property
     def nbytes(self) -> int:
         """Length of `to_buffer()` in bytes."""
-        return wire.HEADER_BYTES + wire.padded(self.values.nbytes)
+        return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded)
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same payload with other values."""
-        return replace(self, values=values)
+        return replace(self, values=values, coded=None)
 
     def to_buffer(self) -> Tensor:
         """Return header and values as uint8."""
-        return wire.pack(self._header(), self.values)
+        return wire.pack(self._header(), *numbers.sections(self.values, self.coded))
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Dense":
         """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed."""
-        dtype, count, numel = wire.parse(buffer, wire.DENSE)
+        found, count, numel = wire.parse(buffer, wire.DENSE)
+        dtype = numbers.check_plain(found)
         expected = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize)
         if count != numel or buffer.numel() != expected:
             raise PayloadError(f"{count} of {numel} values in {buffer.numel()} bytes; expected {expected} bytes")
@@ -61,8 +67,8 @@ class Dense(Payload):
     def from_rows(self, rows: Tensor) -> Self:
         """Return the sum over ranks of buffers like this payload's."""
         wire.check_rows(rows, self._header())
-        body = rows[:, wire.HEADER_BYTES : wire.HEADER_BYTES + self.values.nbytes]
-        return self.with_values(body.contiguous().view(self.values.dtype).sum(dim=0, dtype=self.values.dtype))
+        per_rank = numbers.read(rows[:, wire.HEADER_BYTES :], self.values, self.coded)
+        return self.with_values(per_rank.sum(dim=0, dtype=self.values.dtype))
 
     def write(self, out: Tensor) -> None:
         """Overwrite the spans of `out`."""
@@ -88,7 +94,7 @@ class Dense(Payload):
         """Place vectors side by side."""
         spans = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
         values = parts[0].values if len(parts) == 1 else torch.cat([part.values for part in parts])
-        return cls(values=values, numel=numel, spans=spans)
+        return cls(values=values, numel=numel, spans=spans, coded=numbers.joined([part.coded for part in parts]))
 
     def split(self) -> list[Self]:
         """Return one payload per span."""
@@ -104,4 +110,4 @@ class Dense(Payload):
 
     def _header(self) -> Tensor:
         count = self.values.numel()
-        return wire.header(wire.DENSE, self.values.dtype, count, count, self.values.device)
+        return numbers.header(wire.DENSE, self.values, self.coded, count, count)

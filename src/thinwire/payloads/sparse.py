@@ -6,20 +6,24 @@ from typing import Self, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
-from thinwire.payloads import wire
-from thinwire.payloads.base import Payload, Spans
+from thinwire.formats import Coded
+from thinwire.payloads import numbers, wire
+from thinwire.payloads.base import Spans
+from thinwire.payloads.keyed import Keyed
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sparse(Payload):
+class Sparse(Keyed):
     """Values at int32 `indices`; elements of the spans that are not named are zero.
 
     `runs` are the lengths of stretches within which no index occurs twice, except as padding with value 0. `agreed`
-    says that every rank holds these very indices, so that values alone need to travel.
+    says that every rank holds these very indices, so that values alone need to travel. With `coded`, codes travel, and
+    `values` are what they stand for.
     """
 
     indices: Tensor
@@ -28,6 +32,7 @@ class Sparse(Payload):
     spans: Spans = field(default=())
     runs: tuple[int, ...] = field(default=())
     agreed: bool = False
+    coded: Coded | None = None
 
     def __post_init__(self) -> None:
         if self.numel > 2**31 - 1:
@@ -39,40 +44,83 @@ class Sparse(Payload):
 
     @property
     def summable(self) -> bool:
-        """Whether all ranks agreed on the indices beforehand."""
-        return self.agreed
+        """Whether all ranks agreed on the indices beforehand, and values travel as such."""
+        return self.agreed and self.coded is None
+
+    @property
+    def keys(self) -> Tensor:  # type: ignore[override]  # a table of one column
+        """The indices."""
+        return self.indices
+
+    @property
+    def rows(self) -> Tensor:
+        """The values, one to a row."""
+        return self.values[:, None]
+
+    @property
+    def key_space(self) -> int:
+        """One row for each element."""
+        return self.numel
 
     @property
     def nbytes(self) -> int:
         """Length of `to_buffer()` in bytes."""
-        return wire.HEADER_BYTES + wire.padded(self.values.nbytes) + wire.padded(self.indices.nbytes)
+        return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded) + wire.padded(self.indices.nbytes)
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same indices with other values."""
-        return replace(self, values=values)
+        return replace(self, values=values, coded=None)
+
+    def every_key(self) -> Tensor:
+        """Return all indices within the spans."""
+        device = self.values.device
+        return torch.cat([torch.arange(o, o + n, dtype=torch.int32, device=device) for o, n in self.spans])
+
+    def span_counts(self) -> list[int]:
+        """Return how many elements lie in each span."""
+        return list(self.runs)
+
+    def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
+        """Return other elements of the same vector; those outside the spans are left out."""
+        order, runs = _by_span(keys, self.spans)
+        values = rows.view(-1).index_select(0, order)
+        return replace(self, indices=keys.index_select(0, order), values=values, runs=runs, agreed=False, coded=None)
+
+    def filled(self, count: int) -> Self:
+        """Return this with padding, index 0 and value 0, up to `count` elements."""
+        missing = (0, count - self.values.numel())
+        return replace(
+            self, indices=pad(self.indices, missing), values=pad(self.values, missing), runs=(count,), coded=None
+        )
 
     def to_buffer(self) -> Tensor:
         """Return header, values and indices as uint8."""
-        return wire.pack(self._header(), self.values, self.indices)
+        return wire.pack(self._header(), *numbers.sections(self.values, self.coded), self.indices)
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Sparse":
         """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed."""
-        dtype, count, numel = wire.parse(buffer, wire.SPARSE)
+        found, count, numel = wire.parse(buffer, wire.SPARSE)
+        dtype = numbers.check_plain(found)
         expected = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize) + wire.padded(count * 4)
         if count > numel or buffer.numel() != expected:
             raise PayloadError(f"{count} of {numel} elements in {buffer.numel()} bytes; expected {expected} bytes")
         wire.check_padding(buffer, count * dtype.itemsize, count * 4)
-        values, indices = _sections(buffer[None], count, dtype)
-        _check_range(indices, numel)
+        start = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize)
+        values = buffer[wire.HEADER_BYTES :][: count * dtype.itemsize].clone().view(dtype)
+        indices = buffer[start : start + 4 * count].clone().view(torch.int32)
+        wire.check_range(indices, numel)
         return cls(indices=indices, values=values, numel=numel)
 
     def from_rows(self, rows: Tensor) -> Self:
         """Return the sum over ranks of buffers like this payload's: their elements one after the other."""
         wire.check_rows(rows, self._header())
-        values, indices = _sections(rows, self.values.numel(), self.values.dtype)
-        _check_range(indices, self.numel)
-        return replace(self, indices=indices, values=values, runs=self.runs * rows.shape[0])
+        body = rows[:, wire.HEADER_BYTES :]
+        start = numbers.nbytes(self.values, self.coded)
+        indices = body[:, start : start + self.indices.nbytes].reshape(-1).view(torch.int32)
+        wire.check_range(indices, self.numel)
+        values = numbers.read(body, self.values, self.coded).view(-1)
+        return replace(self, indices=indices, values=values, runs=self.runs * rows.shape[0], coded=None)
 
     def write(self, out: Tensor) -> None:
         """Set the spans of `out` to zero and add the values."""
@@ -102,13 +150,14 @@ class Sparse(Payload):
             spans=tuple((offset, part.numel) for part, offset in zip(parts, offsets, strict=True)),
             runs=tuple(part.values.numel() for part in parts),
             agreed=all(part.agreed for part in parts),
+            coded=numbers.joined([part.coded for part in parts]),
         )
 
     def split(self) -> list[Self]:
         """Return one payload per span."""
         parts = zip(self.spans, self.indices.split(self.runs), self.values.split(self.runs), strict=True)
         return [
-            replace(self, indices=index - offset, values=value, numel=length, spans=(), runs=())
+            replace(self, indices=index - offset, values=value, numel=length, spans=(), runs=(), coded=None)
             for (offset, length), index, value in parts
         ]
 
@@ -121,24 +170,19 @@ class Sparse(Payload):
             values=torch.cat([p.values for p in payloads]),
             runs=tuple(run for p in payloads for run in p.runs),
             agreed=False,
+            coded=None,
         )
 
     def _add(self, out: Tensor, sign: float) -> None:
         kernels.backend(out).scatter_add(out, self.indices, self.values, self.runs, sign)
 
     def _header(self) -> Tensor:
-        return wire.header(wire.SPARSE, self.values.dtype, self.values.numel(), self.numel, self.values.device)
+        return numbers.header(wire.SPARSE, self.values, self.coded, self.values.numel(), self.numel)
 
 
-def _sections(rows: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    values = rows[:, wire.HEADER_BYTES :][:, : count * dtype.itemsize]
-    start = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize)
-    indices = rows[:, start : start + 4 * count]
-    return values.reshape(-1).view(dtype), indices.reshape(-1).view(torch.int32)
-
-
-def _check_range(indices: Tensor, numel: int) -> None:
-    if indices.numel():
-        low, high = (int(bound) for bound in torch.aminmax(indices))
-        if low < 0 or high >= numel:
-            raise PayloadError(f"indices reach from {low} to {high}; expected 0 to {numel - 1}")
+def _by_span(indices: Tensor, spans: Spans) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the order that groups indices by span, ascending in each, and how many fall in each."""
+    ascending, order = indices.sort()
+    edges = torch.tensor([(offset, offset + length) for offset, length in spans], device=indices.device)
+    bounds = torch.searchsorted(ascending, edges.to(indices.dtype)).tolist()
+    return torch.cat([order[low:high] for low, high in bounds]), tuple(high - low for low, high in bounds)

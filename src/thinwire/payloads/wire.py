@@ -9,32 +9,40 @@ from thinwire.errors import PayloadError
 
 HEADER_BYTES = 16
 VERSION = 1
-DENSE, SPARSE = 1, 2
+DENSE, SPARSE, BLOCKS, SPECTRAL = 1, 2, 3, 4
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
-_LAYOUT = struct.Struct("<BBBxIQ")
+_CODED = 4
+_LAYOUT = struct.Struct("<BBBBIQ")
 
 
 def header(kind: int, dtype: torch.dtype, count: int, numel: int, device: torch.device) -> Tensor:
     """Return the 16 header bytes. Raises PayloadError for a dtype without a code."""
     if dtype not in DTYPE_CODES:
         raise PayloadError(f"values are {dtype}; the wire carries {', '.join(map(str, DTYPE_CODES))}")
-    packed = _LAYOUT.pack(VERSION, kind, DTYPE_CODES[dtype], count, numel)
-    return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
+    return _bytes(_LAYOUT.pack(VERSION, kind, DTYPE_CODES[dtype], 0, count, numel), device)
 
 
-def parse(buffer: Tensor, kind: int) -> tuple[torch.dtype, int, int]:
-    """Return (dtype, count, numel) from a payload's header. Raises PayloadError when it is not one of `kind`."""
+def coded_header(kind: int, bits: int, count: int, numel: int, device: torch.device) -> Tensor:
+    """Return the 16 header bytes of a payload whose values are codes of `bits` bits."""
+    return _bytes(_LAYOUT.pack(VERSION, kind, _CODED, bits, count, numel), device)
+
+
+def parse(buffer: Tensor, kind: int) -> tuple[torch.dtype | None, int, int]:
+    """Return (dtype, count, numel) from a payload's header; the dtype of codes is None.
+
+    Raises PayloadError when it is not one of `kind`.
+    """
     if buffer.dtype != torch.uint8 or buffer.dim() != 1:
         raise PayloadError(f"a payload is a flat uint8 tensor; got {buffer.dtype} of shape {tuple(buffer.shape)}")
     if buffer.numel() < HEADER_BYTES:
         raise PayloadError(f"a payload has at least {HEADER_BYTES} bytes; got {buffer.numel()}")
-    version, found, code, count, numel = _LAYOUT.unpack(bytes(buffer[:HEADER_BYTES].tolist()))
-    if version != VERSION or found != kind or code not in _DTYPES:
+    version, found, code, _, count, numel = _LAYOUT.unpack(bytes(buffer[:HEADER_BYTES].tolist()))
+    if version != VERSION or found != kind or code not in (*_DTYPES, _CODED):
         raise PayloadError(
             f"header has version {version}, kind {found}, dtype code {code}; expected version {VERSION}, kind {kind}"
         )
-    return _DTYPES[code], count, numel
+    return _DTYPES.get(code), count, numel
 
 
 def padded(nbytes: int) -> int:
@@ -63,9 +71,21 @@ def check_padding(buffer: Tensor, *sections: int) -> None:
 
 
 def check_rows(rows: Tensor, expected: Tensor) -> None:
-    """Raise PayloadError unless every row of uint8 `rows` begins with the header `expected`."""
-    same = (rows[:, :HEADER_BYTES] == expected).all(dim=1)
+    """Raise PayloadError unless every row of uint8 `rows` begins with the bytes `expected`."""
+    same = (rows[:, : expected.numel()] == expected).all(dim=1)
     if not bool(same.all()):
         rank = int((~same).nonzero()[0])
-        got = rows[rank, :HEADER_BYTES].tolist()
+        got = rows[rank, : expected.numel()].tolist()
         raise PayloadError(f"rank {rank} sent header {got}; expected {expected.tolist()} as on this rank")
+
+
+def check_range(indices: Tensor, numel: int) -> None:
+    """Raise PayloadError unless all indices lie in [0, numel)."""
+    if indices.numel():
+        low, high = (int(bound) for bound in torch.aminmax(indices))
+        if low < 0 or high >= numel:
+            raise PayloadError(f"indices reach from {low} to {high}; expected 0 to {numel - 1}")
+
+
+def _bytes(packed: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)

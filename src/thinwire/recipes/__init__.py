@@ -1,9 +1,33 @@
 """Recipes: one paper each, composed of memory, codec and exchange. Every call returns a new reducer."""
 
+from thinwire.recipes.dct_dp import dct_dp
 from thinwire.recipes.dense import dense
 from thinwire.recipes.dgc import dgc
 from thinwire.recipes.dragonn import dragonn
+from thinwire.recipes.fft import fft
+from thinwire.recipes.gtopk import gtopk
+from thinwire.recipes.mstopk import mstopk
+from thinwire.recipes.powersgd import powersgd
+from thinwire.recipes.qsgd import qsgd
 from thinwire.recipes.randomk import randomk
+from thinwire.recipes.s2_reducer import s2_reducer
+from thinwire.recipes.signsgd import signsgd
+from thinwire.recipes.terngrad import terngrad
 from thinwire.recipes.topk import topk
 
-__all__ = ["dense", "dgc", "dragonn", "randomk", "topk"]
+__all__ = [
+    "dct_dp",
+    "dense",
+    "dgc",
+    "dragonn",
+    "fft",
+    "gtopk",
+    "mstopk",
+    "powersgd",
+    "qsgd",
+    "randomk",
+    "s2_reducer",
+    "signsgd",
+    "terngrad",
+    "topk",
+]

@@ -4,23 +4,24 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group
+from thinwire.exchanges.compat import Group, all_reduce
 from thinwire.memories import Memory
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Where parameter `name` lies in a bucket: `length` elements from `offset` on."""
+    """Where parameter `name`, of `shape`, lies in a bucket: `length` elements from `offset` on."""
 
     name: str
     offset: int
     length: int
+    shape: tuple[int, ...] = ()
 
 
 @final
@@ -65,9 +66,9 @@ class Round:
     idle: frozenset[str] = frozenset()
     watch: bool = True
 
-    def seed(self, name: str) -> int:
-        """Return 32 bits that depend on step and name alone: alike on all ranks, new every step."""
-        return zlib.crc32(f"{self.step}/{name}".encode())
+    def seed(self, name: str, *, shared: bool = True) -> int:
+        """Return 32 bits that depend on step and name alone, and on the rank unless `shared`."""
+        return zlib.crc32(f"{self.step}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
 
 
 class Reducer(ABC):
@@ -76,10 +77,26 @@ class Reducer(ABC):
     `reduce` starts its collectives before it returns and in an order that depends on nothing but its arguments.
     """
 
+    def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
+        """Set up what `reduce` needs. A collective."""
+
     @abstractmethod
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Start; the future says, when the bucket holds the mean, whether it is finite (True if not watched)."""
 
+    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
+        """Start reducing the gradient of a sparse embedding, a COO tensor; the future holds its mean, sparse too.
+
+        Uncompressed, as DDP does it, unless a reducer knows better.
+        """
+        mean = gradient * at.scale
+        return all_reduce(mean, at.group).get_future().then(lambda done: _first(done, mean))
+
     @abstractmethod
     def memories(self) -> Sequence[Memory]:
         """Return every memory in use, each once."""
+
+
+def _first(done: "Future[Any]", mean: Tensor) -> Tensor:
+    done.value()  # raises what the collective raised
+    return mean

@@ -9,6 +9,7 @@ from torch.futures import Future
 from thinwire import trace
 from thinwire.codecs import Codec
 from thinwire.exchanges import Exchange, Exchanged
+from thinwire.exchanges.compat import Group
 from thinwire.memories import Memory, NoMemory
 from thinwire.payloads import Payload
 from thinwire.reducer.base import Bucket, Reducer, Round
@@ -24,6 +25,10 @@ class Compressed(Reducer):
     codec: Codec
     exchange: Exchange
 
+    def prepare(self, group: Group) -> None:
+        """Prepare the exchange."""
+        self.exchange.prepare(group)
+
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Encode now, decode when the exchange is done."""
         if not bucket.slots:
@@ -32,8 +37,8 @@ class Compressed(Reducer):
             bucket = bucket.coalesced()
         with trace.span("encode"):
             payload = self._encode(bucket, at)
-        trace.count("sent_bytes", self.exchange.sent_bytes(payload, at.group.size()))
-        future = self.exchange.start(payload, at.group, keep=self.memory.stateful)
+        seeds = [at.seed(slot.name) for slot in bucket.slots]
+        future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
         # A callback may outlive the group, which must not die in the group's own thread: it takes no reference along.
         idle, watch = at.idle, at.watch
         return future.then(lambda done: self._decode(done.value(), bucket, idle, watch))
@@ -48,10 +53,11 @@ class Compressed(Reducer):
         for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
             memory = NoMemory() if slot.name in at.idle else self.memory
             signal = memory.compensate(slot.name, gradient, at.scale)
-            parts.append(codec.encode_signal(signal, seed=at.seed(slot.name)))
+            parts.append(codec.encode_signal(signal, seed=at.seed(slot.name, shared=codec.shared_seed)))
         return type(parts[0]).assemble(parts, [slot.offset for slot in bucket.slots], bucket.flat.numel())
 
     def _decode(self, exchanged: Exchanged, bucket: Bucket, idle: frozenset[str], watch: bool) -> bool:
+        trace.count("sent_bytes", exchanged.sent_bytes)
         with trace.span("decode"):
             exchanged.total.write(bucket.flat)
             if self.memory.stateful:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from torch import Tensor
 from torch.futures import Future
 
+from thinwire.exchanges.compat import Group
 from thinwire.memories import Memory
 from thinwire.reducer.base import Bucket, Reducer, Round
 from thinwire.reducer.futures import all_true
@@ -20,13 +22,25 @@ class WarmUp(Reducer):
     first: Reducer
     then: Reducer
 
+    def prepare(self, group: Group) -> None:
+        """Prepare both."""
+        self.first.prepare(group)
+        self.then.prepare(group)
+
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Hand over to whichever is due."""
-        return (self.first if at.step < self.steps else self.then).reduce(bucket, at)
+        return self._due(at).reduce(bucket, at)
+
+    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
+        """Hand over to whichever is due."""
+        return self._due(at).reduce_rows(gradient, name, at)
 
     def memories(self) -> Sequence[Memory]:
         """Return those of both."""
         return _distinct(self.first, self.then)
+
+    def _due(self, at: Round) -> Reducer:
+        return self.first if at.step < self.steps else self.then
 
 
 @final
@@ -38,11 +52,20 @@ class MinimumSize(Reducer):
     small: Reducer
     large: Reducer
 
+    def prepare(self, group: Group) -> None:
+        """Prepare both."""
+        self.small.prepare(group)
+        self.large.prepare(group)
+
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Give each its share of the slots."""
         large = bucket.only(slot for slot in bucket.slots if slot.length >= self.numel)
         small = bucket.only(slot for slot in bucket.slots if slot.length < self.numel)
         return all_true([self.large.reduce(large, at), self.small.reduce(small, at)])
+
+    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
+        """Hand over to `large`."""
+        return self.large.reduce_rows(gradient, name, at)
 
     def memories(self) -> Sequence[Memory]:
         """Return those of both."""

@@ -32,6 +32,10 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
             summary="word-level LSTM, 4.4 M parameters; needs --data DIR with WikiText-2's train.txt and valid.txt",
             make=lstm.make,
         ),
+        "lstm_sparse": Entry(
+            summary="the same with a sparse embedding and a head of its own, 8.7 M parameters; --data as for lstm",
+            make=lstm.make_sparse,
+        ),
         "mlp": Entry(
             summary="784-1024-1024-10 network, 1.9 M parameters; needs --data DIR with MNIST's idx files",
             make=mlp.make,

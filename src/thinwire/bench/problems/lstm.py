@@ -1,5 +1,6 @@
-"""A word-level LSTM language model on a corpus of whitespace-separated tokens such as WikiText-2."""
+"""Word-level LSTM language models on a corpus of whitespace-separated tokens such as WikiText-2."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,16 +22,15 @@ UNKNOWN, END = "<unk>", "<eos>"
 class WordLSTM(nn.Module):
     """Word ids (batch, time) int64 to logits of the word after each, (batch, time, words).
 
-    The output layer shares the embedding's weight; no state is carried from one window to the next.
+    No state is carried from one window to the next. `sparse`: the embedding's gradient is.
     """
 
-    def __init__(self, words: int) -> None:
-        """Weights uniform within ±0.1, as is usual for such models."""
+    def __init__(self, words: int, *, sparse: bool) -> None:
+        """An embedding uniform within ±0.1, as is usual for such models."""
         super().__init__()
-        self.embedding = nn.Embedding(words, WIDTH)
+        self.embedding = nn.Embedding(words, WIDTH, sparse=sparse)
         self.lstm = nn.LSTM(WIDTH, WIDTH, LAYERS, batch_first=True)
         self.head = nn.Linear(WIDTH, words)
-        self.head.weight = self.embedding.weight
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.zeros_(self.head.bias)
 
@@ -40,6 +40,22 @@ class WordLSTM(nn.Module):
 
 
 def make(options: Options) -> Problem:
+    """The problem with one weight for embedding and output layer."""
+    return _make(options, "lstm", "word-level LSTM", _tied)
+
+
+def make_sparse(options: Options) -> Problem:
+    """The problem with a weight for each, of which the embedding's has row-sparse gradients."""
+    return _make(options, "lstm_sparse", "word-level LSTM with a sparse embedding", partial(WordLSTM, sparse=True))
+
+
+def _tied(words: int) -> WordLSTM:
+    model = WordLSTM(words, sparse=False)
+    model.head.weight = model.embedding.weight
+    return model
+
+
+def _make(options: Options, name: str, title: str, network: Callable[[int], WordLSTM]) -> Problem:
     """The problem on the directory `options.data`; the vocabulary is that of its train.txt."""
     folder = options.path(EXPECTED)
     choices = [folder / name for name in ("valid.txt", "test.txt")]
@@ -49,10 +65,10 @@ def make(options: Options) -> Problem:
     train = Windows(tokens=_encode(words, ids), length=LENGTH, source=str(folder / "train.txt"))
     rest = Windows(tokens=_encode(rest_words, ids), length=LENGTH, source=str(rest_path))
     with seeded(options.seed):
-        model = WordLSTM(len(ids))
+        model = network(len(ids))
     return Problem(
-        name="lstm",
-        description=f"word-level LSTM, {size(model)}, on {len(words):,} tokens of {folder}, {len(ids):,} distinct",
+        name=name,
+        description=f"{title}, {size(model)}, on {len(words):,} tokens of {folder}, {len(ids):,} distinct",
         model=model,
         batch=batches(options.seed, partial(train.draw, count=BATCH)),
         loss=cross_entropy,

@@ -1,0 +1,163 @@
+"""Every exchange on the same vectors, with 2, 4 and 8 workers: bytes against the formulas, times against the models.
+
+    python benchmarks/exchanges.py --json out.json --plot out.png
+
+The workers share this machine, each behind a link of its own. Vectors are random, so the ranks' picks are independent,
+as the formulas take them to be. Per exchange: bytes per worker as the exchange declares them, as its formula predicts
+them and as the link counts them, 66 for each packet's headers told apart; the time, beside what the exchange's model
+makes of a latency and a bandwidth that ping-pong between two of the workers found; whether all ranks hold the same
+bits; and whether these are the sum in float64. The models know messages alone: what workers compute, and that they wait
+for each other's turn on the cores, comes on top.
+
+Where network namespaces are not allowed, it says so, and runs unthrottled and without counting on the link.
+"""
+
+import json as js
+import os
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from exchanges_parts.figures import Event, Fit, Row, fit, row
+from exchanges_parts.plot import draw
+from exchanges_parts.worker import WAYS
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from thinwire.bench.cluster import Cluster
+from thinwire.bench.link import Rate, parse_rate
+from thinwire.bench.units import UNKNOWN, human_bytes, milliseconds
+
+HANDLER = "exchanges_parts.worker:handle"
+SCHEMA = "thinwire.exchanges/1"
+SIZES = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]  # bytes of ping-pong messages
+CLOSE = 0.03  # how far bytes may be from the formula
+
+console = Console()
+
+
+def main(
+    worlds: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "2,4,8",
+    links: Annotated[str, typer.Option(help="Rates of the workers' links, or none.")] = "100mbit,1gbit",
+    numel: Annotated[int, typer.Option(help="Elements of each vector.")] = 1_000_000,
+    density: Annotated[float, typer.Option(help="Share of the elements that are sent.")] = 0.01,
+    repeats: Annotated[int, typer.Option(help="Times that each exchange is measured.")] = 7,
+    json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the results here, as PNG.")] = None,
+) -> None:
+    """Compare exchanges; ends with status 1 where ranks disagree or a sum is wrong."""
+    job = {"numel": numel, "density": density, "repeats": repeats}
+    counts = _counts(worlds)
+    found = [_compare(rate, counts, job) for rate in _rates(links)]
+    fits, rows = [link for link, _ in found], [each for _, many in found for each in many]
+    show(rows, fits)
+    environment = _environment() | job | {"links": [asdict(found) for found in fits]}
+    if json is not None:
+        results = {"schema": SCHEMA, "environment": environment, "rows": [asdict(each) for each in rows]}
+        json.write_text(js.dumps(results, indent=1) + "\n")
+    if plot is not None:
+        draw(rows, environment, plot)
+    raise typer.Exit(int(not all(each.identical and each.right is not False for each in rows)))
+
+
+def _counts(worlds: str) -> list[int]:
+    counts = [int(count) for count in worlds.split(",") if count.strip().isdigit()]
+    if len(counts) <= worlds.count(",") or min(counts) < 2:
+        raise typer.BadParameter(f"--worlds is {worlds!r}; expected numbers from 2 on, separated by commas")
+    return counts
+
+
+def _rates(links: str) -> list[Rate | None]:
+    """Read the rates; one will do where links cannot be limited."""
+    rates = [parse_rate(text) for text in links.split(",")]
+    with Cluster(1, rates[0], HANDLER) as cluster:
+        if rates[0] is None or cluster.throttled:
+            return rates
+        console.print(f"{cluster.label}: times say nothing about a slow link, and bytes are not counted", style="red")
+        return [None]
+
+
+def _compare(rate: Rate | None, worlds: list[int], job: dict[str, Any]) -> tuple[Fit, list[Row]]:
+    """Find out what the link can do, with the workers of every cluster, and what the exchanges make of it."""
+    pings: list[Event] = []
+    emitted: list[tuple[str, int, list[Event]]] = []
+    for world in worlds:
+        with Cluster(world, rate, HANDLER) as cluster:
+            console.print(f"{world} workers, {cluster.label}", style="dim", highlight=False)
+            link = str(rate) if cluster.throttled else "unthrottled"
+            pings += _events(cluster, task="ping", sizes=SIZES, repeats=job["repeats"])
+            emitted += [(way, world, _events(cluster, task="measure", way=way, **job)) for way in WAYS]
+    found = fit(pings, link=link)
+    return found, [row(way, world, events, found) for way, world, events in emitted]
+
+
+def _events(cluster: Cluster, **job: Any) -> list[Event]:
+    return [event for _, event in cluster.run(job)]
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numba", "thinwire")},
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def show(rows: list[Row], fits: list[Fit]) -> None:
+    """Print a table for each link and number of workers."""
+    for found in fits:
+        link = f"{1e3 * found.latency:.2f} ms per message, {8e-6 * found.bandwidth:.1f} Mbit/s (R² {found.r2:.4f})"
+        mine = [each for each in rows if each.link == found.link]
+        for world in dict.fromkeys(each.world_size for each in mine):
+            title = f"{world} workers, {found.link}: {link}"
+            console.print("", _table(title, [each for each in mine if each.world_size == world]), highlight=False)
+
+
+def _table(title: str, rows: list[Row]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("exchange", no_wrap=True)
+    for heading in (
+        *("formula", "declared\noff by", "measured", "less\nheaders", "excess", "off\nformula"),
+        *("ms p50\n(p20-p80)", "model\nms", "same\nbits", "sum"),
+    ):
+        table.add_column(heading, justify="right", vertical="bottom", no_wrap=True)
+    for each in rows:
+        table.add_row(*_cells(each))
+    return table
+
+
+def _cells(each: Row) -> tuple[str, ...]:
+    low, middle, high = (milliseconds(each.seconds[name]) for name in ("p20", "p50", "p80"))
+    bare = None
+    if each.measured_bytes is not None and each.header_bytes is not None:
+        bare = each.measured_bytes - each.header_bytes
+    return (
+        each.exchange,
+        human_bytes(each.formula_bytes),
+        _share(each.off_formula),
+        human_bytes(each.measured_bytes),
+        human_bytes(bare),
+        f"{each.excess:+.2%}" if each.excess is not None else UNKNOWN,
+        _share(each.off_measured),
+        f"{middle} ({low}-{high})",
+        milliseconds(each.predicted_seconds),
+        "yes" if each.identical else "[bold red]NO",
+        {True: "exact", False: "[bold red]WRONG", None: UNKNOWN}[each.right],
+    )
+
+
+def _share(off: float | None) -> str:
+    if off is None:
+        return UNKNOWN
+    return f"{off:+.2%}" if abs(off) <= CLOSE else f"[bold red]{off:+.2%}"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""What the workers do, and what becomes of what they emit."""

@@ -1,0 +1,132 @@
+"""What the workers do: exchange one vector each, and play ping-pong to find out what the link can do.
+
+A job and its events are JSON. An exchange is named as in `WAYS`.
+"""
+
+import functools
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.bench.link import interface_bytes
+from thinwire.bench.training import Emit, Meter
+from thinwire.codecs import BlockTopK, Codec, CountSketch, Identity, TopK
+from thinwire.exchanges import (
+    AllGather,
+    AllReduce,
+    Exchange,
+    GlobalTopKTree,
+    OwnerSharded,
+    RecursiveDoubling,
+    UnionAllReduce,
+)
+from thinwire.payloads import Payload
+
+LEAD = 0.1  # seconds in which all ranks come to rest before they start together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to sum sparse vectors. `exact`: the sum is that of what the ranks sent, and not an approximation."""
+
+    codec: Callable[[float], Codec]
+    exchange: Exchange
+    exact: bool = True
+
+
+def _elements(density: float) -> Codec:
+    return TopK(density=density)
+
+
+def _blocks(density: float) -> Codec:
+    return BlockTopK(density=density)
+
+
+WAYS = {
+    "dense": Way(codec=lambda _: Identity(), exchange=AllReduce()),
+    "all-gather": Way(codec=_elements, exchange=AllGather()),
+    "tree": Way(codec=_elements, exchange=GlobalTopKTree(), exact=False),
+    "doubling": Way(codec=_elements, exchange=RecursiveDoubling()),
+    "owner-sharded": Way(codec=_elements, exchange=OwnerSharded()),
+    "owner-sharded, blocks": Way(codec=_blocks, exchange=OwnerSharded()),
+    "union, blocks": Way(codec=_blocks, exchange=UnionAllReduce()),
+    "sketch, blocks": Way(codec=_blocks, exchange=UnionAllReduce(packed=CountSketch()), exact=False),
+}
+
+
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Join the group at the first job, then do what `job` asks for."""
+    _join()
+    _TASKS[job.pop("task")](emit, **job)
+
+
+@functools.cache
+def _join() -> None:
+    dist.init_process_group("gloo")
+
+
+def vector(rank: int, numel: int) -> Tensor:
+    """Return normal float32 numbers, the same for a rank in every job: multiples of 2⁻¹², so that sums are exact."""
+    return (torch.randn(numel, generator=torch.Generator().manual_seed(rank)) * 2**12).round() / 2**12
+
+
+def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) -> None:
+    """Emit "round" for every repeat but a first, which warms up, and "sum" at last."""
+    chosen, meter = WAYS[way], Meter(_sent)
+    codec, world = chosen.codec(density), dist.get_world_size()
+    mine = codec.encode(vector(dist.get_rank(), numel))
+    for repeat in range(repeats + 1):
+        event, total = _exchange(chosen.exchange, mine, meter, seed=repeat)
+        if repeat:
+            emit({"kind": "round", "repeat": repeat, "formula": chosen.exchange.sent_bytes(mine, world)} | event)
+    right = None
+    if chosen.exact and dist.get_rank() == 0:
+        right = torch.equal(total.to(torch.float64), _float64_sum(codec, numel, world))
+    digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
+    emit({"kind": "sum", "digest": digest, "right": right, "payload": mine.nbytes})
+
+
+def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> tuple[dict[str, Any], Tensor]:
+    """Exchange once, started by the clock: a barrier's messages would count as the exchange's."""
+    group = dist.group.WORLD
+    assert group is not None
+    moment = torch.tensor([time.perf_counter() + LEAD], dtype=torch.float64)
+    dist.all_reduce(moment, op=dist.ReduceOp.MAX)
+    meter.skip()
+    time.sleep(max(0.0, moment.item() - time.perf_counter()))
+    start = time.perf_counter()
+    done = exchange.start(mine, group, seeds=[seed]).wait()
+    end = time.perf_counter()
+    return {"start": start, "end": end, "declared": done.sent_bytes} | meter.drain(), done.total.dense()
+
+
+def _float64_sum(codec: Codec, numel: int, world: int) -> Tensor:
+    payloads = (codec.encode(vector(rank, numel)) for rank in range(world))
+    return torch.stack([payload.dense().to(torch.float64) for payload in payloads]).sum(dim=0)
+
+
+def _sent() -> tuple[int, int] | None:
+    traffic = interface_bytes()
+    return None if traffic is None else (traffic.tx_bytes, traffic.tx_packets)
+
+
+def _ping(emit: Emit, *, sizes: list[int], repeats: int) -> None:
+    """Between ranks 0 and 1, emit the seconds that messages of these sizes take one way, after one that warms up."""
+    rank = dist.get_rank()
+    for number, size in enumerate(sizes[:1] + sizes * repeats if rank < 2 else []):
+        message = torch.zeros(size, dtype=torch.uint8)
+        start = time.perf_counter()
+        for sender in (0, 1):
+            (dist.send if sender == rank else dist.recv)(message, 1 - rank)
+        if rank == 0 and number:
+            emit({"nbytes": size, "seconds": (time.perf_counter() - start) / 2})
+    dist.barrier()
+
+
+_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": _ping}

@@ -1,0 +1,148 @@
+"""The figures of the page."""
+
+# ruff: noqa: RUF001 - the papers' symbols
+
+import math
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from fidelity_parts.claims_dct import deviations
+from fidelity_parts.errors import Measured
+from fidelity_parts.material import Run
+from fidelity_parts.reconstruction import RANGE, absolute_errors, distribution
+from thinwire.bench.plots import COLOURS, DASHES, FAINT, INK, MUTED
+from thinwire.bench.results import Results
+
+MARKS = "os^Dv*PX"
+
+
+def error_over_bytes(rows: Sequence[Measured]) -> Figure:
+    """Relative error over bits per element, late in training: a column a group of methods, a row a model."""
+    models, groups = (list(dict.fromkeys(getattr(row, key) for row in rows)) for key in ("model", "group"))
+    figure = _figure(5 * len(groups), 3.9 * len(models) + 0.8)
+    grid = figure.subplots(len(models), len(groups), squeeze=False)
+    for model, line in zip(models, grid, strict=True):
+        last = max(row.step for row in rows if row.model == model)
+        for group, axes in zip(groups, line, strict=True):
+            shown = [row for row in rows if row.model == model and row.step == last]
+            _curves(axes, shown, group)
+            _name(
+                axes, f"{model}, step {last}: {group}", "bits per element, headers included", "relative error, squared"
+            )
+    for axes in grid[-1]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def _curves(axes: Axes, rows: Sequence[Measured], group: str) -> None:
+    """Draw a group's families, and exact Top-k in every panel to compare with."""
+    families = ["topk", *(f for f in dict.fromkeys(row.family for row in rows if row.group == group) if f != "topk")]
+    for place, family in enumerate(families):
+        found = sorted((row.bits_per_element, row.error) for row in rows if row.family == family)
+        colour = INK if family == "topk" else COLOURS[(place - 1) % len(COLOURS)]
+        dash = DASHES[(place - 1) // len(COLOURS)] if place else "-"
+        bits, errors = zip(*found, strict=True)
+        axes.plot(
+            bits, errors, dash, marker=MARKS[place % len(MARKS)], markersize=4.5, color=colour, label=family, lw=1.5
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        axis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.axhline(1, color=MUTED, linewidth=0.8)
+    axes.grid(color=FAINT, linewidth=0.7)
+
+
+def error_distribution(runs: Sequence[Run]) -> Figure:
+    """The share of elements whose absolute error lies below a bound, as the FFT paper's Fig. 15(e)."""
+
+    def draw(axes: Axes, run: Run) -> None:
+        for place, (name, errors) in enumerate(absolute_errors(run).items()):
+            axes.plot(RANGE, distribution(errors), DASHES[place % 4], color=COLOURS[place], label=name, linewidth=1.8)
+        axes.set_xscale("log")
+        axes.set_ylim(0, 1.02)
+        axes.legend(frameon=False, fontsize=9, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+        _name(axes, f"{run.model}, step {run.late.step}", "absolute error of an element", "share of elements below")
+
+    return _side_by_side(runs, draw)
+
+
+def alpha_over_training(runs: Sequence[Run]) -> Figure:
+    """α of Assumption 3.2 over training by share dropped."""
+
+    def draw(axes: Axes, run: Run) -> None:
+        for place, theta in enumerate(sorted({a.theta for a in run.alphas})):
+            points = sorted((a.step, a.value) for a in run.alphas if a.theta == theta and not a.quantised)
+            steps, values = zip(*points, strict=True)
+            mark = MARKS[place % len(MARKS)]
+            axes.plot(steps, values, marker=mark, color=COLOURS[place % 6], label=f"θ = {theta:g}", linewidth=1.5)
+        axes.set_ylim(0, 1.05)
+        axes.grid(axis="y", color=FAINT, linewidth=0.7)
+        axes.legend(frameon=False, fontsize=9, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+        _name(axes, f"{run.model}: α by share dropped, 4 workers", "step", "‖v − v̄‖ / ‖v‖")
+
+    return _side_by_side([run for run in runs if run.alphas], draw)
+
+
+def threshold_drift(runs: Sequence[Run]) -> Figure:
+    """Each layer's exact threshold over its running mean."""
+
+    def draw(axes: Axes, run: Run) -> None:
+        for thresholds in run.thresholds.values():
+            ratios = [1 + deviation for deviation in deviations(thresholds)]
+            start = len(thresholds) - len(ratios)
+            axes.plot(range(start, len(thresholds)), ratios, color=COLOURS[0], linewidth=0.8, alpha=0.55)
+        axes.axhspan(0.74, 1.26, color=COLOURS[4], alpha=0.25, zorder=0, label="±26 %, the paper's figure", linewidth=0)
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+        _name(axes, f"{run.model}: a line for each of {len(run.thresholds)} layers", "step", "threshold / running mean")
+
+    return _side_by_side([run for run in runs if run.thresholds], draw)
+
+
+def frontier(results: Results) -> Figure:
+    """Final held-out loss over the bytes that a worker sends in a step."""
+    figure = _figure(8.5, 5.4)
+    axes = figure.subplots()
+    rows = [row for row in results.rows if math.isfinite(row.final_loss)]
+    recipes = list(dict.fromkeys(row.recipe for row in rows))
+    for place, recipe in enumerate(recipes):
+        wires = [(row.wire_bytes_per_step, row.final_loss) for row in rows if row.recipe == recipe]
+        sent = [next(b for b in (w.measured, w.declared, w.dense) if b is not None) for w, _ in wires]
+        losses = [loss for _, loss in wires]
+        mark = MARKS[(place + place // 6) % len(MARKS)]
+        axes.plot(sent, losses, mark, linestyle=":", color=COLOURS[place % 6], label=recipe, markersize=7)
+    axes.set_xscale("log")
+    axes.grid(color=FAINT, linewidth=0.7)
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    _name(axes, results.title, "bytes a worker sends in a step", "final held-out loss")
+    return figure
+
+
+def _side_by_side(runs: Sequence[Run], draw: Callable[[Axes, Run], None]) -> Figure:
+    figure = _figure(6 * max(1, len(runs)), 4.6)
+    for axes, run in zip(figure.subplots(1, max(1, len(runs)), squeeze=False)[0], runs, strict=False):
+        draw(axes, run)
+    return figure
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(
+        figsize=(width, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1), facecolor="white"
+    )
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _name(axes: Axes, title: str, along: str, up: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    axes.set_xlabel(along, fontsize=9.5, color=MUTED)
+    axes.set_ylabel(up, fontsize=9.5, color=MUTED)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=MUTED, labelsize=9, which="both")

@@ -1,0 +1,50 @@
+"""Dynamic Communication Thresholding for data parallelism (Gupta et al. 2021, Alg. 1)."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.codecs.thresholding import kth_largest, padded, reaching
+from thinwire.payloads import Narrow, Sparse
+from thinwire.schedules import Every, Schedule
+from thinwire.signals import Signal
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class KeptThreshold(Codec):
+    """Send all |x| ≥ τ, where τ is the k-th largest magnitude of an earlier step, k = round(density · d).
+
+    τ is measured anew at steps for which `refresh` is not 0, and kept in the memory's note in between: with a memory
+    that keeps no notes it is measured every time. At most ⌈bound · k⌉ elements are sent, the largest; fewer leave
+    padding. What does not fit waits.
+    """
+
+    density: float | Schedule
+    refresh: float | Schedule = Every(steps=1000)  # noqa: RUF009 - frozen
+    bound: float = 1.5
+    values: Narrow = None
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        if not 1 <= self.bound < math.inf:
+            raise ValueError(f"bound is {self.bound}; expected 1 or more, and finite")
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+        """Return ⌈bound · k⌉ elements, padding included."""
+        k = kept(self.density, signal.numel)
+        indices = reaching(signal, self._threshold(signal, k), min(signal.numel, math.ceil(self.bound * k)))
+        values = signal.tensor().index_select(0, indices)
+        return padded(indices, values, min(signal.numel, math.ceil(self.bound * k)), signal, self.values, seed)
+
+    def _threshold(self, signal: Signal, k: int) -> float:
+        known = None if signal.note is None or self.refresh else signal.note.read()
+        if known is not None:
+            return float(known)
+        threshold = kth_largest(signal.tensor(), k) if k else 0.0
+        if signal.note is not None:
+            signal.note.write(torch.tensor([threshold], device=signal.device))
+        return threshold

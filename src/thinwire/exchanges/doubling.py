@@ -1,0 +1,96 @@
+"""Sparse recursive doubling with a switch to dense (SparCML, Renggli et al. 2019)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from thinwire.exchanges.base import Exchanged, Link, Rounds
+from thinwire.exchanges.compat import Group
+from thinwire.exchanges.post import Post
+from thinwire.exchanges.tables import complete_bytes, expected_union, merged, message_bytes, table
+from thinwire.payloads import Dense, Keyed, Payload, wire
+from thinwire.payloads.keyed import spread
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RecursiveDoubling(Rounds):
+    """In round i, ranks 2ⁱ apart swap all they have and add: exact. Once keys cost more than zeros, all rows travel.
+
+    Ranks beyond the largest power of two send to a partner first and get the sum from it at last. T is at most
+    ⌈log₂ K⌉·α + (K − 1)·n/B, where no two ranks pick alike.
+    """
+
+    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
+        """Exchange and wait."""
+        post, own = Post(group), table(payload, "RecursiveDoubling")
+        core = 1 << (post.world_size.bit_length() - 1)
+        partner = post.rank ^ core
+        current = _thrifty(merged([own]))
+        if post.rank >= core:
+            _swap(post, partner, current, receive=False)
+        elif partner < post.world_size:
+            current = _sum(current, _swap(post, partner, current, send=False))
+        if post.rank < core:
+            for bit in range(core.bit_length() - 1):
+                current = _sum(current, _swap(post, post.rank ^ (1 << bit), current))
+        if post.rank >= core:
+            current = _swap(post, partner, current, send=False)
+        elif partner < post.world_size:
+            _swap(post, partner, current, receive=False)
+        return Exchanged(total=current, delivered=payload, sent_bytes=post.sent_bytes)
+
+    def sent_bytes(self, payload: Payload, world_size: int) -> float:
+        """Over the rounds, what 1, 2, 4, … ranks picked together; 8 bytes before each message."""
+        own = table(payload, "RecursiveDoubling")
+        core = 1 << (world_size.bit_length() - 1)
+        together = [world_size / core * (1 << bit) for bit in range(core.bit_length() - 1)]
+        inside = core * sum(8 + _expected_bytes(own, ranks) for ranks in together)
+        beyond = (world_size - core) * (16 + _expected_bytes(own, 1) + _expected_bytes(own, world_size))
+        return (inside + beyond) / world_size
+
+    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
+        """Return 2⌈log₂ K⌉·α + (K − 1)·n/B: lengths travel in messages of their own."""
+        rounds = math.ceil(math.log2(world_size))
+        return 2 * rounds * link.latency + (world_size - 1) * nbytes / link.bandwidth
+
+
+def _swap(post: Post, peer: int, rows: Keyed, *, send: bool = True, receive: bool = True) -> Keyed:
+    """Send rows to `peer`, or receive some, or both; return what came, or `rows`."""
+    outgoing = {peer: _message(rows)} if send else {}
+    inbox = post.swap(outgoing, [peer] if receive else [], rows.values.device)
+    return _read(rows, inbox[peer]) if receive else rows
+
+
+def _sum(mine: Keyed, theirs: Keyed) -> Keyed:
+    return _thrifty(merged([mine, theirs]))
+
+
+def _thrifty(rows: Keyed) -> Keyed:
+    """Return all rows, zeros included, where that takes fewer bytes than naming some."""
+    every = rows.every_key()
+    if complete_bytes(rows, every.numel()) >= rows.nbytes:
+        return rows
+    return rows.rekeyed(every, spread(rows, every))
+
+
+def _message(rows: Keyed) -> Tensor:
+    whole = rows.keys.numel() == rows.every_key().numel()
+    return Dense(values=rows.values).to_buffer() if whole else rows.to_buffer()
+
+
+def _read(like: Keyed, message: Tensor) -> Keyed:
+    if message[1] != wire.DENSE:
+        return like.received(message)
+    values = Dense.from_buffer(message).values
+    return like.rekeyed(like.every_key(), values.view(-1, like.rows.shape[1]))
+
+
+def _expected_bytes(own: Keyed, ranks: float) -> float:
+    """Predict the message of what so many ranks picked."""
+    space = own.every_key().numel()
+    count = expected_union(own.keys.numel(), space, ranks)
+    return min(message_bytes(own, count), complete_bytes(own, space))

@@ -1,0 +1,55 @@
+"""Every key has an owner, which sums it (OmniReduce, Fei et al. 2021; Parallax, Kim et al. 2019)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from thinwire.exchanges.base import Exchanged, Link, Rounds
+from thinwire.exchanges.compat import Group
+from thinwire.exchanges.post import Post
+from thinwire.exchanges.tables import expected_union, merged, message_bytes, table
+from thinwire.payloads import Keyed, Payload
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OwnerSharded(Rounds):
+    """Rows go to rank key mod K, which adds them in rank order and sends the sum to all: an all-to-all, an all-gather.
+
+    Exact. T is about 2(K − 1)(2α + n/(K·B)) + (K − 1)·(u − n)/(K·B), where the ranks' picks together take u bytes.
+    """
+
+    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
+        """Exchange and wait."""
+        post, own = Post(group), table(payload, "OwnerSharded")
+        shards = _shards(merged([own]), post.world_size)
+        mine = merged(_in_rank_order(post, shards[post.rank], _swap_all(post, shards)))
+        sums = _in_rank_order(post, mine, _swap_all(post, [mine] * post.world_size))
+        return Exchanged(total=merged(sums), delivered=payload, sent_bytes=post.sent_bytes)
+
+    def sent_bytes(self, payload: Payload, world_size: int) -> float:
+        """All but 1/K of the own rows, then 1/K of everybody's to each; 8 bytes before each message."""
+        own = table(payload, "OwnerSharded")
+        together = expected_union(own.keys.numel(), own.every_key().numel(), world_size)
+        shard, total = (message_bytes(own, count / world_size) for count in (own.keys.numel(), together))
+        return (world_size - 1) * (16 + shard + total)
+
+    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
+        """Return the time where no two ranks pick alike: (K − 1)(4α + (1 + K)·n/(K·B))."""
+        return (world_size - 1) * (4 * link.latency + (1 + world_size) * nbytes / world_size / link.bandwidth)
+
+
+def _shards(rows: Keyed, world_size: int) -> list[Keyed]:
+    owner = rows.keys % world_size
+    return [rows.rekeyed(rows.keys[owner == rank], rows.rows[owner == rank]) for rank in range(world_size)]
+
+
+def _swap_all(post: Post, shards: list[Keyed]) -> dict[int, Keyed]:
+    """Send shard r to rank r, and return what the others sent here."""
+    peers = [rank for rank in range(post.world_size) if rank != post.rank]
+    inbox = post.swap({rank: shards[rank].to_buffer() for rank in peers}, peers, shards[0].values.device)
+    return {rank: shards[0].received(message) for rank, message in inbox.items()}
+
+
+def _in_rank_order(post: Post, mine: Keyed, theirs: dict[int, Keyed]) -> list[Keyed]:
+    return [mine if rank == post.rank else theirs[rank] for rank in range(post.world_size)]

@@ -1,0 +1,38 @@
+"""What exchanges that sum picks on the way have in common."""
+
+from thinwire.payloads import Keyed, Payload, wire
+from thinwire.payloads.keyed import union
+
+
+def table(payload: Payload, exchange: str) -> Keyed:
+    """Return the payload if its rows can be merged with other ranks'. Raises TypeError otherwise."""
+    if not isinstance(payload, Keyed):
+        raise TypeError(f"{exchange} merges sparse and block-sparse payloads; got {type(payload).__name__}")
+    if payload.coded is not None:
+        raise TypeError(
+            f"{exchange} adds values on the way, and codes cannot be added; use AllGather, or a dtype as values="
+        )
+    return payload
+
+
+def merged(tables: list[Keyed]) -> Keyed:
+    """Return the sum of tables, every key once."""
+    return tables[0].rekeyed(*union(tables))
+
+
+def expected_union(keys: float, space: int, ranks: float) -> float:
+    """Return how many keys `ranks` independent picks of `keys` out of `space` cover: s(1 − (1 − k/s)ᴾ)."""
+    return space * (1 - (1 - keys / space) ** ranks) if space else 0.0
+
+
+def message_bytes(like: Keyed, count: float) -> float:
+    """Predict the length of a message of `count` rows of `like`."""
+    empty = like.rekeyed(like.keys[:0], like.rows[:0]).nbytes
+    row = like.rows.shape[1] * like.rows.element_size()
+    named = 4 * count if like.rows.shape[1] == 1 else min(4 * count, like.key_space / 8)
+    return empty + count * row + named
+
+
+def complete_bytes(like: Keyed, space: int) -> int:
+    """Return the length of a message of all rows of `like`."""
+    return wire.HEADER_BYTES + wire.padded(space * like.rows.shape[1] * like.rows.element_size())

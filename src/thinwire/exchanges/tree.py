@@ -1,0 +1,120 @@
+"""gTop-k's all-reduce (Shi et al. 2019, Algs 2-4)."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, final
+
+import torch
+
+from thinwire.exchanges.base import Exchanged, Link, Rounds
+from thinwire.exchanges.compat import Group
+from thinwire.exchanges.post import Post
+from thinwire.exchanges.tables import merged, table
+from thinwire.payloads import Keyed, Payload
+from thinwire.payloads.keyed import spread
+
+
+class _Merged(NamedTuple):
+    kept: Keyed
+    dropped: Keyed
+
+
+def _less_dropped(own: Keyed, dropped: list[Keyed], outcome: Keyed) -> Keyed:
+    """What of this rank's, and of those below it in the tree, it has not got back: its picks less what it dropped."""
+    return merged([own, *(rest.rekeyed(rest.keys, -rest.rows) for rest in dropped)])
+
+
+def _within_outcome(own: Keyed, dropped: list[Keyed], outcome: Keyed) -> Keyed:
+    """This rank's picks at indices of the outcome."""
+    own = merged([own])
+    chosen = torch.isin(own.keys, outcome.keys)
+    return own.rekeyed(own.keys[chosen], own.rows[chosen])
+
+
+_DELIVERED: Mapping[str, Callable[[Keyed, list[Keyed], Keyed], Keyed]] = MappingProxyType(
+    {"exact": _less_dropped, "paper": _within_outcome}
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GlobalTopKTree(Rounds):
+    """Two ranks add their k rows and keep the k largest, up a binary tree; the root's k go to all. k is per tensor.
+
+    T = 2⌈log₂ K⌉(α + n/B). What a merge drops stays with the rank that merged, so that nothing is lost. With
+    merge="paper" each rank takes back those of its own picks that are not in the outcome, whatever happened to them:
+    a pick dropped in one subtree that survives through another is lost. With `exact_values` the tree only finds the
+    indices, and one more all-reduce of k rows sums what every rank picked at them. Rows rank by their ℓ2 norm.
+    """
+
+    merge: str = "exact"
+    exact_values: bool = False
+
+    def __post_init__(self) -> None:
+        if self.merge not in _DELIVERED:
+            raise ValueError(f"merge is {self.merge!r}; expected one of {', '.join(_DELIVERED)}")
+
+    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
+        """Exchange and wait."""
+        post, own = Post(group), table(payload, "GlobalTopKTree")
+        outcome, dropped = _up(post, own, own.span_counts())
+        outcome = _down(post, outcome, own)
+        delivered = _DELIVERED["paper" if self.exact_values else self.merge](own, dropped, outcome)
+        if self.exact_values:
+            rows = spread(delivered, outcome.keys)
+            post.all_reduce(rows)
+            outcome = outcome.rekeyed(outcome.keys, rows)
+        return Exchanged(total=outcome, delivered=delivered, sent_bytes=post.sent_bytes)
+
+    def sent_bytes(self, payload: Payload, world_size: int) -> float:
+        """K − 1 messages go up the tree and as many down."""
+        if world_size == 1:
+            return 0.0
+        exact = 2 * payload.values.nbytes if self.exact_values else 0
+        return (world_size - 1) / world_size * (2 * payload.nbytes + exact)
+
+    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
+        """Return 2⌈log₂ K⌉(α + n/B), without the all-reduce for exact values."""
+        return 2 * math.ceil(math.log2(world_size)) * (link.latency + nbytes / link.bandwidth)
+
+
+def _up(post: Post, own: Keyed, counts: list[int]) -> tuple[Keyed, list[Keyed]]:
+    """Merge towards rank 0; return what this rank passed on or, at the root, kept, and what its merges dropped."""
+    current, dropped = merged([own]), []
+    reach = 1
+    while reach < post.world_size:
+        if post.rank % (2 * reach):
+            post.send(current.filled(own.keys.numel()).to_buffer(), post.rank - reach)
+            break
+        if post.rank + reach < post.world_size:
+            theirs = own.received(post.receive(own.to_buffer(), post.rank + reach))
+            current, rest = _largest(merged([current, theirs]), counts)
+            dropped.append(rest)
+        reach *= 2
+    return current, dropped
+
+
+def _down(post: Post, outcome: Keyed, like: Keyed) -> Keyed:
+    """Send the root's outcome to all, along the same tree."""
+    reach = 1 << max(0, (post.world_size - 1).bit_length() - 1)
+    message = like.to_buffer()
+    while reach:
+        if post.rank % (2 * reach) == reach:
+            message = post.receive(message, post.rank - reach)
+            outcome = like.received(message)
+        elif post.rank % (2 * reach) == 0 and post.rank + reach < post.world_size:
+            post.send(outcome.filled(like.keys.numel()).to_buffer(), post.rank + reach)
+        reach //= 2
+    return outcome
+
+
+def _largest(rows: Keyed, counts: list[int]) -> _Merged:
+    """Divide into the largest rows, so many of each span, and the rest; what is not finite counts as largest."""
+    best = torch.zeros(rows.keys.numel(), dtype=torch.bool, device=rows.keys.device)
+    norms = torch.linalg.vector_norm(rows.rows, dim=1)
+    spans = rows.span_counts()
+    for norm, chosen, count in zip(norms.split(spans), best.split(spans), counts, strict=True):
+        chosen[norm.topk(min(count, norm.numel()), sorted=False).indices] = True
+    return _Merged(*(rows.rekeyed(rows.keys[part], rows.rows[part]) for part in (best, ~best)))

@@ -1,0 +1,78 @@
+"""Agree on the keys first, then sum as if it were dense."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.exchanges.base import Encoder, Exchanged, Link, Rounds
+from thinwire.exchanges.compat import Group, all_or
+from thinwire.exchanges.post import Post
+from thinwire.exchanges.tables import expected_union, table
+from thinwire.payloads import Keyed, Payload
+from thinwire.payloads.keyed import spread
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class UnionAllReduce(Rounds):
+    """A bitmap of keys is reduced by OR; then the rows of the union, packed, by a ring all-reduce. Exact.
+
+    With `packed`, a codec of summable payloads, the packed rows travel encoded: `Cast(values=torch.bfloat16)`, or
+    `CountSketch(...)`, which makes this the S2 reducer (Ge et al. 2021). T = 2(K − 1)(2α + (bitmap + union)/(K·B)).
+    """
+
+    packed: Encoder | None = None
+
+    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
+        """Exchange and wait. Raises TypeError where `packed` encodes to what cannot be added."""
+        post, own = Post(group), table(payload, "UnionAllReduce")
+        keys = _union(post, own, group)
+        total = own.rekeyed(keys, spread(own, keys))
+        if keys.numel():
+            total = total.rekeyed(total.keys, self._sum(post, total, seeds))
+        return Exchanged(total=total, delivered=payload, sent_bytes=post.sent_bytes)
+
+    def sent_bytes(self, payload: Payload, world_size: int) -> float:
+        """Bitmap and packed rows, 2(K − 1)/K times each."""
+        own = table(payload, "UnionAllReduce")
+        count = round(expected_union(own.keys.numel(), own.every_key().numel(), world_size))
+        rows = own.rows.new_empty(count, own.rows.shape[1])
+        summed = rows.nbytes if self.packed is None else self.packed.encode(rows).values.nbytes
+        return 2 * (world_size - 1) / world_size * (-(-own.key_space // 8) + summed)
+
+    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
+        """Return 2(K − 1)(2α + n/B), the time where no two ranks pick alike."""
+        return 2 * (world_size - 1) * (2 * link.latency + nbytes / link.bandwidth)
+
+    def _sum(self, post: Post, mine: Keyed, seeds: Sequence[int]) -> Tensor:
+        """Return the sums of the rows, in the order of `mine`."""
+        if self.packed is None:
+            rows = mine.rows.contiguous()
+            post.all_reduce(rows)
+            return rows
+        payload = _encoded(self.packed, mine.rows.split(mine.span_counts()), seeds)
+        if not payload.summable:
+            raise TypeError(f"packed is {self.packed!r}, whose payloads cannot be added; use a dtype or CountSketch")
+        values = payload.values.clone()
+        post.all_reduce(values)
+        return payload.with_values(values).dense().to(mine.rows.dtype).view(mine.rows.shape)
+
+
+def _encoded(packed: Encoder, spans: Sequence[Tensor], seeds: Sequence[int]) -> Payload:
+    parts = [packed.encode(rows, seed=seed) for rows, seed in zip(spans, seeds, strict=True) if rows.numel()]
+    offsets = accumulate((part.numel for part in parts), initial=0)
+    *starts, end = offsets
+    return type(parts[0]).assemble(parts, starts, end)
+
+
+def _union(post: Post, own: Keyed, group: Group) -> Tensor:
+    """Return the keys that any rank holds, ascending."""
+    flags = torch.zeros(own.key_space, dtype=torch.int16, device=own.keys.device)
+    flags[own.keys] = 1
+    anywhere, nbytes = all_or(flags, group)
+    post.count_ring(nbytes)
+    return anywhere.nonzero().view(-1).to(torch.int32)

@@ -1,0 +1,89 @@
+"""Numbers on their way: codes, their scales, and the format that reads them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.errors import PayloadError
+from thinwire.formats.base import Format
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Coded:
+    """Codes int16 (n) and scales float32 of vectors of lengths `runs`, one behind the other.
+
+    Groups begin anew with each run. Raises PayloadError when codes, scales and runs do not fit each other.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    runs: tuple[int, ...] = field(default=())
+    format: Format
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "runs", self.runs or (self.codes.numel(),))
+        if self.codes.dtype != torch.int16 or self.codes.numel() != sum(self.runs):
+            raise PayloadError(f"{self.codes.numel()} {self.codes.dtype} codes; expected {sum(self.runs)} of int16")
+        if self.scales.dtype != torch.float32 or self.scales.numel() != sum(self._scale_counts):
+            raise PayloadError(
+                f"{self.scales.numel()} {self.scales.dtype} scales; expected {sum(self._scale_counts)} of float32"
+            )
+
+    @classmethod
+    def of(cls, x: Tensor, format: Format, *, seed: int = 0) -> Self:
+        """Encode a tensor of any shape as one run."""
+        codes, scales = format.encode(x.detach().reshape(-1), seed=seed)
+        return cls(codes=codes, scales=scales, format=format)
+
+    @classmethod
+    def unpack(cls, buffer: Tensor, scales: Tensor, runs: tuple[int, ...], format: Format) -> Self:
+        """Read what `packed` wrote. Raises PayloadError unless uint8 of its length with zeros for padding."""
+        bits = sum(runs) * format.bits
+        if buffer.dtype != torch.uint8 or buffer.numel() != -(-bits // 8):
+            raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")
+        if bits % 8 and int(buffer[-1]) >> bits % 8:
+            raise PayloadError(f"the last byte is {int(buffer[-1])}; expected zeros after its first {bits % 8} bits")
+        codes = kernels.integer_backend(buffer).unpack_bits(buffer, sum(runs), format.bits)
+        return cls(codes=codes, scales=scales, runs=runs, format=format)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed codes and the scales."""
+        return -(-self.codes.numel() * self.format.bits // 8) + self.scales.nbytes
+
+    def packed(self) -> Tensor:
+        """Return the codes as uint8 (⌈n · bits / 8⌉), least significant bit first, padded with zeros."""
+        return kernels.integer_backend(self.codes).pack_bits(self.codes, self.format.bits)
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """Return the numbers (n); beyond a narrower dtype's range they become infinite."""
+        out = self.codes.new_empty(self.codes.numel(), dtype=dtype)
+        for part, place in zip(self.split(), out.split(self.runs), strict=True):
+            place.copy_(self.format.decode(part.codes, self.format.expand(part.scales, part.codes.numel())))
+        return out
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Lay parts of one format behind one another. Raises ValueError when their formats differ."""
+        if any(part.format != parts[0].format for part in parts):
+            raise ValueError(f"formats are {', '.join(str(part.format) for part in parts)}; expected one and the same")
+        return cls(
+            codes=torch.cat([part.codes for part in parts]),
+            scales=torch.cat([part.scales for part in parts]),
+            runs=tuple(run for part in parts for run in part.runs),
+            format=parts[0].format,
+        )
+
+    def split(self) -> list[Self]:
+        """Return one part per run."""
+        parts = zip(self.codes.split(self.runs), self.scales.split(self._scale_counts), strict=True)
+        return [type(self)(codes=codes, scales=scales, format=self.format) for codes, scales in parts]
+
+    @property
+    def _scale_counts(self) -> list[int]:
+        return [self.format.scale_count(run) for run in self.runs]

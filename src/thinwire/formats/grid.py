@@ -1,0 +1,103 @@
+"""The grid of the offset float: float32 numbers with few mantissa bits, from a smallest one on.
+
+Of positive float32 numbers the greater has the greater bit pattern, so that a pattern without its last bits, less that
+of the smallest number, counts the grid's numbers.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Self, final
+
+MANTISSA = 23
+_LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
+
+def pattern(value: float) -> int:
+    """Return the bits of a float32."""
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def number(bits: int) -> float:
+    """Return the float32 of these bits."""
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The float32 numbers whose last `shift` bits are 0, from the one whose other bits are `base` (pbase)."""
+
+    shift: int
+    base: int
+
+    @classmethod
+    def of(cls, mantissa: int, eps: float) -> Self:
+        """Return the grid of `mantissa` bits from eps on, itself cut to that many."""
+        shift = MANTISSA - mantissa
+        return cls(shift=shift, base=pattern(eps) >> shift)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive number."""
+        return number(self.base << self.shift)
+
+    def index(self, value: float) -> int:
+        """Return which number of the grid `value` is cut to: 1 for the smallest, at most 0 below it."""
+        return (pattern(value) >> self.shift) - self.base + 1
+
+    def at(self, index: int) -> float:
+        """Return the number of an index from 1 on."""
+        return number((index + self.base - 1) << self.shift)
+
+
+def balanced_eps(*, bits: int, mantissa: int, max: float) -> float:
+    """Return the eps at which 2^(bits-1) - 1 positive numbers reach up to `max`, and as many negative ones to -max.
+
+    Raises ValueError when there is none: so few bits of mantissa would reach below float32's normal numbers.
+    """
+    check_mantissa(mantissa)
+    check_number("max", max)
+    shift = MANTISSA - mantissa
+    return _normal((pattern(max) >> shift) - 2 ** (bits - 1) + 2, shift, f"{bits} bits and mantissa {mantissa}")
+
+
+def tuned_eps(*, bits: int, mantissa: int, max: float, min: float | None = None, start: float = 0.002) -> float:
+    """Return the eps of the paper's tuning: it falls while code 1…1 decodes below `min`, and rises otherwise.
+
+    One number of the grid per step, from `start`. It comes to swing between two; returned is the greater, at which
+    code 1…1 still reaches `min`. For min = -max this is `balanced_eps`. Raises ValueError when eps falls below
+    float32's normal numbers.
+    """
+    check_mantissa(mantissa)
+    shift = MANTISSA - mantissa
+    base, top = pattern(start) >> shift, pattern(max) >> shift
+    least = pattern(-min if min is not None else max) >> shift
+    while base > 0 and _last(base - 1, top, bits) >= least:
+        base -= 1
+    while _last(base, top, bits) < least:
+        base += 1
+    return _normal(base, shift, f"{bits} bits and mantissa {mantissa}")
+
+
+def _last(base: int, top: int, bits: int) -> int:
+    """Return the magnitude, as a pattern on the grid, that code 1…1 decodes to."""
+    positives = top - base + 1
+    return 2**bits - 1 - positives + base - 1
+
+
+def _normal(base: int, shift: int, what: str) -> float:
+    if base < 1 << (MANTISSA - shift):
+        raise ValueError(f"no eps balances {what}: it would lie below {_LEAST:.3g}; take more mantissa or fewer bits")
+    return number(base << shift)
+
+
+def check_mantissa(mantissa: int) -> None:
+    """Raise ValueError unless a float32 has that many bits of mantissa."""
+    if not 0 <= mantissa <= MANTISSA:
+        raise ValueError(f"mantissa is {mantissa}; expected 0 to {MANTISSA} bits")
+
+
+def check_number(name: str, value: float) -> None:
+    """Raise ValueError unless `value` is a positive normal float32."""
+    if not _LEAST <= value <= _MOST:
+        raise ValueError(f"{name} is {value}; expected a positive number from {_LEAST:.3g} to {_MOST:.3g}")

@@ -1,0 +1,56 @@
+"""Uniform levels with random rounding: QSGD."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from thinwire.formats.base import Format, check_bits, check_group, finite, flat32, norms, uniform
+
+_ORDERS = {"l2": 2.0, "max": math.inf}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Levels(Format):
+    """QSGD (Alistarh et al. 2017): x / norm rounded by lot to one of s = 2^(bits-1) - 1 levels of either sign, or zero.
+
+    The scale is the group's norm, and code c stands for (c - s) / s of it. A norm beyond float32 counts as not finite.
+    """
+
+    bits: int = 4
+    norm: Literal["l2", "max"] = "l2"
+    group: int | None = 512
+
+    def __post_init__(self) -> None:
+        check_bits(self.bits, 2)
+        check_group(self.group)
+        if self.norm not in _ORDERS:
+            raise ValueError(f"norm is {self.norm!r}; expected one of {', '.join(_ORDERS)}")
+
+    @property
+    def unbiased(self) -> bool:
+        """Always."""
+        return True
+
+    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+        """Return codes 0..2s and the norms; 1 for a group of zeros."""
+        x = flat32(x)
+        norm = finite(norms(x, self.group, _ORDERS[self.norm]))
+        scales = torch.where(norm == 0, 1.0, norm)
+        exact = (x / self.expand(scales, x.numel())).mul_(self._levels).clamp_(-self._levels, self._levels)
+        exact = exact.nan_to_num_(0.0)
+        lower = exact.floor()
+        upwards = uniform(x, seed) < exact.sub_(lower)
+        return lower.add_(self._levels).add_(upwards).to(torch.int16), scales
+
+    def table(self) -> Tensor:
+        """Return -1 to 1 in steps of 1/s, and NaN."""
+        codes = torch.arange(2 * self._levels + 1, dtype=torch.float32)
+        return torch.cat(((codes - self._levels) / self._levels, torch.tensor([torch.nan])))
+
+    @property
+    def _levels(self) -> int:
+        return int(2 ** (self.bits - 1)) - 1

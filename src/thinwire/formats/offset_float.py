@@ -1,0 +1,162 @@
+"""A float of few bits whose numbers lie where gradients do."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self, final
+
+import torch
+from torch import Tensor
+
+from thinwire.formats.base import Format, check_bits, check_group, flat32, peaks
+from thinwire.formats.grid import MANTISSA, Grid, balanced_eps, check_mantissa, check_number
+from thinwire.formats.rounding import ROUNDINGS
+
+_MAGNITUDE = 0x7FFFFFFF
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OffsetFloat(Format):
+    """Wang et al. 2020, Algorithm 1: float32 cut to `mantissa` bits, from `eps` to `max` and down to `min` (-max).
+
+    Code 0 is zero, 1..P are eps..max, P+1.. are -eps..min. Beyond max and min values saturate. Below eps "truncate"
+    gives zero, "nearest" eps from eps/2 on (ties go away from zero), and "stochastic" eps with probability |x|/eps.
+    All three ends are cut to the grid. `scaled` divides each group by the power of two that brings its largest
+    magnitude into (max/2, max], so that the grid follows the gradients. The power and what max decodes to are
+    normal float32 numbers, so magnitudes beyond 2^127 may saturate (for max < 1, beyond max · 2^127). Raises ValueError
+    when the numbers do not fit into 2^bits codes.
+    """
+
+    bits: int = 8
+    mantissa: int = 3
+    eps: float
+    max: float = 1.0
+    min: float | None = None
+    rounding: Literal["truncate", "nearest", "stochastic"] = "truncate"
+    scaled: bool = True
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        check_bits(self.bits, 2)
+        check_mantissa(self.mantissa)
+        check_group(self.group)
+        for name, value in (("eps", self.eps), ("max", self.max), ("-min", self._lowest)):
+            check_number(name, value)
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding is {self.rounding!r}; expected one of {', '.join(ROUNDINGS)}")
+        self._check_range()
+
+    @classmethod
+    def balanced(
+        cls,
+        *,
+        bits: int = 8,
+        mantissa: int = 3,
+        max: float = 1.0,
+        rounding: Literal["truncate", "nearest", "stochastic"] = "truncate",
+        scaled: bool = True,
+        group: int | None = None,
+    ) -> Self:
+        """Return the format with as many positive as negative numbers. Raises ValueError when there is none."""
+        check_bits(bits, 2)
+        eps = balanced_eps(bits=bits, mantissa=mantissa, max=max)
+        return cls(bits=bits, mantissa=mantissa, eps=eps, max=max, rounding=rounding, scaled=scaled, group=group)
+
+    @classmethod
+    def fit(
+        cls,
+        sample: Tensor,
+        *,
+        bits: int = 8,
+        rounding: Literal["truncate", "nearest", "stochastic"] = "truncate",
+        group: int | None = None,
+    ) -> Self:
+        """Return the balanced, scaled format of least squared error on `sample`, over every mantissa up to `bits`.
+
+        Of equals, that of fewest bits of mantissa. Raises ValueError when the sample is empty or not finite.
+        """
+        check_bits(bits, 2)
+        sample = flat32(sample)
+        if not sample.numel() or not bool(sample.isfinite().all()):
+            raise ValueError(f"sample has {sample.numel()} values; expected some, all of them finite")
+        formats = (
+            cls.balanced(bits=bits, mantissa=mantissa, rounding=rounding, group=group)
+            for mantissa in range(least_mantissa(bits), bits + 1)
+        )
+        return min(formats, key=lambda form: form._error(sample))
+
+    @property
+    def grid(self) -> Grid:
+        """The magnitudes that have codes."""
+        return Grid.of(self.mantissa, self.eps)
+
+    @property
+    def positives(self) -> int:
+        """How many positive numbers have codes (P)."""
+        return self.grid.index(self.max)
+
+    @property
+    def negatives(self) -> int:
+        """How many negative numbers have codes."""
+        return self.grid.index(self._lowest)
+
+    @property
+    def unbiased(self) -> bool:
+        """With stochastic rounding, and a scale that lets nothing saturate."""
+        return self.rounding == "stochastic" and self.scaled and self.negatives >= self.positives
+
+    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+        """Return codes and one power of two per group; 1 for a group of zeros, or unless `scaled`."""
+        x = flat32(x)
+        scales = self._scales(peaks(x, self.group))
+        bits = (x / self.expand(scales, x.numel()) if self.scaled else x).view(torch.int32)
+        grid, positives = self.grid, self.positives
+        index = ROUNDINGS[self.rounding](bits & _MAGNITUDE, grid, seed).sub_(grid.base - 1).clamp_(min=0)
+        negative = index.clamp(max=self.negatives).add_(positives).mul_(index > 0)
+        return torch.where(bits < 0, negative, index.clamp_(max=positives)).to(torch.int16), scales
+
+    def table(self) -> Tensor:
+        """Return zero, eps..max, -eps..min and NaN for the rest."""
+        positive, negative = (self._numbers(count) for count in (self.positives, self.negatives))
+        rest = torch.full((2**self.bits - 1 - len(positive) - len(negative),), torch.nan)
+        return torch.cat((torch.zeros(1), positive, -negative, rest))
+
+    def _numbers(self, count: int) -> Tensor:
+        base, shift = self.grid.base, self.grid.shift
+        return (torch.arange(base, base + count, dtype=torch.int32) << shift).view(torch.float32)
+
+    def _scales(self, peak: Tensor) -> Tensor:
+        if not self.scaled:
+            return torch.where(peak.isnan(), torch.nan, torch.ones_like(peak))
+        fraction, exponent = math.frexp(self.grid.at(self.positives))
+        fractions, exponents = torch.frexp(torch.where(peak > 0, peak, self.grid.at(self.positives)))
+        powers = exponents - exponent + (fractions > fraction)
+        reach = math.frexp(max(self.max, self._lowest))[1]
+        powers = powers.clamp(-126, min(127, 128 - reach))
+        scales = ((powers + 127) << MANTISSA).to(torch.int32).view(torch.float32)
+        return torch.where(peak.isnan(), torch.nan, scales)
+
+    def _error(self, sample: Tensor) -> float:
+        codes, scales = self.encode(sample, seed=0)
+        return float((self.decode(codes, self.expand(scales, len(codes))).double() - sample).square().sum())
+
+    @property
+    def _lowest(self) -> float:
+        return self.max if self.min is None else -self.min
+
+    def _check_range(self) -> None:
+        needed = 1 + self.positives + self.negatives
+        if self.positives < 1 or self.negatives < 1:
+            raise ValueError(f"eps {self.eps} lies beyond max {self.max} or min {-self._lowest}; take a smaller eps")
+        if needed > 2**self.bits:
+            raise ValueError(
+                f"eps {self.eps} to max {self.max} and min {-self._lowest} with mantissa {self.mantissa} are "
+                f"{needed} numbers; expected at most 2^{self.bits} = {2**self.bits}: "
+                "take more bits, less mantissa or a greater eps"
+            )
+
+
+def least_mantissa(bits: int) -> int:
+    """Return the least mantissa that has a balanced eps for max = 1."""
+    # 127 binades of 2^m numbers lie between float32's least normal number and 1.
+    return next(m for m in range(MANTISSA) if 126 * 2**m + 1 >= 2 ** (bits - 1) - 1)

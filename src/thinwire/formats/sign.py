@@ -1,0 +1,39 @@
+"""One bit: the sign, scaled."""
+
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.formats.base import Format, check_group, finite, flat32, norms, widths
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Sign(Format):
+    """EF-signSGD (Karimireddy et al. 2019): the sign times the mean magnitude. A zero counts as plus.
+
+    It is biased and wants error feedback. A vector of zeros stays one, its scale being 0.
+    """
+
+    group: int | None = None
+    bits: int = field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+
+    @property
+    def unbiased(self) -> bool:
+        """Never."""
+        return False
+
+    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+        """Return codes 0 (plus) or 1 (minus), and the mean magnitudes."""
+        x = flat32(x)
+        scales = finite(norms(x, self.group, 1.0) / widths(x, self.group))
+        return (x < 0).to(torch.int16), scales
+
+    def table(self) -> Tensor:
+        """Return 1 and -1."""
+        return torch.tensor([1.0, -1.0])

@@ -1,0 +1,71 @@
+"""The numbers of a payload on the wire: plain values, or the scales and packed codes of a format."""
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import PayloadError
+from thinwire.formats import Coded, Format
+from thinwire.payloads import wire
+
+Narrow = torch.dtype | Format | None
+"""How values travel: None in the gradient's dtype, or in another dtype, or in a format of a few bits."""
+
+
+def narrowed(x: Tensor, how: Narrow, dtype: torch.dtype, seed: int) -> tuple[Tensor, Coded | None]:
+    """Return the values as the receiver will see them, and their codes if they travel as such."""
+    if not isinstance(how, Format):
+        return x.to(how or dtype), None
+    coded = Coded.of(x, how, seed=seed)
+    return coded.values(torch.promote_types(dtype, torch.float32)), coded
+
+
+def joined(parts: list[Coded | None]) -> Coded | None:
+    """Return the codes of several payloads as one, or None if there are none."""
+    coded = [part for part in parts if part is not None]
+    return Coded.cat(coded) if coded else None
+
+
+def sections(values: Tensor, coded: Coded | None) -> tuple[Tensor, ...]:
+    """Return what travels."""
+    return (values,) if coded is None else (coded.scales, coded.packed())
+
+
+def lengths(values: Tensor, coded: Coded | None) -> tuple[int, ...]:
+    """Return the length of each section in bytes, without padding."""
+    if coded is None:
+        return (values.nbytes,)
+    return (coded.scales.nbytes, -(-coded.codes.numel() * coded.format.bits // 8))
+
+
+def nbytes(values: Tensor, coded: Coded | None) -> int:
+    """Return the length of all sections in bytes, padding included."""
+    return sum(map(wire.padded, lengths(values, coded)))
+
+
+def header(kind: int, values: Tensor, coded: Coded | None, count: int, numel: int) -> Tensor:
+    """Return the header for these numbers; `count` is of what the kind counts."""
+    if coded is None:
+        return wire.header(kind, values.dtype, count, numel, values.device)
+    return wire.coded_header(kind, coded.format.bits, count, numel, values.device)
+
+
+def read(rows: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
+    """Return the numbers of every rank, (ranks, count), from sections like those of `values` at the start of `rows`."""
+    if coded is None:
+        body = rows[:, : values.nbytes].contiguous()
+        return body.view(values.dtype).view(rows.shape[0], values.numel())
+    own, packed = lengths(values, coded)
+    start = wire.padded(own)
+    parts = [_unpack(row[:own], row[start : start + packed], coded) for row in rows]
+    return torch.stack([part.values(values.dtype) for part in parts])
+
+
+def _unpack(scales: Tensor, packed: Tensor, like: Coded) -> Coded:
+    return Coded.unpack(packed.contiguous(), scales.clone().view(torch.float32), like.runs, like.format)
+
+
+def check_plain(dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of a header. Raises PayloadError where it says codes, whose format a buffer does not tell."""
+    if dtype is None:
+        raise PayloadError("the values are codes of a format, which only a payload of the same recipe can read")
+    return dtype

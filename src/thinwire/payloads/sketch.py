@@ -1,0 +1,115 @@
+"""Count sketches (Charikar et al. 2002): tables that can be added."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self, final
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.payloads import wire
+from thinwire.payloads.base import Payload, Spans
+
+
+class Table(NamedTuple):
+    """The shape of one vector's sketch, and the seed of its hashes."""
+
+    rows: int
+    buckets: int
+    seed: int
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sketch(Payload):
+    """One table per span: S[j, h_j(i)] = Σ s_j(i) · x[i].
+
+    Element i is read as the median over j of s_j(i) · S[j, h_j(i)]. `values` are the tables, one after the other. All
+    ranks must hash alike.
+    """
+
+    values: Tensor
+    tables: tuple[Table, ...]
+    numel: int
+    spans: Spans = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spans", self.spans or ((0, self.numel),))
+
+    @property
+    def summable(self) -> bool:
+        """Always: the sum of sketches is the sketch of the sum."""
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `to_buffer()` in bytes."""
+        return wire.HEADER_BYTES + wire.padded(self.values.nbytes)
+
+    def with_values(self, values: Tensor) -> Self:
+        """Return a sketch of the same shape and hashes with other tables."""
+        return replace(self, values=values)
+
+    def to_buffer(self) -> Tensor:
+        """Return header and tables as uint8."""
+        return wire.pack(self._head(), self.values)
+
+    def from_rows(self, rows: Tensor) -> Self:
+        """Return the sum over ranks."""
+        wire.check_rows(rows, self._head())
+        body = rows[:, wire.HEADER_BYTES : wire.HEADER_BYTES + self.values.nbytes]
+        return self.with_values(body.contiguous().view(self.values.dtype).sum(dim=0, dtype=self.values.dtype))
+
+    def write(self, out: Tensor) -> None:
+        """Overwrite the spans of `out` with the estimates."""
+        for (offset, length), estimate in zip(self.spans, self._estimates(), strict=True):
+            out[offset : offset + length].copy_(estimate)
+
+    def subtract_from(self, x: Tensor) -> None:
+        """Subtract the estimates from the spans of `x`."""
+        for (offset, length), estimate in zip(self.spans, self._estimates(), strict=True):
+            x[offset : offset + length].sub_(estimate)
+
+    def mask(self, x: Tensor) -> None:
+        """Do nothing: no element was picked out."""
+
+    def is_finite(self, out: Tensor) -> bool:
+        """Whether the spans of `out` are finite."""
+        return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in self.spans)
+
+    @classmethod
+    def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
+        """Place vectors side by side, each with its own table."""
+        return cls(
+            values=torch.cat([part.values for part in parts]),
+            tables=tuple(table for part in parts for table in part.tables),
+            numel=numel,
+            spans=tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True)),
+        )
+
+    def split(self) -> list[Self]:
+        """Return one payload per span."""
+        parts = zip(self.spans, self.tables, self._values(), strict=True)
+        return [
+            replace(self, values=values, tables=(table,), numel=length, spans=())
+            for (_, length), table, values in parts
+        ]
+
+    @classmethod
+    def concat(cls, payloads: Sequence[Self]) -> Self:
+        """Return the sum of sketches with the same hashes."""
+        return payloads[0].with_values(torch.stack([p.values for p in payloads]).sum(dim=0))
+
+    def _values(self) -> tuple[Tensor, ...]:
+        return self.values.split([table.rows * table.buckets for table in self.tables])
+
+    def _estimates(self) -> list[Tensor]:
+        parts = zip(self.spans, self.tables, self._values(), strict=True)
+        return [
+            kernels.backend(values).sketch_query(values.view(table.rows, table.buckets), length, table.seed)
+            for (_, length), table, values in parts
+        ]
+
+    def _head(self) -> Tensor:
+        return wire.header(wire.DENSE, self.values.dtype, self.values.numel(), self.values.numel(), self.values.device)

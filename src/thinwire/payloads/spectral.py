@@ -1,0 +1,129 @@
+"""The frequencies of a vector: summed as they are, transformed back once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from thinwire.payloads import wire
+from thinwire.payloads.base import Payload, Spans
+from thinwire.payloads.blocks import Blocks
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spectral(Payload):
+    """Real Fourier coefficients of blocks of `block` elements; `coefficients` holds them as pairs (real, imaginary)."""
+
+    coefficients: Blocks
+    block: int
+    numel: int
+    spans: Spans = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spans", self.spans or ((0, self.numel),))
+
+    @property
+    def values(self) -> Tensor:  # type: ignore[override]  # those of the coefficients
+        """The pairs."""
+        return self.coefficients.values
+
+    @property
+    def summable(self) -> bool:
+        """Never: which frequencies travel differs by rank."""
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `to_buffer()` in bytes."""
+        return wire.HEADER_BYTES + self.coefficients.nbytes
+
+    def with_values(self, values: Tensor) -> Self:
+        """Return the same frequencies with other values."""
+        return replace(self, coefficients=self.coefficients.with_values(values))
+
+    def to_buffer(self) -> Tensor:
+        """Return header and coefficients as uint8."""
+        return torch.cat([self._head(), self.coefficients.to_buffer()])
+
+    def from_rows(self, rows: Tensor) -> Self:
+        """Return the sum of the spectra of all ranks."""
+        wire.check_rows(rows, self._head())
+        return replace(self, coefficients=self.coefficients.from_rows(rows[:, wire.HEADER_BYTES :]))
+
+    def dense(self) -> Tensor:
+        """Return the vector in float32 or wider: values of 16 bits transform to others."""
+        out = self.values.new_zeros(self.numel, dtype=_real(self.values.dtype))
+        self.write(out)
+        return out
+
+    def write(self, out: Tensor) -> None:
+        """Overwrite the spans of `out` with the inverse transform."""
+        for (offset, length), x in zip(self.spans, self._inverse(), strict=True):
+            out[offset : offset + length].copy_(x)
+
+    def subtract_from(self, x: Tensor) -> None:
+        """Subtract the inverse transform from the spans of `x`."""
+        for (offset, length), part in zip(self.spans, self._inverse(), strict=True):
+            x[offset : offset + length].sub_(part)
+
+    def mask(self, x: Tensor) -> None:
+        """Do nothing: no element was picked out."""
+
+    def is_finite(self, out: Tensor) -> bool:
+        """Whether the spans of `out` are finite."""
+        return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in self.spans)
+
+    @classmethod
+    def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
+        """Place vectors side by side."""
+        sizes = [part.coefficients.numel for part in parts]
+        starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
+        spectrum = Blocks.assemble([part.coefficients for part in parts], starts[:-1], starts[-1])
+        spans = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
+        return cls(coefficients=spectrum, block=parts[0].block, numel=numel, spans=spans)
+
+    def split(self) -> list[Self]:
+        """Return one payload per span."""
+        parts = zip(self.spans, self.coefficients.split(), strict=True)
+        return [replace(self, coefficients=part, numel=length, spans=()) for (_, length), part in parts]
+
+    @classmethod
+    def concat(cls, payloads: Sequence[Self]) -> Self:
+        """Return the sum of payloads over the same spectrum."""
+        return replace(payloads[0], coefficients=Blocks.concat([p.coefficients for p in payloads]))
+
+    def _inverse(self) -> list[Tensor]:
+        spectrum = self.coefficients.dense()
+        spectra = spectrum.split([length for _, length in self.coefficients.spans])
+        return [inverse(part, length, self.block) for (_, length), part in zip(self.spans, spectra, strict=True)]
+
+    def _head(self) -> Tensor:
+        return wire.header(wire.SPECTRAL, torch.float32, self.block, self.numel, self.values.device)
+
+
+def forward(x: Tensor, block: int) -> Tensor:
+    """Return the orthonormal real FFT of flat float `x`, block by block, as pairs: shape (coefficients, 2).
+
+    The last block is filled up with zeros; a vector shorter than a block is one of its own length.
+    """
+    if not x.numel():
+        return x.view(0, 2)
+    width = min(block, x.numel())
+    padded = torch.nn.functional.pad(x, (0, -x.numel() % width))
+    return torch.view_as_real(torch.fft.rfft(padded.view(-1, width), norm="ortho")).reshape(-1, 2)
+
+
+def inverse(pairs: Tensor, numel: int, block: int) -> Tensor:
+    """Return the first `numel` elements of the inverse of `forward`."""
+    if not numel:
+        return pairs.view(-1)
+    width = min(block, numel)
+    spectrum = torch.view_as_complex(pairs.view(-1, width // 2 + 1, 2).to(_real(pairs.dtype)))
+    return torch.fft.irfft(spectrum, n=width, norm="ortho").view(-1)[:numel]
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

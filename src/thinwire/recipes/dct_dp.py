@@ -1,0 +1,31 @@
+"""Dynamic Communication Thresholding for data parallelism (Gupta et al. 2021, Alg. 1)."""
+
+from thinwire.codecs import Codec, KeptThreshold, SteeredThreshold
+from thinwire.exchanges import AllGather
+from thinwire.memories import ErrorFeedback, Noted
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer
+from thinwire.schedules import Every, Schedule
+
+
+def dct_dp(
+    *,
+    density: float | Schedule = 0.01,
+    life: int | None = 1000,
+    bound: float = 1.5,
+    minimum_size: int = 1024,
+) -> Reducer:
+    """Send what reaches each tensor's threshold, which is measured every `life` steps and kept in between.
+
+    `life=None` steers the threshold towards the wanted density at every step instead, without sorting. At most
+    `bound` times the wanted number of elements is sent.
+    """
+    memory = Noted(memory=ErrorFeedback())
+    large = Compressed(memory=memory, codec=_codec(density, life, bound), exchange=AllGather())
+    return MinimumSize(numel=minimum_size, small=dense(), large=large)
+
+
+def _codec(density: float | Schedule, life: int | None, bound: float) -> Codec:
+    if life is None:
+        return SteeredThreshold(density=density, bound=bound)
+    return KeptThreshold(density=density, refresh=Every(steps=life), bound=bound)

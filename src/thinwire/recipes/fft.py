@@ -1,0 +1,31 @@
+"""FFT sparsification with the offset float (Wang et al. 2020)."""
+
+from thinwire.codecs import FFT
+from thinwire.exchanges import AllGather
+from thinwire.formats import OffsetFloat
+from thinwire.memories import Memory, NoMemory
+from thinwire.payloads import Narrow
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer
+from thinwire.schedules import Schedule
+
+_TEN_BITS = OffsetFloat.balanced(bits=10, mantissa=5, max=1.0, rounding="nearest")
+
+
+def fft(
+    *,
+    density: float | Schedule = 0.15,
+    block: int = 4096,
+    half: bool = False,
+    values: Narrow = _TEN_BITS,
+    memory: Memory | None = None,
+    minimum_size: int = 1024,
+) -> Reducer:
+    """Send the largest `density` share of each tensor's frequencies, 1 − θ in the paper, in 10 bits each.
+
+    Without a `memory` what is dropped is lost, as in the paper; `ErrorFeedback()` keeps it. For the paper's schedules
+    see `schedules.FollowLearningRate` and `schedules.recovery`.
+    """
+    codec = FFT(density=density, block=block, half=half, values=values)
+    large = Compressed(memory=memory or NoMemory(), codec=codec, exchange=AllGather())
+    return MinimumSize(numel=minimum_size, small=dense(), large=large)

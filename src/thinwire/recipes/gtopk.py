@@ -1,0 +1,25 @@
+"""gTop-k (Shi et al. 2019): the global Top-k, found on the way up a tree."""
+
+from thinwire.codecs import TopK
+from thinwire.exchanges import GlobalTopKTree
+from thinwire.memories import ErrorFeedback
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer
+from thinwire.schedules import Schedule
+
+
+def gtopk(
+    *,
+    density: float | Schedule = 0.001,
+    merge: str = "exact",
+    exact_values: bool = False,
+    minimum_size: int = 1024,
+) -> Reducer:
+    """Send each worker's largest `density` share up a tree that keeps the largest sums; all get the same k elements.
+
+    The paper takes k over the whole model, and warms the density up (`schedules.gtopk_warmup`); here k is a DDP
+    bucket's. For `merge` and `exact_values` see GlobalTopKTree.
+    """
+    exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
+    large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=exchange)
+    return MinimumSize(numel=minimum_size, small=dense(), large=large)

@@ -1,0 +1,14 @@
+"""MSTopK (Shi et al. 2021) with error feedback: Top-k by bisection of a threshold."""
+
+from thinwire.codecs import MSTopK
+from thinwire.exchanges import AllGather
+from thinwire.memories import ErrorFeedback
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer
+from thinwire.schedules import Schedule
+
+
+def mstopk(*, density: float | Schedule = 0.01, rounds: int = 25, minimum_size: int = 1024) -> Reducer:
+    """Send a `density` share of each tensor, nearly the largest; tensors below `minimum_size` go uncompressed."""
+    large = Compressed(memory=ErrorFeedback(), codec=MSTopK(density=density, rounds=rounds), exchange=AllGather())
+    return MinimumSize(numel=minimum_size, small=dense(), large=large)

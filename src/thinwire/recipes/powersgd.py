@@ -1,0 +1,26 @@
+"""PowerSGD (Vogels et al. 2019): low-rank gradients with error feedback."""
+
+import torch
+
+from thinwire.codecs import Cast, Codec, Identity
+from thinwire.exchanges import AllGather, AllReduce
+from thinwire.formats import Format
+from thinwire.memories import ErrorFeedback, Noted
+from thinwire.payloads import Narrow
+from thinwire.recipes.dense import dense
+from thinwire.reducer import PowerSGD, Reducer, WarmUp
+
+
+def powersgd(*, rank: int = 4, values: Narrow = None, start: int = 10) -> Reducer:
+    """Send each matrix as two factors of `rank` columns; the first `start` steps, and all else, uncompressed.
+
+    `values` narrows the factors: a dtype is summed on the way, codes of a format are gathered.
+    """
+    exchange = AllGather() if isinstance(values, Format) else AllReduce()
+    memory = Noted(memory=ErrorFeedback())
+    low_rank = PowerSGD(rank=rank, memory=memory, small=dense(), codec=_codec(values), exchange=exchange)
+    return WarmUp(steps=start, first=dense(), then=low_rank)
+
+
+def _codec(values: torch.dtype | Format | None) -> Codec:
+    return Identity() if values is None else Cast(values=values)

@@ -1,0 +1,15 @@
+"""QSGD (Alistarh et al. 2017): stochastic rounding to a few levels."""
+
+from thinwire.codecs import Cast
+from thinwire.exchanges import AllGather
+from thinwire.formats import Levels
+from thinwire.memories import NoMemory
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer
+
+
+def qsgd(*, bits: int = 4, group: int = 512, minimum_size: int = 1024) -> Reducer:
+    """Send every value in `bits` bits, sign included, and a norm for every `group` values. Unbiased, so no memory."""
+    codec = Cast(values=Levels(bits=bits, group=group))
+    large = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())
+    return MinimumSize(numel=minimum_size, small=dense(), large=large)

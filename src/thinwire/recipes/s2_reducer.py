@@ -1,0 +1,28 @@
+"""S2 Reducer (Ge et al. 2021): sketches of block-sparse gradients, summed on the way."""
+
+from thinwire.codecs import BlockTopK, Codec, CountSketch
+from thinwire.exchanges import UnionAllReduce
+from thinwire.memories import ErrorFeedback
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer, WithRows
+from thinwire.schedules import Schedule
+
+_SKETCH = CountSketch(rows=3, ratio=0.5)
+
+
+def s2_reducer(
+    *,
+    density: float | Schedule = 1 / 32,
+    block: int = 32,
+    packed: Codec | None = _SKETCH,
+    minimum_size: int = 1024,
+) -> Reducer:
+    """Send the blocks of largest norm, and the rows of sparse embeddings: a bitmap by OR, then a sketch of the union.
+
+    `packed=None` sends the union's values themselves, exactly; `Cast(values=torch.bfloat16)` does so at the sketch's
+    bytes. What waits is the blocks not sent; the sketch's own error is not kept, which would diverge.
+    """
+    exchange = UnionAllReduce(packed=packed)
+    codec = BlockTopK(density=density, block=block)
+    large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=exchange)
+    return WithRows(rows=exchange, dense=MinimumSize(numel=minimum_size, small=dense(), large=large))

@@ -1,0 +1,14 @@
+"""Sign SGD with error feedback (Karimireddy et al. 2019): one bit per value."""
+
+from thinwire.codecs import Cast
+from thinwire.exchanges import AllGather
+from thinwire.formats import Sign
+from thinwire.memories import ErrorFeedback
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer
+
+
+def signsgd(*, minimum_size: int = 1024) -> Reducer:
+    """Send every sign, and the mean magnitude of each tensor."""
+    large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign()), exchange=AllGather())
+    return MinimumSize(numel=minimum_size, small=dense(), large=large)

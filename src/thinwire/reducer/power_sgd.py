@@ -1,0 +1,138 @@
+"""PowerSGD (Vogels et al. 2019): a matrix as the product of two thin factors, each summed on the way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from thinwire import trace
+from thinwire.codecs import Codec, Identity
+from thinwire.exchanges import AllReduce, Exchange, Exchanged
+from thinwire.exchanges.compat import Group
+from thinwire.exchanges.lane import lane
+from thinwire.memories import Memory, NoMemory, Noted
+from thinwire.payloads import Dense
+from thinwire.reducer.base import Bucket, Reducer, Round, Slot
+from thinwire.reducer.futures import all_true, completed
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PowerSGD(Reducer):
+    """P = Σ M·Q, made orthonormal; Q = Σ Mᵀ·P; the sum is P·Qᵀ, and this rank's share of it P·(Mᵀ·P)ᵀ.
+
+    M is a parameter's vector as a matrix of its first dimension by all others; Q is kept from step to step in the
+    memory's note. Parameters for which the two factors are not smaller go to `small`. `codec` and `exchange` say how
+    factors travel. Both rounds run on a lane, so that any number of buckets may be under way.
+    """
+
+    rank: int
+    memory: Noted
+    small: Reducer
+    codec: Codec = field(default_factory=Identity)
+    exchange: Exchange = field(default_factory=AllReduce)
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}; expected 1 or more")
+
+    def prepare(self, group: Group) -> None:
+        """Open the lane."""
+        lane(group)
+        self.small.prepare(group)
+
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+        """Multiply now, exchange and decode on the lane."""
+        low = [slot for slot in bucket.slots if self._pays(slot)]
+        rest = bucket.only(slot for slot in bucket.slots if not self._pays(slot))
+        return all_true([self._low_rank(bucket.only(low), at), self.small.reduce(rest, at)])
+
+    def memories(self) -> Sequence[Memory]:
+        """Return those of `small`, and the memory."""
+        return tuple({id(m): m for m in (*self.small.memories(), self.memory)}.values())
+
+    def _pays(self, slot: Slot) -> bool:
+        rows, columns = _matrix(slot)
+        return self.rank * (rows + columns) < rows * columns
+
+    def _low_rank(self, bucket: Bucket, at: Round) -> "Future[bool]":
+        if not bucket.slots:
+            return completed(True)
+        with trace.span("encode"):
+            work = [self._multiply(slot, g, at) for slot, g in zip(bucket.slots, bucket.views(), strict=True)]
+        watch = at.watch
+        return lane(at.group).submit(lambda own: self._rounds(work, own, watch), bucket.flat.device)
+
+    def _multiply(self, slot: Slot, gradient: Tensor, at: Round) -> "_Work":
+        idle = slot.name in at.idle
+        memory = NoMemory() if idle else self.memory
+        x = memory.compensate(slot.name, gradient, at.scale).tensor()
+        matrix = x.to(torch.promote_types(x.dtype, torch.float32)).view(_matrix(slot))
+        basis = self._basis(slot, matrix, at.seed(slot.name))
+        seed = at.seed(slot.name, shared=self.codec.shared_seed)
+        return _Work(slot.name, gradient, matrix, matrix @ basis, seed, idle)
+
+    def _basis(self, slot: Slot, matrix: Tensor, seed: int) -> Tensor:
+        """Return the Q of the step before, or a random one where there is none of this size."""
+        note = self.memory.note(slot.name).read()
+        shape = (matrix.shape[1], self.rank)
+        if note is not None and note.numel() == shape[0] * shape[1] and bool(note.any()):
+            return note.to(matrix.dtype).view(shape)
+        generator = torch.Generator(device=matrix.device).manual_seed(seed)
+        return torch.randn(shape, generator=generator, dtype=matrix.dtype, device=matrix.device)
+
+    def _rounds(self, work: Sequence["_Work"], group: Group, watch: bool) -> bool:
+        seeds = [item.seed for item in work]
+        _, sums = self._sum([item.product for item in work], seeds, group)
+        if not all(bool(product.isfinite().all()) for product in sums):
+            for item in work:
+                item.gradient.fill_(torch.nan)
+            return not watch
+        with trace.span("encode"):
+            bases = [torch.linalg.qr(product).Q for product in sums]
+            shares = [item.matrix.T @ basis for item, basis in zip(work, bases, strict=True)]
+        mine, factors = self._sum(shares, [seed + 1 for seed in seeds], group)
+        with trace.span("decode"):
+            for item, basis, share, factor in zip(work, bases, mine, factors, strict=True):
+                self._finish(item, basis, share, factor)
+            return not watch or all(bool(item.gradient.isfinite().all()) for item in work)
+
+    def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
+        item.gradient.view_as(item.matrix).copy_(basis @ factor.T)
+        if not item.idle:
+            self.memory.retain(item.name, Dense(values=(basis @ share.T).view(-1)))
+        self.memory.note(item.name).write(factor.reshape(-1).clone())
+
+    def _sum(self, matrices: Sequence[Tensor], seeds: Sequence[int], group: Group) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the matrices as this rank sent them, and their sums over all ranks."""
+        parts = [self.codec.encode(matrix, seed=seed) for matrix, seed in zip(matrices, seeds, strict=True)]
+        sizes = [matrix.numel() for matrix in matrices]
+        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        payload = type(parts[0]).assemble(parts, offsets, sum(sizes))
+        exchanged: Exchanged = self.exchange.start(payload, group).wait()
+        trace.count("sent_bytes", exchanged.sent_bytes)
+        like = matrices[0].new_empty
+        flat = [like(sum(sizes)), like(sum(sizes))]
+        exchanged.delivered.write(flat[0])
+        exchanged.total.write(flat[1])
+        mine, total = ([x.view_as(m) for x, m in zip(f.split(sizes), matrices, strict=True)] for f in flat)
+        return mine, total
+
+
+class _Work(NamedTuple):
+    """One parameter on its way: its vector as a matrix M, and M·Q."""
+
+    name: str
+    gradient: Tensor
+    matrix: Tensor
+    product: Tensor
+    seed: int
+    idle: bool
+
+
+def _matrix(slot: Slot) -> tuple[int, int]:
+    rows = slot.shape[0] if len(slot.shape) > 1 else 1
+    return rows, slot.length // max(1, rows)

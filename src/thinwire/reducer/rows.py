@@ -1,0 +1,60 @@
+"""Gradients of sparse embeddings: some rows of a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from thinwire import trace
+from thinwire.exchanges import Exchange, Exchanged
+from thinwire.exchanges.compat import Group
+from thinwire.memories import Memory
+from thinwire.payloads import Blocks, Keyed
+from thinwire.reducer.base import Bucket, Reducer, Round
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class WithRows(Reducer):
+    """Send the rows of sparse embeddings' gradients through `rows`, an exchange of tables; `dense` does all else."""
+
+    rows: Exchange
+    dense: Reducer
+
+    def prepare(self, group: Group) -> None:
+        """Prepare both."""
+        self.rows.prepare(group)
+        self.dense.prepare(group)
+
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+        """Hand over to `dense`."""
+        return self.dense.reduce(bucket, at)
+
+    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
+        """Start; ranks may hold different rows, and different numbers of them."""
+        with trace.span("encode"):
+            gradient = gradient.coalesce()
+            values = gradient.values() * at.scale
+            width = values[0].numel() if len(values) else gradient.shape[1:].numel()
+            keys = gradient.indices()[0].to(torch.int32)
+            table = Blocks(keys=keys, values=values.reshape(-1), numel=gradient.shape[0] * width, width=width)
+        shape = gradient.shape
+        future = self.rows.start(table, at.group, seeds=[at.seed(name)])
+        return future.then(lambda done: _sparse(done.value(), shape))
+
+    def memories(self) -> Sequence[Memory]:
+        """Return those of `dense`."""
+        return self.dense.memories()
+
+
+def _sparse(exchanged: Exchanged, shape: torch.Size) -> Tensor:
+    trace.count("sent_bytes", exchanged.sent_bytes)
+    with trace.span("decode"):
+        total = exchanged.total
+        assert isinstance(total, Keyed)
+        rows = total.rows.reshape(-1, *shape[1:])
+        keys = total.keys[None].long()
+        return torch.sparse_coo_tensor(keys, rows, shape, is_coalesced=True, check_invariants=False)
