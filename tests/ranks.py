@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-MOST = 5
+LOT = 5
 TIMEOUT = 60.0
 
 
@@ -31,8 +31,7 @@ class Ranks:
 
     def run(self, world_size: int, function: Callable[..., Any], *args: object) -> list[Any]:
         """Call `function(*args)` with a default process group in place; raise RankError if a rank raises."""
-        if not self._processes:
-            self._start()
+        self._start(world_size)
         with tempfile.TemporaryDirectory() as folder:
             for rank, pipe in enumerate(self._pipes[:world_size]):
                 pipe.send((str(Path(folder) / "store"), rank, world_size, function, args))
@@ -45,9 +44,10 @@ class Ranks:
             process.join()
         self._processes, self._pipes = [], []
 
-    def _start(self) -> None:
+    def _start(self, count: int) -> None:
+        """Have at least `count` ranks; they come in lots, as each takes seconds to start."""
         context = multiprocessing.get_context("spawn")
-        for _ in range(MOST):
+        for _ in range(len(self._processes), count if count > LOT else LOT):
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()

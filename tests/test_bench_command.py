@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from thinwire import recipes
+from thinwire.bench import options
+from thinwire.bench.methods import METHODS
+from thinwire.bench.problems import PROBLEMS
 from thinwire.bench.results import Results
 from thinwire.cli import app
 
@@ -38,6 +42,9 @@ def _bench(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]
         (["--density", "a"], "not a list of numbers"),
         (["--density", "2"], "no share"),
         (["--density", "0"], "no share"),
+        (["--recipes", "topk:2"], "no share"),
+        (["--recipes", "topk:a"], "topk:0.01"),
+        (["--recipes", "qsgd:0.1"], "takes no density"),
         (["--extend", "0.5"], "--extend is 0.5"),
         (["--model", "nope"], "'nope'"),
         (["--model", "lstm"], "--data"),
@@ -61,10 +68,18 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], message: s
 def test_list_names_recipes_and_models() -> None:
     done = CliRunner().invoke(app, ["bench", "--list"])
     assert done.exit_code == 0
-    for name in ("dense", "torch_fp16", "torch_powersgd", "topk", "dgc", "dragonn", "randomk"):
+    for name in (*METHODS, *recipes.__all__):
         assert name in done.stdout
-    for name in ("transformer", "lstm", "mlp", "resnet20", "xml"):
+    for name in PROBLEMS:
         assert name in done.stdout
+
+
+def test_a_recipe_may_have_a_density_of_its_own() -> None:
+    asked = options.read(
+        workers=2, link="none", recipes="topk,topk:0.5,fft,fft:0.3,dense", densities="0.1,0.2", steps=1, model="mlp",
+        data=None, scale=1.0, seed=0, target=None, extend=1.0,
+    )  # fmt: skip
+    assert asked.rows() == [("dense", 1.0), ("topk", 0.1), ("topk", 0.2), ("topk", 0.5), ("fft", 0.15), ("fft", 0.3)]
 
 
 def test_a_short_run_from_end_to_end(tmp_path: Path) -> None:

@@ -409,3 +409,28 @@ def _never_rebroadcast() -> None:
 def test_an_impossible_rebroadcast_is_refused(ranks: Ranks) -> None:
     with pytest.raises(RankError, match="rebroadcast is 0; expected"):
         ranks.run(1, _never_rebroadcast)
+
+
+# --- sparse embeddings ---
+
+
+def _sparse_rows(recipe: str) -> tuple[bool, float, float]:
+    """Return whether the embedding's gradient stays sparse, its error against the true mean, and the bytes sent."""
+    training = Training("sparse embedding", recipe)
+    mine = training.local_gradients(0)["words.weight"].to_dense()
+    dist.all_reduce(mine)
+    with trace.listen(trace.Recorder()) as recorder:
+        training.backward(0)
+    found = training.gradients()["words.weight"]
+    error = (found.to_dense() - mine / dist.get_world_size()).norm() / mine.norm() * dist.get_world_size()
+    return found.is_sparse, float(error), recorder.totals["sent_bytes"]
+
+
+def test_rows_of_sparse_embeddings_are_summed_on_the_way(ranks: Ranks) -> None:
+    plain, exact, sketched = (
+        ranks.run(3, _sparse_rows, recipe)[0] for recipe in ("topk", "s2_reducer, exact", "s2_reducer")
+    )
+    assert all(result[0] for result in (plain, exact, sketched))
+    assert exact[1] < 1e-6
+    assert 0.1 < sketched[1] < 3
+    assert sketched[2] < exact[2] < plain[2]

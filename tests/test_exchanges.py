@@ -7,12 +7,18 @@ from cases import CODECS, EXCHANGES, ExchangeCase, vector
 from ranks import RankError, Ranks
 from torch import Tensor
 
-from thinwire.codecs import BlockTopK, Codec, SampledThreshold, TopK
+from thinwire.codecs import BlockTopK, Cast, Codec, CountSketch, SampledThreshold, TopK
 from thinwire.exchanges import (
     AllGather,
     AllReduce,
+    Exchange,
+    GlobalTopKTree,
     Link,
+    OwnerSharded,
+    RecursiveDoubling,
+    UnionAllReduce,
 )
+from thinwire.formats import Sign
 from thinwire.payloads import Keyed, Sparse
 
 worlds = pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
@@ -143,3 +149,137 @@ def test_formulas_by_hand() -> None:
     payload = Sparse(indices=torch.zeros(8, dtype=torch.int32), values=torch.zeros(8), numel=99, agreed=True)
     assert AllReduce().sent_bytes(payload, 4) == 1.5 * 32
     assert AllGather().sent_bytes(payload, 4) == 3 * (16 + 32 + 32)
+
+
+def _tree(numel: int, merge: str, exact_values: bool) -> tuple[Tensor, Tensor, Tensor, int]:
+    group = dist.group.WORLD
+    assert group is not None
+    payload = TopK(density=0.1).encode(vector(numel, seed=dist.get_rank(), dtype=torch.float64))
+    exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
+    exchanged = exchange.start(payload, group).wait()
+    total = exchanged.total
+    assert isinstance(total, Sparse)
+    return total.dense(), exchanged.delivered.dense(), payload.dense(), total.indices.numel()
+
+
+@pytest.mark.parametrize("world_size", range(2, 10))
+def test_the_tree_conserves_mass(ranks: Ranks, world_size: int) -> None:
+    """k = 20 of 200. What is delivered adds up to the total, exactly but for rounding."""
+    for exact_values in (False, True):
+        totals, delivered, _, counts = zip(*ranks.run(world_size, _tree, 200, "exact", exact_values), strict=True)
+        assert set(counts) == {20}
+        torch.testing.assert_close(totals[0], torch.stack(delivered).sum(dim=0), rtol=0, atol=1e-12)
+
+
+def test_the_papers_rule_loses_mass(ranks: Ranks) -> None:
+    lost = 0
+    for numel in range(200, 240, 4):
+        totals, delivered, _, _ = zip(*ranks.run(8, _tree, numel, "paper", False), strict=True)
+        lost += bool((totals[0] - torch.stack(delivered).sum(dim=0)).abs().max() > 1e-9)
+    assert lost >= 5, "about 17 of 20 vectors do (427 of 500 at this size)"
+
+
+def test_exact_values_are_the_true_sums(ranks: Ranks) -> None:
+    totals, _, mine, _ = zip(*ranks.run(5, _tree, 200, "exact", True), strict=True)
+    chosen = totals[0] != 0
+    torch.testing.assert_close(totals[0][chosen], torch.stack(mine).sum(dim=0)[chosen], rtol=0, atol=1e-12)
+
+
+def test_an_unknown_merge_is_refused() -> None:
+    with pytest.raises(ValueError, match="exact, paper"):
+        GlobalTopKTree(merge="none")
+
+
+def _packed(codec: Codec | None, numel: int) -> tuple[Tensor, Tensor, float]:
+    group = dist.group.WORLD
+    assert group is not None
+    payload = BlockTopK(density=0.2, block=8).encode(vector(numel, seed=dist.get_rank()))
+    exchanged = UnionAllReduce(packed=codec).start(payload, group, seeds=[5]).wait()
+    return exchanged.total.dense(), payload.dense(), exchanged.sent_bytes
+
+
+def test_the_packed_union_may_travel_narrow_or_as_a_sketch(ranks: Ranks) -> None:
+    errors, sent = [], []
+    for codec in (None, Cast(values=torch.bfloat16), CountSketch()):
+        totals, mine, nbytes = zip(*ranks.run(3, _packed, codec, 4000), strict=True)
+        assert all(torch.equal(total, totals[0]) for total in totals)
+        exact = torch.stack(mine).sum(dim=0)
+        assert not bool(totals[0][exact == 0].abs().max() > 0) or codec is not None
+        errors.append(float((totals[0] - exact).square().sum() / exact.square().sum()))
+        sent.append(nbytes[0])
+    assert errors[0] < 1e-12
+    assert errors[1] < 1e-4
+    assert 0.5 < errors[2] < 3
+    bits = 2 * 2 / 3 * 63
+    assert (sent[1] - bits) / (sent[0] - bits) == pytest.approx(0.5)
+    assert (sent[2] - bits) / (sent[0] - bits) == pytest.approx(0.5, abs=0.01)
+
+
+def _wrong(exchange: Exchange, codec: Codec) -> str:
+    group = dist.group.WORLD
+    assert group is not None
+    try:
+        exchange.start(codec.encode(vector(500)), group).wait()
+    except TypeError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("exchange", "codec", "message"),
+    [
+        (GlobalTopKTree(), Cast(), "sparse and block-sparse payloads; got Dense"),
+        (OwnerSharded(), TopK(density=0.1, values=Sign()), "codes cannot be added"),
+        (UnionAllReduce(packed=Cast(values=Sign())), TopK(density=0.1), "payloads cannot be added"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused_with_the_fix(
+    ranks: Ranks, exchange: Exchange, codec: Codec, message: str
+) -> None:
+    for found in ranks.run(2, _wrong, exchange, codec):
+        assert message in found
+    assert len(ranks.run(2, _packed, None, 100)) == 2, "a lane that raised goes on"
+
+
+def _uneven_groups() -> Tensor:
+    dist.new_group([0, 1])
+    group = dist.group.WORLD
+    assert group is not None
+    return RecursiveDoubling().start(TopK(density=0.1).encode(torch.ones(10)), group).wait().total.dense()
+
+
+def test_ranks_may_be_in_different_numbers_of_groups(ranks: Ranks) -> None:
+    assert all(float(total.sum()) == 3 for total in ranks.run(3, _uneven_groups))
+
+
+def _uneven_subgroup() -> str:
+    extra = dist.new_group([0])
+    group = dist.new_group([0, 1])
+    try:
+        if dist.get_rank() < 2:
+            OwnerSharded().start(TopK(density=0.1).encode(torch.ones(10)), group).wait()
+    except RuntimeError as error:
+        return str(error)
+    assert extra is not None
+    return "no error"
+
+
+def test_a_subgroup_that_torch_cannot_copy_is_refused(ranks: Ranks) -> None:
+    assert ["equal numbers" in message for message in ranks.run(3, _uneven_subgroup)] == [True, True, False]
+
+
+def _switches_to_dense(density: float) -> tuple[float, float]:
+    group = dist.group.WORLD
+    assert group is not None
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    payload = TopK(density=density).encode(torch.randn(3000, generator=generator))
+    exchange = RecursiveDoubling()
+    return exchange.start(payload, group).wait().sent_bytes, exchange.sent_bytes(payload, group.size())
+
+
+@pytest.mark.parametrize(("density", "dense"), [(0.01, False), (0.4, True)])
+def test_doubling_sends_zeros_once_they_are_shorter(ranks: Ranks, density: float, dense: bool) -> None:
+    sent, predicted = zip(*ranks.run(4, _switches_to_dense, density), strict=True)
+    assert sum(sent) / 4 == pytest.approx(predicted[0], rel=0.02)
+    first = 8 + 16 + 8 * 3000 * density
+    assert (max(sent) == first + 8 + 16 + 4 * 3000) == dense

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from fidelity_parts.claims import CHECKS, FAILS, HOLDS, OPEN, Verdict, judge
 from fidelity_parts.elsewhere import ELSEWHERE
 from fidelity_parts.errors import Measured, at_equal_bytes, measure
+from fidelity_parts.figures import frontier
 from fidelity_parts.grids import ieee_error, uniform_error
 from fidelity_parts.gtopk import Tree, pick
 from fidelity_parts.material import Material, Run, error
@@ -23,6 +24,8 @@ from fidelity_parts.methods import methods
 from fidelity_parts.program import analyse, parse, train, write
 from fidelity_parts.scan import by_prefix_sum
 from fidelity_parts.synthetic import synthetic
+
+from thinwire.bench.results import Quantiles, Results, Row, Split, WireBytes
 
 SLOW = {"D13", "D14", "D21", "T27", "G2", "G3"}
 
@@ -153,3 +156,35 @@ def test_missing_data_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().out
     assert "skipping lstm" in said
     assert "skipping resnet20" in said
+
+
+def _row(recipe: str, declared: float | None, loss: float) -> Row:
+    return Row(
+        recipe=recipe,
+        density=0.5,
+        steps=1,
+        step_seconds=Quantiles(p20=1, p50=1, p80=1),
+        split_seconds=Split(compute=1, encode=0, exchange=0, decode=0),
+        wire_bytes_per_step=WireBytes(measured=None, declared=declared, dense=100),
+        loss_curve=(),
+        final_loss=loss,
+        seconds_to_target=None,
+        speedup_vs_dense=None,
+        replicas_identical=True,
+    )
+
+
+def test_the_frontier_shows_rows_whose_bytes_are_known(tmp_path: Path) -> None:
+    rows = (_row("dense", None, 1.0), _row("topk", 10, 2.0), _row("theirs", None, 1.5), _row("dgc", 10, math.nan))
+    Results(environment={}, rows=rows).write(tmp_path / "bench.json")
+    options = parse(["--bench", str(tmp_path / "bench.json")])
+    assert options.bench is not None
+    axes = frontier(options.bench).axes[0]
+    assert [line.get_label() for line in axes.lines] == ["dense", "topk"]
+
+
+def test_an_unfit_bench_document_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bench.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        parse(["--bench", str(tmp_path / "bench.json")])
+    assert "expected a document of" in capsys.readouterr().err

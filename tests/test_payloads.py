@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire import PayloadError
-from thinwire.payloads import Dense, Keyed, Payload, Sparse
+from thinwire.codecs import FFT, BlockTopK, Cast
+from thinwire.formats import OffsetFloat
+from thinwire.payloads import Blocks, Dense, Keyed, Payload, Sparse
 from thinwire.payloads.wire import DTYPE_CODES
 
 codec_cases = pytest.mark.parametrize("case", CODECS.values(), ids=CODECS)
@@ -124,6 +126,66 @@ def test_golden_bytes() -> None:
     )  # fmt: skip
     dense = Dense(values=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16))
     assert bytes(dense.to_buffer().tolist()).hex() == "01010200030000000300000000000000003c004000420000"
+
+
+def test_golden_bytes_of_blocks() -> None:
+    """Three of 20 blocks of two, named by a bitmap; and one of 20, by its number."""
+    some = torch.tensor([0, 3, 19], dtype=torch.int32)
+    blocks = Blocks(keys=some, values=torch.tensor([1.0, 0, 2, 0, 0, 3], dtype=torch.float16), numel=40, width=2)
+    assert bytes(blocks.to_buffer().tolist()).hex() == (
+        "01030200" "03000000" "2800000000000000"  # version, kind, dtype, bits; count; numel
+        "02000000" "14000000"  # width, blocks in all
+        "003c0000" "00400000" "00000042" "00000000"  # values, padded
+        "0900080000000000"  # bits 0, 3 and 19
+    )  # fmt: skip
+    one = Blocks(keys=some[2:], values=torch.tensor([1.0, 2.0]), numel=400, width=2)
+    assert bytes(one.to_buffer().tolist()).hex().endswith("0000803f000000401300000000000000")
+
+
+def test_golden_bytes_of_codes_and_spectra() -> None:
+    form = OffsetFloat(bits=8, mantissa=3, eps=0.125, max=2.0, scaled=False)
+    coded = Cast(values=form).encode(torch.tensor([0.256, -0.256, 2.0]))
+    assert bytes(coded.to_buffer().tolist()).hex() == (
+        "01010408" "03000000" "0300000000000000"  # version, kind, codes, of 8 bits; count; numel
+        "0000803f00000000"  # scale 1, padded
+        "092a210000000000"  # codes 9, 42, 33, padded
+    )  # fmt: skip
+    wave = FFT(density=1 / 3, block=4, values=torch.float16).encode(torch.tensor([1.0, 0.0, -1.0, 0.0]))
+    assert bytes(wave.to_buffer().tolist()).hex() == (
+        "01040000" "04000000" "0400000000000000"  # version, kind, 0, 0; block; numel
+        "01030200" "01000000" "0600000000000000"  # blocks of pairs: fp16; count; 2 · 3 coefficients
+        "02000000" "03000000"  # width 2, 3 coefficients in all
+        "003c000000000000"  # 1 + 0i: (1 + 1) / √4, padded
+        "0100000000000000"  # coefficient 1, by its number
+    )  # fmt: skip
+
+
+@given(st.binary(max_size=200), st.integers(1, 90), st.integers(1, 9), st.integers(0, 10**6))
+@settings(deadline=None)
+def test_hostile_blocks_raise_or_decode_within_bounds(noise: bytes, space: int, width: int, place: int) -> None:
+    keys = torch.arange(0, space, 3, dtype=torch.int32)
+    values = torch.ones(keys.numel() * width)
+    buffer = Blocks(keys=keys, values=values, numel=space * width, width=width).to_buffer()
+    damage = torch.frombuffer(bytearray(noise or b"\0"), dtype=torch.uint8)
+    start = place % buffer.numel()
+    stop = min(buffer.numel(), start + damage.numel())
+    buffer[start:stop] = damage[: stop - start]
+    try:
+        decoded = Blocks.from_buffer(buffer)
+    except PayloadError:
+        return
+    assert decoded.rows.shape == (decoded.keys.numel(), decoded.width)
+    if decoded.keys.numel():
+        assert 0 <= int(decoded.keys.min()) <= int(decoded.keys.max()) < decoded.key_space
+
+
+def test_rows_that_name_too_few_blocks_are_refused() -> None:
+    mine = BlockTopK(density=0.3, block=4).encode(vector(400))
+    rows = torch.stack([mine.to_buffer(), mine.to_buffer()])
+    assert torch.equal(mine.from_rows(rows).dense(), 2 * mine.dense())
+    rows[1, -16] ^= 255
+    with pytest.raises(PayloadError, match="expected 30 each"):
+        mine.from_rows(rows)
 
 
 @codec_cases

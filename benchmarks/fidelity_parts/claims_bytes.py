@@ -88,10 +88,14 @@ def smallest_ratio(material: Material) -> Finding:
     at = {name: [_least(gbit / 8, cost) for gbit in (10, 56)] for name, cost in (("22", first), ("30", second))}
     fits = any(abs(low / 2 - 1) < 0.15 and abs(high / 30 - 1) < 0.15 for low, high in at.values())
     figure = (
-        f"'22 Gbit/s' fixes {first:.4f} s/GB, then {at['22'][0]:.2f} at 10 and {at['22'][1]:g} at 56; '30 at 56' needs "
-        f"{second:.4f}, then {at['30'][0]:.2f} at 10; instant selection leaves {first - 1 / 12:.4f}"
+        f"'22 Gbit/s' fixes {first:.4f} s/GB, then {at['22'][0]:.2f} at 10 and {_said(at['22'][1])} at 56; "
+        f"'30 at 56' needs {second:.4f}, then {at['30'][0]:.2f} at 10; instant selection leaves {first - 1 / 12:.4f}"
     )
     return Finding(holds=fits, figure=figure, how="Eq. 4 recomputed; holds if one setting gives 2 and 30 within 15 %")
+
+
+def _said(ratio: float) -> str:
+    return "no ratio pays" if math.isinf(ratio) else f"{ratio:.2f}"
 
 
 def _least(gigabytes: float, cost: float) -> float:

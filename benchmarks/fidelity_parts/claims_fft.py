@@ -51,7 +51,7 @@ def frequency_or_direct(material: Material) -> Finding:
         for run in material.recorded():
             x = torch.cat([g.reshape(-1) for g in run.late.mean.values()])
             whole.append(_both(x, density))
-            figures.append(f"{run.model} {density:g}: {whole[-1][0]:.3f}/{whole[-1][1]:.3f}")
+            figures.append(f"{run.model} {density:g}: {whole[-1][0]:.2g}/{whole[-1][1]:.2g}")
     shares = ", ".join(f"{share:.0%}" for share in better)
     alike = sum(f < d for f, d in cheaper) / len(cheaper)
     figure = (

@@ -16,7 +16,7 @@ from fidelity_parts.errors import Measured
 from fidelity_parts.material import Run
 from fidelity_parts.reconstruction import RANGE, absolute_errors, distribution
 from thinwire.bench.plots import COLOURS, DASHES, FAINT, INK, MUTED
-from thinwire.bench.results import Results
+from thinwire.bench.results import Results, Row
 
 MARKS = "os^Dv*PX"
 
@@ -107,22 +107,28 @@ def threshold_drift(runs: Sequence[Run]) -> Figure:
 
 
 def frontier(results: Results) -> Figure:
-    """Final held-out loss over the bytes that a worker sends in a step."""
+    """Final held-out loss over the bytes that a worker sends in a step; rows whose bytes nobody knows are left out."""
     figure = _figure(8.5, 5.4)
     axes = figure.subplots()
-    rows = [row for row in results.rows if math.isfinite(row.final_loss)]
-    recipes = list(dict.fromkeys(row.recipe for row in rows))
-    for place, recipe in enumerate(recipes):
-        wires = [(row.wire_bytes_per_step, row.final_loss) for row in rows if row.recipe == recipe]
-        sent = [next(b for b in (w.measured, w.declared, w.dense) if b is not None) for w, _ in wires]
-        losses = [loss for _, loss in wires]
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in results.rows:
+        if (sent := _sent(row)) is not None and math.isfinite(row.final_loss):
+            points.setdefault(row.recipe, []).append((sent, row.final_loss))
+    for place, (recipe, found) in enumerate(points.items()):
         mark = MARKS[(place + place // 6) % len(MARKS)]
-        axes.plot(sent, losses, mark, linestyle=":", color=COLOURS[place % 6], label=recipe, markersize=7)
+        colour = INK if recipe == "dense" else COLOURS[place % 6]
+        axes.plot(*zip(*sorted(found), strict=True), mark, linestyle=":", color=colour, label=recipe, markersize=7)
     axes.set_xscale("log")
     axes.grid(color=FAINT, linewidth=0.7)
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
     _name(axes, results.title, "bytes a worker sends in a step", "final held-out loss")
     return figure
+
+
+def _sent(row: Row) -> float | None:
+    wire = row.wire_bytes_per_step
+    known = (wire.measured, wire.declared, wire.dense if row.recipe == "dense" else None)
+    return next((count for count in known if count is not None), None)
 
 
 def _side_by_side(runs: Sequence[Run], draw: Callable[[Axes, Run], None]) -> Figure:

@@ -50,7 +50,7 @@ class Stale:
     density: float
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Run:
     """What was recorded while one model trained. `thresholds` are the 95 % ones per layer, one per step."""
 

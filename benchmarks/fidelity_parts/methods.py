@@ -68,7 +68,11 @@ NARROW: tuple[tuple[str, str, Codec], ...] = (
     ("qsgd", "qsgd 2 bits", Cast(values=Levels(bits=2))),
     ("qsgd", "qsgd 4 bits", Cast(values=Levels(bits=4))),
     ("qsgd", "qsgd 8 bits", Cast(values=Levels(bits=8))),
+    ("qsgd, largest as norm", "qsgd max 2 bits", Cast(values=Levels(bits=2, norm="max"))),
+    ("qsgd, largest as norm", "qsgd max 4 bits", Cast(values=Levels(bits=4, norm="max"))),
+    ("qsgd, largest as norm", "qsgd max 8 bits", Cast(values=Levels(bits=8, norm="max"))),
     ("terngrad", "terngrad", Cast(values=Ternary())),
+    ("terngrad", "terngrad by 512", Cast(values=Ternary(group=512))),
     ("sign", "sign", Cast(values=Sign())),
 )
 RANKS = (1, 2, 4)

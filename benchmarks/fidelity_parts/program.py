@@ -31,7 +31,7 @@ from fidelity_parts.report import Report, environment
 from thinwire.bench.problems import Problem
 from thinwire.bench.results import Results, write_atomically
 
-STEPS, QUICK_STEPS = 120, 8
+STEPS, QUICK_STEPS = 200, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Options:
     """What the user asked for."""
 
     data: Path | None
-    bench: Path | None
+    bench: Results | None
     json: Path | None
     html: Path | None
     png: Path | None
@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--data", type=Path, help="a folder with wikitext2, cifar10 and mnist in it")
     parser.add_argument(
-        "--bench", type=Path, help="a document of `thinwire bench --link none --json`, for the frontier"
+        "--bench", type=_document, help="a document of `thinwire bench --link none --json`, for the frontier"
     )
     parser.add_argument("--json", type=Path, help="where to write the document")
     parser.add_argument("--html", type=Path, help="where to write the page")
@@ -70,6 +70,14 @@ def parse(arguments: Sequence[str]) -> Options:
         parser.error("--steps must be 3 or more: the gradients are taken early, halfway and late")
     found["steps"] = found["steps"] or (QUICK_STEPS if found["quick"] else STEPS)
     return Options(**found)
+
+
+def _document(path: str) -> Results:
+    """Read a document now, so that one that is unfit is refused before any training."""
+    try:
+        return Results.read(Path(path))
+    except (OSError, ValueError) as wrong:
+        raise argparse.ArgumentTypeError(f"{path}: {wrong}") from wrong
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -115,7 +123,7 @@ def analyse(runs: list[Run], options: Options, progress: Progress) -> Report:
     return Report(environment=environment(facts), errors=rows, claims=claims, figures=draw(runs, rows, options.bench))
 
 
-def draw(runs: list[Run], rows: list[Measured], bench: Path | None) -> dict[str, Figure]:
+def draw(runs: list[Run], rows: list[Measured], bench: Results | None) -> dict[str, Figure]:
     """Return the figures by caption; without gradients, and without a bench document, fewer."""
     found = {}
     if runs:
@@ -126,7 +134,7 @@ def draw(runs: list[Run], rows: list[Measured], bench: Path | None) -> dict[str,
         found["The constant of Assumption 3.2 over training."] = figures.alpha_over_training(runs)
         found["Exact 95 % thresholds over training."] = figures.threshold_drift(runs)
     if bench is not None:
-        found["Loss over bytes: the frontier."] = figures.frontier(Results.read(bench))
+        found["Loss over bytes: the frontier."] = figures.frontier(bench)
     return found
 
 

@@ -24,8 +24,9 @@ def available(data: Path | None, seed: int) -> Iterator[tuple[str, Problem | str
     """Yield each model's problem, or why there is none."""
     for model, folders in FOLDERS.items():
         found = [data / name for name in folders if data is not None and (data / name).exists()]
+        wanted = f"{data} has no folder {' or '.join(folders)}" if data else "it needs --data"
         try:
-            yield model, build(model, seed=seed, data=found[0]) if found else f"no {' or '.join(folders)} under {data}"
+            yield model, build(model, seed=seed, data=found[0]) if found else wanted
         except BadInput as bad:
             yield model, str(bad)
 
@@ -40,7 +41,7 @@ def record(problem: Problem, model: str, steps: int, quick: bool, tick: Callable
         seen = [gradients(problem, step, rank, LATE_WORKERS) for rank in range(workers.get(step, 1))]
         _apply(problem, optimizer, seen[0])
         _follow_thresholds(run, layers, step, seen[0])
-        if step in workers:
+        if step in _probes(steps, quick):
             run.alphas += alphas(step, seen)
         if step in _snapshots(steps):
             run.snapshots.append(Snapshot(step=step, workers=seen))
@@ -116,7 +117,13 @@ def _snapshots(steps: int) -> tuple[int, ...]:
     return (min(2, steps - 1), steps // 2, steps - 1)
 
 
+def _probes(steps: int, quick: bool) -> set[int]:
+    """Return at which steps α is measured."""
+    count = 1 if quick else 6
+    return {place * (steps - 1) // count for place in range(count + 1)}
+
+
 def _workers(steps: int, quick: bool) -> dict[int, int]:
     """Return at which steps more than one worker computes, and how many."""
-    probes = range(0, steps, steps if quick else max(1, steps // 6))
-    return dict.fromkeys((*probes, *_snapshots(steps)), WORKERS) | {steps - 1: WORKERS if quick else LATE_WORKERS}
+    several = dict.fromkeys((*_probes(steps, quick), *_snapshots(steps)), WORKERS)
+    return several | {steps - 1: WORKERS if quick else LATE_WORKERS}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from html import escape
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "thinwire": version("thinwire"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
@@ -51,8 +51,11 @@ class Method:
 
 
 def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
-    nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    sparse = [m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters() if all(p is not w for w in sparse))
     model.register_forward_hook(lambda *_: _count(nbytes))
+    for weight in sparse:
+        weight.register_hook(_count_rows)
 
 
 def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
@@ -79,6 +82,12 @@ def _powersgd(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, 
         compression_stats_logging_frequency=10**9,
     )
     model.register_comm_hook(state, hook)
+
+
+def _count_rows(gradient: Tensor) -> None:
+    """Count what DDP's all-gathers of a sparse gradient make one rank send."""
+    rows = gradient.coalesce()
+    trace.count("sent_bytes", (dist.get_world_size() - 1) * (rows.indices().nbytes + rows.values().nbytes))
 
 
 def _count(nbytes: float) -> None:

@@ -35,10 +35,25 @@ def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:
 
 
 def same_group(group: Group) -> Group:
-    """Return a new group of the same ranks."""
-    ranks = dist.get_process_group_ranks(group)
-    backend = dist.get_backend(group)
-    return dist.new_group(ranks, backend=backend, timeout=_timeout(group), use_local_synchronization=True)
+    """Return a new group of the same ranks. A collective of theirs alone.
+
+    Raises RuntimeError where ranks of a subgroup are in different numbers of groups, as torch names groups by that.
+    """
+    ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
+    whole = len(ranks) == dist.get_world_size()
+    if not whole:
+        _check_names_agree(group)
+    return dist.new_group(ranks, backend=backend, timeout=_timeout(group), use_local_synchronization=not whole)
+
+
+def _check_names_agree(group: Group) -> None:
+    counts: list[int] = [0] * group.size()
+    dist.all_gather_object(counts, len(dist.distributed_c10d._world.pg_names), group=group)
+    if len(set(counts)) > 1:
+        raise RuntimeError(
+            f"ranks of this subgroup are in {counts} process groups, and torch needs equal numbers to make another: "
+            "create groups in equal numbers on all its ranks before attaching"
+        )
 
 
 def _timeout(group: Group) -> object:

@@ -71,14 +71,14 @@ def _sum(mine: Keyed, theirs: Keyed) -> Keyed:
 
 def _thrifty(rows: Keyed) -> Keyed:
     """Return all rows, zeros included, where that takes fewer bytes than naming some."""
-    every = rows.every_key()
-    if complete_bytes(rows, every.numel()) >= rows.nbytes:
+    if complete_bytes(rows) >= rows.nbytes:
         return rows
+    every = rows.every_key()
     return rows.rekeyed(every, spread(rows, every))
 
 
 def _message(rows: Keyed) -> Tensor:
-    whole = rows.keys.numel() == rows.every_key().numel()
+    whole = rows.keys.numel() == rows.most_rows
     return Dense(values=rows.values).to_buffer() if whole else rows.to_buffer()
 
 
@@ -91,6 +91,5 @@ def _read(like: Keyed, message: Tensor) -> Keyed:
 
 def _expected_bytes(own: Keyed, ranks: float) -> float:
     """Predict the message of what so many ranks picked."""
-    space = own.every_key().numel()
-    count = expected_union(own.keys.numel(), space, ranks)
-    return min(message_bytes(own, count), complete_bytes(own, space))
+    count = expected_union(own.keys.numel(), own.most_rows, ranks)
+    return min(message_bytes(own, count), complete_bytes(own))

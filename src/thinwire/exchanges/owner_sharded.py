@@ -30,7 +30,7 @@ class OwnerSharded(Rounds):
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """All but 1/K of the own rows, then 1/K of everybody's to each; 8 bytes before each message."""
         own = table(payload, "OwnerSharded")
-        together = expected_union(own.keys.numel(), own.every_key().numel(), world_size)
+        together = expected_union(own.keys.numel(), own.most_rows, world_size)
         shard, total = (message_bytes(own, count / world_size) for count in (own.keys.numel(), together))
         return (world_size - 1) * (16 + shard + total)
 

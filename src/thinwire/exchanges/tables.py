@@ -33,6 +33,6 @@ def message_bytes(like: Keyed, count: float) -> float:
     return empty + count * row + named
 
 
-def complete_bytes(like: Keyed, space: int) -> int:
+def complete_bytes(like: Keyed) -> int:
     """Return the length of a message of all rows of `like`."""
-    return wire.HEADER_BYTES + wire.padded(space * like.rows.shape[1] * like.rows.element_size())
+    return wire.HEADER_BYTES + wire.padded(like.most_rows * like.rows.shape[1] * like.rows.element_size())

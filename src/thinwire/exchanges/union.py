@@ -39,14 +39,19 @@ class UnionAllReduce(Rounds):
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """Bitmap and packed rows, 2(K − 1)/K times each."""
         own = table(payload, "UnionAllReduce")
-        count = round(expected_union(own.keys.numel(), own.every_key().numel(), world_size))
-        rows = own.rows.new_empty(count, own.rows.shape[1])
-        summed = rows.nbytes if self.packed is None else self.packed.encode(rows).values.nbytes
-        return 2 * (world_size - 1) / world_size * (-(-own.key_space // 8) + summed)
+        row = own.rows.shape[1] * own.rows.element_size()
+        rows = expected_union(own.keys.numel(), own.most_rows, world_size)
+        return 2 * (world_size - 1) / world_size * (-(-own.key_space // 8) + self._share() * rows * row)
 
     def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
-        """Return 2(K − 1)(2α + n/B), the time where no two ranks pick alike."""
-        return 2 * (world_size - 1) * (2 * link.latency + nbytes / link.bandwidth)
+        """Return 2(K − 1)(2α + n·s/B), where no two ranks pick alike and `packed` leaves a share s of the bytes."""
+        return 2 * (world_size - 1) * (2 * link.latency + self._share() * nbytes / link.bandwidth)
+
+    def _share(self) -> float:
+        if self.packed is None:
+            return 1.0
+        sample = torch.zeros(1 << 16)
+        return self.packed.encode(sample).values.nbytes / sample.nbytes
 
     def _sum(self, post: Post, mine: Keyed, seeds: Sequence[int]) -> Tensor:
         """Return the sums of the rows, in the order of `mine`."""

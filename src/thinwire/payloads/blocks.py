@@ -70,6 +70,11 @@ class Blocks(Keyed):
         """Return the same blocks with other values."""
         return replace(self, values=values, coded=None)
 
+    @property
+    def most_rows(self) -> int:
+        """How many blocks there are."""
+        return self.key_space
+
     def every_key(self) -> Tensor:
         """Return the numbers of all blocks."""
         return torch.arange(self.key_space, dtype=torch.int32, device=self.keys.device)

@@ -28,6 +28,11 @@ class Keyed(Payload):
     def key_space(self) -> int:
         """How far keys reach."""
 
+    @property
+    @abstractmethod
+    def most_rows(self) -> int:
+        """How many keys the spans allow."""
+
     @abstractmethod
     def every_key(self) -> Tensor:
         """Return all keys (int32) that the spans allow, in the order in which `rekeyed` keeps them."""

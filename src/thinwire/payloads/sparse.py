@@ -71,6 +71,11 @@ class Sparse(Keyed):
         """Return the same indices with other values."""
         return replace(self, values=values, coded=None)
 
+    @property
+    def most_rows(self) -> int:
+        """How many elements the spans have."""
+        return sum(length for _, length in self.spans)
+
     def every_key(self) -> Tensor:
         """Return all indices within the spans."""
         device = self.values.device

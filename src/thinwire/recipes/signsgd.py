@@ -8,7 +8,7 @@ from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
-def signsgd(*, minimum_size: int = 1024) -> Reducer:
-    """Send every sign, and the mean magnitude of each tensor."""
-    large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign()), exchange=AllGather())
+def signsgd(*, group: int | None = None, minimum_size: int = 1024) -> Reducer:
+    """Send every sign, and the mean magnitude of each tensor, or of every `group` values."""
+    large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group=group)), exchange=AllGather())
     return MinimumSize(numel=minimum_size, small=dense(), large=large)

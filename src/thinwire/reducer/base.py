@@ -9,6 +9,7 @@ from typing import Any, final
 from torch import Tensor
 from torch.futures import Future
 
+from thinwire import trace
 from thinwire.exchanges.compat import Group, all_reduce
 from thinwire.memories import Memory
 
@@ -89,7 +90,11 @@ class Reducer(ABC):
 
         Uncompressed, as DDP does it, unless a reducer knows better.
         """
+        gradient = gradient.coalesce()
         mean = gradient * at.scale
+        # DDP's own path: an all-gather of indices and of values
+        nbytes = gradient.indices().nbytes + gradient.values().nbytes
+        trace.count("sent_bytes", (at.group.size() - 1) * nbytes)
         return all_reduce(mean, at.group).get_future().then(lambda done: _first(done, mean))
 
     @abstractmethod
