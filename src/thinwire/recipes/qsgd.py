@@ -8,8 +8,11 @@ from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
-def qsgd(*, bits: int = 4, group: int = 512, minimum_size: int = 1024) -> Reducer:
-    """Send every value in `bits` bits, sign included, and a norm for every `group` values. Unbiased, so no memory."""
-    codec = Cast(values=Levels(bits=bits, group=group))
+def qsgd(*, bits: int = 4, group: int = 512, norm: str = "max", minimum_size: int = 1024) -> Reducer:
+    """Send every value in `bits` bits, sign included, and a norm for every `group` values. Unbiased, so no memory.
+
+    The paper's analysis scales by the ℓ2 norm (norm="l2"), its experiments by the largest magnitude, as is done here.
+    """
+    codec = Cast(values=Levels(bits=bits, group=group, norm=norm))
     large = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())
     return MinimumSize(numel=minimum_size, small=dense(), large=large)
