@@ -5,15 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from cases import RECIPES, vector
+from cases import EXCHANGES, RECIPES, vector
 from ranks import Ranks
 from torch import Tensor
 
 from thinwire import recipes, trace
 from thinwire.codecs import Identity, TopK
-from thinwire.exchanges import AllGather, AllReduce
+from thinwire.exchanges import AllGather, AllReduce, Exchange
 from thinwire.memories import ErrorFeedback, MomentumCorrection, NoMemory
-from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Slot, WarmUp
+from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Slot, WarmUp, WithRows
 
 SLOTS = (
     Slot(name="large", offset=0, length=600, shape=(20, 30)),
@@ -65,6 +65,29 @@ def test_means_and_what_waits_add_up(ranks: Ranks, world_size: int) -> None:
         expected = torch.stack(mine).sum(dim=0) / world_size
         torch.testing.assert_close(means[0] + torch.stack(waiting).sum(dim=0), expected, rtol=1e-4, atol=1e-5)
         assert all(torch.equal(mean, means[0]) for mean in means)
+
+
+@pytest.mark.parametrize("exchange", [case.exchange for case in EXCHANGES.values() if not case.exchange.uneven])
+def test_rows_need_an_exchange_that_takes_any_number(exchange: Exchange) -> None:
+    with pytest.raises(TypeError, match="use UnionAllReduce"):
+        WithRows(rows=exchange, dense=recipes.dense())
+
+
+def _rows(exchange: Exchange) -> Tensor:
+    """Reduce a gradient of which rank r touches r rows, row 1 among them."""
+    rank = dist.get_rank()
+    keys = torch.arange(1, 1 + rank)
+    gradient = torch.sparse_coo_tensor(keys[None], torch.ones(rank, 2, 3), (9, 2, 3), check_invariants=False)
+    mean = WithRows(rows=exchange, dense=recipes.dense()).reduce_rows(gradient, "w", _round()).wait()
+    assert mean.is_sparse
+    return mean.to_dense()
+
+
+@pytest.mark.parametrize("exchange", [case.exchange for case in EXCHANGES.values() if case.exchange.uneven])
+def test_ranks_may_touch_different_rows_and_none(ranks: Ranks, exchange: Exchange) -> None:
+    for mean in ranks.run(4, _rows, exchange):
+        assert mean[:, 0, 0].tolist() == [0, 0.75, 0.5, 0.25, 0, 0, 0, 0, 0]
+        assert torch.equal(mean, mean[:, :1, :1].expand_as(mean))
 
 
 def _idle_rests() -> None:

@@ -28,6 +28,7 @@ from fidelity_parts.material import Material, Run
 from fidelity_parts.methods import methods
 from fidelity_parts.recording import available, record
 from fidelity_parts.report import Report, environment
+from fidelity_parts.tuning import tuned
 from thinwire.bench.problems import Problem
 from thinwire.bench.results import Results, write_atomically
 
@@ -120,7 +121,13 @@ def analyse(runs: list[Run], options: Options, progress: Progress) -> Report:
         "steps": options.steps,
         "seed": options.seed,
     }
-    return Report(environment=environment(facts), errors=rows, claims=claims, figures=draw(runs, rows, options.bench))
+    return Report(
+        environment=environment(facts),
+        errors=rows,
+        claims=claims,
+        tuning=[row for run in runs for row in tuned(run)],
+        figures=draw(runs, rows, options.bench),
+    )
 
 
 def draw(runs: list[Run], rows: list[Measured], bench: Results | None) -> dict[str, Figure]:

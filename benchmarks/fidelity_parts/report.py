@@ -19,6 +19,7 @@ from rich.table import Table
 
 from fidelity_parts.claims import FAILS, HOLDS, OPEN, Verdict
 from fidelity_parts.errors import AT_BITS, Measured, at_equal_bytes
+from fidelity_parts.tuning import Tuned
 from thinwire.bench.report import STYLE
 
 SCHEMA = "thinwire.fidelity/1"
@@ -36,19 +37,27 @@ class Report:
     environment: Mapping[str, Any]
     errors: Sequence[Measured]
     claims: Sequence[Verdict]
+    tuning: Sequence[Tuned] = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return plain JSON values."""
         rows = [{key: value for key, value in asdict(row).items() if key in ERROR_KEYS} for row in self.errors]
         claims = [asdict(claim) for claim in self.claims]
-        return {"schema": SCHEMA, "environment": dict(self.environment), "errors": rows, "claims": claims}
+        tuning = [asdict(row) for row in self.tuning]
+        return {
+            "schema": SCHEMA,
+            "environment": dict(self.environment),
+            "errors": rows,
+            "claims": claims,
+            "tuning": tuning,
+        }
 
     def show(self, console: Console) -> None:
         """Print the late errors, the comparison at equal bytes and the verdicts."""
         columns, verdicts = self._verdicts()
         judged = [row for row in verdicts if row[2] != OPEN]
-        for title, heads, rows in (*self._late(), *self._equal(), ("Claims", columns, judged)):
+        for title, heads, rows in (*self._late(), *self._equal(), *self._tuning(), ("Claims", columns, judged)):
             table = Table(title=title, title_justify="left")
             for place, head in enumerate(heads):
                 table.add_column(head, justify="left" if place == 0 or title == "Claims" else "right")
@@ -61,7 +70,7 @@ class Report:
         """Return one page that needs nothing beside it."""
         tables = "".join(
             f'<h2>{escape(title)}</h2><div class="wide">{_table(heads, rows, title == "Claims")}</div>'
-            for title, heads, rows in (("Claims", *self._verdicts()), *self._equal(), *self._late())
+            for title, heads, rows in (("Claims", *self._verdicts()), *self._equal(), *self._tuning(), *self._late())
         )
         figures = "".join(_picture(caption, figure) for caption, figure in self.figures.items())
         facts = "".join(
@@ -119,6 +128,16 @@ class Report:
             )
             for model, rows in self._by_model().items()
         ]
+
+    def _tuning(self) -> list[tuple[str, list[str], list[list[str]]]]:
+        if not self.tuning:
+            return []
+        rows = [
+            [f"{row.model}, step {row.step}", row.range, row.rounding, f"{row.error:.3g}", f"{row.flushed:.1%}"]
+            for row in self.tuning
+        ]
+        heads = ["spectra of", "range", "rounding", "err²", "became 0"]
+        return [("Offset float of 10 bits on the frequencies kept at θ = 0.85", heads, rows)]
 
     def _by_model(self) -> dict[str, list[Measured]]:
         last = {

@@ -1,5 +1,6 @@
 """Where the time and the bytes of a step go. Costs next to nothing unless somebody listens."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class Recorder:
 
 
 _listeners: list[Recorder] = []
+_counting = threading.Lock()  # collectives end in threads of their own
 
 
 @contextmanager
@@ -49,5 +51,6 @@ def span(name: str) -> Iterator[None]:
 
 def count(name: str, amount: float) -> None:
     """Add `amount` to the total called `name`."""
-    for recorder in _listeners:
-        recorder.totals[name] = recorder.totals.get(name, 0.0) + amount
+    with _counting:
+        for recorder in _listeners:
+            recorder.totals[name] = recorder.totals.get(name, 0.0) + amount

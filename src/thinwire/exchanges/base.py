@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import ClassVar, Protocol, final
 
 from torch import Tensor
 from torch.futures import Future
@@ -41,6 +41,9 @@ class Encoder(Protocol):
 
 class Exchange(ABC):
     """A collective over payloads of one kind on every rank."""
+
+    uneven: ClassVar[bool] = False
+    """Whether ranks may have payloads of different lengths."""
 
     def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
         """Set up what `start` needs, a collective; left out, the first `start` does it, and may block."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -24,9 +24,11 @@ class RecursiveDoubling(Rounds):
     ⌈log₂ K⌉·α + (K − 1)·n/B, where no two ranks pick alike.
     """
 
+    uneven: ClassVar[bool] = True
+
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait."""
-        post, own = Post(group), table(payload, "RecursiveDoubling")
+        post, own = Post(group, payload.values.device), table(payload, "RecursiveDoubling")
         core = 1 << (post.world_size.bit_length() - 1)
         partner = post.rank ^ core
         current = _thrifty(merged([own]))
@@ -61,7 +63,7 @@ class RecursiveDoubling(Rounds):
 def _swap(post: Post, peer: int, rows: Keyed, *, send: bool = True, receive: bool = True) -> Keyed:
     """Send rows to `peer`, or receive some, or both; return what came, or `rows`."""
     outgoing = {peer: _message(rows)} if send else {}
-    inbox = post.swap(outgoing, [peer] if receive else [], rows.values.device)
+    inbox = post.swap(outgoing, [peer] if receive else [])
     return _read(rows, inbox[peer]) if receive else rows
 
 

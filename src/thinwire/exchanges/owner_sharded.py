@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from thinwire.exchanges.base import Exchanged, Link, Rounds
 from thinwire.exchanges.compat import Group
@@ -19,9 +19,11 @@ class OwnerSharded(Rounds):
     Exact. T is about 2(K − 1)(2α + n/(K·B)) + (K − 1)·(u − n)/(K·B), where the ranks' picks together take u bytes.
     """
 
+    uneven: ClassVar[bool] = True
+
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait."""
-        post, own = Post(group), table(payload, "OwnerSharded")
+        post, own = Post(group, payload.values.device), table(payload, "OwnerSharded")
         shards = _shards(merged([own]), post.world_size)
         mine = merged(_in_rank_order(post, shards[post.rank], _swap_all(post, shards)))
         sums = _in_rank_order(post, mine, _swap_all(post, [mine] * post.world_size))
@@ -47,7 +49,7 @@ def _shards(rows: Keyed, world_size: int) -> list[Keyed]:
 def _swap_all(post: Post, shards: list[Keyed]) -> dict[int, Keyed]:
     """Send shard r to rank r, and return what the others sent here."""
     peers = [rank for rank in range(post.world_size) if rank != post.rank]
-    inbox = post.swap({rank: shards[rank].to_buffer() for rank in peers}, peers, shards[0].values.device)
+    inbox = post.swap({rank: shards[rank].to_buffer() for rank in peers}, peers)
     return {rank: shards[0].received(message) for rank, message in inbox.items()}
 
 

@@ -1,6 +1,6 @@
 """Messages between two ranks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import final
 
 import torch
@@ -14,27 +14,25 @@ from thinwire.exchanges.compat import Group
 class Post:
     """Sends uint8 buffers within a group, and counts what it sends in `sent_bytes`."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, device: torch.device) -> None:
         self._group, self.rank, self.world_size = group, group.rank(), group.size()
+        # Gloo sends from main memory only.
+        self._device, self._carrier = device, torch.device("cpu") if dist.get_backend(group) == "gloo" else device
         self.sent_bytes = 0.0
 
     def send(self, message: Tensor, to: int) -> None:
         """Send to a rank that knows the length."""
-        self._wait([self._sending(message, to)])
+        self._cross({to: message}, {})
 
-    def receive(self, like: Tensor, source: int) -> Tensor:
-        """Receive a message as long as `like`."""
-        out = torch.empty_like(like)
-        self._wait([self._receiving(out, source)])
-        return out
+    def receive(self, nbytes: int, source: int) -> Tensor:
+        """Receive a message of so many bytes."""
+        return self._cross({}, {source: nbytes})[source]
 
-    def swap(self, outgoing: Mapping[int, Tensor], sources: Iterable[int], device: torch.device) -> dict[int, Tensor]:
+    def swap(self, outgoing: Mapping[int, Tensor], sources: Iterable[int]) -> dict[int, Tensor]:
         """Send to each rank its message and return what the `sources` send; lengths, of 8 bytes, travel first."""
-        lengths = {rank: torch.empty(1, dtype=torch.int64, device=device) for rank in sources}
-        self._cross({rank: torch.tensor([m.numel()], device=device) for rank, m in outgoing.items()}, lengths)
-        inbox = {rank: torch.empty(int(n), dtype=torch.uint8, device=device) for rank, n in lengths.items()}
-        self._cross(outgoing, inbox)
-        return inbox
+        lengths = {rank: torch.tensor([message.numel()]).view(torch.uint8) for rank, message in outgoing.items()}
+        theirs = self._cross(lengths, dict.fromkeys(sources, 8))
+        return self._cross(outgoing, {rank: int(length.cpu().view(torch.int64)) for rank, length in theirs.items()})
 
     def all_reduce(self, x: Tensor) -> None:
         """Sum `x` over the ranks, in place."""
@@ -45,18 +43,14 @@ class Post:
         """Count a ring all-reduce of so many bytes."""
         self.sent_bytes += 2 * (self.world_size - 1) / self.world_size * nbytes
 
-    def _cross(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        works = [self._receiving(message, rank) for rank, message in incoming.items()]
-        self._wait(works + [self._sending(message, rank) for rank, message in outgoing.items()])
-
-    def _sending(self, message: Tensor, to: int) -> dist.Work | None:
-        self.sent_bytes += message.nbytes
-        return dist.isend(message, group=self._group, group_dst=to)
-
-    def _receiving(self, out: Tensor, source: int) -> dist.Work | None:
-        return dist.irecv(out, group=self._group, group_src=source)
-
-    def _wait(self, works: Sequence[dist.Work | None]) -> None:
-        for work in works:
-            if work is not None:
-                work.wait()
+    def _cross(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]) -> dict[int, Tensor]:
+        """Send messages and receive others, of known lengths, all at once."""
+        inbox = {rank: torch.empty(n, dtype=torch.uint8, device=self._carrier) for rank, n in incoming.items()}
+        outbox = {rank: message.to(self._carrier) for rank, message in outgoing.items()}
+        self.sent_bytes += sum(message.nbytes for message in outbox.values())
+        group = self._group
+        calls = [dist.P2POp(dist.irecv, message, group=group, group_peer=rank) for rank, message in inbox.items()]
+        calls += [dist.P2POp(dist.isend, message, group=group, group_peer=rank) for rank, message in outbox.items()]
+        for work in dist.batch_isend_irecv(calls) if calls else ():
+            work.wait()
+        return {rank: message.to(self._device) for rank, message in inbox.items()}

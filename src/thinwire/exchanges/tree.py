@@ -58,7 +58,7 @@ class GlobalTopKTree(Rounds):
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait."""
-        post, own = Post(group), table(payload, "GlobalTopKTree")
+        post, own = Post(group, payload.values.device), table(payload, "GlobalTopKTree")
         outcome, dropped = _up(post, own, own.span_counts())
         outcome = _down(post, outcome, own)
         delivered = _DELIVERED["paper" if self.exact_values else self.merge](own, dropped, outcome)
@@ -89,7 +89,7 @@ def _up(post: Post, own: Keyed, counts: list[int]) -> tuple[Keyed, list[Keyed]]:
             post.send(current.filled(own.keys.numel()).to_buffer(), post.rank - reach)
             break
         if post.rank + reach < post.world_size:
-            theirs = own.received(post.receive(own.to_buffer(), post.rank + reach))
+            theirs = own.received(post.receive(own.nbytes, post.rank + reach))
             current, rest = _largest(merged([current, theirs]), counts)
             dropped.append(rest)
         reach *= 2
@@ -99,11 +99,9 @@ def _up(post: Post, own: Keyed, counts: list[int]) -> tuple[Keyed, list[Keyed]]:
 def _down(post: Post, outcome: Keyed, like: Keyed) -> Keyed:
     """Send the root's outcome to all, along the same tree."""
     reach = 1 << max(0, (post.world_size - 1).bit_length() - 1)
-    message = like.to_buffer()
     while reach:
         if post.rank % (2 * reach) == reach:
-            message = post.receive(message, post.rank - reach)
-            outcome = like.received(message)
+            outcome = like.received(post.receive(like.nbytes, post.rank - reach))
         elif post.rank % (2 * reach) == 0 and post.rank + reach < post.world_size:
             post.send(outcome.filled(like.keys.numel()).to_buffer(), post.rank + reach)
         reach //= 2

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -25,11 +25,12 @@ class UnionAllReduce(Rounds):
     `CountSketch(...)`, which makes this the S2 reducer (Ge et al. 2021). T = 2(K − 1)(2α + (bitmap + union)/(K·B)).
     """
 
+    uneven: ClassVar[bool] = True
     packed: Encoder | None = None
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait. Raises TypeError where `packed` encodes to what cannot be added."""
-        post, own = Post(group), table(payload, "UnionAllReduce")
+        post, own = Post(group, payload.values.device), table(payload, "UnionAllReduce")
         keys = _union(post, own, group)
         total = own.rekeyed(keys, spread(own, keys))
         if keys.numel():

@@ -1,5 +1,7 @@
 """QSGD (Alistarh et al. 2017): stochastic rounding to a few levels."""
 
+from typing import Literal
+
 from thinwire.codecs import Cast
 from thinwire.exchanges import AllGather
 from thinwire.formats import Levels
@@ -8,7 +10,7 @@ from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
-def qsgd(*, bits: int = 4, group: int = 512, norm: str = "max", minimum_size: int = 1024) -> Reducer:
+def qsgd(*, bits: int = 4, group: int = 512, norm: Literal["l2", "max"] = "max", minimum_size: int = 1024) -> Reducer:
     """Send every value in `bits` bits, sign included, and a norm for every `group` values. Unbiased, so no memory.
 
     The paper's analysis scales by the ℓ2 norm (norm="l2"), its experiments by the largest magnitude, as is done here.

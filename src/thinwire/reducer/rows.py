@@ -24,6 +24,13 @@ class WithRows(Reducer):
     rows: Exchange
     dense: Reducer
 
+    def __post_init__(self) -> None:
+        if not self.rows.uneven:
+            raise TypeError(
+                f"{self.rows} needs as many rows from each rank, and embeddings have not; use UnionAllReduce, "
+                "OwnerSharded or RecursiveDoubling"
+            )
+
     def prepare(self, group: Group) -> None:
         """Prepare both."""
         self.rows.prepare(group)
