@@ -211,6 +211,17 @@ def test_impossible_options_are_refused() -> None:
         codecs.SampledThreshold(density=0.1, surplus=0.5)
     with pytest.raises(ValueError, match="surplus"):
         codecs.HashedSlots(density=0.1, surplus=0.0)
+    for kind in (codecs.KeptThreshold, codecs.SteeredThreshold, codecs.LaplaceThreshold):
+        with pytest.raises(ValueError, match="bound is"):
+            kind(density=0.1, bound=0.5)
+    with pytest.raises(ValueError, match="block is"):
+        codecs.BlockTopK(density=0.1, block=0)
+    with pytest.raises(ValueError, match="block is"):
+        codecs.FFT(density=0.1, block=1)
+    with pytest.raises(ValueError, match="rows is 0"):
+        codecs.CountSketch(rows=0)
+    with pytest.raises(ValueError, match="steps is 0"):
+        schedules.Every(steps=0)
     with pytest.raises(ValueError, match="at least 1 step"):
         schedules.Stages(values=(), steps_each=0, final=1.0)
 

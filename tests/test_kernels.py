@@ -175,3 +175,29 @@ def test_integer_backend_by_layout() -> None:
     codes = torch.zeros(10, dtype=torch.int16)
     assert integer_backend(codes) is cpu
     assert integer_backend(codes[::2]) is reference
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize("sizes", [(0,), (1,), (0, 0), (63, 1000), (1000, 0, 63), (7, 7, 7, 7)])
+def test_merging_tables(sizes: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(sum(sizes))
+    keys = [torch.randint(0, 500, (n,), dtype=torch.int32) for n in sizes]
+    rows = [torch.randn(n, width, dtype=dtype) for n in sizes]
+    for ks in (keys, [key.sort().values for key in keys]):  # with repeats, in any order and ascending
+        dense = torch.zeros(500, width, dtype=torch.float64)
+        for key, row in zip(ks, rows, strict=True):
+            dense.index_add_(0, key, row.double())
+        for kernels in (reference, cpu):
+            found, sums = kernels.merge(ks, rows)
+            assert found.dtype == torch.int32
+            assert torch.equal(found.long(), torch.cat(ks).unique())
+            torch.testing.assert_close(sums.double(), dense[found.long()], rtol=1e-5, atol=1e-5)
+
+
+def test_merging_keeps_what_is_not_finite_and_adds_in_order() -> None:
+    keys = [torch.tensor([3], dtype=torch.int32)] * 3
+    rows = [torch.tensor([[x]]) for x in (1.0, 1e8, -1e8)]
+    for kernels in (reference, cpu):
+        assert kernels.merge(keys, rows)[1].tolist() == [[0.0]], "(1 + 1e8) - 1e8 in float32"
+        assert bool(kernels.merge(keys[:2], [rows[0], rows[1] * torch.inf])[1].isinf())

@@ -1,13 +1,12 @@
 """Dynamic Communication Thresholding for data parallelism (Gupta et al. 2021, Alg. 1)."""
 
-import math
 from dataclasses import dataclass
 from typing import final
 
 import torch
 
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import kth_largest, padded, reaching
+from thinwire.codecs.thresholding import check_bound, kth_largest, padded, reaching, room
 from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Every, Schedule
 from thinwire.signals import Signal
@@ -30,15 +29,15 @@ class KeptThreshold(Codec):
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        if not 1 <= self.bound < math.inf:
-            raise ValueError(f"bound is {self.bound}; expected 1 or more, and finite")
+        check_bound(self.bound)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""
         k = kept(self.density, signal.numel)
-        indices = reaching(signal, self._threshold(signal, k), min(signal.numel, math.ceil(self.bound * k)))
+        capacity = room(self.bound, k, signal.numel)
+        indices = reaching(signal, self._threshold(signal, k), capacity)
         values = signal.tensor().index_select(0, indices)
-        return padded(indices, values, min(signal.numel, math.ceil(self.bound * k)), signal, self.values, seed)
+        return padded(indices, values, capacity, signal, self.values, seed)
 
     def _threshold(self, signal: Signal, k: int) -> float:
         known = None if signal.note is None or self.refresh else signal.note.read()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import padded, reaching
+from thinwire.codecs.thresholding import check_bound, padded, reaching, room
 from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
@@ -16,8 +16,8 @@ from thinwire.signals import Signal
 class LaplaceThreshold(Codec):
     """Send all |x| ≥ τ with τ = b · ln(d/k), b the mean magnitude: k = round(density · d) of a Laplace law.
 
-    Other laws give another density: gradients have heavier tails, so more are sent, up to ⌈bound · k⌉, the largest.
-    Fewer leave padding. No sort, no state.
+    Other laws give another density: heavier tails send more at low density and fewer at high. At most ⌈bound · k⌉ are
+    sent, the largest; fewer leave padding. No sort, no state.
     """
 
     density: float | Schedule
@@ -26,13 +26,12 @@ class LaplaceThreshold(Codec):
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        if not 1 <= self.bound < math.inf:
-            raise ValueError(f"bound is {self.bound}; expected 1 or more, and finite")
+        check_bound(self.bound)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""
         k = kept(self.density, signal.numel)
-        capacity = min(signal.numel, math.ceil(self.bound * k))
+        capacity = room(self.bound, k, signal.numel)
         mean = float(signal.tensor().abs().mean()) if k else 0.0
         indices = reaching(signal, mean * math.log(signal.numel / k) if k else 0.0, capacity)
         values = signal.tensor().index_select(0, indices)

@@ -19,7 +19,8 @@ class MSTopK(Codec):
     """Send k = round(density · d): all above a threshold that k or fewer reach, the rest from just below it.
 
     `rounds` times the interval from mean to largest magnitude is halved; each round counts. What fills up is a
-    stretch, drawn by the seed, of those between the tightest thresholds on either side.
+    stretch, drawn by the seed, of those between the tightest thresholds on either side. As the search begins at the
+    mean, a density so high that the k-th largest lies below it leaves much to the lot.
     """
 
     density: float | Schedule

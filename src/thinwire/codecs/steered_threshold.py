@@ -7,7 +7,7 @@ from typing import final
 import torch
 
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import kth_largest, padded, reaching
+from thinwire.codecs.thresholding import check_bound, kth_largest, padded, reaching, room
 from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
@@ -29,13 +29,12 @@ class SteeredThreshold(Codec):
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        if not 1 <= self.bound < math.inf:
-            raise ValueError(f"bound is {self.bound}; expected 1 or more, and finite")
+        check_bound(self.bound)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""
         k = kept(self.density, signal.numel)
-        capacity = min(signal.numel, math.ceil(self.bound * k))
+        capacity = room(self.bound, k, signal.numel)
         note = None if signal.note is None else signal.note.read()
         threshold = float(note) if note is not None else kth_largest(signal.tensor(), k) if k else 0.0
         indices = reaching(signal, threshold, capacity)

@@ -34,6 +34,17 @@ def largest(x: Tensor, k: int) -> Tensor:
     return x.abs().topk(min(k, x.numel()), sorted=False).indices.to(torch.int32)
 
 
+def check_bound(bound: float) -> None:
+    """Raise ValueError unless a bound allows the wanted number, and is finite."""
+    if not 1 <= bound < math.inf:
+        raise ValueError(f"bound is {bound}; expected 1 or more, and finite")
+
+
+def room(bound: float, k: int, numel: int) -> int:
+    """Return ⌈bound · k⌉, or all elements if those are fewer."""
+    return min(numel, math.ceil(bound * k))
+
+
 def reaching(signal: Signal, threshold: float, capacity: int) -> Tensor:
     """Return the indices (int32) of magnitudes that reach the threshold, at most `capacity`: then the largest."""
     found = signal.select(threshold, capacity)

@@ -4,6 +4,8 @@ All tensors are flat. Magnitudes are compared so that NaN ranks above infinity, 
 not finite is always selected, never hidden. Zeros are never selected.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -113,6 +115,15 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, seed: int) -> 
     ranked = (priorities.to(torch.int64) << 32) | indices.to(torch.int64)
     table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
     return table.scatter_reduce_(0, slot, ranked, "amax").to(torch.int32)
+
+
+def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the sum of tables, each of rows (n, width) at keys (int32): keys ascending, each once, added in order."""
+    merged, places = torch.unique(torch.cat(list(keys)), return_inverse=True)
+    out = rows[0].new_zeros(merged.numel(), rows[0].shape[1])
+    for row, place in zip(rows, places.split([key.numel() for key in keys]), strict=True):
+        out.index_add_(0, place, row)
+    return merged.to(torch.int32), out
 
 
 def sketch_insert(x: Tensor, rows: int, buckets: int, seed: int) -> Tensor:

@@ -80,3 +80,8 @@ class Payload(ABC):
         out = self.values.new_zeros(self.numel)
         self.write(out)
         return out
+
+
+def spans_are_finite(out: Tensor, spans: Spans) -> bool:
+    """Whether all of the spans is finite."""
+    return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in spans)

@@ -10,10 +10,9 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
-from thinwire.payloads import numbers, wire
+from thinwire.payloads import numbers, which, wire
 from thinwire.payloads.base import Spans
 from thinwire.payloads.keyed import Keyed
 from thinwire.payloads.sparse import Sparse
@@ -63,8 +62,8 @@ class Blocks(Keyed):
     @property
     def nbytes(self) -> int:
         """Length of `to_buffer()` in bytes."""
-        which = min(wire.padded(4 * self.keys.numel()), wire.padded(-(-self.key_space // 8)))
-        return wire.HEADER_BYTES + _SHAPE.size + numbers.nbytes(self.values, self.coded) + which
+        named = which.nbytes(self.keys.numel(), self.key_space)
+        return wire.HEADER_BYTES + _SHAPE.size + numbers.nbytes(self.values, self.coded) + named
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same blocks with other values."""
@@ -96,9 +95,8 @@ class Blocks(Keyed):
 
     def to_buffer(self) -> Tensor:
         """Return header, shape, values, and bitmap or numbers of the blocks, as uint8."""
-        return wire.pack(
-            self._head(), self._shape(), *numbers.sections(self.values, self.coded), _which(self.keys, self.key_space)
-        )
+        values = numbers.sections(self.values, self.coded)
+        return wire.pack(self._head(), self._shape(), *values, which.section(self.keys, self.key_space))
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Blocks":
@@ -110,11 +108,11 @@ class Blocks(Keyed):
             raise PayloadError(f"a block payload has at least {start} bytes; got {buffer.numel()}")
         width, space = _SHAPE.unpack(bytes(buffer[wire.HEADER_BYTES : start].tolist()))
         size = count * width * dtype.itemsize
-        which = start + wire.padded(size)
-        if count > space or buffer.numel() != which + _which_bytes(count, space):
+        end = start + wire.padded(size)
+        if count > space or buffer.numel() != end + which.nbytes(count, space):
             raise PayloadError(f"{count} of {space} blocks of {width} in {buffer.numel()} bytes")
         values = buffer[start : start + size].clone().view(dtype)
-        keys = _read_which(buffer[None, which:], count, space)
+        keys = which.read(buffer[None, end:], count, space)
         return cls(keys=keys, values=values, numel=space * width, width=width)
 
     def from_rows(self, rows: Tensor) -> Self:
@@ -123,7 +121,7 @@ class Blocks(Keyed):
         wire.check_rows(rows, head)
         body = rows[:, head.numel() :]
         start = numbers.nbytes(self.values, self.coded)
-        keys = _read_which(body[:, start:], self.keys.numel(), self.key_space)
+        keys = which.read(body[:, start:], self.keys.numel(), self.key_space)
         values = numbers.read(body, self.values, self.coded).view(-1)
         return replace(self, keys=keys, values=values, runs=self.runs * rows.shape[0], coded=None)
 
@@ -201,41 +199,3 @@ class Blocks(Keyed):
     def _shape(self) -> Tensor:
         packed = bytearray(_SHAPE.pack(self.width, self.key_space))
         return torch.frombuffer(packed, dtype=torch.uint8).to(self.keys.device)
-
-
-def _which_bytes(count: int, space: int) -> int:
-    return min(wire.padded(4 * count), wire.padded(-(-space // 8)))
-
-
-def _as_bitmap(count: int, space: int) -> bool:
-    return wire.padded(-(-space // 8)) < wire.padded(4 * count)
-
-
-def _which(keys: Tensor, space: int) -> Tensor:
-    """Return a bit per block, or the int32 numbers of blocks, whichever is shorter."""
-    if not _as_bitmap(keys.numel(), space):
-        return keys
-    return bitmap(keys, space)
-
-
-def bitmap(keys: Tensor, space: int) -> Tensor:
-    """Return one bit for each of `space` keys, the least significant of a byte first."""
-    bits = torch.zeros(space, dtype=torch.int16, device=keys.device)
-    bits[keys] = 1
-    return kernels.integer_backend(bits).pack_bits(bits, 1)
-
-
-def named(bits: Tensor, space: int) -> Tensor:
-    """Return the keys (int32, ascending) whose bit is set."""
-    return kernels.integer_backend(bits).unpack_bits(bits, space, 1).nonzero().view(-1).to(torch.int32)
-
-
-def _read_which(rows: Tensor, count: int, space: int) -> Tensor:
-    if not _as_bitmap(count, space):
-        keys = rows[:, : 4 * count].reshape(-1).view(torch.int32)
-        wire.check_range(keys, space)
-        return keys
-    found = [named(row[: -(-space // 8)].contiguous(), space) for row in rows]
-    if any(keys.numel() != count for keys in found):
-        raise PayloadError(f"bitmaps name {[keys.numel() for keys in found]} blocks; expected {count} each")
-    return torch.cat(found)

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import numbers, wire
-from thinwire.payloads.base import Payload, Spans
+from thinwire.payloads.base import Payload, Spans, spans_are_finite
 
 
 @final
@@ -87,7 +87,7 @@ class Dense(Payload):
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether the spans of `out` are finite."""
-        return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in self.spans)
+        return spans_are_finite(out, self.spans)
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:

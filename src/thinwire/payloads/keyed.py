@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads.base import Payload
@@ -65,11 +66,8 @@ class Keyed(Payload):
 
 def union(tables: Sequence[Keyed]) -> tuple[Tensor, Tensor]:
     """Return the sum of tables of one kind, added in their order: ascending keys and rows."""
-    keys, places = torch.unique(torch.cat([table.keys for table in tables]), return_inverse=True)
-    rows = tables[0].rows.new_zeros(keys.numel(), tables[0].rows.shape[1])
-    for table, place in zip(tables, places.split([table.keys.numel() for table in tables]), strict=True):
-        rows.index_add_(0, place, table.rows)
-    return keys.to(torch.int32), rows
+    rows = [table.rows for table in tables]
+    return kernels.backend(*rows).merge([table.keys for table in tables], rows)
 
 
 def spread(table: Keyed, keys: Tensor) -> Tensor:

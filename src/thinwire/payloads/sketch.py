@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.payloads import wire
-from thinwire.payloads.base import Payload, Spans
+from thinwire.payloads.base import Payload, Spans, spans_are_finite
 
 
 class Table(NamedTuple):
@@ -76,7 +76,7 @@ class Sketch(Payload):
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether the spans of `out` are finite."""
-        return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in self.spans)
+        return spans_are_finite(out, self.spans)
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:

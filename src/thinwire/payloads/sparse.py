@@ -187,7 +187,8 @@ class Sparse(Keyed):
 
 def _by_span(indices: Tensor, spans: Spans) -> tuple[Tensor, tuple[int, ...]]:
     """Return the order that groups indices by span, ascending in each, and how many fall in each."""
-    ascending, order = indices.sort()
+    in_order = bool((indices[1:] >= indices[:-1]).all())
+    ascending, order = (indices, torch.arange(indices.numel(), device=indices.device)) if in_order else indices.sort()
     edges = torch.tensor([(offset, offset + length) for offset, length in spans], device=indices.device)
     bounds = torch.searchsorted(ascending, edges.to(indices.dtype)).tolist()
     return torch.cat([order[low:high] for low, high in bounds]), tuple(high - low for low, high in bounds)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.payloads import wire
-from thinwire.payloads.base import Payload, Spans
+from thinwire.payloads.base import Payload, Spans, spans_are_finite
 from thinwire.payloads.blocks import Blocks
 
 
@@ -74,7 +74,7 @@ class Spectral(Payload):
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether the spans of `out` are finite."""
-        return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in self.spans)
+        return spans_are_finite(out, self.spans)
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
