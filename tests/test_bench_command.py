@@ -45,6 +45,7 @@ def _bench(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]
         (["--recipes", "topk:2"], "no share"),
         (["--recipes", "topk:a"], "topk:0.01"),
         (["--recipes", "qsgd:0.1"], "takes no density"),
+        (["--model", "lstm_sparse", "--data", "."], "try --recipes dense,topk,dgc,dragonn"),
         (["--extend", "0.5"], "--extend is 0.5"),
         (["--model", "nope"], "'nope'"),
         (["--model", "lstm"], "--data"),

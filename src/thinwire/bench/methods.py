@@ -39,7 +39,7 @@ class Method:
     """`sparse` methods take a density, which falls to the wanted one over the first steps of those that warm up.
 
     `density` is that of methods to which the run's own does not apply. A method that cannot work with several buckets
-    gets one.
+    gets one, and one without `sparse_embeddings` cannot reduce their gradients.
     """
 
     description: str
@@ -48,6 +48,7 @@ class Method:
     density: float | None = None
     warms_up: bool = False
     one_bucket: bool = False
+    sparse_embeddings: bool = True
 
 
 def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
@@ -109,9 +110,12 @@ def _fixed(make: Callable[[], Reducer]) -> Install:
 
 METHODS = {
     "dense": Method(description="plain DistributedDataParallel, uncompressed", install=_plain),
-    "torch_fp16": Method(description="PyTorch's fp16_compress_hook", install=_fp16),
+    "torch_fp16": Method(description="PyTorch's fp16_compress_hook", install=_fp16, sparse_embeddings=False),
     "torch_powersgd": Method(
-        description=f"PyTorch's powerSGD_hook, rank {POWERSGD_RANK}, in one bucket", install=_powersgd, one_bucket=True
+        description=f"PyTorch's powerSGD_hook, rank {POWERSGD_RANK}, in one bucket",
+        install=_powersgd,
+        one_bucket=True,
+        sparse_embeddings=False,
     ),
     "topk": Method(description="exact Top-k with error feedback", install=_recipe(recipes.topk), sparse=True),
     "dgc": Method(

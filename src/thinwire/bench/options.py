@@ -7,7 +7,7 @@ from typing import Any
 
 from thinwire.bench.link import Rate, parse_rate
 from thinwire.bench.methods import METHODS
-from thinwire.bench.problems import BadInput
+from thinwire.bench.problems import PROBLEMS, BadInput
 from thinwire.bench.torchrun import in_group, world_size
 
 
@@ -42,6 +42,7 @@ class Options:
             _check_density(density, "--density")
         for recipe in self.recipes:
             _check(*_named(recipe))
+        self._check_embeddings()
 
     @property
     def every(self) -> int:
@@ -54,6 +55,15 @@ class Options:
         return list(
             dict.fromkeys((_named(recipe)[0], d) for recipe in recipes for d in self._densities(*_named(recipe)))
         )
+
+    def _check_embeddings(self) -> None:
+        names = [_named(recipe)[0] for recipe in self.recipes]
+        unable = [name for name in names if not METHODS[name].sparse_embeddings]
+        if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings and unable:
+            able = ",".join(name for name in names if name not in unable)
+            raise BadInput(
+                f"{unable[0]} cannot reduce the sparse gradients of {self.model}; try --recipes {able or 'dense'}"
+            )
 
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
         """Return those asked for with the recipe, else the method's own, else the run's."""

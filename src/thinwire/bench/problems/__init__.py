@@ -19,6 +19,7 @@ class Entry:
     summary: str
     make: Callable[[Options], Problem]
     takes_data: bool = True
+    sparse_embeddings: bool = False
     scales: bool = False
 
 
@@ -35,6 +36,7 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
         "lstm_sparse": Entry(
             summary="the same with a sparse embedding and a head of its own, 8.7 M parameters; --data as for lstm",
             make=lstm.make_sparse,
+            sparse_embeddings=True,
         ),
         "mlp": Entry(
             summary="784-1024-1024-10 network, 1.9 M parameters; needs --data DIR with MNIST's idx files",
