@@ -8,7 +8,11 @@ from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
-def signsgd(*, group: int | None = None, minimum_size: int = 1024) -> Reducer:
-    """Send every sign, and the mean magnitude of each tensor, or of every `group` values."""
+def signsgd(*, group: int | None = 512, minimum_size: int = 1024) -> Reducer:
+    """Send every sign, and the mean magnitude of every `group` values.
+
+    The paper takes the mean of a tensor (`group=None`). Where gradients differ much within one, as in an output layer
+    over rare words, that is unstable (docs/measurements/recipes.md).
+    """
     large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group=group)), exchange=AllGather())
     return MinimumSize(numel=minimum_size, small=dense(), large=large)
