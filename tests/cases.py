@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire import codecs, exchanges, formats, memories, recipes
+from thinwire import codecs, exchanges, formats, memories, recipes, schedules
 from thinwire.reducer import Reducer
 
 SIZES = (1, 2, 63, 1000, 5000)
@@ -102,11 +102,15 @@ EXCHANGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeCase:
-    """`momentum` recipes take it over from the optimizer; `conserving` ones lose nothing and add nothing."""
+    """`momentum` recipes take it over from the optimizer; `conserving` ones lose nothing and add nothing.
+
+    Those that exchange in `rounds` use a lane.
+    """
 
     make: Callable[[], Reducer]
     momentum: bool = False
     conserving: bool = True
+    rounds: bool = False
 
 
 RECIPES = {
@@ -115,15 +119,30 @@ RECIPES = {
     "dgc": RecipeCase(make=lambda: recipes.dgc(density=0.05, minimum_size=64), momentum=True),
     "dragonn": RecipeCase(make=lambda: recipes.dragonn(density=0.05, minimum_size=64), momentum=True),
     "randomk": RecipeCase(make=lambda: recipes.randomk(density=0.05, minimum_size=64)),
-    "gtopk": RecipeCase(make=lambda: recipes.gtopk(density=0.05, minimum_size=64)),
-    "gtopk, exact values": RecipeCase(make=lambda: recipes.gtopk(density=0.05, exact_values=True, minimum_size=64)),
-    "s2_reducer": RecipeCase(make=lambda: recipes.s2_reducer(density=0.1, block=8, minimum_size=64), conserving=False),
+    "gtopk": RecipeCase(rounds=True, make=lambda: recipes.gtopk(density=0.05, minimum_size=64)),
+    "gtopk, exact values": RecipeCase(
+        rounds=True, make=lambda: recipes.gtopk(density=0.05, exact_values=True, minimum_size=64)
+    ),
+    "s2_reducer": RecipeCase(
+        rounds=True, make=lambda: recipes.s2_reducer(density=0.1, block=8, minimum_size=64), conserving=False
+    ),
     "s2_reducer, exact": RecipeCase(
-        make=lambda: recipes.s2_reducer(density=0.1, block=8, packed=None, minimum_size=64)
+        rounds=True, make=lambda: recipes.s2_reducer(density=0.1, block=8, packed=None, minimum_size=64)
     ),
     "fft": RecipeCase(make=lambda: recipes.fft(density=0.3, block=64, minimum_size=64), conserving=False),
     "fft, error feedback": RecipeCase(
         make=lambda: recipes.fft(density=0.3, block=64, memory=memories.ErrorFeedback(), minimum_size=64)
+    ),
+    "gtopk, the paper's merge": RecipeCase(
+        rounds=True, make=lambda: recipes.gtopk(density=0.05, merge="paper", minimum_size=64), conserving=False
+    ),
+    "fft, scheduled": RecipeCase(
+        make=lambda: recipes.fft(
+            density=schedules.FollowLearningRate(learning_rate=lambda step: 0.2 / (1 + step), smoothness=1.0),
+            block=64,
+            minimum_size=64,
+        ),
+        conserving=False,
     ),
     "dct_dp": RecipeCase(make=lambda: recipes.dct_dp(density=0.05, life=3, minimum_size=64)),
     "dct_dp, steered": RecipeCase(make=lambda: recipes.dct_dp(density=0.05, life=None, minimum_size=64)),
@@ -131,11 +150,11 @@ RECIPES = {
     "qsgd": RecipeCase(make=lambda: recipes.qsgd(minimum_size=64), conserving=False),
     "terngrad": RecipeCase(make=lambda: recipes.terngrad(minimum_size=64), conserving=False),
     "signsgd": RecipeCase(make=lambda: recipes.signsgd(minimum_size=64)),
-    "powersgd": RecipeCase(make=lambda: recipes.powersgd(rank=2, start=0)),
+    "powersgd": RecipeCase(rounds=True, make=lambda: recipes.powersgd(rank=2, start=0)),
     "powersgd bf16": RecipeCase(
-        make=lambda: recipes.powersgd(rank=2, values=torch.bfloat16, start=1), conserving=False
+        rounds=True, make=lambda: recipes.powersgd(rank=2, values=torch.bfloat16, start=1), conserving=False
     ),
-    "powersgd 8 bits": RecipeCase(make=lambda: recipes.powersgd(rank=2, values=OFFSET_8, start=0)),
+    "powersgd 8 bits": RecipeCase(rounds=True, make=lambda: recipes.powersgd(rank=2, values=OFFSET_8, start=0)),
 }
 
 

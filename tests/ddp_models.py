@@ -123,6 +123,10 @@ def _left_on_rank_0_right_on_odd_steps(model: nn.Module, x: Tensor, step: int) -
     return model(x, left=dist.get_rank() == 0, right=step % 2 == 1)
 
 
+def _left_on_all_but_rank_0(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return model(x, left=dist.get_rank() != 0, right=step % 2 == 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """A way to use DDP. With `uneven`, rank r has r batches less than rank 0, under Join."""
@@ -150,6 +154,9 @@ SCENARIOS = {
         make=Branching,
         options=SEVERAL | {"find_unused_parameters": True, "gradient_as_bucket_view": True},
         call=_left_on_rank_0_right_on_odd_steps,
+    ),
+    "unused on rank 0": Scenario(
+        make=Branching, options=SEVERAL | {"find_unused_parameters": True}, call=_left_on_all_but_rank_0
     ),
     "unused, zeros in front": Scenario(make=RareWords, options=SEVERAL | {"find_unused_parameters": True}),
     "mixed dtypes": Scenario(make=Mixed),

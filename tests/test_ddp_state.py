@@ -314,7 +314,8 @@ def _poisoned(scenario: str, recipe: str, parameter: str, value: float, at: int)
     assert digest(training.model) == weights
     if not training.step(at + 1) or digest(training.model) == weights:
         wrong.append("does not go on")
-    if recipe != "dense" and same(training.attachment.state_dict()["memories"], before["memories"]):
+    asleep = same(training.attachment.state_dict()["memories"], before["memories"])
+    if (recipe in STATEFUL or recipe == "clipped") and asleep:
         wrong.append("memory asleep")
     return wrong if training.attachment.verify_replicas() else [*wrong, "replicas differ"]
 

@@ -1,5 +1,7 @@
 """Exchange laws on real groups of one to five ranks."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,7 +9,7 @@ from cases import CODECS, EXCHANGES, ExchangeCase, vector
 from ranks import RankError, Ranks
 from torch import Tensor
 
-from thinwire.codecs import BlockTopK, Cast, Codec, CountSketch, SampledThreshold, TopK
+from thinwire.codecs import BlockTopK, Cast, Codec, CountSketch, LaplaceThreshold, RandomK, SampledThreshold, TopK
 from thinwire.exchanges import (
     AllGather,
     AllReduce,
@@ -185,6 +187,28 @@ def test_exact_values_are_the_true_sums(ranks: Ranks) -> None:
     torch.testing.assert_close(totals[0][chosen], torch.stack(mine).sum(dim=0)[chosen], rtol=0, atol=1e-12)
 
 
+def _padded_exact_values() -> tuple[Tensor, Tensor]:
+    group = dist.group.WORLD
+    assert group is not None
+    parts = [LaplaceThreshold(density=0.2).encode(vector(n, seed=n + dist.get_rank())) for n in (60, 40)]
+    payload = type(parts[0]).assemble(parts, [40, 0], 100)
+    exchanged = GlobalTopKTree(exact_values=True).start(payload, group).wait()
+    return exchanged.total.dense(), exchanged.delivered.dense()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_the_tree_takes_padding(ranks: Ranks, world_size: int) -> None:
+    totals, delivered = zip(*ranks.run(world_size, _padded_exact_values), strict=True)
+    assert all(torch.equal(total, totals[0]) for total in totals)
+    torch.testing.assert_close(totals[0], torch.stack(delivered).sum(dim=0))
+
+
+@pytest.mark.parametrize("packed", [torch.bfloat16, "bf16"])
+def test_what_does_not_encode_cannot_be_packed(packed: Any) -> None:
+    with pytest.raises(TypeError, match="use Cast"):
+        UnionAllReduce(packed=packed)
+
+
 def test_an_unknown_merge_is_refused() -> None:
     with pytest.raises(ValueError, match="exact, paper"):
         GlobalTopKTree(merge="none")
@@ -230,7 +254,8 @@ def _wrong(exchange: Exchange, codec: Codec) -> str:
     [
         (GlobalTopKTree(), Cast(), "sparse and block-sparse payloads; got Dense"),
         (OwnerSharded(), TopK(density=0.1, values=Sign()), "codes cannot be added"),
-        (UnionAllReduce(packed=Cast(values=Sign())), TopK(density=0.1), "payloads cannot be added"),
+        (UnionAllReduce(packed=RandomK(density=0.5)), TopK(density=0.1), "does not add up to all rows"),
+        (UnionAllReduce(packed=Cast(values=Sign())), TopK(density=0.1), "does not add up to all rows"),
     ],
 )
 def test_what_cannot_be_merged_is_refused_with_the_fix(

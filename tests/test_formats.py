@@ -373,3 +373,12 @@ def test_what_does_not_fit_together_is_refused() -> None:
 def test_a_code_that_is_never_sent_reads_as_nan() -> None:
     for form, code in ((Ternary(), 3), (Levels(bits=4), 15), (OffsetFloat.balanced(bits=8), 255)):
         assert bool(form.decode(torch.tensor([code], dtype=torch.int16), torch.ones(1)).isnan())
+
+
+def test_a_range_may_be_that_of_the_first_gradients() -> None:
+    sample = 0.01 * vector(5000)
+    form = OffsetFloat.fit(sample, bits=10, scaled=False)
+    assert form.max == pytest.approx(float(sample.abs().max()), rel=0.02)
+    assert float((Coded.of(sample, form).values(torch.float32) - sample).norm() / sample.norm()) < 0.02
+    with pytest.raises(ValueError, match="all zeros"):
+        OffsetFloat.fit(torch.zeros(5), bits=8, scaled=False)

@@ -16,6 +16,7 @@ from thinwire.codecs import (
     SteeredThreshold,
     TopK,
     kept_threshold,
+    steered_threshold,
 )
 from thinwire.exchanges import AllGather, AllReduce, GlobalTopKTree, Link
 from thinwire.formats import OffsetFloat
@@ -201,9 +202,17 @@ def test_a_called_off_step_forgets_its_threshold() -> None:
 
 
 def test_steering_finds_the_density_again() -> None:
-    sent = _steps(SteeredThreshold(density=0.01, bound=1.5), [1.0] * 5 + [2.0] * 10 + [0.2] * 40)
-    assert all(120 <= count <= 300 for count in sent[3:5] + sent[10:15] + sent[-5:]), sent
+    sent = _steps(SteeredThreshold(density=0.01, bound=1.5), [1.0] * 80 + [3.0] * 100 + [0.2] * 150)
+    for part in (sent[50:80], sent[150:180], sent[-30:]):
+        assert 185 <= sum(part) / 30 <= 220, sent
+        assert 130 <= min(part) <= max(part) <= 280, sent
     assert max(sent) <= 300
+
+
+def test_steering_does_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _counted(monkeypatch, steered_threshold, "kth_largest")
+    _steps(SteeredThreshold(density=0.01), [1.0] * 20)
+    assert len(calls) == 1
 
 
 def test_laplace_quantile_is_right_for_laplace_and_off_for_others() -> None:

@@ -72,6 +72,13 @@ class FollowLearningRate(Schedule):
     smoothness: float
     largest_drop: float = 0.85
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.largest_drop < 1 or self.smoothness < 0:
+            raise ValueError(
+                f"largest_drop is {self.largest_drop} and smoothness {self.smoothness}; expected a share below 1 "
+                "and 0 or more"
+            )
+
     def __call__(self, step: int) -> float:
         """Return the density at `step`."""
         return 1 - min(self.largest_drop, math.sqrt(self.smoothness * self.learning_rate(step)))

@@ -41,7 +41,7 @@ class KeptThreshold(Codec):
 
     def _threshold(self, signal: Signal, k: int) -> float:
         known = None if signal.note is None or self.refresh else signal.note.read()
-        if known is not None:
+        if known is not None and float(known) > 0:  # a first gradient of zeros says nothing
             return float(known)
         threshold = kth_largest(signal.tensor(), k) if k else 0.0
         if signal.note is not None:

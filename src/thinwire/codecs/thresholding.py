@@ -45,10 +45,22 @@ def room(bound: float, k: int, numel: int) -> int:
     return min(numel, math.ceil(bound * k))
 
 
+def near(signal: Signal, threshold: float, capacity: int) -> Tensor:
+    """Return the indices (int32) of magnitudes that reach the threshold; of far more than `capacity`, the largest."""
+    found = signal.select(threshold, 4 * capacity + PICKS_IN_SAMPLE)
+    return largest(signal.tensor(), capacity) if found is None else found
+
+
+def trimmed(signal: Signal, indices: Tensor, capacity: int) -> Tensor:
+    """Return those of the `capacity` largest magnitudes among `indices`."""
+    if indices.numel() <= capacity:
+        return indices
+    return indices.index_select(0, largest(signal.tensor().index_select(0, indices), capacity))
+
+
 def reaching(signal: Signal, threshold: float, capacity: int) -> Tensor:
     """Return the indices (int32) of magnitudes that reach the threshold, at most `capacity`: then the largest."""
-    found = signal.select(threshold, capacity)
-    return largest(signal.tensor(), capacity) if found is None else found
+    return trimmed(signal, near(signal, threshold, capacity), capacity)
 
 
 def kth_largest(x: Tensor, k: int) -> float:

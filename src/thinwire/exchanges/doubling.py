@@ -1,6 +1,5 @@
 """Sparse recursive doubling with a switch to dense (SparCML, Renggli et al. 2019)."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -20,8 +19,8 @@ from thinwire.payloads.keyed import spread
 class RecursiveDoubling(Rounds):
     """In round i, ranks 2ⁱ apart swap all they have and add: exact. Once keys cost more than zeros, all rows travel.
 
-    Ranks beyond the largest power of two send to a partner first and get the sum from it at last. T is at most
-    ⌈log₂ K⌉·α + (K − 1)·n/B, where no two ranks pick alike.
+    Ranks beyond the largest power of two send to a partner first and get the sum from it at last. Where no two ranks
+    pick alike, T = 2·log₂ K·α + (K − 1)·n/B for K a power of two; others take up to two rounds and (K + 1)·n/B more.
     """
 
     uneven: ClassVar[bool] = True
@@ -55,9 +54,12 @@ class RecursiveDoubling(Rounds):
         return (inside + beyond) / world_size
 
     def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
-        """Return 2⌈log₂ K⌉·α + (K − 1)·n/B: lengths travel in messages of their own."""
-        rounds = math.ceil(math.log2(world_size))
-        return 2 * rounds * link.latency + (world_size - 1) * nbytes / link.bandwidth
+        """Return the time where no two ranks pick alike: lengths travel in messages of their own."""
+        core = 1 << (world_size.bit_length() - 1)
+        beyond = core < world_size
+        rounds = core.bit_length() - 1 + 2 * beyond
+        sent = (core - 1) * world_size / core + beyond * (1 + world_size)
+        return 2 * rounds * link.latency + sent * nbytes / link.bandwidth
 
 
 def _swap(post: Post, peer: int, rows: Keyed, *, send: bool = True, receive: bool = True) -> Keyed:

@@ -98,6 +98,7 @@ def _up(post: Post, own: Keyed, counts: list[int]) -> tuple[Keyed, list[Keyed]]:
 
 def _down(post: Post, outcome: Keyed, like: Keyed) -> Keyed:
     """Send the root's outcome to all, along the same tree."""
+    outcome = merged([outcome.filled(like.keys.numel())]) if post.rank == 0 else outcome  # as the others will read it
     reach = 1 << max(0, (post.world_size - 1).bit_length() - 1)
     while reach:
         if post.rank % (2 * reach) == reach:

@@ -15,6 +15,8 @@ from thinwire.exchanges.tables import expected_union, table
 from thinwire.payloads import Keyed, Payload
 from thinwire.payloads.keyed import spread
 
+_FIX = "use Cast(values=torch.bfloat16), CountSketch(...) or None"
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,10 @@ class UnionAllReduce(Rounds):
 
     uneven: ClassVar[bool] = True
     packed: Encoder | None = None
+
+    def __post_init__(self) -> None:
+        if self.packed is not None and (isinstance(self.packed, str) or not hasattr(self.packed, "encode")):
+            raise TypeError(f"packed is {self.packed!r}; {_FIX}")
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait. Raises TypeError where `packed` encodes to what cannot be added."""
@@ -61,8 +67,8 @@ class UnionAllReduce(Rounds):
             post.all_reduce(rows)
             return rows
         payload = _encoded(self.packed, mine.rows.split(mine.span_counts()), seeds)
-        if not payload.summable:
-            raise TypeError(f"packed is {self.packed!r}, whose payloads cannot be added; use a dtype or CountSketch")
+        if not payload.summable or isinstance(payload, Keyed):
+            raise TypeError(f"packed is {self.packed!r}, which does not add up to all rows; {_FIX}")
         values = payload.values.clone()
         post.all_reduce(values)
         return payload.with_values(values).dense().to(mine.rows.dtype).view(mine.rows.shape)

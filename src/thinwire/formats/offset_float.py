@@ -69,18 +69,24 @@ class OffsetFloat(Format):
         *,
         bits: int = 8,
         rounding: Literal["truncate", "nearest", "stochastic"] = "truncate",
+        scaled: bool = True,
         group: int | None = None,
     ) -> Self:
-        """Return the balanced, scaled format of least squared error on `sample`, over every mantissa up to `bits`.
+        """Return the balanced format of least squared error on `sample`, over every mantissa up to `bits`.
 
-        Of equals, that of fewest bits of mantissa. Raises ValueError when the sample is empty or not finite.
+        Unless `scaled`, its range is that of the sample, for good: the paper's tuning on the first gradients. Of
+        equals, that of fewest bits of mantissa. Raises ValueError when the sample is empty, not finite or, unless
+        `scaled`, all zeros.
         """
         check_bits(bits, 2)
         sample = flat32(sample)
         if not sample.numel() or not bool(sample.isfinite().all()):
             raise ValueError(f"sample has {sample.numel()} values; expected some, all of them finite")
+        largest = 1.0 if scaled else float(sample.abs().max())
+        if not largest:
+            raise ValueError("the sample is all zeros, which have no range; expected gradients, or scaled=True")
         formats = (
-            cls.balanced(bits=bits, mantissa=mantissa, rounding=rounding, group=group)
+            cls.balanced(bits=bits, mantissa=mantissa, max=largest, rounding=rounding, scaled=scaled, group=group)
             for mantissa in range(least_mantissa(bits), bits + 1)
         )
         return min(formats, key=lambda form: form._error(sample))

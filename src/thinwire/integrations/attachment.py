@@ -57,6 +57,11 @@ class Attachment:
         """Bytes this rank holds between steps."""
         return sum(memory.nbytes for memory in self.recipe.memories())
 
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The parameters whose gradients are reduced, by name."""
+        return self._parameters
+
     def reduce(self, flat: Tensor, parameters: list[nn.Parameter], gradients: list[Tensor]) -> "Future[Tensor]":
         """Start reducing a bucket of which `gradients` are views; the future holds `flat` when it is the mean."""
         names = self._enter(parameters)

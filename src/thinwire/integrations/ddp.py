@@ -41,8 +41,8 @@ def attach(
     sparse = _with_sparse_gradients(model)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     check_fingerprint(recipe, parameters, group, f"{_settings(model, optimizer)}, rebroadcast={rebroadcast}")
-    decay = take_over(recipe.memories(), optimizer, names, group.size())
     recipe.prepare(group)
+    decay = take_over(recipe.memories(), optimizer, names, group.size())
     attachment = Attachment(
         recipe,
         parameters,

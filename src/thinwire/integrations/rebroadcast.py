@@ -1,12 +1,14 @@
 """Sending rank 0's parameters to all now and then, against drift."""
 
 import weakref
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.exchanges.compat import Group
 from thinwire.integrations.attachment import Attachment
 
 
@@ -24,16 +26,15 @@ def broadcast_every(steps: int, model: DistributedDataParallel, attachment: Atta
             return
         if current.step % steps == 0 and current.step != sent_for:
             sent_for = current.step
-            _broadcast(module)
+            _broadcast(current.parameters, module.process_group)
 
     model.register_forward_pre_hook(before_forward)
 
 
 @torch.no_grad()
-def _broadcast(model: DistributedDataParallel) -> None:
-    group = model.process_group
+def _broadcast(parameters: Mapping[str, nn.Parameter], group: Group) -> None:
     source = dist.get_process_group_ranks(group)[0]
-    works = [dist.broadcast(p.detach(), source, group=group, async_op=True) for p in model.module.parameters()]
+    works = [dist.broadcast(p.detach(), source, group=group, async_op=True) for p in parameters.values()]
     for work in works:
         if work is not None:
             work.wait()

@@ -17,8 +17,8 @@ def gtopk(
 ) -> Reducer:
     """Send each worker's largest `density` share up a tree that keeps the largest sums; all get the same k elements.
 
-    The paper takes k over the whole model, and warms the density up (`schedules.gtopk_warmup`); here k is a DDP
-    bucket's. For `merge` and `exact_values` see GlobalTopKTree.
+    The paper takes k over the whole model, and warms the density up (`schedules.gtopk_warmup`); here each tensor has
+    its own. For `merge` and `exact_values` see GlobalTopKTree.
     """
     exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
     large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=exchange)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
@@ -12,7 +13,7 @@ from thinwire.exchanges import Exchange, Exchanged
 from thinwire.exchanges.compat import Group
 from thinwire.memories import Memory, NoMemory
 from thinwire.payloads import Payload
-from thinwire.reducer.base import Bucket, Reducer, Round
+from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.futures import completed
 
 
@@ -47,6 +48,14 @@ class Compressed(Reducer):
         """Return the memory."""
         return (self.memory,)
 
+    def _retain(self, slot: Slot, delivered: Payload, like: Tensor, *, resting: bool) -> None:
+        """Let the memory know; one that rests is woken only to book what an exchange dropped of other ranks'."""
+        if resting:
+            if not bool(delivered.values.any()):
+                return
+            self.memory.compensate(slot.name, like.new_zeros(slot.length), 1.0).tensor()
+        self.memory.retain(slot.name, delivered)
+
     def _encode(self, bucket: Bucket, at: Round) -> Payload:
         codec = self.codec.at(at.step)
         parts = []
@@ -62,6 +71,5 @@ class Compressed(Reducer):
             exchanged.total.write(bucket.flat)
             if self.memory.stateful:
                 for slot, delivered in zip(bucket.slots, exchanged.delivered.split(), strict=True):
-                    if slot.name not in idle:
-                        self.memory.retain(slot.name, delivered)
+                    self._retain(slot, delivered, bucket.flat, resting=slot.name in idle)
             return not watch or exchanged.total.is_finite(bucket.flat)

@@ -104,7 +104,8 @@ class PowerSGD(Reducer):
         item.gradient.view_as(item.matrix).copy_(basis @ factor.T)
         if not item.idle:
             self.memory.retain(item.name, Dense(values=(basis @ share.T).view(-1)))
-        self.memory.note(item.name).write(factor.reshape(-1).clone())
+        if bool(factor.any()):  # of a parameter without gradient anywhere, the note rests too
+            self.memory.note(item.name).write(factor.reshape(-1).clone())
 
     def _sum(self, matrices: Sequence[Tensor], seeds: Sequence[int], group: Group) -> tuple[list[Tensor], list[Tensor]]:
         """Return the matrices as this rank sent them, and their sums over all ranks."""
