@@ -404,14 +404,16 @@ def test_parameters_are_broadcast_every_so_many_steps(ranks: Ranks, rebroadcast:
 
 
 def _ignored_is_left_alone() -> float:
-    model = mlp(torch.float32)
-    model.table = nn.Parameter(torch.full((3,), float(dist.get_rank())))
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["table"])
+    model = nn.Module()
+    model.net, model.table = mlp(torch.float32), nn.Linear(1, 1)
+    model.forward = model.net.forward
+    nn.init.constant_(model.table.weight, float(dist.get_rank()))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["table.weight", "table.bias"])
     ddp = DistributedDataParallel(model)
     tw.attach(ddp, RECIPES["fft"].make(), rebroadcast=1)
     for _ in range(3):
         ddp(torch.ones(2, WIDTH)).sum().backward()
-    return float(model.table.detach()[0])
+    return float(model.table.weight)
 
 
 def test_parameters_that_ddp_ignores_are_not_broadcast(ranks: Ranks) -> None:

@@ -68,8 +68,8 @@ class Compressed(Reducer):
     def _decode(self, exchanged: Exchanged, bucket: Bucket, idle: frozenset[str], watch: bool) -> bool:
         trace.count("sent_bytes", exchanged.sent_bytes)
         with trace.span("decode"):
-            exchanged.total.write(bucket.flat)
-            if self.memory.stateful:
+            if self.memory.stateful:  # before the total takes the place of gradients that payloads may be views of
                 for slot, delivered in zip(bucket.slots, exchanged.delivered.split(), strict=True):
                     self._retain(slot, delivered, bucket.flat, resting=slot.name in idle)
+            exchanged.total.write(bucket.flat)
             return not watch or exchanged.total.is_finite(bucket.flat)
