@@ -17,7 +17,7 @@ def _sent(x: Tensor, theta: float) -> Tensor:
 
 @claim("F17", "The schedule theta^2 = L eta guarantees convergence when sum eta diverges and sum eta^2 does not")
 def schedule(material: Material) -> Finding:
-    problem, steps = Logistic.mnist(material), material.many(60, 400)
+    problem, steps = Logistic.mnist(material), material.many(60, 1000)
     constant = {theta: _train(problem, steps, lambda eta, theta=theta: theta) for theta in (0.0, 0.9)}  # type: ignore[misc]
     scheduled = _train(problem, steps, lambda eta: (problem.smoothness * eta) ** 0.5)
     listed = ", ".join(f"{theta:g}: {norms[-1]:.1e}" for theta, norms in constant.items())
@@ -26,7 +26,7 @@ def schedule(material: Material) -> Finding:
         f"constant theta {listed}"
     )
     how = (
-        f"logistic regression on MNIST, P = 4, {steps} steps (half, all), eta = eta0/(1 + t/T); holds if it falls "
+        f"logistic regression on MNIST, P = 4, {steps} steps (half, all), eta = eta0/(1 + t/25); holds if it falls "
         "throughout and a constant 0.9 ends at twice as much or more"
     )
     falls = scheduled[0] > scheduled[1] > scheduled[-1]
@@ -39,7 +39,7 @@ def _train(problem: Logistic, steps: int, theta: Callable[[float], float]) -> li
     for step in range(steps + 1):
         if step % (steps // 2) == 0:
             norms.append(float(problem.gradient(w).square().sum()))
-        eta = 1 / (4 * problem.smoothness) / (1 + step / steps)
+        eta = 1 / (4 * problem.smoothness) / (1 + step / 25)
         draws = torch.randint(len(problem.labels), (4, 16), generator=generator)
         sent = [_sent(problem.gradient(w, draw), theta(eta)) for draw in draws]
         w = w - eta * torch.stack(sent).mean(dim=0)
