@@ -113,6 +113,10 @@ class RecipeCase:
     rounds: bool = False
 
 
+def _falling(step: int) -> float:
+    return 0.2 / (1 + step)
+
+
 RECIPES = {
     "dense": RecipeCase(make=recipes.dense),
     "topk": RecipeCase(make=lambda: recipes.topk(density=0.05, minimum_size=64)),
@@ -138,7 +142,7 @@ RECIPES = {
     ),
     "fft, scheduled": RecipeCase(
         make=lambda: recipes.fft(
-            density=schedules.FollowLearningRate(learning_rate=lambda step: 0.2 / (1 + step), smoothness=1.0),
+            density=schedules.FollowLearningRate(learning_rate=_falling, smoothness=1.0),
             block=64,
             minimum_size=64,
         ),

@@ -90,10 +90,9 @@ class Reducer(ABC):
 
         Uncompressed, as DDP does it, unless a reducer knows better.
         """
-        gradient = gradient.coalesce()
-        mean = gradient * at.scale
+        mean = (gradient * at.scale).coalesce()
         # DDP's own path: an all-gather of indices and of values
-        nbytes = gradient.indices().nbytes + gradient.values().nbytes
+        nbytes = mean.indices().nbytes + mean.values().nbytes
         trace.count("sent_bytes", (at.group.size() - 1) * nbytes)
         return all_reduce(mean, at.group).get_future().then(lambda done: _first(done, mean))
 
