@@ -9,7 +9,17 @@ from cases import CODECS, EXCHANGES, ExchangeCase, vector
 from ranks import RankError, Ranks
 from torch import Tensor
 
-from thinwire.codecs import BlockTopK, Cast, Codec, CountSketch, LaplaceThreshold, RandomK, SampledThreshold, TopK
+from thinwire.codecs import (
+    BlockTopK,
+    Cast,
+    Codec,
+    CountSketch,
+    HashedSlots,
+    LaplaceThreshold,
+    RandomK,
+    SampledThreshold,
+    TopK,
+)
 from thinwire.exchanges import (
     AllGather,
     AllReduce,
@@ -60,6 +70,8 @@ KEYED: dict[str, Codec] = {
     "sampled threshold": SampledThreshold(density=0.1),
     "blocks": BlockTopK(density=0.1, block=8),
     "blocks, numbered": BlockTopK(density=0.01, block=2),
+    "hashed slots": HashedSlots(density=0.1),
+    "random-k": RandomK(density=0.1),
     "topk float64": TopK(density=0.05, values=torch.float64),
 }
 MERGING = {name: case for name, case in EXCHANGES.items() if case.keyed}
@@ -150,7 +162,7 @@ def test_formulas_by_hand() -> None:
     assert AllGather().seconds(400, 4, link) == 3 * (0.5 + 4.0)
     payload = Sparse(indices=torch.zeros(8, dtype=torch.int32), values=torch.zeros(8), numel=99, agreed=True)
     assert AllReduce().sent_bytes(payload, 4) == 1.5 * 32
-    assert AllGather().sent_bytes(payload, 4) == 3 * (16 + 32 + 32)
+    assert AllGather().sent_bytes(payload, 4) == 3 * (16 + 32 + 8 + 8)
 
 
 def _tree(numel: int, merge: str, exact_values: bool) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -302,9 +314,9 @@ def _switches_to_dense(density: float) -> tuple[float, float]:
     return exchange.start(payload, group).wait().sent_bytes, exchange.sent_bytes(payload, group.size())
 
 
-@pytest.mark.parametrize(("density", "dense"), [(0.01, False), (0.4, True)])
+@pytest.mark.parametrize(("density", "dense"), [(0.01, False), (0.4, False), (0.8, True)])
 def test_doubling_sends_zeros_once_they_are_shorter(ranks: Ranks, density: float, dense: bool) -> None:
     sent, predicted = zip(*ranks.run(4, _switches_to_dense, density), strict=True)
     assert sum(sent) / 4 == pytest.approx(predicted[0], rel=0.02)
-    first = 8 + 16 + 8 * 3000 * density
+    first = 8 + TopK(density=density).encode(vector(3000)).nbytes
     assert (max(sent) == first + 8 + 16 + 4 * 3000) == dense

@@ -72,7 +72,9 @@ def _decoded(form: Format, x: Tensor, seed: int = 0) -> Tensor:
 
 
 def _scales(coded: Coded) -> Tensor:
-    return coded.format.expand(coded.scales, coded.codes.numel()).double()
+    """Return the scale of each value, float64."""
+    numel = coded.codes.numel()
+    return coded.scales.repeat_interleave(coded.format.width(numel))[:numel].double()
 
 
 @formats
@@ -83,7 +85,7 @@ def test_the_error_is_within_the_bound(case: FormatCase, numel: int, dtype: torc
     before = x.clone()
     coded = Coded.of(x, case.form, seed=3)
     assert torch.equal(x, before), "the input was changed"
-    assert coded.codes.dtype == torch.int16
+    assert coded.codes.dtype == (torch.uint8 if case.form.bits <= 8 else torch.int16)
     assert coded.scales.numel() == case.form.scale_count(numel)
     error = (coded.values(torch.float64) - x.double()).abs()
     assert bool((error <= case.bound(x.double().abs(), _scales(coded)) * (1 + 1e-6) + 1e-12).all())
@@ -152,6 +154,10 @@ def test_packed_and_unpacked(case: FormatCase, numel: int) -> None:
 def test_cat_and_split(case: FormatCase) -> None:
     parts = [Coded.of(vector(numel, seed=numel), case.form) for numel in (130, 0, 1, 999)]
     whole = Coded.cat([Coded.cat(parts[:2]), *parts[2:]])
+    room = torch.full((2, 1130), math.nan, dtype=torch.float64)
+    whole.decode_into(room[1])
+    whole.decode_into(room.t()[:, 0])
+    assert torch.equal(room, whole.values(torch.float64).expand(2, -1))
     assert whole.runs == (130, 0, 1, 999)
     assert torch.equal(whole.values(torch.float32), torch.cat([part.values(torch.float32) for part in parts]))
     for part, again in zip(parts, whole.split(), strict=True):
@@ -362,17 +368,23 @@ def test_what_does_not_fit_together_is_refused() -> None:
         Coded.unpack(packed[:2], coded.scales, (11,), Ternary())
     with pytest.raises(PayloadError, match="expected 2 of float32"):
         Coded.unpack(packed, coded.scales, (5, 6), Ternary())
-    with pytest.raises(PayloadError, match="expected 10 of int16"):
+    with pytest.raises(PayloadError, match=r"expected 10 of torch\.uint8"):
         Coded(codes=coded.codes, scales=coded.scales, runs=(10,), format=Ternary())
     with pytest.raises(PayloadError, match="expected zeros after its first 6 bits"):
         Coded.unpack(packed | 128, coded.scales, (11,), Ternary())
+    with pytest.raises(ValueError, match="11 codes, 11 scales and room for 11 numbers; expected 1 scales"):
+        Ternary().decode(coded.codes, coded.scales.expand(11))
+    with pytest.raises(ValueError, match="room for 10 numbers; expected 1 scales and room for 11"):
+        Ternary().decode_into(torch.empty(10), coded.codes, coded.scales)
+    with pytest.raises(ValueError, match="room for 12 numbers; expected 11"):
+        coded.decode_into(torch.empty(12))
     with pytest.raises(ValueError, match="expected one and the same"):
         Coded.cat([coded, Coded.of(vector(3), Sign())])
 
 
 def test_a_code_that_is_never_sent_reads_as_nan() -> None:
     for form, code in ((Ternary(), 3), (Levels(bits=4), 15), (OffsetFloat.balanced(bits=8), 255)):
-        assert bool(form.decode(torch.tensor([code], dtype=torch.int16), torch.ones(1)).isnan())
+        assert bool(form.decode(torch.tensor([code], dtype=torch.uint8), torch.ones(1)).isnan())
 
 
 def test_a_range_may_be_that_of_the_first_gradients() -> None:

@@ -1,14 +1,18 @@
 """Every backend does what the reference does, on awkward shapes, in poisoned memory."""
 
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 import torch
 from cases import vector
 from torch import Tensor
 
-from thinwire.kernels import backend, cpu, integer_backend, reference
+from thinwire.kernels import Picks, backend, cpu, integer_backend, reference
+from thinwire.kernels.cpu.select import STREAM_BYTES
 
+# The packages export functions of the modules' names.
+_SELECT, _BLOCKS = (import_module(f"thinwire.kernels.cpu.{name}") for name in ("select", "blocks"))
 INPUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
     "empty": lambda dtype: torch.empty(0, dtype=dtype),
     "one": lambda dtype: vector(1, dtype=dtype),
@@ -31,22 +35,49 @@ def _poison(like: Tensor) -> Tensor:
     return torch.full_like(like, torch.nan)
 
 
-def _same(found: Tensor | None, expected: Tensor | None) -> bool:
-    return found is expected if found is None or expected is None else torch.equal(found, expected)
+def _same(found: Picks, expected: Picks) -> bool:
+    return torch.equal(found.indices, expected.indices) and torch.allclose(found.peak, expected.peak, equal_nan=True)
 
 
-def _threshold(x: Tensor) -> float:
+def _threshold(x: Tensor) -> Tensor:
     finite = x[x.isfinite()].abs()
-    return float(finite.quantile(0.9)) if finite.numel() and finite.numel() < 2**20 else 0.5
+    return finite.quantile(0.9) if finite.numel() and finite.numel() < 2**20 else torch.tensor(0.5)
 
 
 @inputs
 @dtypes
 def test_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
     x = make(dtype)
-    for threshold in (0.0, _threshold(x), float("inf")):
-        for capacity in (0, 10, x.numel()):
-            assert _same(cpu.select(x, threshold, capacity), reference.select(x, threshold, capacity))
+    for threshold in (torch.tensor(0.0), _threshold(x), torch.tensor(torch.inf), torch.tensor(torch.nan)):
+        for capacity in (0, 10, x.numel() // 8, x.numel()):
+            args = (x, threshold, min(capacity, x.numel()))
+            assert _same(cpu.select(*args), reference.select(*args))
+
+
+@inputs
+@dtypes
+@pytest.mark.parametrize("few", [1 << 20, 100])
+def test_largest(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, few: int
+) -> None:
+    monkeypatch.setattr(_SELECT, "FEW", few)
+    x = make(dtype)
+    for share in (0, 1e-3, 0.1, 0.3, 1):
+        k = round(share * x.numel())
+        found = cpu.largest(x, k)
+        assert torch.equal(found, reference.largest(x, k))
+        assert found.dtype == torch.int32
+        if k:
+            assert torch.equal(found, found.unique()), "ascending, each once"
+
+
+def test_largest_where_a_sample_misleads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large values where no sample looks, and fewer values than wanted that are not zero."""
+    monkeypatch.setattr(_SELECT, "FEW", 1000)
+    x = torch.zeros(1 << 18)
+    x[1 : 4 * 2000 : 4] = torch.linspace(1, 2, 2000)
+    for k in (1, 500, 2000, 3000):
+        assert torch.equal(cpu.largest(x, k), reference.largest(x, k))
 
 
 @inputs
@@ -56,8 +87,8 @@ def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.d
     residual = vector(gradient.numel(), seed=1, dtype=dtype)
     out, expected = _poison(gradient), _poison(gradient)
     args = (residual, gradient, 0.25, _threshold(gradient), gradient.numel())
-    indices = cpu.accumulate_select(out, *args)
-    assert _same(indices, reference.accumulate_select(expected, *args))
+    found = cpu.accumulate_select(out, *args)
+    assert _same(found, reference.accumulate_select(expected, *args))
     torch.testing.assert_close(out, expected, equal_nan=True)
 
 
@@ -69,8 +100,8 @@ def test_accumulate_momentum_select(make: Callable[[torch.dtype], Tensor], dtype
     residual, velocity = (vector(gradient.numel(), seed=seed, dtype=dtype) for seed in (1, 2))
     found, expected = ((_poison(gradient), _poison(gradient)) for _ in range(2))
     args = (residual, velocity, gradient, 0.25, 0.5, nesterov, _threshold(gradient), gradient.numel())
-    indices = cpu.accumulate_momentum_select(found[0], found[1], *args)
-    assert _same(indices, reference.accumulate_momentum_select(expected[0], expected[1], *args))
+    picks = cpu.accumulate_momentum_select(found[0], found[1], *args)
+    assert _same(picks, reference.accumulate_momentum_select(expected[0], expected[1], *args))
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
@@ -79,16 +110,48 @@ def test_accumulate_select_against_float64(make: Callable[[torch.dtype], Tensor]
     gradient = make(torch.float32)
     residual = vector(gradient.numel(), seed=1)
     out = _poison(gradient)
-    cpu.accumulate_select(out, residual, gradient, 1 / 3, 1.0, gradient.numel())
+    cpu.accumulate_select(out, residual, gradient, 1 / 3, torch.tensor(1.0), gradient.numel())
     expected = residual.double() + gradient.double() / 3
     torch.testing.assert_close(out.double(), expected, equal_nan=True, rtol=1e-6, atol=1e-7)
 
 
-def test_more_than_the_capacity_is_told() -> None:
+@pytest.mark.parametrize("shift", [0, 1, 3])
+def test_large_tensors_are_streamed_and_unaligned_ones_not(shift: int) -> None:
+    d = STREAM_BYTES // 4 + 77
+    gradient, residual = vector(d, seed=1), vector(d, seed=2)
+    out = torch.full((d + 16,), torch.nan)
+    args = (residual, gradient, 0.5, torch.tensor(3.0), d)
+    found = cpu.accumulate_select(out[shift : shift + d], *args)
+    expected = torch.empty(d)
+    assert _same(found, reference.accumulate_select(expected, *args))
+    torch.testing.assert_close(out[shift : shift + d], expected)
+    cpu.scatter(out[shift : shift + d], [(0, d)], found.indices, residual[found.indices], [found.indices.numel()])
+    assert bool(out[:shift].isnan().all())
+    assert bool(out[shift + d :].isnan().all())
+    expected.zero_()[found.indices] = residual[found.indices]
+    assert torch.equal(out[shift : shift + d], expected)
+
+
+def test_more_than_the_capacity_gives_the_largest_and_of_equals_the_first() -> None:
     x = torch.ones(1000)
-    assert cpu.select(x, 1.0, 999) is None
-    assert reference.select(x, 1.0, 999) is None
-    assert cpu.select(x, 1.0, 1000) is not None
+    x[990] = 2
+    for kernels in (cpu, reference):
+        assert kernels.select(x, torch.tensor(1.0), 3).indices.tolist() == [0, 1, 990]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_accumulate_rounded(name: str) -> None:
+    gradient = INPUTS[name](torch.float32)
+    residual = vector(gradient.numel(), seed=1).bfloat16()
+    found, expected = (torch.full_like(residual, torch.nan) for _ in range(2))
+    args = (residual, gradient, 0.25, 7, _threshold(gradient), gradient.numel())
+    picks = cpu.accumulate_rounded_select(found, *args)
+    assert _same(picks, reference.accumulate_rounded_select(expected, *args))
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+    exact = residual.double() + 0.25 * gradient.double()
+    near = (found.double() - exact).abs() <= exact.abs() * 2**-7
+    assert bool((near | ~exact.isfinite()).all()), "off by less than one unit in the last place"
+    assert torch.equal(found.isfinite(), exact.isfinite())
 
 
 @dtypes
@@ -100,6 +163,66 @@ def test_scatter_add(dtype: torch.dtype) -> None:
     reference.scatter_add(expected, indices, values, (2, 2, 1, 1))
     assert torch.equal(found, expected)
     assert found[0] == values[0] + values[2]
+
+
+@dtypes
+@pytest.mark.parametrize("numel", [1, 63, 5000, (1 << 19) + 5])
+@pytest.mark.parametrize("ascending", [True, False])
+@pytest.mark.parametrize("runs", [1, 5])
+def test_scatter(dtype: torch.dtype, numel: int, ascending: bool, runs: int) -> None:
+    generator = torch.Generator().manual_seed(numel)
+    some = [torch.randperm(numel, generator=generator)[: -(-numel // 20)].int() for _ in range(runs)]
+    indices = torch.cat([part.sort().values if ascending else part for part in some])
+    values = vector(indices.numel(), dtype=dtype)
+    lengths = [part.numel() for part in some]
+    found, expected = (torch.full((numel,), torch.nan, dtype=dtype) for _ in range(2))
+    cpu.scatter(found, [(0, numel)], indices, values, lengths)
+    reference.scatter(expected, [(0, numel)], indices, values, lengths)
+    assert torch.equal(found, expected), "the same order of summation gives the same bits"
+
+
+@dtypes
+def test_mask(dtype: torch.dtype) -> None:
+    indices, values = torch.tensor([0, 4, 2, 4], dtype=torch.int32), torch.tensor([1.0, 0.0, torch.nan, 0.0])
+    for kernels in (cpu, reference):
+        x = torch.ones(5, dtype=dtype)
+        kernels.mask(x, indices, values)
+        assert x.tolist() == [0, 1, 0, 1, 1]
+
+
+def test_scatter_writes_its_spans_only() -> None:
+    spans, runs = [(2, 3), (5, 4), (12, 2)], [1, 2, 1, 1, 2, 1]
+    indices = torch.tensor([3, 5, 8, 12, 2, 5, 8, 13], dtype=torch.int32)
+    for kernels in (cpu, reference):
+        out = torch.full((15,), torch.nan)
+        kernels.scatter(out, spans, indices, torch.ones(8), runs)
+        assert out[2:9].tolist() == [1, 1, 0, 2, 0, 0, 2]
+        assert out[12:14].tolist() == [1, 1]
+        assert bool(out[[0, 1, 9, 10, 11, 14]].isnan().all())
+
+
+@dtypes
+@pytest.mark.parametrize("width", [1, 2, 32, 1000])
+@pytest.mark.parametrize("numel", [0, 1, 63, 1000, (1 << 19) + 5])
+def test_block_energies(dtype: torch.dtype, numel: int, width: int) -> None:
+    x = vector(numel, dtype=dtype)
+    energies = reference.block_energies(x, width)
+    torch.testing.assert_close(cpu.block_energies(x, width), energies, rtol=1e-5, atol=1e-6)
+
+
+@dtypes
+@pytest.mark.parametrize(("numel", "width"), [(0, 2), (1, 2), (1001, 2), (1001, 8), ((1 << 19) + 514, 2), (1 << 18, 7)])
+def test_largest_blocks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, numel: int, width: int) -> None:
+    """Sums taken in another order may rank near-equal blocks otherwise: integers have none."""
+    monkeypatch.setattr(_BLOCKS, "FEW", 1000)
+    monkeypatch.setattr(_SELECT, "FEW", 1000)
+    x = torch.randint(-3, 4, (numel,), generator=torch.Generator().manual_seed(0)).to(dtype)
+    if numel > 5:
+        x[[3, -1]] = torch.tensor([torch.nan, 50.0], dtype=dtype)
+    blocks = -(-numel // width)
+    for share in (0, 0.001, 0.15, 1):
+        k = round(share * blocks)
+        assert torch.equal(cpu.largest_blocks(x, width, k), reference.largest_blocks(x, width, k))
 
 
 def test_mix_is_one_to_one_and_changes_with_the_seed() -> None:
@@ -116,16 +239,30 @@ def test_hashed_slots(slots: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed % 2**32)
     for indices in (torch.empty(0, dtype=torch.int32), torch.randperm(5000, generator=generator).int() * 400_000):
         priorities = torch.randint(0, 2**31 - 1, indices.shape, generator=generator, dtype=torch.int32)
-        args = (indices, priorities, slots, seed)
-        assert torch.equal(cpu.hashed_slots(*args), reference.hashed_slots(*args))
+        for picks in (indices, torch.nn.functional.pad(indices, (0, 3), value=-1)):
+            args = (picks, torch.nn.functional.pad(priorities, (0, picks.numel() - indices.numel())))
+            table = cpu.hashed_slots(*args, slots, 2_000_000_000, seed)
+            assert torch.equal(table, reference.hashed_slots(*args, slots, 2_000_000_000, seed))
+
+
+@pytest.mark.parametrize(("numel", "slots"), [(1, 1), (2, 2), (1000, 1), (1000, 7), (1000, 999), (65_537, 66)])
+@pytest.mark.parametrize("seed", [0, 5, 2**63])
+def test_slot_and_quotient_tell_the_index(numel: int, slots: int, seed: int) -> None:
+    indices = torch.arange(numel, dtype=torch.int32)
+    for kernels in (cpu, reference):
+        slot, quotient = kernels.slot_of(indices, slots, numel, seed)
+        assert 0 <= int(slot.min()) <= int(slot.max()) < slots
+        assert 0 <= int(quotient.min()) <= int(quotient.max()) < -(-numel // slots)
+        assert torch.equal(kernels.index_of(slot, quotient, slots, numel, seed), indices.long())
+        assert torch.equal(slot, reference.slot_of(indices, slots, numel, seed)[0])
 
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_highest_priority_keeps_its_slot_and_of_equals_the_largest_index(ties: bool) -> None:
     indices = torch.arange(1024, dtype=torch.int32)
     priorities = torch.zeros_like(indices) if ties else indices.flip(0).contiguous()
-    slot = (reference.mix(indices, 7) * 100) >> 32
-    table = reference.hashed_slots(indices, priorities, 100, 7)
+    slot, _ = reference.slot_of(indices, 100, 1_000_000, 7)
+    table = reference.hashed_slots(indices, priorities, 100, 1_000_000, 7)
     for place, winner in enumerate(table.tolist()):
         writers = indices[slot == place].tolist()
         assert winner == ((max(writers) if ties else min(writers)) if writers else -1)
@@ -135,7 +272,8 @@ def test_the_highest_priority_keeps_its_slot_and_of_equals_the_largest_index(tie
 def test_share_of_empty_slots_is_that_of_independent_hashes(slots: int, mean: float, deviation: float) -> None:
     """DRAGONN's Lemma A.10, for 1024 writers."""
     indices = torch.arange(1024, dtype=torch.int32)
-    empty = [float((reference.hashed_slots(indices, indices, slots, seed) < 0).double().mean()) for seed in range(300)]
+    tables = [reference.hashed_slots(indices, indices, slots, 126_720_000, seed) for seed in range(300)]
+    empty = [float((table < 0).double().mean()) for table in tables]
     assert all(abs(share - mean) < 5 * deviation for share in empty)
     assert abs(sum(empty) / 300 - mean) < 4 * deviation / 300**0.5
 

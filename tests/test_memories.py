@@ -132,7 +132,26 @@ def test_bytes_held(make: Callable[[], memories.Memory]) -> None:
     memory = make()
     _step(memory, CODECS["topk"], vector(NUMEL), 0)
     memory.commit()
-    assert memory.nbytes == 2 * len(memory.fields - memory.free) * 4 * NUMEL
+    width = memory.held(torch.float32).itemsize
+    assert memory.nbytes == 2 * len(memory.fields - memory.free) * width * NUMEL
+
+
+def test_a_residual_in_bf16_loses_nothing_on_average() -> None:
+    """Gradients too small to change a large residual by themselves arrive nevertheless."""
+    memory, small = memories.ErrorFeedback(dtype=torch.bfloat16), torch.full((4000,), 1e-4)
+    memory.compensate("w", torch.ones(4000), 1.0).tensor()
+    for step in range(100):
+        memory.commit()
+        memory.compensate("w", small, 1.0, seed=step).tensor()
+    memory.commit()
+    mean = float(memory.state()["w"]["residual"].double().mean())
+    assert mean == pytest.approx(1.01, abs=4 * (100 * 1e-4 * 2**-7 / 4000) ** 0.5)
+    assert bool((torch.ones(1, dtype=torch.bfloat16) + small.bfloat16() == 1).all()), "rounding to nearest loses them"
+
+
+def test_a_residual_has_a_type_that_is_known() -> None:
+    with pytest.raises(ValueError, match="expected torch"):
+        memories.ErrorFeedback(dtype=torch.float16)
 
 
 def test_sixteen_bit_gradients_wait_in_float32() -> None:

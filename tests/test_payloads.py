@@ -1,5 +1,7 @@
 """Payload laws: round trip, golden bytes, sums, and what happens to malformed buffers."""
 
+import struct
+
 import pytest
 import torch
 from cases import CODECS, CodecCase, vector
@@ -10,7 +12,7 @@ from torch import Tensor
 from thinwire import PayloadError
 from thinwire.codecs import FFT, BlockTopK, Cast
 from thinwire.formats import OffsetFloat
-from thinwire.payloads import Blocks, Dense, Keyed, Payload, Sparse
+from thinwire.payloads import Blocks, Dense, Keyed, Payload, Sparse, Spectral
 from thinwire.payloads.wire import DTYPE_CODES
 
 codec_cases = pytest.mark.parametrize("case", CODECS.values(), ids=CODECS)
@@ -21,25 +23,21 @@ def _encode(case: CodecCase, numel: int = 1000, seed: int = 0) -> Payload:
     return case.codec.encode(vector(numel, seed), seed=3)
 
 
-@st.composite
-def sparse_payloads(draw: st.DrawFn) -> Sparse:
-    numel = draw(st.integers(1, 300))
-    indices = draw(st.lists(st.integers(0, numel - 1), unique=True, max_size=40))
-    values = draw(st.lists(st.floats(-100, 100, width=16), min_size=len(indices), max_size=len(indices)))
-    dtype = draw(st.sampled_from(DTYPES))
-    where = torch.tensor(indices, dtype=torch.int32)
-    return Sparse(indices=where, values=torch.tensor(values, dtype=dtype), numel=numel)
-
-
-@given(sparse_payloads())
-@settings(deadline=None)
-def test_sparse_round_trip(payload: Sparse) -> None:
-    buffer = payload.to_buffer()
-    again = Sparse.from_buffer(buffer)
-    assert buffer.numel() == payload.nbytes
-    assert torch.equal(again.indices, payload.indices)
-    assert torch.equal(again.values, payload.values)
-    assert torch.equal(again.to_buffer(), buffer)
+def test_vectors_without_elements() -> None:
+    none, nothing = torch.empty(0), torch.empty(0, dtype=torch.int32)
+    blocks = Blocks(keys=nothing, values=none, numel=0, width=2)
+    payloads: list[Payload] = [
+        Dense(values=none),
+        Sparse(indices=nothing, values=none, numel=0),
+        Sparse(indices=nothing, values=none, numel=0, seeds=(3,)),
+        blocks,
+        Spectral(coefficients=blocks, block=8, numel=0),
+    ]
+    for payload in payloads:
+        buffer = payload.to_buffer()
+        assert buffer.numel() == payload.nbytes
+        assert payload.from_rows(buffer[None]).dense().numel() == 0
+        assert type(payload).from_buffer(buffer).dense().numel() == 0  # type: ignore[attr-defined]
 
 
 @given(st.lists(st.floats(-100, 100, width=16), max_size=40), st.sampled_from(DTYPES))
@@ -49,24 +47,6 @@ def test_dense_round_trip(values: list[float], dtype: torch.dtype) -> None:
     buffer = payload.to_buffer()
     assert buffer.numel() == payload.nbytes
     assert torch.equal(Dense.from_buffer(buffer).values, payload.values)
-
-
-@given(st.binary(max_size=200), sparse_payloads(), st.integers(0, 10**6))
-@settings(deadline=None)
-def test_hostile_bytes_raise_or_decode_within_bounds(noise: bytes, payload: Sparse, place: int) -> None:
-    """Damage a real buffer anywhere: it is refused, or decodes to something of the size it says."""
-    buffer = payload.to_buffer()
-    damage = torch.frombuffer(bytearray(noise or b"\0"), dtype=torch.uint8)
-    start = place % buffer.numel()
-    stop = min(buffer.numel(), start + damage.numel())
-    buffer[start:stop] = damage[: stop - start]
-    try:
-        decoded = Sparse.from_buffer(buffer)
-    except PayloadError:
-        return
-    assert decoded.values.numel() <= decoded.numel
-    if decoded.values.numel():
-        assert 0 <= int(decoded.indices.min()) <= int(decoded.indices.max()) < decoded.numel
 
 
 @pytest.mark.parametrize(
@@ -88,7 +68,8 @@ def test_wrong_kind_count_and_range_are_refused() -> None:
     good = Sparse(indices=torch.tensor([1, 2], dtype=torch.int32), values=torch.ones(2), numel=3).to_buffer()
     with pytest.raises(PayloadError, match="kind"):
         Dense.from_buffer(good)
-    for place, value in ((4, 1), (4, 3), (8, 2), (2, 9)):  # count, count, numel, dtype
+    for place, value in ((4, 1), (4, 3), (8, 1), (2, 9), (3, 1), (15, 1), (15, 2), (15, 9)):
+        # count, count, numel, dtype, bits, coding
         bad = good.clone()
         bad[place] = value
         with pytest.raises(PayloadError):
@@ -96,10 +77,24 @@ def test_wrong_kind_count_and_range_are_refused() -> None:
     for length in range(good.numel()):
         with pytest.raises(PayloadError):
             Sparse.from_buffer(good[:length])
+    with pytest.raises(PayloadError):
+        Sparse.from_buffer(torch.cat([good, torch.zeros(8, dtype=torch.uint8)]))
     negative = good.clone()
     negative[27] = 0x80
     with pytest.raises(PayloadError, match="indices reach"):
         Sparse.from_buffer(negative)
+
+
+@pytest.mark.parametrize("kind", [Dense, Sparse, Blocks, Spectral])
+def test_a_header_that_asks_for_gigabytes_is_refused_by_its_length(kind: type[Dense]) -> None:
+    """Nothing is set aside for what a header promises; that the machine has the memory is not the point."""
+    number = {Dense: 1, Sparse: 2, Blocks: 3, Spectral: 4}[kind]
+    for coding in range(5):
+        for count, numel in ((2**32 - 1, 2**56 - 1), (2**31 - 1, 2**31 - 1), (1, 2**56 - 1)):
+            head = struct.pack("<BBBBIQ", 2, number, 0, 0, count, numel | coding << 56)
+            for body in (b"", b"\xff" * 64, struct.pack("<BBBBIQII", 2, 3, 0, 0, count, numel, 2**32 - 1, 2**32 - 1)):
+                with pytest.raises(PayloadError):
+                    kind.from_buffer(torch.frombuffer(bytearray(head + body), dtype=torch.uint8))
 
 
 def test_rows_of_another_layout_are_refused_and_nothing_is_written() -> None:
@@ -111,21 +106,23 @@ def test_rows_of_another_layout_are_refused_and_nothing_is_written() -> None:
     with pytest.raises(PayloadError, match="rank 1"):
         mine.from_rows(other)
     outside = rows.clone()
-    outside[1, 24] = 200
+    outside[1, 28] = 200
     with pytest.raises(PayloadError, match="indices reach from 0 to 200"):
         mine.from_rows(outside)
+    with pytest.raises(PayloadError, match="expected rows of 32 uint8"):
+        mine.from_rows(rows[:, :-8])
 
 
 def test_golden_bytes() -> None:
     """The wire format as docs/wire-format.md states it: a change here is a change of version."""
     sparse = Sparse(indices=torch.tensor([7, 258], dtype=torch.int32), values=torch.tensor([1.0, -2.0]), numel=300)
     assert bytes(sparse.to_buffer().tolist()).hex() == (
-        "01020000" "02000000" "2c01000000000000"  # version, kind, dtype, zero; count; numel
+        "02020000" "02000000" "2c01000000000000"  # version, kind, dtype, bits; count; numel, coding
         "0000803f" "000000c0"  # values
         "07000000" "02010000"  # indices
     )  # fmt: skip
     dense = Dense(values=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float16))
-    assert bytes(dense.to_buffer().tolist()).hex() == "01010200030000000300000000000000003c004000420000"
+    assert bytes(dense.to_buffer().tolist()).hex() == "02010200030000000300000000000000003c004000420000"
 
 
 def test_golden_bytes_of_blocks() -> None:
@@ -133,7 +130,7 @@ def test_golden_bytes_of_blocks() -> None:
     some = torch.tensor([0, 3, 19], dtype=torch.int32)
     blocks = Blocks(keys=some, values=torch.tensor([1.0, 0, 2, 0, 0, 3], dtype=torch.float16), numel=40, width=2)
     assert bytes(blocks.to_buffer().tolist()).hex() == (
-        "01030200" "03000000" "2800000000000000"  # version, kind, dtype, bits; count; numel
+        "02030200" "03000000" "2800000000000001"  # version, kind, dtype, bits; count; numel, coding
         "02000000" "14000000"  # width, blocks in all
         "003c0000" "00400000" "00000042" "00000000"  # values, padded
         "0900080000000000"  # bits 0, 3 and 19
@@ -142,41 +139,47 @@ def test_golden_bytes_of_blocks() -> None:
     assert bytes(one.to_buffer().tolist()).hex().endswith("0000803f000000401300000000000000")
 
 
+def test_golden_bytes_of_elias_fano() -> None:
+    """Ten of 1000, 6 low bits each: 3, 3, 64, 100, 250, 500, 501, 640, 998 and, as padding, 999."""
+    indices = torch.tensor([3, 3, 64, 100, 250, 500, 501, 640, 998, 999], dtype=torch.int32)
+    payload = Sparse(indices=indices, values=torch.ones(10, dtype=torch.float16), numel=1000)
+    assert bytes(payload.to_buffer().tolist()).hex() == (
+        "02020200" "0a000000" "e803000000000002"  # version, kind, dtype, bits; count; numel, coding
+        "003c003c003c003c003c003c003c003c003c003c00000000"  # values, padded
+        "c300903a5d03e609"  # low bits: 3, 3, 0, 36, 58, 52, 53, 0, 38, 39
+        "9b30820100000000"  # bits 0, 1, 3, 4, 7, 12, 13, 17, 23 and 24: high parts 0, 0, 1, 1, 3, 7, 7, 10, 15, 15
+    )  # fmt: skip
+
+
+def test_golden_bytes_of_slots() -> None:
+    """Eight slots of 300 elements, 6 bits each: quotients 0 to 37, and 38 for an empty slot."""
+    indices = torch.tensor([299, 299, 7, 100, 258, 299, 299, 299], dtype=torch.int32)
+    values = torch.tensor([0, 0, 1, 2, 3, 0, 0, 0], dtype=torch.float16)
+    payload = Sparse(indices=indices, values=values, numel=300, seeds=(6,))
+    assert bytes(payload.to_buffer().tolist()).hex() == (
+        "02020200" "08000000" "2c01000000000003"  # version, kind, dtype, bits; count; numel, coding
+        "00000000003c0040" "0042000000000000"  # values
+        "0100000000000000" "0600000000000000"  # one span, its seed
+        "a6492d" "0d699a" "0000"  # 38, 38, 20, 11, 13, 36 (299 lies in its slot), 38, 38
+    )  # fmt: skip
+
+
 def test_golden_bytes_of_codes_and_spectra() -> None:
     form = OffsetFloat(bits=8, mantissa=3, eps=0.125, max=2.0, scaled=False)
     coded = Cast(values=form).encode(torch.tensor([0.256, -0.256, 2.0]))
     assert bytes(coded.to_buffer().tolist()).hex() == (
-        "01010408" "03000000" "0300000000000000"  # version, kind, codes, of 8 bits; count; numel
+        "02010408" "03000000" "0300000000000000"  # version, kind, codes, of 8 bits; count; numel
         "0000803f00000000"  # scale 1, padded
         "092a210000000000"  # codes 9, 42, 33, padded
     )  # fmt: skip
     wave = FFT(density=1 / 3, block=4, values=torch.float16).encode(torch.tensor([1.0, 0.0, -1.0, 0.0]))
     assert bytes(wave.to_buffer().tolist()).hex() == (
-        "01040000" "04000000" "0400000000000000"  # version, kind, 0, 0; block; numel
-        "01030200" "01000000" "0600000000000000"  # blocks of pairs: fp16; count; 2 · 3 coefficients
+        "02040000" "04000000" "0400000000000000"  # version, kind, 0, 0; block; numel
+        "02030200" "01000000" "0600000000000000"  # blocks of pairs: fp16; count; 2 · 3 coefficients
         "02000000" "03000000"  # width 2, 3 coefficients in all
         "003c000000000000"  # 1 + 0i: (1 + 1) / √4, padded
         "0100000000000000"  # coefficient 1, by its number
     )  # fmt: skip
-
-
-@given(st.binary(max_size=200), st.integers(1, 90), st.integers(1, 9), st.integers(0, 10**6))
-@settings(deadline=None)
-def test_hostile_blocks_raise_or_decode_within_bounds(noise: bytes, space: int, width: int, place: int) -> None:
-    keys = torch.arange(0, space, 3, dtype=torch.int32)
-    values = torch.ones(keys.numel() * width)
-    buffer = Blocks(keys=keys, values=values, numel=space * width, width=width).to_buffer()
-    damage = torch.frombuffer(bytearray(noise or b"\0"), dtype=torch.uint8)
-    start = place % buffer.numel()
-    stop = min(buffer.numel(), start + damage.numel())
-    buffer[start:stop] = damage[: stop - start]
-    try:
-        decoded = Blocks.from_buffer(buffer)
-    except PayloadError:
-        return
-    assert decoded.rows.shape == (decoded.keys.numel(), decoded.width)
-    if decoded.keys.numel():
-        assert 0 <= int(decoded.keys.min()) <= int(decoded.keys.max()) < decoded.key_space
 
 
 def test_rows_that_name_too_few_blocks_are_refused() -> None:
@@ -184,7 +187,7 @@ def test_rows_that_name_too_few_blocks_are_refused() -> None:
     rows = torch.stack([mine.to_buffer(), mine.to_buffer()])
     assert torch.equal(mine.from_rows(rows).dense(), 2 * mine.dense())
     rows[1, -16] ^= 255
-    with pytest.raises(PayloadError, match="expected 30 each"):
+    with pytest.raises(PayloadError, match="expected 30"):
         mine.from_rows(rows)
 
 
@@ -198,7 +201,8 @@ def test_declared_bytes_are_real_bytes(case: CodecCase) -> None:
 def test_round_trip_of_every_codecs_payload(case: CodecCase) -> None:
     payload = _encode(case)
     assert torch.equal(payload.from_rows(payload.to_buffer()[None]).dense(), payload.dense())
-    if isinstance(payload, Dense | Keyed) and payload.coded is None:
+    coded = getattr(payload.coefficients if isinstance(payload, Spectral) else payload, "coded", None)
+    if isinstance(payload, Dense | Keyed | Spectral) and coded is None:
         assert torch.equal(type(payload).from_buffer(payload.to_buffer()).dense()[:1000], payload.dense())
 
 

@@ -35,7 +35,7 @@ def bitmap(material: Material) -> Finding:
 def worked_example(material: Material) -> Finding:
     form = OffsetFloat(bits=8, mantissa=3, eps=0.125, max=2.0, scaled=False)
     codes, scales = form.encode(torch.tensor([0.256, -0.256, 2.0, -2.0]), seed=0)
-    back = form.decode(codes, form.expand(scales, 4)).tolist()
+    back = form.decode(codes, scales).tolist()
     used = 1 + form.positives + form.negatives
     fits = codes.tolist() == [9, 42, 33, 66] and back == [0.25, -0.25, 2.0, -2.0] and form.grid.base == 0x3E0
     figure = (

@@ -10,7 +10,7 @@ def offset_error(x: Tensor, bits: int) -> float:
     """Return the squared error of the best balanced offset float, rounded to nearest."""
     form = OffsetFloat.fit(x, bits=bits, rounding="nearest")
     codes, scales = form.encode(x, seed=0)
-    return _squared(x, form.decode(codes, form.expand(scales, x.numel())))
+    return _squared(x, form.decode(codes, scales))
 
 
 def uniform_error(x: Tensor, bits: int) -> float:

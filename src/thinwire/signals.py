@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.kernels import Picks
 
 
 class Note(Protocol):
@@ -41,8 +42,8 @@ class Signal(ABC):
         """Return every stride-th element from `offset` on, without computing the rest."""
 
     @abstractmethod
-    def select(self, threshold: float, capacity: int) -> Tensor | None:
-        """Return the indices (int32, ascending) where 0 < |x| ≥ threshold or x is NaN; None if more than `capacity`.
+    def select(self, threshold: Tensor, capacity: int) -> Picks:
+        """Return where 0 < |x| ≥ threshold (0-dim) or x is NaN; of more than `capacity`, the largest.
 
         Computes the vector in the same pass. Call it at most once.
         """
@@ -64,6 +65,6 @@ class Plain(Signal):
         """Return every stride-th element."""
         return self._x[offset::stride]
 
-    def select(self, threshold: float, capacity: int) -> Tensor | None:
-        """Return the indices at or above the threshold."""
+    def select(self, threshold: Tensor, capacity: int) -> Picks:
+        """Return what reaches the threshold."""
         return kernels.backend(self._x).select(self._x, threshold, capacity)

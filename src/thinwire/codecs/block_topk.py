@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch.nn.functional import pad
+from torch import Tensor
 
+from thinwire import kernels
 from thinwire.codecs.base import Codec, check_density, kept
 from thinwire.payloads import Blocks, Narrow, narrowed
 from thinwire.schedules import Schedule
@@ -31,13 +32,19 @@ class BlockTopK(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Blocks:
         """Return whole blocks, the last one filled up with zeros; a norm of NaN counts as largest."""
-        blocks = pad(signal.tensor(), (0, -signal.numel % self.block)).view(-1, self.block)
-        norms = torch.linalg.vector_norm(blocks, dim=1)
-        keys = norms.topk(kept(self.density, norms.numel()), sorted=False).indices.sort().values
-        values, coded = narrowed(blocks.index_select(0, keys).view(-1), self.values, signal.dtype, seed)
-        return Blocks(keys=keys.to(torch.int32), values=values, numel=signal.numel, width=self.block, coded=coded)
+        x = signal.tensor()
+        count = kept(self.density, -(-signal.numel // self.block))
+        keys = kernels.backend(x).largest_blocks(x, self.block, count)
+        values, coded = narrowed(_gathered(x, keys, self.block), self.values, signal.dtype, seed)
+        return Blocks(keys=keys, values=values, numel=signal.numel, width=self.block, coded=coded)
 
     def contraction(self, numel: int) -> float | None:
         """δ = K/b, attained by blocks of equal norm."""
         blocks = -(-numel // self.block)
         return None if self.values else kept(self.density, blocks) / max(1, blocks)
+
+
+def _gathered(x: Tensor, keys: Tensor, width: int) -> Tensor:
+    """Return the blocks, one after the other; what lies beyond the end is 0."""
+    indices = (keys.long()[:, None] * width + torch.arange(width, device=x.device)).view(-1)
+    return x.index_select(0, indices.clamp(max=x.numel() - 1)).masked_fill_(indices >= x.numel(), 0)

@@ -5,6 +5,7 @@ from typing import final
 
 import torch
 
+from thinwire import kernels
 from thinwire.codecs.base import Codec, check_density, kept
 from thinwire.payloads import Blocks, Narrow, Spectral, narrowed
 from thinwire.payloads.spectral import forward
@@ -36,10 +37,9 @@ class FFT(Codec):
         x = signal.tensor()
         x = (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
         pairs = forward(x, self.block)
-        count = kept(self.density, pairs.shape[0])
-        keys = torch.linalg.vector_norm(pairs, dim=1).topk(count, sorted=False).indices.sort().values
+        keys = kernels.backend(pairs).largest_blocks(pairs.view(-1), 2, kept(self.density, pairs.shape[0]))
         values, coded = narrowed(pairs.index_select(0, keys).view(-1), self.values, signal.dtype, seed)
-        kept_pairs = Blocks(keys=keys.to(torch.int32), values=values, numel=pairs.numel(), width=2, coded=coded)
+        kept_pairs = Blocks(keys=keys, values=values, numel=pairs.numel(), width=2, coded=coded)
         return Spectral(coefficients=kept_pairs, block=self.block, numel=signal.numel)
 
     def contraction(self, numel: int) -> float | None:

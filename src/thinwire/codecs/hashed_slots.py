@@ -8,7 +8,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import candidates
+from thinwire.codecs.thresholding import candidates, filled, gather
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
@@ -20,7 +20,8 @@ class HashedSlots(Codec):
     """Write every pick into slot h(index) of m = round(density · d) slots; where two meet, the larger magnitude stays.
 
     The threshold aims at `surplus` · m picks. Of n picks m·(1 − (1 − 1/m)ⁿ) slots fill: 63 % at surplus 1, 86 % at 2.
-    An empty slot travels as index 0, value 0; a pick that lost its slot was not sent. h is drawn anew for each seed.
+    A pick that lost its slot was not sent. h is drawn anew for each seed, and one to one with the rest of the index, so
+    that the number of a slot tells part of the index and only the rest travels; an empty slot travels as none.
     The paper keeps whichever was written last, which delays large elements at random; with momentum correction
     it made training unstable (docs/measurements).
     """
@@ -39,10 +40,8 @@ class HashedSlots(Codec):
         m = kept(self.density, signal.numel)
         picks = candidates(signal, min(signal.numel, math.ceil(self.surplus * m)), seed)
         x = signal.tensor()
-        magnitudes = x.index_select(0, picks).abs().to(torch.float32).view(torch.int32)
-        slots = kernels.backend(x).hashed_slots(picks, magnitudes, m, seed)
-        empty = slots < 0
-        indices = slots.masked_fill_(empty, 0)
-        values = x.index_select(0, indices).masked_fill_(empty, 0)
-        values, coded = narrowed(values, self.values, signal.dtype, seed)
-        return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
+        magnitudes = gather(x, picks).abs().to(torch.float32).view(torch.int32)
+        slots = kernels.backend(x).hashed_slots(picks, magnitudes, m, signal.numel, seed)
+        values, coded = narrowed(gather(x, slots), self.values, signal.dtype, seed)
+        indices = filled(slots, signal.numel)
+        return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded, seeds=(seed,))

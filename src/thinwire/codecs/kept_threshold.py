@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import check_bound, kth_largest, padded, reaching, room
+from thinwire.codecs.thresholding import check_bound, kth_largest, near, room, strongest
 from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Every, Schedule
 from thinwire.signals import Signal
@@ -35,15 +36,14 @@ class KeptThreshold(Codec):
         """Return ⌈bound · k⌉ elements, padding included."""
         k = kept(self.density, signal.numel)
         capacity = room(self.bound, k, signal.numel)
-        indices = reaching(signal, self._threshold(signal, k), capacity)
-        values = signal.tensor().index_select(0, indices)
-        return padded(indices, values, capacity, signal, self.values, seed)
+        picks = near(signal, self._threshold(signal, k), capacity)
+        return strongest(signal, picks, capacity, self.values, seed)
 
-    def _threshold(self, signal: Signal, k: int) -> float:
+    def _threshold(self, signal: Signal, k: int) -> Tensor:
         known = None if signal.note is None or self.refresh else signal.note.read()
-        if known is not None and float(known) > 0:  # a first gradient of zeros says nothing
-            return float(known)
-        threshold = kth_largest(signal.tensor(), k) if k else 0.0
+        if known is not None:
+            return known[0]
+        threshold = kth_largest(signal.tensor(), k) if k else torch.zeros((), device=signal.device)
         if signal.note is not None:
-            signal.note.write(torch.tensor([threshold], device=signal.device))
+            signal.note.write(threshold.view(1))
         return threshold

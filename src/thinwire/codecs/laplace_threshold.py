@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import check_bound, padded, reaching, room
+from thinwire.codecs.thresholding import check_bound, near, room, strongest
 from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
@@ -32,7 +34,6 @@ class LaplaceThreshold(Codec):
         """Return ⌈bound · k⌉ elements, padding included."""
         k = kept(self.density, signal.numel)
         capacity = room(self.bound, k, signal.numel)
-        mean = float(signal.tensor().abs().mean()) if k else 0.0
-        indices = reaching(signal, mean * math.log(signal.numel / k) if k else 0.0, capacity)
-        values = signal.tensor().index_select(0, indices)
-        return padded(indices, values, capacity, signal, self.values, seed)
+        mean = torch.linalg.vector_norm(signal.tensor(), 1) / max(1, signal.numel)
+        picks = near(signal, mean * math.log(signal.numel / k) if k else mean, capacity)
+        return strongest(signal, picks, capacity, self.values, seed)

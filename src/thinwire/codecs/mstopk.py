@@ -18,9 +18,10 @@ from thinwire.signals import Signal
 class MSTopK(Codec):
     """Send k = round(density · d): all above a threshold that k or fewer reach, the rest from just below it.
 
-    `rounds` times the interval from mean to largest magnitude is halved; each round counts. What fills up is a
-    stretch, drawn by the seed, of those between the tightest thresholds on either side. As the search begins at the
-    mean, a density so high that the k-th largest lies below it leaves much to the lot.
+    `rounds` times the interval from mean to largest magnitude is halved; each round counts, among the 2k largest: what
+    lies below them more than k reach anyway. What fills up is a stretch, drawn by the seed, of those between the
+    tightest thresholds on either side. As the search begins at the mean, a density so high that the k-th largest lies
+    below it leaves much to the lot.
     """
 
     density: float | Schedule
@@ -34,29 +35,34 @@ class MSTopK(Codec):
         """Return k elements; where something is not finite, the largest exactly."""
         x = signal.tensor()
         k = kept(self.density, signal.numel)
-        finite = x.numel() > 0 and bool(x.abs().amax().isfinite())
-        indices = _pick(x.abs(), k, self.rounds, seed) if finite else largest(x, k)
+        picks = largest(x, 2 * k)
+        magnitudes = x.index_select(0, picks).abs()
+        mean = torch.linalg.vector_norm(x, 1, dtype=torch.float64) / max(1, x.numel())
+        chosen = _pick(magnitudes, mean, k, self.rounds, seed) if k else magnitudes
+        indices = picks.index_select(0, largest(chosen, k))
         values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed)
-        return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel, coded=coded)
+        return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
 
 
-def _pick(magnitudes: Tensor, k: int, rounds: int, seed: int) -> Tensor:
-    above, below = _thresholds(magnitudes, k, rounds)
-    sure = (magnitudes >= above).nonzero().view(-1)
-    maybe = ((magnitudes < above) & (magnitudes >= below)).nonzero().view(-1)
-    missing = k - sure.numel()
-    start = seed % (maybe.numel() - missing + 1)
-    return torch.cat([sure, maybe[start : start + missing]])
+def _pick(magnitudes: Tensor, mean: Tensor, k: int, rounds: int, seed: int) -> Tensor:
+    """Return 1 for the k magnitudes chosen and 0 for the others; the magnitudes if one is not finite."""
+    above, below = _thresholds(magnitudes, mean, k, rounds)
+    sure = magnitudes >= above
+    maybe = (magnitudes >= below) & ~sure
+    missing = k - sure.sum()
+    start = seed % (maybe.sum() - missing + 1).clamp_(min=1)
+    place = maybe.cumsum(0) - 1
+    filling = maybe & (place >= start) & (place < start + missing)
+    return torch.where(magnitudes.amax().isfinite(), (sure | filling).to(magnitudes.dtype), magnitudes)
 
 
-def _thresholds(magnitudes: Tensor, k: int, rounds: int) -> tuple[float, float]:
+def _thresholds(magnitudes: Tensor, mean: Tensor, k: int, rounds: int) -> tuple[Tensor, Tensor]:
     """Return the lowest threshold tried that at most k reach, infinite if none, and the highest that more do, or 0."""
-    above, below = float("inf"), 0.0
-    low, high = float(magnitudes.mean()), float(magnitudes.amax())
+    low, high = mean, magnitudes.amax().double()
+    above, below = torch.full_like(low, torch.inf), torch.zeros_like(low)
     for _ in range(rounds):
         middle = (low + high) / 2
-        if int((magnitudes >= middle).sum()) <= k:
-            high = above = middle
-        else:
-            low = below = middle
+        few = (magnitudes >= middle).sum() <= k
+        high, above = torch.where(few, middle, high), torch.where(few, middle, above)
+        low, below = torch.where(few, low, middle), torch.where(few, below, middle)
     return above, below

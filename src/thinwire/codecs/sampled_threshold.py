@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import candidates, largest, padded
+from thinwire.codecs.thresholding import candidates, strongest
 from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
@@ -17,7 +17,7 @@ class SampledThreshold(Codec):
     """Send k = round(density · d) of the largest magnitudes, found with a threshold estimated from a sample.
 
     The threshold aims at `surplus` times as many; of what reaches it the k largest are sent, which are the exact k
-    largest whenever k or more do. Where fewer do, the rest of the payload is padding: index 0, value 0.
+    largest whenever k or more do. Where fewer do, the rest of the payload is padding: the last index, value 0.
     """
 
     density: float | Schedule
@@ -32,9 +32,5 @@ class SampledThreshold(Codec):
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements, padding included; NaN counts as largest."""
         k = kept(self.density, signal.numel)
-        indices = candidates(signal, min(signal.numel, math.ceil(self.surplus * k)), seed)
-        values = signal.tensor().index_select(0, indices)
-        if indices.numel() > k:
-            best = largest(values, k)
-            indices, values = indices.index_select(0, best), values.index_select(0, best)
-        return padded(indices, values, k, signal, self.values, seed)
+        picks = candidates(signal, min(signal.numel, math.ceil(self.surplus * k)), seed)
+        return strongest(signal, picks, k, self.values, seed)

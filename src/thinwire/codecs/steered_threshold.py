@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import check_bound, kth_largest, near, padded, room, trimmed
+from thinwire.codecs.thresholding import check_bound, kth_largest, near, room, strongest
 from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
@@ -38,17 +39,20 @@ class SteeredThreshold(Codec):
         """Return ⌈bound · k⌉ elements, padding included."""
         k = kept(self.density, signal.numel)
         capacity = room(self.bound, k, signal.numel)
-        note = None if signal.note is None else signal.note.read()
-        threshold = float(note) if note is not None else kth_largest(signal.tensor(), k) if k else 0.0
-        found = near(signal, threshold, capacity)
+        threshold = self._threshold(signal, k)
+        picks = near(signal, threshold, capacity)
         if signal.note is not None and k:
-            steered = threshold * self._step(found.numel(), k, signal.numel)
-            signal.note.write(torch.tensor([steered], device=signal.device))
-        indices = trimmed(signal, found, capacity)
-        return padded(indices, signal.tensor().index_select(0, indices), capacity, signal, self.values, seed)
+            signal.note.write((threshold * self._step((picks >= 0).sum(), k, signal.numel)).view(1))
+        return strongest(signal, picks, capacity, self.values, seed)
 
-    def _step(self, found: int, k: int, numel: int) -> float:
+    def _threshold(self, signal: Signal, k: int) -> Tensor:
+        note = None if signal.note is None else signal.note.read()
+        if note is not None:
+            return note[0]
+        return kth_largest(signal.tensor(), k) if k else torch.zeros((), device=signal.device)
+
+    def _step(self, found: Tensor, k: int, numel: int) -> Tensor:
         if k == numel:
-            return 1.0
-        step = 1 + self.gain * math.log(max(found, 0.5) / k) / math.log(numel / k)
-        return min(2.0, max(0.5, step))
+            return torch.ones_like(found)
+        step = 1 + self.gain * torch.log(found.clamp(min=0.5) / k) / math.log(numel / k)
+        return step.clamp(0.5, 2.0)

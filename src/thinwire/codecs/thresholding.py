@@ -1,4 +1,7 @@
-"""A threshold from a sample, and one pass that picks what reaches it (Deep Gradient Compression, Lin et al. 2018)."""
+"""A threshold from a sample, and one pass that picks what reaches it (Deep Gradient Compression, Lin et al. 2018).
+
+Picks are indices (int32), ascending; a GPU fills them up with −1, so that nothing waits to learn their number.
+"""
 
 import math
 
@@ -6,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from thinwire import kernels
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.signals import Signal
 
@@ -14,24 +18,55 @@ PICKS_IN_SAMPLE = 80
 
 
 def candidates(signal: Signal, picks: int, seed: int) -> Tensor:
-    """Return indices (int32) of about `picks` of the largest magnitudes, at most four times as many, in no set order.
+    """Return about `picks` of the largest magnitudes, at most four times as many.
 
     The threshold is the ⌈picks/d · s⌉-th largest of s magnitudes, taken at even distances from an offset drawn by
-    `seed`. Where ties or a sample that misleads would yield more, the picks are the exact largest.
+    `seed`. Where ties or a sample that misleads would yield more, the largest of all are taken exactly.
     """
     if signal.numel == 0:
         return torch.empty(0, dtype=torch.int32, device=signal.device)
     stride = max(1, picks // PICKS_IN_SAMPLE) | 1  # odd, so that it walks through all columns of a matrix
     sample = signal.sample(seed % min(stride, signal.numel), stride).abs()
     rank = min(sample.numel(), max(1, math.ceil(picks / signal.numel * sample.numel())))
-    threshold = float(sample.topk(rank, sorted=False).values.min())
-    chosen = signal.select(threshold, 4 * picks + PICKS_IN_SAMPLE)
-    return largest(signal.tensor(), picks) if chosen is None else chosen
+    return near(signal, sample.topk(rank, sorted=False).values.min(), picks)
+
+
+def near(signal: Signal, threshold: Tensor, picks: int) -> Tensor:
+    """Return what reaches the threshold (0-dim); of far more than `picks`, the largest."""
+    return signal.select(threshold, min(signal.numel, 4 * picks + PICKS_IN_SAMPLE)).indices
+
+
+def gather(x: Tensor, picks: Tensor) -> Tensor:
+    """Return the elements picked, and 0 for −1."""
+    return x.index_select(0, picks.clamp(min=0)).masked_fill_(picks < 0, 0)
+
+
+def strongest(signal: Signal, picks: Tensor, count: int, narrow: Narrow, seed: int) -> Sparse:
+    """Return a payload of `count` elements: of those picked the largest, and padding where they are fewer."""
+    values = gather(signal.tensor(), picks)
+    if picks.numel() > count:
+        best = largest(values, count)
+        picks, values = picks.index_select(0, best), values.index_select(0, best)
+    missing = (0, count - picks.numel())
+    values, coded = narrowed(pad(values, missing), narrow, signal.dtype, seed)
+    indices = pad(picks, missing, value=-1)
+    return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
+
+
+def filled(indices: Tensor, numel: int) -> Tensor:
+    """Return indices with the last one for −1: with value 0, that is padding."""
+    return indices.masked_fill(indices < 0, numel - 1)
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """Return the indices (int32) of the k largest magnitudes; NaN counts as largest."""
-    return x.abs().topk(min(k, x.numel()), sorted=False).indices.to(torch.int32)
+    """Return the indices (int32, ascending) of the k largest magnitudes; NaN counts as largest."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+    return kernels.backend(x).largest(x, min(k, x.numel()))
+
+
+def kth_largest(x: Tensor, k: int) -> Tensor:
+    """Return the k-th largest magnitude (0-dim), for 1 ≤ k ≤ x.numel()."""
+    return x.index_select(0, largest(x, k)).abs().min()
 
 
 def check_bound(bound: float) -> None:
@@ -43,33 +78,3 @@ def check_bound(bound: float) -> None:
 def room(bound: float, k: int, numel: int) -> int:
     """Return ⌈bound · k⌉, or all elements if those are fewer."""
     return min(numel, math.ceil(bound * k))
-
-
-def near(signal: Signal, threshold: float, capacity: int) -> Tensor:
-    """Return the indices (int32) of magnitudes that reach the threshold; of far more than `capacity`, the largest."""
-    found = signal.select(threshold, 4 * capacity + PICKS_IN_SAMPLE)
-    return largest(signal.tensor(), capacity) if found is None else found
-
-
-def trimmed(signal: Signal, indices: Tensor, capacity: int) -> Tensor:
-    """Return those of the `capacity` largest magnitudes among `indices`."""
-    if indices.numel() <= capacity:
-        return indices
-    return indices.index_select(0, largest(signal.tensor().index_select(0, indices), capacity))
-
-
-def reaching(signal: Signal, threshold: float, capacity: int) -> Tensor:
-    """Return the indices (int32) of magnitudes that reach the threshold, at most `capacity`: then the largest."""
-    return trimmed(signal, near(signal, threshold, capacity), capacity)
-
-
-def kth_largest(x: Tensor, k: int) -> float:
-    """Return the k-th largest magnitude, for 1 ≤ k ≤ x.numel()."""
-    return float(x.abs().topk(k, sorted=False).values.min())
-
-
-def padded(indices: Tensor, values: Tensor, count: int, signal: Signal, narrow: Narrow, seed: int) -> Sparse:
-    """Return a payload of `count` elements: those given, and padding of index 0 and value 0."""
-    missing = (0, count - indices.numel())
-    values, coded = narrowed(pad(values, missing), narrow, signal.dtype, seed)
-    return Sparse(indices=pad(indices, missing), values=values, numel=signal.numel, coded=coded)

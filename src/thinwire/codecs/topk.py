@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
-import torch
-
 from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.codecs.thresholding import largest
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
@@ -23,11 +22,11 @@ class TopK(Codec):
         check_density(self.density)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return k elements; NaN counts as largest."""
+        """Return k elements; NaN counts as largest, and of equal ones the lowest index comes first."""
         x = signal.tensor()
-        indices = x.abs().topk(kept(self.density, signal.numel), sorted=False).indices
+        indices = largest(x, kept(self.density, signal.numel))
         values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed)
-        return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel, coded=coded)
+        return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
 
     def contraction(self, numel: int) -> float | None:
         """δ = k/d, attained by a vector of equal magnitudes (Stich et al. 2018)."""

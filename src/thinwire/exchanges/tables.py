@@ -1,6 +1,6 @@
 """What exchanges that sum picks on the way have in common."""
 
-from thinwire.payloads import Keyed, Payload, wire
+from thinwire.payloads import Keyed, Payload, Sparse, wire
 from thinwire.payloads.keyed import union
 
 
@@ -12,7 +12,8 @@ def table(payload: Payload, exchange: str) -> Keyed:
         raise TypeError(
             f"{exchange} adds values on the way, and codes cannot be added; use AllGather, or a dtype as values="
         )
-    return payload
+    # Its own message is then as long as others of as many rows, which come in this order.
+    return payload.rekeyed(payload.keys, payload.rows) if isinstance(payload, Sparse) else payload
 
 
 def merged(tables: list[Keyed]) -> Keyed:
@@ -29,8 +30,7 @@ def message_bytes(like: Keyed, count: float) -> float:
     """Predict the length of a message of `count` rows of `like`."""
     empty = like.rekeyed(like.keys[:0], like.rows[:0]).nbytes
     row = like.rows.shape[1] * like.rows.element_size()
-    named = 4 * count if like.rows.shape[1] == 1 else min(4 * count, like.key_space / 8)
-    return empty + count * row + named
+    return empty + count * row + like.named_nbytes(round(count))
 
 
 def complete_bytes(like: Keyed) -> int:

@@ -73,7 +73,7 @@ class GlobalTopKTree(Rounds):
         if world_size == 1:
             return 0.0
         exact = 2 * payload.values.nbytes if self.exact_values else 0
-        return (world_size - 1) / world_size * (2 * payload.nbytes + exact)
+        return (world_size - 1) / world_size * (2 * table(payload, "GlobalTopKTree").nbytes + exact)
 
     def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
         """Return 2⌈log₂ K⌉(α + n/B), without the all-reduce for exact values."""

@@ -3,10 +3,14 @@
 import math
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from thinwire import kernels
+from thinwire.kernels.memory import empty
 
 
 class Format(ABC):
@@ -26,7 +30,7 @@ class Format(ABC):
 
     @abstractmethod
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Return codes int16 (n) and scales float32 (scale_count(n)) of a flat floating-point tensor (n)."""
+        """Return codes `code_dtype` (n) and scales float32 (scale_count(n)) of a flat floating-point tensor (n)."""
 
     @abstractmethod
     def table(self) -> Tensor:
@@ -34,18 +38,46 @@ class Format(ABC):
 
     @final
     def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Return float32 (n) for codes int16 (n) and scales float32: one per value, or one for all."""
-        return _table(self, codes.device).index_select(0, codes.to(torch.int32)).mul_(scales)
+        """Return float32 (n); see `decode_into`."""
+        out = empty(codes.numel(), torch.float32, codes.device)
+        self.decode_into(out, codes, scales)
+        return out
+
+    @final
+    def decode_into(self, out: Tensor, codes: Tensor, scales: Tensor) -> None:
+        """Write the numbers of codes (n) and scales (scale_count(n)) to `out` (n, any floating-point dtype).
+
+        Beyond a narrower dtype's range they become infinite. Raises ValueError when the lengths do not fit.
+        """
+        numel, count = codes.numel(), self.scale_count(codes.numel())
+        if out.numel() != numel or scales.numel() != count:
+            raise ValueError(
+                f"{numel} codes, {scales.numel()} scales and room for {out.numel()} numbers; "
+                f"expected {count} scales and room for {numel}"
+            )
+        decode = kernels.integer_backend(codes, scales, out).table_decode
+        decode(out, codes, _table(self, codes.device), scales, self.width(numel))
+
+    @final
+    @property
+    def code_dtype(self) -> torch.dtype:
+        """The dtype of codes: uint8 up to 8 bits, beyond them int16."""
+        return torch.uint8 if self.bits <= 8 else torch.int16
+
+    @final
+    def empty_codes(self, x: Tensor) -> Tensor:
+        """Return room for the codes of `x`."""
+        return empty(x.numel(), self.code_dtype, x.device)
+
+    @final
+    def width(self, numel: int) -> int:
+        """Return how many of `numel` values share a scale."""
+        return self.group or max(1, numel)
 
     @final
     def scale_count(self, numel: int) -> int:
         """Return how many scales `numel` values have."""
-        return -(-numel // (self.group or max(1, numel)))
-
-    @final
-    def expand(self, scales: Tensor, numel: int) -> Tensor:
-        """Return one scale per value (numel) for the scales of a vector of `numel` values."""
-        return scales.repeat_interleave(self.group)[:numel] if self.group else scales.expand(numel)
+        return -(-numel // self.width(numel))
 
 
 # A format is a value, so its table is computed once.
@@ -55,17 +87,13 @@ def _table(form: Format, device: torch.device) -> Tensor:
 
 
 def flat32(x: Tensor) -> Tensor:
-    """Return `x` flat and as float32; float64 beyond its range becomes infinite."""
-    return x.detach().reshape(-1).to(torch.float32)
+    """Return `x` flat, contiguous and as float32; float64 beyond its range becomes infinite."""
+    return x.detach().reshape(-1).to(torch.float32).contiguous()
 
 
 def norms(x: Tensor, group: int | None, order: float) -> Tensor:
     """Return the norm of each group, float64; not finite where an element is not."""
-    width = group or max(1, x.numel())
-    full = x.numel() // width
-    rows = (x[: full * width].view(full, width), x[None, full * width :])
-    parts = [torch.linalg.vector_norm(part, order, dim=1, dtype=torch.float64) for part in rows if part.numel()]
-    return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.float64)
+    return kernels.backend(x).group_norms(x, group or max(1, x.numel()), order)
 
 
 def peaks(x: Tensor, group: int | None) -> Tensor:
@@ -73,10 +101,21 @@ def peaks(x: Tensor, group: int | None) -> Tensor:
     return finite(norms(x, group, math.inf))
 
 
-def finite(scales: Tensor) -> Tensor:
-    """Return scales as float32, NaN where one is not finite in it."""
+def finite(scales: Tensor, zero: float = 0.0) -> Tensor:
+    """Return scales as float32, NaN where one is not finite in it, and `zero` for 0."""
+    if scales.device.type == "cpu":
+        return torch.from_numpy(_finite(scales.numpy(), zero))
     scales = scales.to(torch.float32)
-    return torch.where(scales.isfinite(), scales, torch.nan)
+    return torch.where(scales.isfinite(), torch.where(scales == 0, zero, scales), torch.nan)
+
+
+def _finite(scales: np.ndarray[Any, Any], zero: float) -> np.ndarray[Any, Any]:
+    # By Numpy, as torch wakes its threads for this little, which takes longer than the encoding where cores are busy.
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = scales.astype(np.float32)
+    narrow[~np.isfinite(narrow)] = np.nan
+    narrow[narrow == 0] = zero
+    return narrow
 
 
 def widths(x: Tensor, group: int | None) -> Tensor:
@@ -84,16 +123,6 @@ def widths(x: Tensor, group: int | None) -> Tensor:
     width = group or max(1, x.numel())
     starts = torch.arange(0, x.numel(), width, dtype=torch.float64, device=x.device)
     return (x.numel() - starts).clamp_(max=width)
-
-
-def generator(x: Tensor, seed: int) -> torch.Generator:
-    """Return a generator of its own on the tensor's device."""
-    return torch.Generator(device=x.device).manual_seed(seed)
-
-
-def uniform(x: Tensor, seed: int) -> Tensor:
-    """Return numbers from [0, 1), float32, one for each element."""
-    return torch.rand(x.shape, generator=generator(x, seed), dtype=torch.float32, device=x.device)
 
 
 def check_bits(bits: int, least: int) -> None:

@@ -10,12 +10,13 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats.base import Format
+from thinwire.kernels.memory import empty
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coded:
-    """Codes int16 (n) and scales float32 of vectors of lengths `runs`, one behind the other.
+    """Codes of the format's `code_dtype` (n) and scales float32 of vectors of lengths `runs`, one behind the other.
 
     Groups begin anew with each run. Raises PayloadError when codes, scales and runs do not fit each other.
     """
@@ -27,8 +28,9 @@ class Coded:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs", self.runs or (self.codes.numel(),))
-        if self.codes.dtype != torch.int16 or self.codes.numel() != sum(self.runs):
-            raise PayloadError(f"{self.codes.numel()} {self.codes.dtype} codes; expected {sum(self.runs)} of int16")
+        count, dtype = sum(self.runs), self.format.code_dtype
+        if self.codes.dtype != dtype or self.codes.numel() != count:
+            raise PayloadError(f"{self.codes.numel()} {self.codes.dtype} codes; expected {count} of {dtype}")
         if self.scales.dtype != torch.float32 or self.scales.numel() != sum(self._scale_counts):
             raise PayloadError(
                 f"{self.scales.numel()} {self.scales.dtype} scales; expected {sum(self._scale_counts)} of float32"
@@ -48,7 +50,7 @@ class Coded:
             raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")
         if bits % 8 and int(buffer[-1]) >> bits % 8:
             raise PayloadError(f"the last byte is {int(buffer[-1])}; expected zeros after its first {bits % 8} bits")
-        codes = kernels.integer_backend(buffer).unpack_bits(buffer, sum(runs), format.bits)
+        codes = kernels.integer_backend(buffer).unpack_bits(buffer, sum(runs), format.bits, format.code_dtype)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
     @property
@@ -62,10 +64,16 @@ class Coded:
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """Return the numbers (n); beyond a narrower dtype's range they become infinite."""
-        out = self.codes.new_empty(self.codes.numel(), dtype=dtype)
-        for part, place in zip(self.split(), out.split(self.runs), strict=True):
-            place.copy_(self.format.decode(part.codes, self.format.expand(part.scales, part.codes.numel())))
+        out = empty(self.codes.numel(), dtype, self.codes.device)
+        self.decode_into(out)
         return out
+
+    def decode_into(self, out: Tensor) -> None:
+        """Write the numbers to `out` (n, any floating-point dtype). Raises ValueError when its length is another."""
+        if out.numel() != self.codes.numel():
+            raise ValueError(f"room for {out.numel()} numbers; expected {self.codes.numel()}")
+        for part, place in zip(self.split(), out.split(self.runs), strict=True):
+            self.format.decode_into(place, part.codes, part.scales)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:

@@ -4,9 +4,13 @@ Of positive float32 numbers the greater has the greater bit pattern, so that a p
 of the smallest number, counts the grid's numbers.
 """
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import Self, final
+
+import torch
+from torch import Tensor
 
 MANTISSA = 23
 _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -89,6 +93,24 @@ def _normal(base: int, shift: int, what: str) -> float:
     if base < 1 << (MANTISSA - shift):
         raise ValueError(f"no eps balances {what}: it would lie below {_LEAST:.3g}; take more mantissa or fewer bits")
     return number(base << shift)
+
+
+def least_mantissa(bits: int) -> int:
+    """Return the least mantissa that has a balanced eps for max = 1."""
+    # 127 binades of 2^m numbers lie between float32's least normal number and 1.
+    return next(m for m in range(MANTISSA) if 126 * 2**m + 1 >= 2 ** (bits - 1) - 1)
+
+
+def powers(peak: Tensor, top: float, reach: float) -> Tensor:
+    """Return for each peak the power of two, float32, that divides it into (top/2, top]; 1 for zero, NaN for NaN.
+
+    The power and `reach` times it stay normal float32 numbers, so a great peak may stay above the top.
+    """
+    fraction, exponent = math.frexp(top)
+    fractions, exponents = torch.frexp(torch.where(peak > 0, peak, top))
+    found = exponents - exponent + (fractions > fraction)
+    found = found.clamp(-126, min(127, 128 - math.frexp(reach)[1]))
+    return torch.where(peak.isnan(), torch.nan, ((found + 127) << MANTISSA).to(torch.int32).view(torch.float32))
 
 
 def check_mantissa(mantissa: int) -> None:

@@ -7,7 +7,8 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from thinwire.formats.base import Format, check_bits, check_group, finite, flat32, norms, uniform
+from thinwire import kernels
+from thinwire.formats.base import Format, check_bits, check_group, finite, flat32, norms
 
 _ORDERS = {"l2": 2.0, "max": math.inf}
 
@@ -38,13 +39,9 @@ class Levels(Format):
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
         """Return codes 0..2s and the norms; 1 for a group of zeros."""
         x = flat32(x)
-        norm = finite(norms(x, self.group, _ORDERS[self.norm]))
-        scales = torch.where(norm == 0, 1.0, norm)
-        exact = (x / self.expand(scales, x.numel())).mul_(self._levels).clamp_(-self._levels, self._levels)
-        exact = exact.nan_to_num_(0.0)
-        lower = exact.floor()
-        upwards = uniform(x, seed) < exact.sub_(lower)
-        return lower.add_(self._levels).add_(upwards).to(torch.int16), scales
+        scales, codes = finite(norms(x, self.group, _ORDERS[self.norm]), zero=1.0), self.empty_codes(x)
+        kernels.backend(x, scales).levels_encode(codes, x, scales, self.width(x.numel()), self._levels, seed)
+        return codes, scales
 
     def table(self) -> Tensor:
         """Return -1 to 1 in steps of 1/s, and NaN."""

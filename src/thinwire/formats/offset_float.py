@@ -1,17 +1,15 @@
 """A float of few bits whose numbers lie where gradients do."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal, Self, final
+from typing import Self, final, get_args
 
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.formats.base import Format, check_bits, check_group, flat32, peaks
-from thinwire.formats.grid import MANTISSA, Grid, balanced_eps, check_mantissa, check_number
-from thinwire.formats.rounding import ROUNDINGS
-
-_MAGNITUDE = 0x7FFFFFFF
+from thinwire.formats.grid import Grid, balanced_eps, check_mantissa, check_number, least_mantissa, powers
+from thinwire.kernels.reference import OffsetGrid, Rounding
 
 
 @final
@@ -32,7 +30,7 @@ class OffsetFloat(Format):
     eps: float
     max: float = 1.0
     min: float | None = None
-    rounding: Literal["truncate", "nearest", "stochastic"] = "truncate"
+    rounding: Rounding = "truncate"
     scaled: bool = True
     group: int | None = None
 
@@ -42,8 +40,8 @@ class OffsetFloat(Format):
         check_group(self.group)
         for name, value in (("eps", self.eps), ("max", self.max), ("-min", self._lowest)):
             check_number(name, value)
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(f"rounding is {self.rounding!r}; expected one of {', '.join(ROUNDINGS)}")
+        if self.rounding not in get_args(Rounding):
+            raise ValueError(f"rounding is {self.rounding!r}; expected one of {', '.join(get_args(Rounding))}")
         self._check_range()
 
     @classmethod
@@ -53,7 +51,7 @@ class OffsetFloat(Format):
         bits: int = 8,
         mantissa: int = 3,
         max: float = 1.0,
-        rounding: Literal["truncate", "nearest", "stochastic"] = "truncate",
+        rounding: Rounding = "truncate",
         scaled: bool = True,
         group: int | None = None,
     ) -> Self:
@@ -68,7 +66,7 @@ class OffsetFloat(Format):
         sample: Tensor,
         *,
         bits: int = 8,
-        rounding: Literal["truncate", "nearest", "stochastic"] = "truncate",
+        rounding: Rounding = "truncate",
         scaled: bool = True,
         group: int | None = None,
     ) -> Self:
@@ -114,12 +112,11 @@ class OffsetFloat(Format):
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
         """Return codes and one power of two per group; 1 for a group of zeros, or unless `scaled`."""
         x = flat32(x)
-        scales = self._scales(peaks(x, self.group))
-        bits = (x / self.expand(scales, x.numel()) if self.scaled else x).view(torch.int32)
-        grid, positives = self.grid, self.positives
-        index = ROUNDINGS[self.rounding](bits & _MAGNITUDE, grid, seed).sub_(grid.base - 1).clamp_(min=0)
-        negative = index.clamp(max=self.negatives).add_(positives).mul_(index > 0)
-        return torch.where(bits < 0, negative, index.clamp_(max=positives)).to(torch.int16), scales
+        scales, codes = self._scales(peaks(x, self.group)), self.empty_codes(x)
+        grid = OffsetGrid(self.grid.shift, self.grid.base, self.positives, self.negatives)
+        encode = kernels.backend(x, scales).offset_encode
+        encode(codes, x, scales, self.width(x.numel()), grid, self.rounding, seed)
+        return codes, scales
 
     def table(self) -> Tensor:
         """Return zero, eps..max, -eps..min and NaN for the rest."""
@@ -134,17 +131,11 @@ class OffsetFloat(Format):
     def _scales(self, peak: Tensor) -> Tensor:
         if not self.scaled:
             return torch.where(peak.isnan(), torch.nan, torch.ones_like(peak))
-        fraction, exponent = math.frexp(self.grid.at(self.positives))
-        fractions, exponents = torch.frexp(torch.where(peak > 0, peak, self.grid.at(self.positives)))
-        powers = exponents - exponent + (fractions > fraction)
-        reach = math.frexp(max(self.max, self._lowest))[1]
-        powers = powers.clamp(-126, min(127, 128 - reach))
-        scales = ((powers + 127) << MANTISSA).to(torch.int32).view(torch.float32)
-        return torch.where(peak.isnan(), torch.nan, scales)
+        return powers(peak, self.grid.at(self.positives), max(self.max, self._lowest))
 
     def _error(self, sample: Tensor) -> float:
         codes, scales = self.encode(sample, seed=0)
-        return float((self.decode(codes, self.expand(scales, len(codes))).double() - sample).square().sum())
+        return float((self.decode(codes, scales).double() - sample).square().sum())
 
     @property
     def _lowest(self) -> float:
@@ -160,9 +151,3 @@ class OffsetFloat(Format):
                 f"{needed} numbers; expected at most 2^{self.bits} = {2**self.bits}: "
                 "take more bits, less mantissa or a greater eps"
             )
-
-
-def least_mantissa(bits: int) -> int:
-    """Return the least mantissa that has a balanced eps for max = 1."""
-    # 127 binades of 2^m numbers lie between float32's least normal number and 1.
-    return next(m for m in range(MANTISSA) if 126 * 2**m + 1 >= 2 ** (bits - 1) - 1)

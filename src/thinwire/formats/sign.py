@@ -6,6 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.formats.base import Format, check_group, finite, flat32, norms, widths
 
 
@@ -32,7 +33,9 @@ class Sign(Format):
         """Return codes 0 (plus) or 1 (minus), and the mean magnitudes."""
         x = flat32(x)
         scales = finite(norms(x, self.group, 1.0) / widths(x, self.group))
-        return (x < 0).to(torch.int16), scales
+        codes = self.empty_codes(x)
+        kernels.backend(x).sign_encode(codes, x)
+        return codes, scales
 
     def table(self) -> Tensor:
         """Return 1 and -1."""

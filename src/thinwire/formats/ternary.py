@@ -7,7 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.formats.base import Format, check_group, flat32, norms, peaks, uniform, widths
+from thinwire import kernels
+from thinwire.formats.base import Format, check_group, flat32, norms, peaks, widths
 
 
 @final
@@ -40,8 +41,9 @@ class Ternary(Format):
         if self.clip is not None:
             deviations = norms(x, self.group, 2.0) / widths(x, self.group).sqrt()
             scales = torch.minimum(scales, (self.clip * deviations).to(torch.float32))
-        chosen = uniform(x, seed).mul_(self.expand(scales, x.numel())) < x.abs()
-        return torch.where(x < 0, 2, 1).to(torch.int16).mul_(chosen), scales
+        codes = self.empty_codes(x)
+        kernels.backend(x, scales).ternary_encode(codes, x, scales, self.width(x.numel()), seed)
+        return codes, scales
 
     def table(self) -> Tensor:
         """Return 0, 1, -1 and NaN."""

@@ -13,6 +13,8 @@ from thinwire.integrations.momentum import corrections, refuse_twice, take_over
 from thinwire.integrations.rebroadcast import broadcast_every
 from thinwire.reducer import Reducer
 
+_SAMPLE = 1 << 12
+
 
 def attach(
     model: DistributedDataParallel,
@@ -41,7 +43,8 @@ def attach(
     sparse = _with_sparse_gradients(model)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     check_fingerprint(recipe, parameters, group, f"{_settings(model, optimizer)}, rebroadcast={rebroadcast}")
-    recipe.prepare(group)
+    kinds = {(p.dtype, p.device) for p in parameters.values()}
+    recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds])
     decay = take_over(recipe.memories(), optimizer, names, group.size())
     attachment = Attachment(
         recipe,

@@ -58,7 +58,7 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
     if not isinstance(fields, Mapping) or not fields or not fields.keys() <= memory.fields:
         raise ValueError(f"{name!r} has {fields!r:.100}; {type(memory).__name__} keeps {sorted(memory.fields)}")
     like = parameters[name]
-    dtype = torch.promote_types(like.dtype, torch.float32)
+    dtype = memory.held(like.dtype)
     for field, x in fields.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
             raise ValueError(f"{field} of {name!r} is {x!r:.100}; expected a tensor with values")

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,14 +26,25 @@ class Memory(ABC):
     free: ClassVar[frozenset[str]] = frozenset()
     """Those of them whose tensors are not shaped like the parameter, but flat and of any length."""
 
+    def held(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type in which something waits for a parameter of type `dtype`."""
+        return torch.promote_types(dtype, torch.float32)
+
     @property
     def parts(self) -> "Sequence[Memory]":
         """This memory, and those within it."""
         return (self,)
 
+    def blank(self) -> Self:
+        """Return such a memory with nothing in it."""
+        return replace(self)  # type: ignore[type-var]  # every concrete memory is a dataclass
+
     @abstractmethod
-    def compensate(self, name: str, gradient: Tensor, scale: float) -> Signal:
-        """Return what waits for parameter `name` plus scale · gradient (flat). Stages a memory that sent nothing."""
+    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
+        """Return what waits for parameter `name` plus scale · gradient (flat). Stages a memory that sent nothing.
+
+        `seed` is for memories that round by lot.
+        """
 
     @abstractmethod
     def retain(self, name: str, delivered: Payload) -> None:
@@ -67,10 +79,11 @@ class Memory(ABC):
 class Staged:
     """A committed and a staged version of one flat tensor per name; committing swaps them, so nothing is copied.
 
-    Held in float32 or wider, as 16-bit sums would lose what waits.
+    Held in `dtype`, or else in float32 or wider.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
         self._committed: dict[str, Tensor] = {}
         self._spare: dict[str, Tensor] = {}
         self._staged: set[str] = set()
@@ -78,7 +91,7 @@ class Staged:
     def open(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return (committed, staged) for `name`, zeros at first sight; the staged one is to be overwritten."""
         if name not in self._committed:
-            dtype = torch.promote_types(like.dtype, torch.float32)
+            dtype = self._dtype or torch.promote_types(like.dtype, torch.float32)
             self._committed[name] = torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
         if name not in self._spare:
             self._spare[name] = torch.empty_like(self._committed[name])

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, final
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.kernels import Picks
 from thinwire.memories.base import Memory, Staged, State
 from thinwire.payloads import Payload
 from thinwire.signals import Signal
@@ -42,7 +43,11 @@ class MomentumCorrection(Memory):
         self.momentum, self.nesterov = momentum, nesterov
         self._velocity.restore({name: _wide(buffer).reshape(-1) for name, buffer in velocities.items()})
 
-    def compensate(self, name: str, gradient: Tensor, scale: float) -> Signal:
+    def blank(self) -> Self:
+        """Return one with nothing in it, of momentum 0 where none is known yet."""
+        return replace(self, momentum=self.momentum or 0.0)
+
+    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Return v + u after adding scale · g to u. Raises RuntimeError when no momentum is known."""
         if self.momentum is None:
             raise RuntimeError("momentum is not known: attach with optimizer=, or give the recipe momentum=")
@@ -132,7 +137,7 @@ class _MomentumSum(Signal):
         on_velocity, on_gradient = (m * m, scale * (1 + m)) if nesterov else (m, scale)
         return residual.add(velocity, alpha=on_velocity).add_(gradient, alpha=on_gradient)
 
-    def select(self, threshold: float, capacity: int) -> Tensor | None:
+    def select(self, threshold: Tensor, capacity: int) -> Picks:
         self._pending = False
         kernel = kernels.backend(*self._tensors)
         return kernel.accumulate_momentum_select(*self._tensors, *self._factors, threshold, capacity)

@@ -19,7 +19,7 @@ class NoMemory(Memory):
     stateful: ClassVar[bool] = False
     fields: ClassVar[frozenset[str]] = frozenset()
 
-    def compensate(self, name: str, gradient: Tensor, scale: float) -> Signal:
+    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Scale the gradient in place, as DDP does."""
         return Plain(gradient if scale == 1 else gradient.mul_(scale))
 

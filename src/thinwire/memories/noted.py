@@ -1,9 +1,10 @@
 """Notes that a codec keeps about each parameter."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, final
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self, final
 
+import torch
 from torch import Tensor
 
 from thinwire.memories.base import Memory, State
@@ -35,9 +36,17 @@ class Noted(Memory):
         """This, and the memory within."""
         return (self, *self.memory.parts)
 
-    def compensate(self, name: str, gradient: Tensor, scale: float) -> Signal:
+    def blank(self) -> Self:
+        """Return one with nothing in it or in the memory within."""
+        return replace(self, memory=self.memory.blank())
+
+    def held(self, dtype: torch.dtype) -> torch.dtype:
+        """Return what the memory within does."""
+        return self.memory.held(dtype)
+
+    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Return what the memory within does, with its note."""
-        signal = self.memory.compensate(name, gradient, scale)
+        signal = self.memory.compensate(name, gradient, scale, seed=seed)
         signal.note = self.note(name)
         return signal
 

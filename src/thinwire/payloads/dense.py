@@ -55,18 +55,17 @@ class Dense(Payload):
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Dense":
         """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed."""
-        found, count, numel = wire.parse(buffer, wire.DENSE)
-        dtype = numbers.check_plain(found)
-        expected = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize)
-        if count != numel or buffer.numel() != expected:
-            raise PayloadError(f"{count} of {numel} values in {buffer.numel()} bytes; expected {expected} bytes")
-        wire.check_padding(buffer, count * dtype.itemsize)
-        body = buffer[wire.HEADER_BYTES : wire.HEADER_BYTES + count * dtype.itemsize]
-        return cls(values=body.clone().view(dtype))
+        head = wire.parse(buffer, wire.DENSE)
+        dtype = numbers.check_plain(head)
+        wire.check_coding(head.coding, (wire.NUMBERS,))
+        wire.check_length(buffer, wire.HEADER_BYTES + wire.padded(head.count * dtype.itemsize))
+        if head.count != head.numel:
+            raise PayloadError(f"{head.count} of {head.numel} values; a dense payload has all")
+        return cls(values=numbers.plain(buffer[None, wire.HEADER_BYTES :], head.count, dtype)[0])
 
     def from_rows(self, rows: Tensor) -> Self:
         """Return the sum over ranks of buffers like this payload's."""
-        wire.check_rows(rows, self._header())
+        wire.check_rows(rows, self._header(), self.nbytes)
         per_rank = numbers.read(rows[:, wire.HEADER_BYTES :], self.values, self.coded)
         return self.with_values(per_rank.sum(dim=0, dtype=self.values.dtype))
 

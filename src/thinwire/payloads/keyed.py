@@ -50,6 +50,10 @@ class Keyed(Payload):
     def filled(self, count: int) -> Self:
         """Return this with padding up to `count` rows."""
 
+    @abstractmethod
+    def named_nbytes(self, count: int) -> int:
+        """Return how many bytes name `count` rows of this table after `rekeyed`, padding included."""
+
     @classmethod
     @abstractmethod
     def from_buffer(cls, buffer: Tensor) -> Self:

@@ -42,30 +42,42 @@ def nbytes(values: Tensor, coded: Coded | None) -> int:
     return sum(map(wire.padded, lengths(values, coded)))
 
 
-def header(kind: int, values: Tensor, coded: Coded | None, count: int, numel: int) -> Tensor:
+def header(
+    kind: int, values: Tensor, coded: Coded | None, count: int, numel: int, coding: int = wire.NUMBERS
+) -> Tensor:
     """Return the header for these numbers; `count` is of what the kind counts."""
-    if coded is None:
-        return wire.header(kind, values.dtype, count, numel, values.device)
-    return wire.coded_header(kind, coded.format.bits, count, numel, values.device)
+    dtype, bits = (values.dtype, 0) if coded is None else (None, coded.format.bits)
+    return wire.Header(kind, dtype, count, numel, bits, coding).pack(values.device)
 
 
 def read(rows: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
-    """Return the numbers of every rank, (ranks, count), from sections like those of `values` at the start of `rows`."""
+    """Return the numbers of every rank, (ranks, count), from sections like those of `values` at the start of `rows`.
+
+    Raises PayloadError when malformed.
+    """
     if coded is None:
-        body = rows[:, : values.nbytes].contiguous()
-        return body.view(values.dtype).view(rows.shape[0], values.numel())
+        return plain(rows, values.numel(), values.dtype)
     own, packed = lengths(values, coded)
+    wire.check_padding(rows, own, packed)
     start = wire.padded(own)
     parts = [_unpack(row[:own], row[start : start + packed], coded) for row in rows]
     return torch.stack([part.values(values.dtype) for part in parts])
+
+
+def plain(rows: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return `count` numbers of every rank, (ranks, count), from sections at the start of `rows`."""
+    nbytes = count * dtype.itemsize
+    wire.check_padding(rows, nbytes)
+    # Cloned, as a single row would else remain a view of the buffer.
+    return rows[:, :nbytes].clone(memory_format=torch.contiguous_format).view(-1).view(dtype).view(rows.shape[0], count)
 
 
 def _unpack(scales: Tensor, packed: Tensor, like: Coded) -> Coded:
     return Coded.unpack(packed.contiguous(), scales.clone().view(torch.float32), like.runs, like.format)
 
 
-def check_plain(dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype of a header. Raises PayloadError where it says codes, whose format a buffer does not tell."""
-    if dtype is None:
+def check_plain(head: wire.Header) -> torch.dtype:
+    """Return the dtype of values. Raises PayloadError where they are codes, whose format a buffer does not tell."""
+    if head.dtype is None:
         raise PayloadError("the values are codes of a format, which only a payload of the same recipe can read")
-    return dtype
+    return head.dtype

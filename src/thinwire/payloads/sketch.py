@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.payloads import wire
+from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Payload, Spans, spans_are_finite
 
 
@@ -57,9 +57,9 @@ class Sketch(Payload):
 
     def from_rows(self, rows: Tensor) -> Self:
         """Return the sum over ranks."""
-        wire.check_rows(rows, self._head())
-        body = rows[:, wire.HEADER_BYTES : wire.HEADER_BYTES + self.values.nbytes]
-        return self.with_values(body.contiguous().view(self.values.dtype).sum(dim=0, dtype=self.values.dtype))
+        wire.check_rows(rows, self._head(), self.nbytes)
+        tables = numbers.plain(rows[:, wire.HEADER_BYTES :], self.values.numel(), self.values.dtype)
+        return self.with_values(tables.sum(dim=0, dtype=self.values.dtype))
 
     def write(self, out: Tensor) -> None:
         """Overwrite the spans of `out` with the estimates."""
@@ -112,4 +112,4 @@ class Sketch(Payload):
         ]
 
     def _head(self) -> Tensor:
-        return wire.header(wire.DENSE, self.values.dtype, self.values.numel(), self.values.numel(), self.values.device)
+        return numbers.header(wire.DENSE, self.values, None, self.values.numel(), self.values.numel())

@@ -6,24 +6,26 @@ from typing import Self, final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
-from thinwire.payloads import numbers, wire
+from thinwire.payloads import indices, numbers, slots, spans, wire
 from thinwire.payloads.base import Spans
-from thinwire.payloads.keyed import Keyed
+from thinwire.payloads.elements import Elements
+from thinwire.payloads.names import CODINGS, Names
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sparse(Keyed):
+class Sparse(Elements):
     """Values at int32 `indices`; elements of the spans that are not named are zero.
 
-    `runs` are the lengths of stretches within which no index occurs twice, except as padding with value 0. `agreed`
-    says that every rank holds these very indices, so that values alone need to travel. With `coded`, codes travel, and
-    `values` are what they stand for.
+    `runs` are the lengths of stretches within which no index occurs twice, except as padding with value 0: one for each
+    span, unless it is a sum of several payloads. How indices travel depends on their order, which is a property of
+    where they come from, never of the data: `ascending` over all runs; in slot order, where `seeds` has a seed for each
+    span (element p of a run of m lies in slot p of `kernels.slot_of` for m slots; an empty slot holds the span's last
+    index with value 0); or any. `agreed` says that every rank holds these very indices, so that values alone need to
+    travel. With `coded`, codes travel, and `values` are what they stand for.
     """
 
     indices: Tensor
@@ -31,119 +33,88 @@ class Sparse(Keyed):
     numel: int
     spans: Spans = field(default=())
     runs: tuple[int, ...] = field(default=())
+    ascending: bool = True
+    seeds: tuple[int, ...] = ()
     agreed: bool = False
     coded: Coded | None = None
 
     def __post_init__(self) -> None:
-        if self.numel > 2**31 - 1:
+        if self.numel > indices.LARGEST_SPACE:
             raise PayloadError(f"{self.numel} elements; int32 indices reach 2³¹ - 1: use smaller buckets")
         if self.indices.shape != self.values.shape or self.indices.dtype != torch.int32:
             raise PayloadError(f"{self.values.numel()} values for {self.indices.numel()} {self.indices.dtype} indices")
         object.__setattr__(self, "spans", self.spans or ((0, self.numel),))
         object.__setattr__(self, "runs", self.runs or (self.values.numel(),))
-
-    @property
-    def summable(self) -> bool:
-        """Whether all ranks agreed on the indices beforehand, and values travel as such."""
-        return self.agreed and self.coded is None
-
-    @property
-    def keys(self) -> Tensor:  # type: ignore[override]  # a table of one column
-        """The indices."""
-        return self.indices
-
-    @property
-    def rows(self) -> Tensor:
-        """The values, one to a row."""
-        return self.values[:, None]
-
-    @property
-    def key_space(self) -> int:
-        """One row for each element."""
-        return self.numel
+        if self.seeds and not len(self.seeds) == len(self.spans) == len(self.runs):
+            raise PayloadError(f"{len(self.seeds)} seeds for {len(self.spans)} spans and {len(self.runs)} runs")
 
     @property
     def nbytes(self) -> int:
         """Length of `to_buffer()` in bytes."""
-        return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded) + wire.padded(self.indices.nbytes)
+        return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded) + self._names.nbytes
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same indices with other values."""
         return replace(self, values=values, coded=None)
 
-    @property
-    def most_rows(self) -> int:
-        """How many elements the spans have."""
-        return sum(length for _, length in self.spans)
-
-    def every_key(self) -> Tensor:
-        """Return all indices within the spans."""
-        device = self.values.device
-        return torch.cat([torch.arange(o, o + n, dtype=torch.int32, device=device) for o, n in self.spans])
-
-    def span_counts(self) -> list[int]:
-        """Return how many elements lie in each span."""
-        return list(self.runs)
-
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
         """Return other elements of the same vector; those outside the spans are left out."""
-        order, runs = _by_span(keys, self.spans)
-        values = rows.view(-1).index_select(0, order)
-        return replace(self, indices=keys.index_select(0, order), values=values, runs=runs, agreed=False, coded=None)
+        order, runs = spans.by_span(keys, self.spans)
+        chosen, values = keys.index_select(0, order), rows.view(-1).index_select(0, order)
+        return self._plain(chosen, values, runs, ascending=True)
 
     def filled(self, count: int) -> Self:
-        """Return this with padding, index 0 and value 0, up to `count` elements."""
-        missing = (0, count - self.values.numel())
-        return replace(
-            self, indices=pad(self.indices, missing), values=pad(self.values, missing), runs=(count,), coded=None
-        )
+        """Return this with padding up to `count` elements: the last index of all spans, with value 0."""
+        missing, last = count - self.values.numel(), spans.last_filled(self.spans)
+        index = self.indices.new_full((missing,), max(0, sum(self.spans[last]) - 1))
+        place = max(0, len(self.runs) - len(self.spans) + last)
+        runs = (*self.runs[:place], self.runs[place] + missing, *self.runs[place + 1 :])
+        values = torch.cat([self.values, self.values.new_zeros(missing)])
+        return self._plain(torch.cat([self.indices, index]), values, runs, ascending=self._ascends)
+
+    def named_nbytes(self, count: int) -> int:
+        """Return how many bytes name `count` elements, ascending if the spans do."""
+        if not spans.in_order(self.spans):
+            return Names(wire.NUMBERS, self.spans, (count,), self.numel).nbytes
+        return Names.ascending(self.spans, (count,), self.numel).nbytes
 
     def to_buffer(self) -> Tensor:
-        """Return header, values and indices as uint8."""
-        return wire.pack(self._header(), *numbers.sections(self.values, self.coded), self.indices)
+        """Return header, values and indices as uint8. Raises PayloadError where indices are not in their order."""
+        if self._ascends and indices.is_cheap_to_check(self.indices):
+            indices.check_ascending(self.indices, strictly=False)
+        named = self._names.section(self.indices, self.seeds)
+        return wire.pack(self._header(), *numbers.sections(self.values, self.coded), named)
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Sparse":
-        """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed."""
-        found, count, numel = wire.parse(buffer, wire.SPARSE)
-        dtype = numbers.check_plain(found)
-        expected = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize) + wire.padded(count * 4)
-        if count > numel or buffer.numel() != expected:
-            raise PayloadError(f"{count} of {numel} elements in {buffer.numel()} bytes; expected {expected} bytes")
-        wire.check_padding(buffer, count * dtype.itemsize, count * 4)
-        start = wire.HEADER_BYTES + wire.padded(count * dtype.itemsize)
-        values = buffer[wire.HEADER_BYTES :][: count * dtype.itemsize].clone().view(dtype)
-        indices = buffer[start : start + 4 * count].clone().view(torch.int32)
-        wire.check_range(indices, numel)
-        return cls(indices=indices, values=values, numel=numel)
+        """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed, or of slots of several."""
+        head = wire.parse(buffer, wire.SPARSE)
+        dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES :]
+        wire.check_coding(head.coding, CODINGS)
+        if not head.count <= head.numel <= indices.LARGEST_SPACE:
+            raise PayloadError(f"{head.count} of {head.numel} elements; expected at most all, of at most 2³¹ - 1")
+        names = Names(head.coding, ((0, head.numel),), (head.count,), head.numel)
+        size = wire.padded(head.count * dtype.itemsize)
+        wire.check_length(buffer, wire.HEADER_BYTES + size + names.nbytes)
+        return cls(
+            indices=names.read(body[:, size:])[0],
+            values=numbers.plain(body, head.count, dtype)[0],
+            numel=head.numel,
+            ascending=head.coding == wire.ELIAS_FANO,
+            seeds=slots.seeds(body[0, size:], 1) if head.coding == wire.SLOTS else (),
+        )
 
     def from_rows(self, rows: Tensor) -> Self:
         """Return the sum over ranks of buffers like this payload's: their elements one after the other."""
-        wire.check_rows(rows, self._header())
+        wire.check_rows(rows, self._header(), self.nbytes)
         body = rows[:, wire.HEADER_BYTES :]
-        start = numbers.nbytes(self.values, self.coded)
-        indices = body[:, start : start + self.indices.nbytes].reshape(-1).view(torch.int32)
-        wire.check_range(indices, self.numel)
+        found = self._names.read(body[:, numbers.nbytes(self.values, self.coded) :])
+        if self._ascends and self._names.coding == wire.NUMBERS:
+            indices.check_ascending(found, strictly=False)
+        spans.check_inside(found, self.spans, self.numel, ascending=self._ascends)
         values = numbers.read(body, self.values, self.coded).view(-1)
-        return replace(self, indices=indices, values=values, runs=self.runs * rows.shape[0], coded=None)
-
-    def write(self, out: Tensor) -> None:
-        """Set the spans of `out` to zero and add the values."""
-        for offset, length in self.spans:
-            out[offset : offset + length].zero_()
-        self._add(out, 1.0)
-
-    def subtract_from(self, x: Tensor) -> None:
-        """Subtract the values from `x`."""
-        self._add(x, -1.0)
-
-    def mask(self, x: Tensor) -> None:
-        """Set `x` to zero at every index that carries a value other than 0."""
-        kernels.backend(x).mask(x, self.indices, self.values)
-
-    def is_finite(self, out: Tensor) -> bool:
-        """Whether `out` is finite at every index."""
-        return bool(out.index_select(0, self.indices).isfinite().all())
+        runs, ascending = self.runs * rows.shape[0], self._ascends and rows.shape[0] == 1
+        return self._plain(found.view(-1), values, runs, ascending=ascending)
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
@@ -154,6 +125,8 @@ class Sparse(Keyed):
             numel=numel,
             spans=tuple((offset, part.numel) for part, offset in zip(parts, offsets, strict=True)),
             runs=tuple(part.values.numel() for part in parts),
+            ascending=all(part._ascends for part in parts),
+            seeds=sum((part.seeds for part in parts), ()) if all(part.seeds for part in parts) else (),
             agreed=all(part.agreed for part in parts),
             coded=numbers.joined([part.coded for part in parts]),
         )
@@ -161,34 +134,38 @@ class Sparse(Keyed):
     def split(self) -> list[Self]:
         """Return one payload per span."""
         parts = zip(self.spans, self.indices.split(self.runs), self.values.split(self.runs), strict=True)
+        seeds: list[tuple[int, ...]] = [(seed,) for seed in self.seeds] or [()] * len(self.spans)
         return [
-            replace(self, indices=index - offset, values=value, numel=length, spans=(), runs=(), coded=None)
-            for (offset, length), index, value in parts
+            replace(self, indices=i - at, values=v, numel=n, spans=(), runs=(), seeds=seed, coded=None)
+            for ((at, n), i, v), seed in zip(parts, seeds, strict=True)
         ]
 
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of payloads over the same space: the elements of all of them."""
+        found, values = (torch.cat(list(part)) for part in zip(*((p.indices, p.values) for p in payloads), strict=True))
+        runs = tuple(run for p in payloads for run in p.runs)
+        return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0]._ascends)
+
+    @property
+    def _ascends(self) -> bool:
+        """Whether indices travel as ascending ones."""
+        return self.ascending and not self.seeds and spans.in_order(self.spans)
+
+    @property
+    def _names(self) -> Names:
+        if self.seeds:
+            return Names.in_slots(self.spans, self.runs, self.numel)
+        if self._ascends:
+            return Names.ascending(self.spans, self.runs, self.numel)
+        return Names(wire.NUMBERS, self.spans, self.runs, self.numel)
+
+    def _plain(self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool) -> Self:
+        """Return other elements, in no slots, agreed by nobody, as plain values."""
         return replace(
-            payloads[0],
-            indices=torch.cat([p.indices for p in payloads]),
-            values=torch.cat([p.values for p in payloads]),
-            runs=tuple(run for p in payloads for run in p.runs),
-            agreed=False,
-            coded=None,
+            self, indices=found, values=values, runs=runs, ascending=ascending, seeds=(), agreed=False, coded=None
         )
 
-    def _add(self, out: Tensor, sign: float) -> None:
-        kernels.backend(out).scatter_add(out, self.indices, self.values, self.runs, sign)
-
     def _header(self) -> Tensor:
-        return numbers.header(wire.SPARSE, self.values, self.coded, self.values.numel(), self.numel)
-
-
-def _by_span(indices: Tensor, spans: Spans) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the order that groups indices by span, ascending in each, and how many fall in each."""
-    in_order = bool((indices[1:] >= indices[:-1]).all())
-    ascending, order = (indices, torch.arange(indices.numel(), device=indices.device)) if in_order else indices.sort()
-    edges = torch.tensor([(offset, offset + length) for offset, length in spans], device=indices.device)
-    bounds = torch.searchsorted(ascending, edges.to(indices.dtype)).tolist()
-    return torch.cat([order[low:high] for low, high in bounds]), tuple(high - low for low, high in bounds)
+        count, coding = self.values.numel(), self._names.coding
+        return numbers.header(wire.SPARSE, self.values, self.coded, count, self.numel, coding)

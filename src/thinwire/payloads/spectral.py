@@ -7,6 +7,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from thinwire.errors import PayloadError
 from thinwire.payloads import wire
 from thinwire.payloads.base import Payload, Spans, spans_are_finite
 from thinwire.payloads.blocks import Blocks
@@ -48,9 +49,20 @@ class Spectral(Payload):
         """Return header and coefficients as uint8."""
         return torch.cat([self._head(), self.coefficients.to_buffer()])
 
+    @classmethod
+    def from_buffer(cls, buffer: Tensor) -> "Spectral":
+        """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed."""
+        head = wire.parse(buffer, wire.SPECTRAL)
+        wire.check_coding(head.coding, (wire.NUMBERS,))
+        coefficients = Blocks.from_buffer(buffer[wire.HEADER_BYTES :])
+        found, expected = (coefficients.width, coefficients.key_space), (2, _spectrum(head.numel, head.count))
+        if not head.count or head.dtype != torch.float32 or found != expected:
+            raise PayloadError(f"a spectrum of (width, coefficients) {found}; expected {expected} of float32")
+        return cls(coefficients=coefficients, block=head.count, numel=head.numel)
+
     def from_rows(self, rows: Tensor) -> Self:
         """Return the sum of the spectra of all ranks."""
-        wire.check_rows(rows, self._head())
+        wire.check_rows(rows, self._head(), self.nbytes)
         return replace(self, coefficients=self.coefficients.from_rows(rows[:, wire.HEADER_BYTES :]))
 
     def dense(self) -> Tensor:
@@ -101,7 +113,7 @@ class Spectral(Payload):
         return [inverse(part, length, self.block) for (_, length), part in zip(self.spans, spectra, strict=True)]
 
     def _head(self) -> Tensor:
-        return wire.header(wire.SPECTRAL, torch.float32, self.block, self.numel, self.values.device)
+        return wire.Header(wire.SPECTRAL, torch.float32, self.block, self.numel).pack(self.values.device)
 
 
 def forward(x: Tensor, block: int) -> Tensor:
@@ -123,6 +135,12 @@ def inverse(pairs: Tensor, numel: int, block: int) -> Tensor:
     width = min(block, numel)
     spectrum = torch.view_as_complex(pairs.view(-1, width // 2 + 1, 2).to(_real(pairs.dtype)))
     return torch.fft.irfft(spectrum, n=width, norm="ortho").view(-1)[:numel]
+
+
+def _spectrum(numel: int, block: int) -> int:
+    """Return how many coefficients `forward` gives for `numel` elements."""
+    width = max(1, min(block, numel))
+    return -(-numel // width) * (width // 2 + 1)
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

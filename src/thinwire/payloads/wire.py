@@ -1,6 +1,7 @@
-"""The 16-byte header before every payload, and the dtype codes in it. docs/wire-format.md describes both."""
+"""The 16-byte header before every payload, and the sections behind it. docs/wire-format.md describes both."""
 
 import struct
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,41 +9,51 @@ from torch import Tensor
 from thinwire.errors import PayloadError
 
 HEADER_BYTES = 16
-VERSION = 1
+VERSION = 2
 DENSE, SPARSE, BLOCKS, SPECTRAL = 1, 2, 3, 4
+NUMBERS, BITMAP, ELIAS_FANO, SLOTS = 0, 1, 2, 3
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 _CODED = 4
 _LAYOUT = struct.Struct("<BBBBIQ")
+_NUMEL_BITS = 56
 
 
-def header(kind: int, dtype: torch.dtype, count: int, numel: int, device: torch.device) -> Tensor:
-    """Return the 16 header bytes. Raises PayloadError for a dtype without a code."""
-    if dtype not in DTYPE_CODES:
-        raise PayloadError(f"values are {dtype}; the wire carries {', '.join(map(str, DTYPE_CODES))}")
-    return _bytes(_LAYOUT.pack(VERSION, kind, DTYPE_CODES[dtype], 0, count, numel), device)
+@dataclass(frozen=True)
+class Header:
+    """What a header says; `dtype` None stands for codes of `bits` bits, and `coding` is that of the indices."""
+
+    kind: int
+    dtype: torch.dtype | None
+    count: int
+    numel: int
+    bits: int = 0
+    coding: int = NUMBERS
+
+    def pack(self, device: torch.device) -> Tensor:
+        """Return the 16 bytes. Raises PayloadError for a dtype without a code."""
+        if self.dtype is not None and self.dtype not in DTYPE_CODES:
+            raise PayloadError(f"values are {self.dtype}; the wire carries {', '.join(map(str, DTYPE_CODES))}")
+        code = _CODED if self.dtype is None else DTYPE_CODES[self.dtype]
+        last = self.numel | self.coding << _NUMEL_BITS
+        packed = _LAYOUT.pack(VERSION, self.kind, code, self.bits, self.count, last)
+        return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
 
 
-def coded_header(kind: int, bits: int, count: int, numel: int, device: torch.device) -> Tensor:
-    """Return the 16 header bytes of a payload whose values are codes of `bits` bits."""
-    return _bytes(_LAYOUT.pack(VERSION, kind, _CODED, bits, count, numel), device)
-
-
-def parse(buffer: Tensor, kind: int) -> tuple[torch.dtype | None, int, int]:
-    """Return (dtype, count, numel) from a payload's header; the dtype of codes is None.
-
-    Raises PayloadError when it is not one of `kind`.
-    """
+def parse(buffer: Tensor, kind: int) -> Header:
+    """Return a payload's header. Raises PayloadError when it is not one of `kind`."""
     if buffer.dtype != torch.uint8 or buffer.dim() != 1:
         raise PayloadError(f"a payload is a flat uint8 tensor; got {buffer.dtype} of shape {tuple(buffer.shape)}")
     if buffer.numel() < HEADER_BYTES:
         raise PayloadError(f"a payload has at least {HEADER_BYTES} bytes; got {buffer.numel()}")
-    version, found, code, _, count, numel = _LAYOUT.unpack(bytes(buffer[:HEADER_BYTES].tolist()))
-    if version != VERSION or found != kind or code not in (*_DTYPES, _CODED):
+    version, found, code, bits, count, last = _LAYOUT.unpack(bytes(buffer[:HEADER_BYTES].tolist()))
+    if version != VERSION or found != kind or code not in (*_DTYPES, _CODED) or (bits > 0) != (code == _CODED):
         raise PayloadError(
-            f"header has version {version}, kind {found}, dtype code {code}; expected version {VERSION}, kind {kind}"
+            f"header has version {version}, kind {found}, dtype code {code} of {bits} bits; "
+            f"expected version {VERSION}, kind {kind}"
         )
-    return _DTYPES.get(code), count, numel
+    numel, coding = last & (1 << _NUMEL_BITS) - 1, last >> _NUMEL_BITS
+    return Header(kind, _DTYPES.get(code), count, numel, bits, coding)
 
 
 def padded(nbytes: int) -> int:
@@ -61,17 +72,33 @@ def pack(head: Tensor, *sections: Tensor) -> Tensor:
     return buffer
 
 
-def check_padding(buffer: Tensor, *sections: int) -> None:
-    """Raise PayloadError unless the bytes that pad `sections`, given by their lengths in bytes, are zero."""
-    start = HEADER_BYTES
+def check_length(buffer: Tensor, expected: int) -> None:
+    """Raise PayloadError unless a buffer has the length that its header calls for."""
+    if buffer.numel() != expected:
+        raise PayloadError(f"a buffer of {buffer.numel()} bytes, whose header calls for {expected} bytes")
+
+
+def check_coding(coding: int, known: tuple[int, ...]) -> None:
+    """Raise PayloadError unless a header's coding of indices is a known one."""
+    if coding not in known:
+        raise PayloadError(f"header has coding {coding}; expected one of {known}")
+
+
+def check_padding(rows: Tensor, *sections: int) -> None:
+    """Raise PayloadError unless the bytes that pad `sections`, at the start of each of `rows`, are zero.
+
+    The sections are given by their lengths in bytes.
+    """
+    start = 0
     for nbytes in sections:
-        if bool(buffer[start + nbytes : start + padded(nbytes)].any()):
-            raise PayloadError(f"bytes {start + nbytes} to {start + padded(nbytes)} pad a section and are not zero")
+        if bool(rows[:, start + nbytes : start + padded(nbytes)].any()):
+            raise PayloadError(f"a section of {nbytes} bytes is not padded with zeros to {padded(nbytes)}")
         start += padded(nbytes)
 
 
-def check_rows(rows: Tensor, expected: Tensor) -> None:
-    """Raise PayloadError unless every row of uint8 `rows` begins with the bytes `expected`."""
+def check_rows(rows: Tensor, expected: Tensor, nbytes: int) -> None:
+    """Raise PayloadError unless uint8 `rows` are of `nbytes` bytes each and begin with the bytes `expected`."""
+    check_shape(rows, nbytes)
     same = (rows[:, : expected.numel()] == expected).all(dim=1)
     if not bool(same.all()):
         rank = int((~same).nonzero()[0])
@@ -79,13 +106,7 @@ def check_rows(rows: Tensor, expected: Tensor) -> None:
         raise PayloadError(f"rank {rank} sent header {got}; expected {expected.tolist()} as on this rank")
 
 
-def check_range(indices: Tensor, numel: int) -> None:
-    """Raise PayloadError unless all indices lie in [0, numel)."""
-    if indices.numel():
-        low, high = (int(bound) for bound in torch.aminmax(indices))
-        if low < 0 or high >= numel:
-            raise PayloadError(f"indices reach from {low} to {high}; expected 0 to {numel - 1}")
-
-
-def _bytes(packed: bytes, device: torch.device) -> Tensor:
-    return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
+def check_shape(rows: Tensor, nbytes: int) -> None:
+    """Raise PayloadError unless `rows` are uint8, of `nbytes` bytes each."""
+    if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] != nbytes:
+        raise PayloadError(f"got {rows.dtype} of shape {tuple(rows.shape)}; expected rows of {nbytes} uint8")

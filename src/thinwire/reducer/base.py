@@ -78,8 +78,8 @@ class Reducer(ABC):
     `reduce` starts its collectives before it returns and in an order that depends on nothing but its arguments.
     """
 
-    def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
-        """Set up what `reduce` needs. A collective."""
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:  # noqa: B027 - most need nothing
+        """Set up what `reduce` needs, and compile its kernels for flat tensors such as `samples`. A collective."""
 
     @abstractmethod
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 
@@ -26,9 +27,14 @@ class Compressed(Reducer):
     codec: Codec
     exchange: Exchange
 
-    def prepare(self, group: Group) -> None:
-        """Prepare the exchange."""
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
+        """Prepare the exchange, and go through a step with a memory that is thrown away."""
         self.exchange.prepare(group)
+        for x in samples:
+            memory, codec = self.memory.blank(), self.codec.at(0)
+            payload = codec.encode_signal(memory.compensate("", x.clone(), 1.0))
+            memory.retain("", payload)
+            payload.from_rows(payload.to_buffer()[None]).write(torch.empty_like(x))
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Encode now, decode when the exchange is done."""
@@ -61,7 +67,7 @@ class Compressed(Reducer):
         parts = []
         for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
             memory = NoMemory() if slot.name in at.idle else self.memory
-            signal = memory.compensate(slot.name, gradient, at.scale)
+            signal = memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name, shared=False))
             parts.append(codec.encode_signal(signal, seed=at.seed(slot.name, shared=codec.shared_seed)))
         return type(parts[0]).assemble(parts, [slot.offset for slot in bucket.slots], bucket.flat.numel())
 

@@ -39,10 +39,10 @@ class PowerSGD(Reducer):
         if self.rank < 1:
             raise ValueError(f"rank is {self.rank}; expected 1 or more")
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Open the lane."""
         lane(group)
-        self.small.prepare(group)
+        self.small.prepare(group, samples)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Multiply now, exchange and decode on the lane."""
@@ -69,7 +69,7 @@ class PowerSGD(Reducer):
     def _multiply(self, slot: Slot, gradient: Tensor, at: Round) -> "_Work":
         idle = slot.name in at.idle
         memory = NoMemory() if idle else self.memory
-        x = memory.compensate(slot.name, gradient, at.scale).tensor()
+        x = memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name)).tensor()
         matrix = x.to(torch.promote_types(x.dtype, torch.float32)).view(_matrix(slot))
         basis = self._basis(slot, matrix, at.seed(slot.name))
         seed = at.seed(slot.name, shared=self.codec.shared_seed)

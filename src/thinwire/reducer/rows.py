@@ -31,10 +31,10 @@ class WithRows(Reducer):
                 "OwnerSharded or RecursiveDoubling"
             )
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Prepare both."""
         self.rows.prepare(group)
-        self.dense.prepare(group)
+        self.dense.prepare(group, samples)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Hand over to `dense`."""

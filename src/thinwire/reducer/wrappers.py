@@ -22,10 +22,10 @@ class WarmUp(Reducer):
     first: Reducer
     then: Reducer
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Prepare both."""
-        self.first.prepare(group)
-        self.then.prepare(group)
+        self.first.prepare(group, samples)
+        self.then.prepare(group, samples)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Hand over to whichever is due."""
@@ -52,10 +52,10 @@ class MinimumSize(Reducer):
     small: Reducer
     large: Reducer
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Prepare both."""
-        self.small.prepare(group)
-        self.large.prepare(group)
+        self.small.prepare(group, samples)
+        self.large.prepare(group, samples)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Give each its share of the slots."""

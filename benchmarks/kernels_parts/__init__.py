@@ -1,0 +1,1 @@
+"""What `benchmarks/kernels.py` measures, against what, and what becomes of it."""

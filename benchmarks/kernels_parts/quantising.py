@@ -1,0 +1,89 @@
+"""Kernels between numbers and codes of a few bits."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels_parts.work import Case, Place, Work
+from thinwire import kernels
+from thinwire.formats import OffsetFloat
+from thinwire.kernels.reference.codes import OffsetGrid
+
+_GROUP, _SEED, _LEVELS = 512, 1, 7
+_FORMAT = OffsetFloat.balanced(bits=8)
+_GRID = OffsetGrid(_FORMAT.grid.shift, _FORMAT.grid.base, _FORMAT.positives, _FORMAT.negatives)
+
+
+def _encode(kernel: Callable[[ModuleType, Tensor, Tensor, Tensor], object]) -> Callable[[Place], Work]:
+    """Return what measures a kernel that writes codes (uint8) of x with a scale for each group."""
+
+    def make(place: Place) -> Work:
+        x, codes = place.gradient(), torch.empty(place.numel, dtype=torch.uint8, device=place.device)
+        scales = torch.full((-(-place.numel // _GROUP),), 4.0, device=place.device)
+        spare = torch.empty_like(x)
+
+        def run() -> Tensor:
+            kernel(kernels.backend(x), codes, x, scales)
+            return codes
+
+        return Work(
+            run=run,
+            floor=lambda: spare.copy_(x),
+            reset=lambda: codes.fill_(255),
+            moved=x.nbytes + codes.nbytes + scales.nbytes,
+        )
+
+    return make
+
+
+def _table_decode(place: Place) -> Work:
+    x, table = place.gradient(), _FORMAT.table().to(place.device)
+    codes = (x.view(torch.int32) & 127).to(torch.uint8)
+    scales, out = torch.ones(-(-place.numel // _GROUP), device=place.device), torch.empty_like(x)
+
+    def run() -> Tensor:
+        kernels.backend(out).table_decode(out, codes, table, scales, _GROUP)
+        return out
+
+    return Work(
+        run=run, floor=lambda: out.copy_(x), reset=lambda: out.fill_(torch.nan), moved=out.nbytes + codes.nbytes
+    )
+
+
+def _group_norms(place: Place) -> Work:
+    x = place.gradient()
+    return Work(
+        run=lambda: kernels.backend(x).group_norms(x, _GROUP, 2.0),
+        floor=x.sum,
+        moved=x.nbytes + 8 * x.numel() // _GROUP,
+    )
+
+
+def _offset(module: ModuleType, codes: Tensor, x: Tensor, scales: Tensor) -> Any:
+    return module.offset_encode(codes, x, scales, _GROUP, _GRID, "nearest", _SEED)
+
+
+def _levels(module: ModuleType, codes: Tensor, x: Tensor, scales: Tensor) -> Any:
+    return module.levels_encode(codes, x, scales, _GROUP, _LEVELS, _SEED)
+
+
+def _ternary(module: ModuleType, codes: Tensor, x: Tensor, scales: Tensor) -> Any:
+    return module.ternary_encode(codes, x, scales, _GROUP, _SEED)
+
+
+def _sign(module: ModuleType, codes: Tensor, x: Tensor, scales: Tensor) -> Any:
+    return module.sign_encode(codes, x)
+
+
+_MOST = 1 << 22
+CASES = {
+    "group_norms": Case(make=_group_norms, group="codes", floor="x.sum()", most=_MOST),
+    "offset_encode": Case(make=_encode(_offset), group="codes", floor="copy_(x)", most=_MOST),
+    "levels_encode": Case(make=_encode(_levels), group="codes", floor="copy_(x)", most=_MOST),
+    "ternary_encode": Case(make=_encode(_ternary), group="codes", floor="copy_(x)", most=_MOST),
+    "sign_encode": Case(make=_encode(_sign), group="codes", floor="copy_(x)", most=_MOST),
+    "table_decode": Case(make=_table_decode, group="codes", floor="copy_(x)", most=_MOST),
+}

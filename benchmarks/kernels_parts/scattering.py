@@ -1,0 +1,128 @@
+"""Kernels that add, overwrite and clear at indices, and those that merge and number them."""
+
+import torch
+from torch import Tensor
+
+from kernels_parts.work import Case, Place, Work
+from thinwire import kernels
+
+_FLOOR = "copy_ of indices and values"
+
+
+def runs_of(place: Place) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Return the picks of all workers, run after run: indices, values, lengths of the runs."""
+    parts = [place.material.picks(place.numel, place.picks, worker, place.workers) for worker in range(place.workers)]
+    indices, values = (torch.cat(column) for column in zip(*parts, strict=True))
+    return indices, values, (place.picks,) * place.workers
+
+
+def _copies(*tensors: Tensor) -> Work:
+    """Return work whose floor is a copy of these; what runs is put in its place."""
+    spare = [torch.empty_like(tensor) for tensor in tensors]
+
+    def floor() -> None:
+        for place, tensor in zip(spare, tensors, strict=True):
+            place.copy_(tensor)
+
+    return Work(run=floor, floor=floor, moved=sum(tensor.nbytes for tensor in tensors))
+
+
+def _scatter(place: Place) -> Work:
+    indices, values, runs = runs_of(place)
+    out = torch.empty(place.numel, device=place.device)
+
+    def run() -> Tensor:
+        kernels.backend(out, values).scatter(out, [(0, place.numel)], indices, values, runs)
+        return out
+
+    return Work(
+        run=run,
+        floor=out.zero_,
+        reset=lambda: out.fill_(torch.nan),
+        moved=out.nbytes + indices.nbytes + values.nbytes,
+    )
+
+
+def _scatter_add(place: Place) -> Work:
+    indices, values, runs = runs_of(place)
+    out, copy = torch.zeros(place.numel, device=place.device), _copies(indices, values)
+
+    def run() -> Tensor:
+        kernels.backend(out, values).scatter_add(out, indices, values, runs, -1.0)
+        return out
+
+    moved = copy.moved + 2 * out.element_size() * indices.numel()
+    return Work(run=run, floor=copy.floor, reset=out.zero_, moved=moved)
+
+
+def _mask(place: Place) -> Work:
+    indices, values = place.material.picks(place.numel, place.picks, 0, 1)
+    x, copy = place.gradient().clone(), _copies(indices, values)
+
+    def run() -> Tensor:
+        kernels.backend(x, values).mask(x, indices, values)
+        return x
+
+    moved = copy.moved + x.element_size() * indices.numel()
+    return Work(run=run, floor=copy.floor, reset=lambda: x.copy_(place.gradient()), moved=moved)
+
+
+def _merge(place: Place) -> Work:
+    keys, values, runs = runs_of(place)
+    tables = (keys.split(runs), [part[:, None] for part in values.split(runs)])
+    copy = _copies(keys, values)
+    return Work(run=lambda: kernels.backend(values).merge(*tables), floor=copy.floor, moved=2 * copy.moved)
+
+
+def _slot_of(place: Place) -> Work:
+    indices, values = place.material.picks(place.numel, place.picks, 0, 1)
+    spare = torch.empty(2 * indices.numel(), dtype=torch.int64, device=place.device)
+    return Work(
+        run=lambda: kernels.backend(values).slot_of(indices, place.picks, place.numel, 1),
+        floor=lambda: spare.fill_(0),
+        moved=indices.nbytes + spare.nbytes,
+    )
+
+
+def _index_of(place: Place) -> Work:
+    indices, values = place.material.picks(place.numel, place.picks, 0, 1)
+    pair = kernels.backend(values).slot_of(indices, place.picks, place.numel, 1)
+    copy = _copies(pair[0])
+    return Work(
+        run=lambda: kernels.backend(values).index_of(*pair, place.picks, place.numel, 1),
+        floor=copy.floor,
+        moved=3 * pair[0].nbytes,
+    )
+
+
+def _elias_fano_encode(place: Place) -> Work:
+    indices, _ = place.material.picks(place.numel, place.picks, 0, 1)
+    copy = _copies(indices)
+    return Work(
+        run=lambda: kernels.integer_backend(indices).elias_fano_encode(indices, place.numel),
+        floor=copy.floor,
+        moved=2 * indices.nbytes,
+    )
+
+
+def _elias_fano_decode(place: Place) -> Work:
+    indices, _ = place.material.picks(place.numel, place.picks, 0, 1)
+    buffer, copy = kernels.integer_backend(indices).elias_fano_encode(indices, place.numel), _copies(indices)
+    return Work(
+        run=lambda: kernels.integer_backend(buffer).elias_fano_decode(buffer, place.picks, place.numel),
+        floor=copy.floor,
+        moved=buffer.nbytes + indices.nbytes,
+        bits=8 * buffer.nbytes / place.picks,
+    )
+
+
+CASES = {
+    "scatter": Case(make=_scatter, group="scatter", floor="zero_()", sweep=True, workers=True),
+    "scatter_add": Case(make=_scatter_add, group="index", floor=_FLOOR, sweep=True),
+    "mask": Case(make=_mask, group="index", floor=_FLOOR, sweep=True),
+    "merge": Case(make=_merge, group="index", floor=_FLOOR, sweep=True),
+    "elias_fano_encode": Case(make=_elias_fano_encode, group="index", floor="copy_ of the indices", sweep=True),
+    "elias_fano_decode": Case(make=_elias_fano_decode, group="index", floor="copy_ of the indices", sweep=True),
+    "slot_of": Case(make=_slot_of, group="index", floor="fill_ of the result", sweep=True),
+    "index_of": Case(make=_index_of, group="index", floor="copy_ of the slots", sweep=True),
+}

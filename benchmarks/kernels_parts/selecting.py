@@ -1,0 +1,145 @@
+"""Kernels that pick: by threshold, exactly, into slots, by block."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels_parts.work import Case, Place, Work
+from thinwire import kernels
+from thinwire.kernels import reference
+
+_SCALE, _MOMENTUM = 0.25, 0.5  # powers of two: a fused multiply-add rounds like two steps
+_BLOCK = 32
+
+
+def _capacity(place: Place) -> int:
+    return min(place.numel, 2 * place.picks + 80)
+
+
+def _select(place: Place) -> Work:
+    x, threshold = place.gradient(), place.threshold()
+    return Work(
+        run=lambda: kernels.backend(x).select(x, threshold, _capacity(place)),
+        floor=x.sum,
+        moved=x.nbytes + 4 * place.picks,
+    )
+
+
+def _accumulate_select(place: Place) -> Work:
+    gradient, residual, threshold = place.gradient(), place.gradient(1), place.threshold() * 1.03
+    out = torch.empty_like(gradient)
+
+    def run() -> tuple[object, Tensor]:
+        kernel = kernels.backend(out, residual, gradient)
+        return kernel.accumulate_select(out, residual, gradient, _SCALE, threshold, _capacity(place)), out
+
+    return Work(
+        run=run,
+        floor=lambda: torch.add(residual, gradient, out=out),
+        reset=lambda: out.fill_(torch.nan),
+        moved=3 * out.nbytes + 4 * place.picks,
+    )
+
+
+def _accumulate_rounded(place: Place, *, select: bool = False) -> Work:
+    gradient, residual = place.gradient(), place.gradient(1).to(torch.bfloat16)
+    out, spare = torch.empty_like(residual), torch.empty_like(gradient)
+    arguments = (out, residual, gradient, _SCALE, 1)
+
+    def run() -> tuple[object, Tensor]:
+        kernel = kernels.integer_backend(out, residual, gradient)
+        if select:
+            return kernel.accumulate_rounded_select(*arguments, place.threshold() * 1.03, _capacity(place)), out
+        return kernel.accumulate_rounded(*arguments), out
+
+    return Work(
+        run=run,
+        floor=lambda: spare.copy_(gradient),
+        reset=lambda: out.fill_(torch.nan),
+        moved=2 * gradient.nbytes + (4 * place.picks if select else 0),
+    )
+
+
+def _accumulate_momentum_select(place: Place) -> Work:
+    inputs = tuple(place.gradient(number) for number in (1, 2, 0))
+    outs = (torch.empty_like(inputs[0]), torch.empty_like(inputs[0]))
+    rest = (_SCALE, _MOMENTUM, False, place.threshold() * 1.15, _capacity(place))
+
+    def run() -> tuple[object, ...]:
+        return kernels.backend(*outs).accumulate_momentum_select(*outs, *inputs, *rest), *outs
+
+    def floor() -> None:
+        outs[1].copy_(inputs[1])
+        torch.add(inputs[0], inputs[2], out=outs[0])
+
+    return Work(
+        run=run,
+        floor=floor,
+        reset=lambda: [out.fill_(torch.nan) for out in outs],
+        moved=5 * outs[0].nbytes + 4 * place.picks,
+    )
+
+
+def _largest(place: Place) -> Work:
+    x = place.gradient()
+    return Work(
+        run=lambda: kernels.backend(x).largest(x, place.picks),
+        floor=x.sum,
+        moved=x.nbytes + 4 * place.picks,
+        others={"torch": lambda: x.abs().topk(place.picks, sorted=False).indices},
+    )
+
+
+def _hashed_slots(place: Place) -> Work:
+    x = place.gradient()
+    indices = kernels.backend(x).largest(x, min(place.numel, 2 * place.picks))
+    priorities = x.index_select(0, indices).abs().view(torch.int32)
+    spare = (torch.empty_like(indices), torch.empty_like(priorities))
+    return Work(
+        run=lambda: kernels.backend(x).hashed_slots(indices, priorities, place.picks, place.numel, 1),
+        floor=lambda: (spare[0].copy_(indices), spare[1].copy_(priorities)),
+        moved=indices.nbytes + priorities.nbytes + 4 * place.picks,
+    )
+
+
+def _block_energies(place: Place) -> Work:
+    x = place.gradient()
+    return Work(
+        run=lambda: kernels.backend(x).block_energies(x, _BLOCK), floor=x.sum, moved=x.nbytes + x.nbytes // _BLOCK
+    )
+
+
+def _largest_blocks(place: Place) -> Work:
+    x, count = place.gradient(), max(1, place.picks // _BLOCK)
+
+    def alike(found: Tensor, expected: Tensor) -> bool:
+        """Whether the blocks are as large as the reference's: sums in another order may swap the last."""
+        energies = reference.block_energies(x, _BLOCK)
+        mine, others = (energies.index_select(0, picks).sort().values for picks in (found, expected))
+        ascending = bool((found[1:] > found[:-1]).all())
+        return ascending and found.dtype == expected.dtype and torch.allclose(mine, others, rtol=1e-5)
+
+    return Work(
+        run=lambda: kernels.backend(x).largest_blocks(x, _BLOCK, count),
+        floor=x.sum,
+        alike=alike,
+        moved=x.nbytes + 4 * count,
+    )
+
+
+CASES = {
+    "select": Case(make=_select, group="select", floor="x.sum()", sweep=True),
+    "accumulate_select": Case(make=_accumulate_select, group="select", floor="add(r, g, out=)", sweep=True),
+    "accumulate_rounded": Case(make=_accumulate_rounded, group="select", floor="copy_(g)", most=1 << 24),
+    "accumulate_rounded_select": Case(
+        make=partial(_accumulate_rounded, select=True), group="select", floor="copy_(g)", sweep=True, most=1 << 24
+    ),
+    "accumulate_momentum_select": Case(
+        make=_accumulate_momentum_select, group="select", floor="add(r, g, out=) and copy_(u)", sweep=True
+    ),
+    "largest": Case(make=_largest, group="select", floor="x.sum()", baseline="abs, topk", sweep=True, most=1 << 22),
+    "hashed_slots": Case(make=_hashed_slots, group="index", floor="copy_ of the picks", sweep=True),
+    "largest_blocks": Case(make=_largest_blocks, group="select", floor="x.sum()", sweep=True, most=1 << 24),
+    "block_energies": Case(make=_block_energies, group="select", floor="x.sum()"),
+}

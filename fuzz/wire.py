@@ -1,0 +1,89 @@
+"""Feed atheris's bytes to every reader of payloads: `python fuzz/wire.py -max_total_time=300 [corpus]`.
+
+Each must raise PayloadError or return something whose indices lie within bounds, and leave the buffer alone. Real
+buffers of every coding, which `python fuzz/wire.py --seed corpus` writes, make a good start. Wants atheris (PyPI).
+"""
+
+import sys
+from pathlib import Path
+
+import atheris
+import torch
+
+from thinwire import PayloadError
+
+# Instrumented are the readers alone: Numba cannot compile kernels that are.
+for name in [name for name in sys.modules if name.startswith("thinwire.payloads")]:
+    del sys.modules[name]
+with atheris.instrument_imports():
+    from thinwire.payloads import Blocks, Dense, Keyed, Payload, Sparse, Spectral
+
+READERS = (Dense, Sparse, Blocks, Spectral)
+
+
+def spans_of_two() -> list[Payload]:
+    """Return payloads that know their spans and sizes: as receivers, they take rows of other ranks."""
+    picks = torch.arange(40, dtype=torch.int32) * 5
+    one = Sparse(indices=picks, values=torch.ones(40), numel=200)
+    empty = torch.full((40,), 199, dtype=torch.int32)
+    slots = Sparse(indices=empty, values=torch.zeros(40).half(), numel=200, seeds=(1,))
+    block = Blocks(keys=picks[:8], values=torch.ones(16), numel=80, width=2)
+    parts: list[list[Payload]] = [[one, one], [slots, slots], [block, block]]
+    return [type(pair[0]).assemble(pair, [10, 300], 600) for pair in parts]
+
+
+RECEIVERS = spans_of_two()
+
+
+def check(payload: Payload) -> None:
+    """Raise AssertionError unless what was read lies within bounds."""
+    table = payload.coefficients if isinstance(payload, Spectral) else payload
+    if isinstance(table, Keyed):
+        assert table.rows.shape[0] == table.keys.numel()
+        assert not table.keys.numel() or 0 <= int(table.keys.min()) <= int(table.keys.max()) < table.key_space
+
+
+def read(data: bytes) -> None:
+    """Give a buffer to every reader of its kind."""
+    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    before = buffer.clone()
+    for reader in READERS:
+        try:
+            check(reader.from_buffer(buffer))
+        except PayloadError:
+            assert torch.equal(buffer, before)
+    for receiver in RECEIVERS:
+        out = torch.full((600,), 7.0)
+        try:
+            total = receiver.from_rows(buffer[None])
+            check(total)
+            total.write(out)
+        except PayloadError:
+            assert bool((out == 7).all())
+        assert bool((out[:10] == 7).all())
+        assert bool((out[500:] == 7).all())
+
+
+def write_seeds(folder: Path) -> None:
+    """Write buffers of every kind and coding."""
+    folder.mkdir(parents=True, exist_ok=True)
+    picks = torch.arange(30, dtype=torch.int32)
+    payloads: list[Payload] = [
+        *RECEIVERS,
+        *(part for receiver in RECEIVERS for part in receiver.split()),
+        Dense(values=torch.ones(9).half()),
+        Sparse(indices=picks.flip(0), values=torch.ones(30), numel=90, ascending=False),
+        *(Blocks(keys=picks[::step], values=torch.ones(60 // step), numel=60, width=2) for step in (1, 2, 30)),
+    ]
+    table = Blocks(keys=picks[:5], values=torch.ones(10), numel=132, width=2)
+    payloads.append(Spectral(coefficients=table, block=64, numel=100))
+    for i, payload in enumerate(payloads):
+        (folder / f"{i}.bin").write_bytes(bytes(payload.to_buffer().tolist()))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--seed"]:
+        write_seeds(Path(sys.argv[2]))
+    else:
+        atheris.Setup(sys.argv, read)
+        atheris.Fuzz()

@@ -1,0 +1,70 @@
+"""Picking large magnitudes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.reference.accumulate import accumulate, accumulate_momentum
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Picks(NamedTuple):
+    """`indices` (int32), ascending; a backend may add −1 at their end, up to the capacity, to know their number early.
+
+    `peak` (0-dim, of the vector's dtype) is the largest magnitude: NaN where there is one, 0 of nothing.
+    """
+
+    indices: Tensor
+    peak: Tensor
+
+
+def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
+    """Return where 0 < |x| ≥ threshold (0-dim; NaN counts as infinity); of more than `capacity`, the `largest`."""
+    ranks = magnitude_bits(x)
+    least = torch.where(threshold.isnan(), torch.inf, threshold).to(x)
+    chosen = (ranks >= magnitude_bits(least)) & (ranks > 0)
+    indices = chosen.nonzero().view(-1).to(torch.int32)
+    return Picks(indices if indices.numel() <= capacity else largest(x, capacity), peak(x))
+
+
+def accumulate_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, threshold: Tensor, capacity: int
+) -> Picks:
+    """`accumulate`, then `select` on its result."""
+    accumulate(out, residual, gradient, scale)
+    return select(out, threshold, capacity)
+
+
+def accumulate_momentum_select(
+    out: Tensor,
+    velocity_out: Tensor,
+    residual: Tensor,
+    velocity: Tensor,
+    gradient: Tensor,
+    scale: float,
+    momentum: float,
+    nesterov: bool,
+    threshold: Tensor,
+    capacity: int,
+) -> Picks:
+    """`accumulate_momentum`, then `select` on its result."""
+    accumulate_momentum(out, velocity_out, residual, velocity, gradient, scale, momentum, nesterov)
+    return select(out, threshold, capacity)
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """Return the indices (int32, ascending) of the k ≤ d largest magnitudes; of equal ones the lowest come first."""
+    order = magnitude_bits(x).sort(descending=True, stable=True).indices
+    return order[:k].sort().values.to(torch.int32)
+
+
+def peak(x: Tensor) -> Tensor:
+    """Return the largest magnitude, 0-dim."""
+    return x.abs().amax() if x.numel() else x.new_zeros(())
+
+
+def magnitude_bits(x: Tensor) -> Tensor:
+    """Return magnitudes as integers of the same order, NaN above infinity."""
+    return x.abs().view(_INTEGERS[x.element_size()])

@@ -1,0 +1,130 @@
+"""Indices in slot order: a slot's number carries part of the index, and the quotient is the rest."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.errors import PayloadError
+from thinwire.payloads import wire
+from thinwire.payloads.base import Spans
+from thinwire.payloads.indices import is_cheap_to_check
+
+_COUNT_BYTES = 8
+_SEED = struct.Struct("<Q")
+_LARGEST_SEED = 2**64 - 1
+
+
+class _Part(NamedTuple):
+    """The slots of one span: where the span lies and how many there are."""
+
+    offset: int
+    length: int
+    slots: int
+
+    @property
+    def empty(self) -> int:
+        """The code of an empty slot: the one after all quotients."""
+        return -(-self.length // self.slots)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.empty.bit_length()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all codes."""
+        return -(-self.slots * self.bits // 8)
+
+
+def nbytes(spans: Spans, runs: Sequence[int]) -> int:
+    """Return the length of the section, padding included."""
+    return wire.padded(_length(spans, runs))
+
+
+def section(indices: Tensor, spans: Spans, runs: Sequence[int], seeds: Sequence[int]) -> Tensor:
+    """Return how many spans there are, the seed of each, and the codes of each, packed, as uint8.
+
+    Raises PayloadError unless each index (int32) lies in the slot that its span's seed gives it, or is the span's last.
+    """
+    head = struct.pack(f"<Q{len(seeds)}Q", len(seeds), *(seed & _LARGEST_SEED for seed in seeds))
+    packed = [torch.frombuffer(bytearray(head), dtype=torch.uint8).to(indices.device)]
+    for part, index, seed in zip(_parts(spans, runs), indices.split(list(runs)), seeds, strict=True):
+        if part.slots:
+            codes = _codes(index, part, seed)
+            packed.append(kernels.integer_backend(codes).pack_bits(codes, part.bits))
+    return torch.cat(packed)
+
+
+def read(rows: Tensor, spans: Spans, runs: Sequence[int]) -> Tensor:
+    """Return the indices, int32 (ranks, count), in sections of several ranks. Raises PayloadError when malformed."""
+    wire.check_padding(rows, _length(spans, runs))
+    return torch.stack([torch.cat([*_indices(row, spans, runs)]) for row in rows])
+
+
+def seeds(row: Tensor, count: int) -> tuple[int, ...]:
+    """Return the seeds of `count` spans from a section. Raises PayloadError where it is of another number of spans."""
+    data = bytes(row[: _COUNT_BYTES + count * _SEED.size].tolist())
+    found, *values = struct.unpack(f"<Q{count}Q", data)
+    if found != count:
+        raise PayloadError(f"a section of {found} spans in slot order; expected {count}")
+    return tuple(values)
+
+
+def _codes(indices: Tensor, part: _Part, seed: int) -> Tensor:
+    within = indices - part.offset
+    slot, quotient = kernels.integer_backend(within).slot_of(within, part.slots, part.length, seed)
+    placed = slot == torch.arange(part.slots, device=indices.device)
+    if is_cheap_to_check(within) and not bool(torch.where(placed, _inside(within, part), _is_last(within, part)).all()):
+        raise PayloadError(f"indices are not in the order of {part.slots} slots by seed {seed}")
+    return torch.where(placed, quotient, part.empty).to(torch.int32)
+
+
+def _inside(within: Tensor, part: _Part) -> Tensor:
+    return (within >= 0) & (within < part.length)
+
+
+def _is_last(within: Tensor, part: _Part) -> Tensor:
+    return within == part.length - 1
+
+
+def _indices(row: Tensor, spans: Spans, runs: Sequence[int]) -> Iterator[Tensor]:
+    """Return the indices of each span."""
+    start = _COUNT_BYTES + len(spans) * _SEED.size
+    for part, seed in zip(_parts(spans, runs), seeds(row, len(spans)), strict=True):
+        if part.slots:
+            yield _decoded(row[start : start + part.nbytes], part, seed)
+            start += part.nbytes
+        else:
+            yield row.new_empty(0, dtype=torch.int32)
+
+
+def _decoded(packed: Tensor, part: _Part, seed: int) -> Tensor:
+    _check_last_byte(packed, part)
+    backend = kernels.integer_backend(packed)
+    codes = backend.unpack_bits(packed, part.slots, part.bits, torch.int32).to(torch.int64)
+    slot = torch.arange(part.slots, device=packed.device)
+    within = backend.index_of(slot, codes.clamp(max=part.empty - 1), part.slots, part.length, seed)
+    within = torch.where(codes == part.empty, part.length - 1, within)
+    if bool(((codes > part.empty) | (within >= part.length)).any()):
+        raise PayloadError(f"a code of {part.slots} slots by seed {seed} stands for no index below {part.length}")
+    return (within + part.offset).to(torch.int32)
+
+
+def _check_last_byte(packed: Tensor, part: _Part) -> None:
+    used = part.slots * part.bits % 8
+    if used and int(packed[-1]) >> used:
+        raise PayloadError(f"the codes of {part.slots} slots are not padded with zeros")
+
+
+def _parts(spans: Spans, runs: Sequence[int]) -> list[_Part]:
+    return [_Part(offset, length, slots) for (offset, length), slots in zip(spans, runs, strict=True)]
+
+
+def _length(spans: Spans, runs: Sequence[int]) -> int:
+    parts = sum(part.nbytes for part in _parts(spans, runs) if part.slots)
+    return _COUNT_BYTES + len(spans) * _SEED.size + parts
