@@ -264,7 +264,7 @@ def test_table_one_and_figure_nine() -> None:
 def test_the_tree_counts_its_messages() -> None:
     payload = Sparse(indices=torch.arange(8, dtype=torch.int32), values=torch.ones(8), numel=99)
     assert GlobalTopKTree().sent_bytes(payload, 4) == 2 * 3 / 4 * (16 + 32 + 8 + 8)
-    assert GlobalTopKTree(exact_values=True).sent_bytes(payload, 4) == 2 * 3 / 4 * (16 + 32 + 32 + 32)
+    assert GlobalTopKTree(exact_values=True).sent_bytes(payload, 4) == 2 * 3 / 4 * (16 + 32 + 8 + 8 + 32)
 
 
 def test_warm_up_of_four_epochs() -> None:

@@ -8,7 +8,8 @@ import torch
 
 from thinwire import kernels
 from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import candidates, filled, gather
+from thinwire.codecs.thresholding import candidates, filled
+from thinwire.kernels import gather
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
@@ -39,9 +40,8 @@ class HashedSlots(Codec):
         """Return m slots; NaN counts as largest, so that a collision does not hide it."""
         m = kept(self.density, signal.numel)
         picks = candidates(signal, min(signal.numel, math.ceil(self.surplus * m)), seed)
-        x = signal.tensor()
-        magnitudes = gather(x, picks).abs().to(torch.float32).view(torch.int32)
-        slots = kernels.backend(x).hashed_slots(picks, magnitudes, m, signal.numel, seed)
-        values, coded = narrowed(gather(x, slots), self.values, signal.dtype, seed)
+        magnitudes = picks.values.abs().to(torch.float32).view(torch.int32)
+        slots = kernels.backend(picks.values).hashed_slots(picks.indices, magnitudes, m, signal.numel, seed)
+        values, coded = narrowed(gather(signal.tensor(), slots), self.values, signal.dtype, seed)
         indices = filled(slots, signal.numel)
         return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded, seeds=(seed,))

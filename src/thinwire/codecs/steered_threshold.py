@@ -42,7 +42,7 @@ class SteeredThreshold(Codec):
         threshold = self._threshold(signal, k)
         picks = near(signal, threshold, capacity)
         if signal.note is not None and k:
-            signal.note.write((threshold * self._step((picks >= 0).sum(), k, signal.numel)).view(1))
+            signal.note.write((threshold * self._step((picks.indices >= 0).sum(), k, signal.numel)).view(1))
         return strongest(signal, picks, capacity, self.values, seed)
 
     def _threshold(self, signal: Signal, k: int) -> Tensor:

@@ -1,6 +1,6 @@
 """A threshold from a sample, and one pass that picks what reaches it (Deep Gradient Compression, Lin et al. 2018).
 
-Picks are indices (int32), ascending; a GPU fills them up with −1, so that nothing waits to learn their number.
+Indices of picks (int32) ascend; a GPU fills them up with −1, so that nothing waits to learn their number.
 """
 
 import math
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinwire import kernels
+from thinwire.kernels import Picks
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.signals import Signal
 
@@ -17,39 +18,34 @@ from thinwire.signals import Signal
 PICKS_IN_SAMPLE = 80
 
 
-def candidates(signal: Signal, picks: int, seed: int) -> Tensor:
+def candidates(signal: Signal, picks: int, seed: int) -> Picks:
     """Return about `picks` of the largest magnitudes, at most four times as many.
 
     The threshold is the ⌈picks/d · s⌉-th largest of s magnitudes, taken at even distances from an offset drawn by
     `seed`. Where ties or a sample that misleads would yield more, the largest of all are taken exactly.
     """
     if signal.numel == 0:
-        return torch.empty(0, dtype=torch.int32, device=signal.device)
+        return signal.select(torch.tensor(torch.inf), 0)
     stride = max(1, picks // PICKS_IN_SAMPLE) | 1  # odd, so that it walks through all columns of a matrix
     sample = signal.sample(seed % min(stride, signal.numel), stride).abs()
     rank = min(sample.numel(), max(1, math.ceil(picks / signal.numel * sample.numel())))
     return near(signal, sample.topk(rank, sorted=False).values.min(), picks)
 
 
-def near(signal: Signal, threshold: Tensor, picks: int) -> Tensor:
+def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:
     """Return what reaches the threshold (0-dim); of far more than `picks`, the largest."""
-    return signal.select(threshold, min(signal.numel, 4 * picks + PICKS_IN_SAMPLE)).indices
+    return signal.select(threshold, min(signal.numel, 4 * picks + PICKS_IN_SAMPLE))
 
 
-def gather(x: Tensor, picks: Tensor) -> Tensor:
-    """Return the elements picked, and 0 for −1."""
-    return x.index_select(0, picks.clamp(min=0)).masked_fill_(picks < 0, 0)
-
-
-def strongest(signal: Signal, picks: Tensor, count: int, narrow: Narrow, seed: int) -> Sparse:
+def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: int) -> Sparse:
     """Return a payload of `count` elements: of those picked the largest, and padding where they are fewer."""
-    values = gather(signal.tensor(), picks)
-    if picks.numel() > count:
+    indices, values, _ = picks
+    if indices.numel() > count:
         best = largest(values, count)
-        picks, values = picks.index_select(0, best), values.index_select(0, best)
-    missing = (0, count - picks.numel())
+        indices, values = indices.index_select(0, best), values.index_select(0, best)
+    missing = (0, count - indices.numel())
     values, coded = narrowed(pad(values, missing), narrow, signal.dtype, seed)
-    indices = pad(picks, missing, value=-1)
+    indices = pad(indices, missing, value=-1)
     return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from thinwire.kernels import cpu, reference
 from thinwire.kernels.reference import Picks
+from thinwire.kernels.reference.select import gather
 
-__all__ = ["Picks", "backend", "integer_backend"]
+__all__ = ["Picks", "backend", "gather", "integer_backend"]
 
 _GPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

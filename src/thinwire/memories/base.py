@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from thinwire.kernels.memory import empty
 from thinwire.payloads import Payload
 from thinwire.signals import Signal
 
@@ -92,9 +93,10 @@ class Staged:
         """Return (committed, staged) for `name`, zeros at first sight; the staged one is to be overwritten."""
         if name not in self._committed:
             dtype = self._dtype or torch.promote_types(like.dtype, torch.float32)
-            self._committed[name] = torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+            self._committed[name] = empty(like.numel(), dtype, like.device).zero_()
         if name not in self._spare:
-            self._spare[name] = torch.empty_like(self._committed[name])
+            held = self._committed[name]
+            self._spare[name] = empty(held.numel(), held.dtype, held.device)
         self._staged.add(name)
         return self._committed[name], self._spare[name]
 

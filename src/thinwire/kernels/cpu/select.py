@@ -99,7 +99,7 @@ def _counted(x: Tensor, k: int) -> Tensor:
 
 def _reaching(x: Tensor, threshold: Tensor, capacity: int) -> Tensor:
     """Return what reaches the threshold, or more than `capacity` of it."""
-    return _found(loops.select, x, threshold, capacity)[0]
+    return _found(loops.select, x, threshold, capacity)[0].indices
 
 
 def exactly(x: Tensor, k: int) -> Tensor:
@@ -128,23 +128,26 @@ def _number(bits: Any, like: Tensor) -> Tensor:
 
 def _over_ranges(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> Picks:
     """Run a selecting kernel on ranges of `x` side by side, and join what they found."""
-    found, count, peak = _found(kernel, x, threshold, capacity, *rest)
-    return Picks(found if count <= capacity else largest(x, capacity), peak)
+    picks, count = _found(kernel, x, threshold, capacity, *rest)
+    if count <= capacity:
+        return picks
+    indices = largest(x, capacity)
+    return Picks(indices, x.index_select(0, indices), picks.peak)
 
 
-def _found(
-    kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any
-) -> tuple[Tensor, int, Tensor]:
+def _found(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> tuple[Picks, int]:
+    """Return the picks, cut off somewhere beyond `capacity`, and how many there are, or more than `capacity`."""
     bits, sign = as_integers(x)
     bar = threshold.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).to(x.dtype)
     least = max(as_integers(bar)[0][()], type(sign)(1))
 
-    def run(lo: int, hi: int) -> tuple[np.ndarray[Any, Any], int, int]:
-        indices = np.empty(min(capacity, hi - lo) + loops.BLOCK + 1, np.int32)
-        count, peak = kernel(bits, sign, least, lo, hi, indices, capacity, *rest)
-        return indices[: min(count, capacity + 1)], count, peak  # one more tells of too many
+    def run(lo: int, hi: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
+        room = min(capacity, hi - lo) + loops.BLOCK + 1
+        indices, found = np.empty(room, np.int32), np.empty(room, bits.dtype)
+        count, peak = kernel(bits, sign, least, lo, hi, indices, found, capacity, *rest)
+        return indices[:count], found[:count], peak
 
-    parts = map_ranges(run, x.numel(), align=loops.BLOCK)
-    indices = np.concatenate([found for found, _, _ in parts])
-    peak = _number(max(peak for _, _, peak in parts), x)
-    return torch.from_numpy(indices), sum(count for _, count, _ in parts), peak
+    indices, found, peaks = zip(*map_ranges(run, x.numel(), align=loops.BLOCK), strict=True)
+    values = torch.from_numpy(np.concatenate(found)).view(x.dtype)
+    joined = torch.from_numpy(np.concatenate(indices))
+    return Picks(joined, values, _number(max(peaks), x)), joined.numel()

@@ -1,7 +1,7 @@
 """Picking large magnitudes, from elements lo to hi.
 
-`indices` has room for `capacity` and one block more; once more than `capacity` are found nothing further is written.
-Each function returns how many it found and the largest magnitude's bits.
+`indices`, and `found` for the bits there, have room for `capacity` and one block more; once more than `capacity` are
+found nothing further is written. Each function returns how many it found and the largest magnitude's bits.
 """
 
 import numpy as np
@@ -22,31 +22,31 @@ def _largest(bits, sign):
 
 
 @compiled
-def _pick(bits, sign, threshold, base, indices, count):
+def _pick(bits, sign, threshold, base, indices, found, count):
     # The largest of a part vectorises, and few parts need the second look.
     for start in range(0, bits.size, _PART):
         part = bits[start : start + _PART]
         if _largest(part, sign) >= threshold:
             for i in range(part.size):
-                indices[count] = base + start + i
+                indices[count], found[count] = base + start + i, part[i]
                 count += (part[i] & sign) >= threshold
     return count
 
 
 @compiled
-def select(bits, sign, threshold, lo, hi, indices, capacity):
+def select(bits, sign, threshold, lo, hi, indices, found, capacity):
     count, peak = 0, 0
     for start in range(lo, hi, BLOCK):
         block = bits[start : min(start + BLOCK, hi)]
         largest = _largest(block, sign)
         peak = max(peak, largest)
         if largest >= threshold and count <= capacity:
-            count = _pick(block, sign, threshold, start, indices, count)
+            count = _pick(block, sign, threshold, start, indices, found, count)
     return count, peak
 
 
 @compiled
-def accumulate_select(bits, sign, threshold, lo, hi, indices, capacity, stream, out, residual, gradient, scale):
+def accumulate_select(bits, sign, threshold, lo, hi, indices, found, capacity, stream, out, residual, gradient, scale):
     scratch = np.empty(BLOCK, out.dtype)
     seen = scratch.view(bits.dtype)
     count, peak, rest = 0, 0, lo + (hi - lo) // BLOCK * BLOCK
@@ -57,11 +57,11 @@ def accumulate_select(bits, sign, threshold, lo, hi, indices, capacity, stream, 
             largest = lanes.accumulate(out, residual, gradient, scratch, start, scale)
         peak = max(peak, largest)
         if largest >= threshold and count <= capacity:
-            count = _pick(seen, sign, threshold, start, indices, count)
+            count = _pick(seen, sign, threshold, start, indices, found, count)
     for i in range(rest, hi):
         out[i] = residual[i] + scale * gradient[i]
-    found, largest = select(bits, sign, threshold, rest, hi, indices[count:], capacity - count)
-    return count + found, max(peak, largest)
+    more, largest = select(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count)
+    return count + more, max(peak, largest)
 
 
 @compiled
@@ -72,6 +72,7 @@ def momentum_select(
     lo,
     hi,
     indices,
+    found,
     capacity,
     stream,
     out,
@@ -101,12 +102,12 @@ def momentum_select(
             largest = lanes.momentum(out, velocity_out, residual, velocity, gradient, scratch, start, scale, m)
         peak = max(peak, largest)
         if largest >= threshold and count <= capacity:
-            count = _pick(seen, sign, threshold, start, indices, count)
+            count = _pick(seen, sign, threshold, start, indices, found, count)
     for i in range(rest, hi):
         velocity_out[i] = m * velocity[i] + scale * gradient[i]
         out[i] = residual[i] + (scale * gradient[i] + m * velocity_out[i] if nesterov else velocity_out[i])
-    found, largest = select(bits, sign, threshold, rest, hi, indices[count:], capacity - count)
-    return count + found, max(peak, largest)
+    more, largest = select(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count)
+    return count + more, max(peak, largest)
 
 
 @compiled

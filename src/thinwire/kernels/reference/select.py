@@ -13,10 +13,12 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Picks(NamedTuple):
     """`indices` (int32), ascending; a backend may add −1 at their end, up to the capacity, to know their number early.
 
-    `peak` (0-dim, of the vector's dtype) is the largest magnitude: NaN where there is one, 0 of nothing.
+    `values` are the elements there, 0 for −1. `peak` (0-dim, of the vector's dtype) is the largest magnitude: NaN where
+    there is one, 0 of nothing.
     """
 
     indices: Tensor
+    values: Tensor
     peak: Tensor
 
 
@@ -26,7 +28,8 @@ def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
     least = torch.where(threshold.isnan(), torch.inf, threshold).to(x)
     chosen = (ranks >= magnitude_bits(least)) & (ranks > 0)
     indices = chosen.nonzero().view(-1).to(torch.int32)
-    return Picks(indices if indices.numel() <= capacity else largest(x, capacity), peak(x))
+    indices = indices if indices.numel() <= capacity else largest(x, capacity)
+    return Picks(indices, gather(x, indices), peak(x))
 
 
 def accumulate_select(
@@ -58,6 +61,11 @@ def largest(x: Tensor, k: int) -> Tensor:
     """Return the indices (int32, ascending) of the k ≤ d largest magnitudes; of equal ones the lowest come first."""
     order = magnitude_bits(x).sort(descending=True, stable=True).indices
     return order[:k].sort().values.to(torch.int32)
+
+
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """Return the elements at indices (int32), and 0 for −1."""
+    return x.index_select(0, indices.clamp(min=0)).masked_fill_(indices < 0, 0)
 
 
 def peak(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.reference import Picks
+from thinwire.kernels.reference.select import gather
 from thinwire.kernels.triton.accumulate import total
 from thinwire.kernels.triton.launch import TILE, factor, launch, magnitudes, tile_of, tiles_of, wide
 from thinwire.kernels.triton.radix import write_largest
@@ -64,7 +65,7 @@ def select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, cap
     n, tiles = x.numel(), tiles_of(x.numel())
     picks = torch.full((capacity,), -1, dtype=torch.int32, device=x.device)
     if not n:
-        return Picks(picks, x.new_zeros(()))
+        return Picks(picks, x.new_zeros(capacity), x.new_zeros(()))
     counts, peaks = picks.new_empty(tiles), picks.new_empty(tiles, dtype=_INTEGERS[x.element_size()])
     kept = picks.new_empty(tiles, _ROOM)
     state = (threshold.to(x), n, counts, peaks, kept)
@@ -73,7 +74,7 @@ def select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, cap
     sizes = {"TILE": TILE, "ROOM": _ROOM, "GROUP": _GROUP, "num_warps": 8}
     launch(_gather, tiles_of(tiles, _GROUP), picks, x, threshold.to(x), n, counts, ends, kept, tiles, capacity, **sizes)
     write_largest(picks, x, ends[-1:])
-    return Picks(picks, peaks.amax().view(x.dtype))
+    return Picks(picks, gather(x, picks), peaks.amax().view(x.dtype))
 
 
 @triton.jit
