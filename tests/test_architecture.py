@@ -59,6 +59,7 @@ def test_every_room_has_a_floor() -> None:
         ("torch.distributed", {"exchanges", "integrations", "bench"}),
         ("torch.nn.parallel", {"integrations", "bench"}),
         ("numba", {"kernels"}),
+        ("triton", {"kernels"}),
         ("rich", {"bench"}),
         ("pyroute2", {"bench"}),
         ("matplotlib", {"bench"}),

@@ -230,3 +230,16 @@ def test_exponential_warmup_is_deep_gradient_compressions() -> None:
     schedule = schedules.exponential_warmup(0.001, stages=4, steps_each=10)
     assert [schedule(step) for step in (0, 10, 20, 30, 40)] == [0.25, 0.0625, 0.015625, 0.00390625, 0.001]
     assert schedules.exponential_warmup(0.1, steps_each=1)(3) == 0.1
+
+
+@pytest.mark.parametrize("numel", [20_000, 20_001, 20_063])
+def test_a_spectrum_in_parts_is_the_spectrum(monkeypatch: pytest.MonkeyPatch, numel: int) -> None:
+    codec, uneven = codecs.FFT(density=0.15, block=64), vector(numel)
+    uneven[: numel // 3] *= 100  # then the sample's threshold is far off
+    for x in (vector(numel), uneven, vector(numel).index_fill(0, torch.tensor([numel - 1]), torch.nan)):
+        with monkeypatch.context() as patch:
+            whole = codec.encode(x)
+            patch.setattr("thinwire.codecs.fft._PART", 1 << 10)
+            parts = codec.encode(x)
+        assert torch.equal(parts.values.nan_to_num(), whole.values.nan_to_num())
+        torch.testing.assert_close(parts.dense(), whole.dense(), equal_nan=True)

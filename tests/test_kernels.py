@@ -90,6 +90,7 @@ def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.d
     found = cpu.accumulate_select(out, *args)
     assert _same(found, reference.accumulate_select(expected, *args))
     torch.testing.assert_close(out, expected, equal_nan=True)
+    assert torch.equal(found.values.nan_to_num(), out[found.indices].nan_to_num()), "to the bit"
 
 
 @inputs
@@ -103,6 +104,7 @@ def test_accumulate_momentum_select(make: Callable[[torch.dtype], Tensor], dtype
     picks = cpu.accumulate_momentum_select(found[0], found[1], *args)
     assert _same(picks, reference.accumulate_momentum_select(expected[0], expected[1], *args))
     torch.testing.assert_close(found, expected, equal_nan=True)
+    assert torch.equal(picks.values.nan_to_num(), found[0][picks.indices].nan_to_num()), "to the bit"
 
 
 @inputs

@@ -46,7 +46,7 @@ def tuned(run: Run) -> Iterator[Tuned]:
 
 def _kept(gradients: Gradients, density: float = 0.15) -> Iterator[Tensor]:
     for gradient in gradients.values():
-        pairs = forward(gradient.reshape(-1).float(), 4096)
+        pairs = forward(gradient.reshape(-1).float(), min(4096, gradient.numel()))
         count = max(1, round(density * len(pairs)))
         yield pairs[pairs.norm(dim=1).topk(count).indices].reshape(-1)
 

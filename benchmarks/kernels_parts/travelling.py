@@ -32,9 +32,15 @@ def _offset_float_decode(place: Place) -> Work:
     buffer, scales = coded.packed(), coded.scales
 
     def run() -> Tensor:
-        return Coded.unpack(buffer, scales, (place.numel,), _EIGHT_BITS).values(torch.float32)
+        Coded.unpack(buffer, scales, (place.numel,), _EIGHT_BITS).decode_into(spare)
+        return spare
 
-    return Work(run=run, floor=lambda: spare.copy_(x), moved=x.nbytes + buffer.nbytes)
+    return Work(
+        run=run,
+        floor=lambda: spare.copy_(x),
+        reset=lambda: spare.fill_(torch.nan),
+        moved=x.nbytes + buffer.nbytes,
+    )
 
 
 def _fft_encode(place: Place) -> Work:

@@ -4,13 +4,21 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.codecs.thresholding import largest
 from thinwire.payloads import Blocks, Narrow, Spectral, narrowed
 from thinwire.payloads.spectral import forward
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
+
+# Elements transformed at a time: a spectrum held whole takes as long to write as to compute.
+_PART = 1 << 22
+_SAMPLES = 64
+# Blocks differ, so the sample's threshold aims that much higher than k coefficients.
+_SURPLUS = 1.1
 
 
 @final
@@ -36,10 +44,11 @@ class FFT(Codec):
         """Return coefficients as pairs (real, imaginary); a block with a NaN or an infinity in it counts as largest."""
         x = signal.tensor()
         x = (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
-        pairs = forward(x, self.block)
-        keys = kernels.backend(pairs).largest_blocks(pairs.view(-1), 2, kept(self.density, pairs.shape[0]))
-        values, coded = narrowed(pairs.index_select(0, keys).view(-1), self.values, signal.dtype, seed)
-        kept_pairs = Blocks(keys=keys, values=values, numel=pairs.numel(), width=2, coded=coded)
+        width = max(1, min(self.block, x.numel()))
+        count = -(-x.numel() // width) * (width // 2 + 1)
+        keys, pairs = _strongest(x, width, kept(self.density, count), count)
+        values, coded = narrowed(pairs.view(-1), self.values, signal.dtype, seed)
+        kept_pairs = Blocks(keys=keys, values=values, numel=2 * count, width=2, coded=coded)
         return Spectral(coefficients=kept_pairs, block=self.block, numel=signal.numel)
 
     def contraction(self, numel: int) -> float | None:
@@ -49,3 +58,36 @@ class FFT(Codec):
         width = min(self.block, numel)
         count = -(-numel // width) * (width // 2 + 1)
         return kept(self.density, count) / (2 * count)
+
+
+def _strongest(x: Tensor, width: int, k: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers (int32, ascending) of the k largest of `count` coefficients, and the coefficients (k, 2)."""
+    if x.numel() > 2 * max(_PART, width) and x.device.type == "cpu":
+        keys, pairs, energies = _reaching(x, width, _threshold(x, width, k / count))
+        if keys.numel() >= k:
+            best = largest(energies, k)
+            return keys.index_select(0, best), pairs.index_select(0, best)
+    pairs = forward(x, width)
+    keys = kernels.backend(pairs).largest_blocks(pairs.view(-1), 2, k)
+    return keys, pairs.index_select(0, keys)
+
+
+def _threshold(x: Tensor, width: int, density: float) -> Tensor:
+    """Return an energy that a few more coefficients than wanted reach, from blocks at even distances."""
+    whole = x[: x.numel() // width * width].view(-1, width)
+    sample = forward(whole[:: whole.shape[0] // _SAMPLES + 1].reshape(-1), width).square().sum(dim=1)
+    rank = min(sample.numel(), round(_SURPLUS * density * sample.numel()) + 1)
+    return sample.topk(rank, sorted=False).values.min()
+
+
+def _reaching(x: Tensor, width: int, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the coefficients that reach the threshold: numbers, pairs and energies."""
+    found, first = [], 0
+    for part in x.split(max(1, _PART // width) * width):
+        pairs = forward(part, width)
+        kernel = kernels.backend(pairs)
+        keys, energies, _ = kernel.select(kernel.block_energies(pairs.view(-1), 2), threshold, pairs.shape[0])
+        found.append((keys + first, pairs.index_select(0, keys), energies))
+        first += pairs.shape[0]
+    keys, pairs, energies = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return keys, pairs, energies

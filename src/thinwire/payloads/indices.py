@@ -5,6 +5,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
+from thinwire.kernels.cpu.ranges import map_rows
 from thinwire.kernels.reference.indices import EliasFano
 from thinwire.payloads import wire
 from thinwire.payloads.wire import BITMAP, ELIAS_FANO, NUMBERS
@@ -45,7 +46,7 @@ def section(coding: int, keys: Tensor, space: int) -> Tensor:
 def read(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
     """Return the keys, int32 (ranks, count), in sections of several ranks. Raises PayloadError when malformed."""
     if coding == ELIAS_FANO:
-        return torch.stack([_elias_fano(row, count, space) for row in rows])
+        return torch.stack(map_rows(lambda row: _elias_fano(row, count, space), rows))
     if coding == BITMAP:
         return torch.stack([_bitmap(row, count, space) for row in rows])
     wire.check_padding(rows, 4 * count)

@@ -116,15 +116,15 @@ class Spectral(Payload):
         return wire.Header(wire.SPECTRAL, torch.float32, self.block, self.numel).pack(self.values.device)
 
 
-def forward(x: Tensor, block: int) -> Tensor:
-    """Return the orthonormal real FFT of flat float `x`, block by block, as pairs: shape (coefficients, 2).
+def forward(x: Tensor, width: int) -> Tensor:
+    """Return the orthonormal real FFT of flat float `x`, `width` by `width` elements, as pairs: (coefficients, 2).
 
-    The last block is filled up with zeros; a vector shorter than a block is one of its own length.
+    The last block is filled up with zeros.
     """
     if not x.numel():
         return x.view(0, 2)
-    width = min(block, x.numel())
-    padded = torch.nn.functional.pad(x, (0, -x.numel() % width))
+    missing = -x.numel() % width
+    padded = torch.nn.functional.pad(x, (0, missing)) if missing else x
     return torch.view_as_real(torch.fft.rfft(padded.view(-1, width), norm="ortho")).reshape(-1, 2)
 
 

@@ -1,13 +1,13 @@
 """Blocks of adjacent elements."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from thinwire.kernels.cpu.ranges import map_ranges
-from thinwire.kernels.cpu.select import FEW, as_integers, exactly, largest, sampled
+from thinwire.kernels.cpu.select import FEW, largest, sampled
+from thinwire.kernels.cpu.strongest import Array, as_integers, strongest
 from thinwire.kernels.loops import blocks as loops
 
 _CHUNK = 256
@@ -28,16 +28,16 @@ def largest_blocks(x: Tensor, width: int, k: int) -> Tensor:
         whole = x[: x.numel() // width * width].view(-1, width)
         threshold, capacity = sampled(lambda stride: whole[::stride].square().sum(dim=1), k, blocks)
         keys, energies = _reaching(x, width, threshold, capacity)
-        if k <= keys.numel() <= capacity < blocks:
-            return keys.index_select(0, exactly(energies, k))
+        if k <= sum(map(len, keys)) <= capacity < blocks:
+            return strongest(keys, energies, k)
     return largest(block_energies(x, width), k)
 
 
-def _reaching(x: Tensor, width: int, threshold: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return the blocks that reach the threshold, or more than `capacity` of them, and their energies."""
+def _reaching(x: Tensor, width: int, threshold: Tensor, capacity: int) -> tuple[Sequence[Array], Sequence[Array]]:
+    """Return the blocks that reach the threshold, or more than `capacity` of them, and their energies' bits."""
     source, (bar, sign) = x.numpy(), as_integers(threshold)
 
-    def run(lo: int, hi: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def run(lo: int, hi: int) -> tuple[Array, Array]:
         room = min(capacity, hi - lo) + _CHUNK
         indices, found, scratch = np.empty(room, np.int32), np.empty(room, bar.dtype), x.new_empty(_CHUNK)
         bits, _ = as_integers(scratch)
@@ -45,5 +45,5 @@ def _reaching(x: Tensor, width: int, threshold: Tensor, capacity: int) -> tuple[
         count = loops.select_blocks(*arguments)
         return indices[:count], found[:count]
 
-    keys, energies = (np.concatenate(parts) for parts in zip(*map_ranges(run, -(-x.numel() // width)), strict=True))
-    return torch.from_numpy(keys), torch.from_numpy(energies).view(x.dtype)
+    keys, energies = zip(*map_ranges(run, -(-x.numel() // width)), strict=True)
+    return keys, energies

@@ -1,12 +1,15 @@
 """Ranges of a large tensor, side by side: no thread pool of Numba's, so that any thread may call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 _RANGE, _PIECES = 1 << 18, 4
 
@@ -22,6 +25,21 @@ def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> lis
     pieces = workers * max(1, min(_PIECES, numel // workers // (_PIECES * _RANGE)))
     edges = [*(numel * i // pieces // align * align for i in range(pieces)), numel]
     return list(_pool(workers).map(run, edges[:-1], edges[1:]))
+
+
+def map_rows(run: Callable[[Tensor], _T], rows: Tensor) -> list[_T]:
+    """Return run(row) of every row; `run` must not use this module, as all threads may be taken."""
+    return _map(run, list(rows), rows.numel())
+
+
+def map_pieces(run: Callable[[int], _T], pieces: Sequence[np.ndarray[Any, Any]]) -> list[_T]:
+    """Return run(i) for each of several arrays; `run` must not use this module, as all threads may be taken."""
+    return _map(run, range(len(pieces)), sum(map(len, pieces)))
+
+
+def _map(run: Callable[[_S], _T], items: Sequence[_S], numel: int) -> list[_T]:
+    workers = min(torch.get_num_threads(), len(items), numel // _RANGE)
+    return list(map(run, items)) if workers < 2 else list(_pool(workers).map(run, items))
 
 
 @cache

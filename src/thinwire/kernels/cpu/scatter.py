@@ -13,7 +13,7 @@ from thinwire.kernels.cpu.select import BITS, STREAM_BYTES
 from thinwire.kernels.loops import scatter as loops
 
 _Array = np.ndarray[Any, Any]
-_TILE, _GROUP = 1 << 12, 1 << 16
+_TILE, _GROUP = 1 << 13, 1 << 16
 """Elements summed at a time in the nearest cache, and in the next one where they have to be put in order first."""
 
 

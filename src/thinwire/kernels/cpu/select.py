@@ -1,14 +1,15 @@
 """Picking large magnitudes."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.kernels.cpu.ranges import map_ranges
+from thinwire.kernels.cpu.strongest import INTEGERS, Array, as_integers, strongest
 from thinwire.kernels.loops import select as loops
 from thinwire.kernels.reference import Picks
 
@@ -63,12 +64,13 @@ def largest(x: Tensor, k: int) -> Tensor:
     """See `reference.largest`: exactly those of the few that a threshold from a sample, or a histogram, leaves."""
     if k and x.numel() > FEW:
         threshold, capacity = sampled(lambda stride: x[::stride].abs(), k, x.numel())
-        found = _reaching(x, threshold, capacity)
-        if not k <= found.numel() <= capacity:
-            found = _reaching(x, _counted(x, k), x.numel())
-        if found.numel() >= k:  # zeros are not found, and may be wanted
-            return found[exactly(x[found], k)]
-    return exactly(x, k)
+        found = _found(loops.select, x, threshold, capacity)
+        if not k <= found.number <= capacity:
+            found = _found(loops.select, x, _counted(x, k), x.numel())
+        if found.number >= k:  # zeros are not found, and may be wanted
+            return strongest(found.indices, found.bits, k)
+    bits, _ = as_integers(x)
+    return strongest([np.arange(bits.size, dtype=np.int32)], [bits], k)
 
 
 def sampled(take: Callable[[int], Tensor], k: int, numel: int) -> tuple[Tensor, int]:
@@ -88,7 +90,7 @@ def _counted(x: Tensor, k: int) -> Tensor:
     bits, sign = as_integers(x)
     shift = bits.dtype.type(8 * x.element_size() - 12)
 
-    def run(lo: int, hi: int) -> np.ndarray[Any, Any]:
+    def run(lo: int, hi: int) -> Array:
         counts = np.zeros((4, 1 << 11), np.int64)
         loops.histogram(bits, sign, shift, lo, hi, counts)
         return counts.sum(axis=0)
@@ -97,57 +99,49 @@ def _counted(x: Tensor, k: int) -> Tensor:
     return _number((2**11 - 1 - np.searchsorted(above, k)) << shift, x)
 
 
-def _reaching(x: Tensor, threshold: Tensor, capacity: int) -> Tensor:
-    """Return what reaches the threshold, or more than `capacity` of it."""
-    return _found(loops.select, x, threshold, capacity)[0].indices
-
-
-def exactly(x: Tensor, k: int) -> Tensor:
-    """See `reference.largest`, for a few."""
-    bits, sign = as_integers(x)
-    places = np.empty(k + 1, np.int32)
-    if k:
-        loops.take(bits, sign, *loops.kth(bits, sign, k), places)
-    return torch.from_numpy(places[:k])
-
-
 def _streams(*outs: Tensor) -> bool:
     return all(out.nbytes >= STREAM_BYTES and out.data_ptr() % 64 == 0 for out in outs)
 
 
-def as_integers(x: Tensor) -> tuple[np.ndarray[Any, Any], Any]:
-    """Return `x` as integers, and the mask that takes their sign off."""
-    integer, kind = _INTEGERS[x.element_size()]
-    return x.view(integer).numpy(), kind(np.iinfo(kind).max)
-
-
 def _number(bits: Any, like: Tensor) -> Tensor:
     """Return the number of these bits, 0-dim, as a number of `like`'s type."""
-    return torch.tensor(int(bits), dtype=_INTEGERS[like.element_size()][0]).view(like.dtype)
+    return torch.tensor(int(bits), dtype=INTEGERS[like.element_size()][0]).view(like.dtype)
+
+
+class _Found(NamedTuple):
+    """What ranges found, cut off somewhere beyond the capacity: indices, bits there, and the largest magnitude's."""
+
+    indices: Sequence[Array]
+    bits: Sequence[Array]
+    peaks: Sequence[int]
+
+    @property
+    def number(self) -> int:
+        """How many there are, or more than the capacity."""
+        return sum(map(len, self.indices))
 
 
 def _over_ranges(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> Picks:
     """Run a selecting kernel on ranges of `x` side by side, and join what they found."""
-    picks, count = _found(kernel, x, threshold, capacity, *rest)
-    if count <= capacity:
-        return picks
-    indices = largest(x, capacity)
-    return Picks(indices, x.index_select(0, indices), picks.peak)
+    found = _found(kernel, x, threshold, capacity, *rest)
+    peak = _number(max(found.peaks), x)
+    if found.number > capacity:
+        indices = largest(x, capacity)
+        return Picks(indices, x.index_select(0, indices), peak)
+    values = torch.from_numpy(np.concatenate(found.bits)).view(x.dtype)
+    return Picks(torch.from_numpy(np.concatenate(found.indices)), values, peak)
 
 
-def _found(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> tuple[Picks, int]:
-    """Return the picks, cut off somewhere beyond `capacity`, and how many there are, or more than `capacity`."""
+def _found(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> _Found:
     bits, sign = as_integers(x)
     bar = threshold.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).to(x.dtype)
     least = max(as_integers(bar)[0][()], type(sign)(1))
 
-    def run(lo: int, hi: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
-        room = min(capacity, hi - lo) + loops.BLOCK + 1
+    def run(lo: int, hi: int) -> tuple[Array, Array, int]:
+        room = min(capacity, hi - lo) + 1
         indices, found = np.empty(room, np.int32), np.empty(room, bits.dtype)
-        count, peak = kernel(bits, sign, least, lo, hi, indices, found, capacity, *rest)
-        return indices[:count], found[:count], peak
+        peaks = np.zeros(64 // bits.itemsize, bits.dtype)
+        count = kernel(bits, sign, least, lo, hi, indices, found, capacity, peaks, *rest)
+        return indices[:count], found[:count], peaks.max()
 
-    indices, found, peaks = zip(*map_ranges(run, x.numel(), align=loops.BLOCK), strict=True)
-    values = torch.from_numpy(np.concatenate(found)).view(x.dtype)
-    joined = torch.from_numpy(np.concatenate(indices))
-    return Picks(joined, values, _number(max(peaks), x)), joined.numel()
+    return _Found(*zip(*map_ranges(run, x.numel(), align=loops.BLOCK), strict=True))

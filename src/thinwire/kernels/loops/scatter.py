@@ -5,6 +5,8 @@ import numpy as np
 from thinwire.kernels.loops import lanes
 from thinwire.kernels.loops.compiled import compiled
 
+_AHEAD = 16
+
 
 @compiled
 def scatter_add(out, indices, values, sign):
@@ -33,6 +35,9 @@ def scatter(out, lo, hi, indices, values, cursors, stops, tile, stream):
             while at < stops[run] and indices[at] < base + width:
                 tile[indices[at] - base] += values[at]
                 at += 1
+            # So many lists are more than the processor follows by itself.
+            lanes.prefetch(indices, at + _AHEAD)
+            lanes.prefetch(values, at + _AHEAD)
             used |= at > cursors[run]
             cursors[run] = at
         _write(out, base, width, tile, stream)
@@ -62,10 +67,10 @@ def _write(out, base, width, tile, stream):
     whole = width // lanes.BLOCK * lanes.BLOCK
     if stream:
         for near in range(0, whole, lanes.BLOCK):
-            lanes.copy_streaming(out, tile, base + near, near)
+            lanes.copy_streaming(tile, out, near, base + near)
     else:
         for near in range(0, whole, lanes.BLOCK):
-            lanes.copy(out, tile, base + near, near)
+            lanes.copy(tile, out, near, base + near)
     for near in range(whole, width):
         out[base + near] = tile[near]
 

@@ -1,7 +1,7 @@
 """Picking large magnitudes, from elements lo to hi.
 
-`indices`, and `found` for the bits there, have room for `capacity` and one block more; once more than `capacity` are
-found nothing further is written. Each function returns how many it found and the largest magnitude's bits.
+`indices`, and `found` for the numbers there, have room for one more than `capacity`; once more than `capacity` are
+found nothing further is written. `peaks` takes the largest magnitudes' bits. Each function returns how many it found.
 """
 
 import numpy as np
@@ -10,58 +10,51 @@ from thinwire.kernels.loops import lanes
 from thinwire.kernels.loops.compiled import compiled
 
 BLOCK = lanes.BLOCK
-_PART = 16
 
 
 @compiled
-def _largest(bits, sign):
-    largest = bits[0] & sign
-    for i in range(bits.size):
-        largest = max(largest, bits[i] & sign)
-    return largest
+def select(bits, sign, threshold, lo, hi, indices, found, capacity, peaks):
+    count, rest = 0, lo + (hi - lo) // BLOCK * BLOCK
+    for start in range(lo, rest, BLOCK):
+        hits = lanes.look(bits, peaks, start, threshold)
+        while hits and count <= capacity:
+            at = start + np.int64(lanes.lowest(hits))
+            indices[count], found[count] = at, bits[at]
+            count += 1
+            hits &= hits - np.uint64(1)
+    return count + _rest(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count, peaks)
 
 
 @compiled
-def _pick(bits, sign, threshold, base, indices, found, count):
-    # The largest of a part vectorises, and few parts need the second look.
-    for start in range(0, bits.size, _PART):
-        part = bits[start : start + _PART]
-        if _largest(part, sign) >= threshold:
-            for i in range(part.size):
-                indices[count], found[count] = base + start + i, part[i]
-                count += (part[i] & sign) >= threshold
+def _rest(bits, sign, threshold, lo, hi, indices, found, capacity, peaks):
+    count = 0
+    for i in range(lo, hi):
+        peaks[0] = max(peaks[0], bits[i] & sign)
+        if (bits[i] & sign) >= threshold and count <= capacity:
+            indices[count], found[count] = i, bits[i]
+            count += 1
     return count
 
 
 @compiled
-def select(bits, sign, threshold, lo, hi, indices, found, capacity):
-    count, peak = 0, 0
-    for start in range(lo, hi, BLOCK):
-        block = bits[start : min(start + BLOCK, hi)]
-        largest = _largest(block, sign)
-        peak = max(peak, largest)
-        if largest >= threshold and count <= capacity:
-            count = _pick(block, sign, threshold, start, indices, found, count)
-    return count, peak
-
-
-@compiled
-def accumulate_select(bits, sign, threshold, lo, hi, indices, found, capacity, stream, out, residual, gradient, scale):
-    scratch = np.empty(BLOCK, out.dtype)
-    seen = scratch.view(bits.dtype)
-    count, peak, rest = 0, 0, lo + (hi - lo) // BLOCK * BLOCK
+def accumulate_select(
+    bits, sign, threshold, lo, hi, indices, found, capacity, peaks, stream, out, residual, gradient, scale
+):
+    count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
     for start in range(lo, rest, BLOCK):
         if stream:
-            largest = lanes.accumulate_streaming(out, residual, gradient, scratch, start, scale)
+            hits = lanes.accumulate_streaming(out, peaks, residual, gradient, start, threshold, scale)
         else:
-            largest = lanes.accumulate(out, residual, gradient, scratch, start, scale)
-        peak = max(peak, largest)
-        if largest >= threshold and count <= capacity:
-            count = _pick(seen, sign, threshold, start, indices, found, count)
+            hits = lanes.accumulate(out, peaks, residual, gradient, start, threshold, scale)
+        while hits and count <= capacity:
+            at = start + np.int64(lanes.lowest(hits))
+            # Computed again: what was streamed is far away.
+            indices[count], numbers[count] = at, residual[at] + scale * gradient[at]
+            count += 1
+            hits &= hits - np.uint64(1)
     for i in range(rest, hi):
         out[i] = residual[i] + scale * gradient[i]
-    more, largest = select(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count)
-    return count + more, max(peak, largest)
+    return count + _rest(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count, peaks)
 
 
 @compiled
@@ -74,9 +67,10 @@ def momentum_select(
     indices,
     found,
     capacity,
+    peaks,
     stream,
     out,
-    velocity_out,
+    moving,
     residual,
     velocity,
     gradient,
@@ -84,30 +78,35 @@ def momentum_select(
     m,
     nesterov,
 ):
-    scratch = np.empty(BLOCK, out.dtype)
-    seen = scratch.view(bits.dtype)
-    count, peak, rest = 0, 0, lo + (hi - lo) // BLOCK * BLOCK
+    count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
     for start in range(lo, rest, BLOCK):
         if nesterov and stream:
-            largest = lanes.nesterov_streaming(
-                out, velocity_out, residual, velocity, gradient, scratch, start, scale, m
+            hits = lanes.nesterov_streaming(
+                out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m
             )
         elif nesterov:
-            largest = lanes.nesterov(out, velocity_out, residual, velocity, gradient, scratch, start, scale, m)
+            hits = lanes.nesterov(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m)
         elif stream:
-            largest = lanes.momentum_streaming(
-                out, velocity_out, residual, velocity, gradient, scratch, start, scale, m
+            hits = lanes.momentum_streaming(
+                out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m
             )
         else:
-            largest = lanes.momentum(out, velocity_out, residual, velocity, gradient, scratch, start, scale, m)
-        peak = max(peak, largest)
-        if largest >= threshold and count <= capacity:
-            count = _pick(seen, sign, threshold, start, indices, found, count)
+            hits = lanes.momentum(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m)
+        while hits and count <= capacity:
+            at = start + np.int64(lanes.lowest(hits))
+            indices[count], numbers[count] = at, _moved(residual[at], velocity[at], gradient[at], scale, m, nesterov)
+            count += 1
+            hits &= hits - np.uint64(1)
     for i in range(rest, hi):
-        velocity_out[i] = m * velocity[i] + scale * gradient[i]
-        out[i] = residual[i] + (scale * gradient[i] + m * velocity_out[i] if nesterov else velocity_out[i])
-    more, largest = select(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count)
-    return count + more, max(peak, largest)
+        moving[i] = m * velocity[i] + scale * gradient[i]
+        out[i] = _moved(residual[i], velocity[i], gradient[i], scale, m, nesterov)
+    return count + _rest(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count, peaks)
+
+
+@compiled
+def _moved(residual, velocity, gradient, scale, m, nesterov):
+    u = m * velocity + scale * gradient
+    return (residual + scale * gradient) + m * u if nesterov else residual + u
 
 
 @compiled
@@ -118,33 +117,30 @@ def histogram(bits, sign, shift, lo, hi, counts):
 
 
 @compiled
-def kth(bits, sign, k):
-    # The k-th largest magnitude, eleven bits at a time, and how many of those that equal it are among the k.
-    shift, known, mask = 8 * bits.itemsize - 12, sign - sign, sign - sign
-    counts = np.empty(1 << 11, np.int64)
-    while True:
-        counts[:] = 0
-        for i in range(bits.size):
-            magnitude = bits[i] & sign
-            counts[(magnitude >> shift) & 2047] += (magnitude & mask) == known
-        digit = 2047
-        while counts[digit] < k:
-            k -= counts[digit]
-            digit -= 1
-        known, mask = known | digit << shift, mask | 2047 << shift
-        if shift == 0:
-            return known, k
-        shift = max(shift - 11, 0)
+def digits(bits, sign, shift, known, mask, counts):
+    # Of magnitudes whose digits under the mask are known: how often each comes next.
+    for i in range(bits.size):
+        magnitude = bits[i] & sign
+        counts[(magnitude >> shift) & 2047] += (magnitude & mask) == known
 
 
 @compiled
-def take(bits, sign, bar, ties, places):
+def tally(bits, sign, bar):
+    above = ties = 0
+    for i in range(bits.size):
+        above += (bits[i] & sign) > bar
+        ties += (bits[i] & sign) == bar
+    return above, ties
+
+
+@compiled
+def take(indices, bits, sign, bar, ties, out):
     # All above the bar, and the first `ties` that equal it.
     count = 0
     for i in range(bits.size):
         magnitude = bits[i] & sign
         tied = magnitude == bar and ties > 0
         ties -= tied
-        places[count] = i
-        count += tied or magnitude > bar
-    return count
+        if tied or magnitude > bar:
+            out[count] = indices[i]
+            count += 1
