@@ -247,9 +247,13 @@ def _bytes_by_step(recipe: Reducer, steps: int) -> list[float]:
     return found
 
 
-def _sparse_bytes(density: float) -> float:
-    section = 4 * round(density * 10_000)  # indices as well as values, each padded to 8 bytes
-    return 16 + 2 * (section + section % 8)
+def _sparse_bytes(density: float, *, slots: bool = False) -> int:
+    """Return header, float32 values, and indices: as slots with a seed, or as Elias-Fano (docs/wire-format.md)."""
+    count, numel = round(10_000 * density), 10_000
+    low = (numel // count).bit_length() - 1
+    named = [64, 64 + count * (-(-numel // count)).bit_length()] if slots else [low * count, count + (numel - 1 >> low)]
+    sections = [32 * count, sum(named)] if slots else [32 * count, *named]
+    return 16 + sum(-(-bits // 64) * 8 for bits in sections)
 
 
 def test_warm_up_switches_at_its_step(ranks: Ranks) -> None:
@@ -264,7 +268,8 @@ def test_warm_up_switches_at_its_step(ranks: Ranks) -> None:
 @pytest.mark.parametrize("make", [tw.recipes.topk, tw.recipes.dgc, tw.recipes.dragonn])
 def test_density_is_warmed_up_by_step(ranks: Ranks, make: Callable[..., Reducer]) -> None:
     recipe = make(density=exponential_warmup(0.01, stages=2, steps_each=2))
-    expected = [_sparse_bytes(density) for density in (1 / 4, 1 / 4, 1 / 16, 1 / 16, 0.01, 0.01)]
+    slots = make is tw.recipes.dragonn
+    expected = [_sparse_bytes(density, slots=slots) for density in (1 / 4, 1 / 4, 1 / 16, 1 / 16, 0.01, 0.01)]
     assert ranks.run(2, _bytes_by_step, recipe, 6) == [expected] * 2
 
 

@@ -52,8 +52,11 @@ def test_every_method_gives_a_row_for_each_snapshot_with_real_bytes(rows: list[M
     assert len(rows) == 2 * len(list(methods(quick=True)))
     assert all(row.bytes > 0 and row.error >= 0 and -1 <= row.cosine <= 1 + 1e-9 for row in rows)
     topk = next(row for row in rows if row.method == "topk" and row.density == 0.1)
-    kept = [round(0.1 * g.numel()) for g in run.late.mean.values()]
-    assert topk.bytes == sum(16 + 2 * (-(-4 * k // 8) * 8) for k in kept)
+    expected = 0
+    for d in (g.numel() for g in run.late.mean.values()):
+        k = round(0.1 * d)  # of 10 elements, one: 3 low bits each
+        expected += 16 + sum(-(-bits // 64) * 8 for bits in (32 * k, 3 * k, k + (d - 1) // 8))
+    assert topk.bytes == expected
 
 
 def test_more_bytes_mean_less_error_for_the_same_method(rows: list[Measured]) -> None:

@@ -1,6 +1,10 @@
 """Every backend does what the reference does, on awkward shapes, in poisoned memory."""
 
+import os
+import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 import pytest
@@ -9,6 +13,7 @@ from cases import vector
 from torch import Tensor
 
 from thinwire.kernels import Picks, backend, cpu, integer_backend, reference
+from thinwire.kernels.cpu.ranges import map_ranges
 from thinwire.kernels.cpu.select import STREAM_BYTES
 
 # The packages export functions of the modules' names.
@@ -341,3 +346,36 @@ def test_merging_keeps_what_is_not_finite_and_adds_in_order() -> None:
     for kernels in (reference, cpu):
         assert kernels.merge(keys, rows)[1].tolist() == [[0.0]], "(1 + 1e8) - 1e8 in float32"
         assert bool(kernels.merge(keys[:2], [rows[0], rows[1] * torch.inf])[1].isinf())
+
+
+def _work(seed: int) -> list[Tensor]:
+    d = (1 << 19) + 77
+    residual, gradient, out = vector(d, seed=seed), vector(d, seed=seed + 1), torch.empty(d)
+    picks = cpu.accumulate_select(out, residual, gradient, 0.5, torch.tensor(2.0), d)
+    total = torch.empty(d)
+    cpu.scatter(total, [(0, d)], picks.indices, picks.values, [picks.indices.numel()])
+    return [out, *picks, total, cpu.largest(out, d // 3)]
+
+
+def test_several_threads_at_once() -> None:
+    expected = [_work(seed) for seed in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(_work, range(6)))
+    for ours, alone in zip(found, expected, strict=True):
+        assert all(map(torch.equal, ours, alone))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    ranges = map_ranges(lambda lo, hi: (lo, hi), 1 << 20)
+    child = os.fork()
+    if not child:
+        os._exit(0 if map_ranges(lambda lo, hi: (lo, hi), 1 << 20) == ranges else 1)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0), "the child hangs"

@@ -1,5 +1,6 @@
 """Ranges of a large tensor, side by side: no thread pool of Numba's, so that any thread may call."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -45,3 +46,6 @@ def _map(run: Callable[[_S], _T], items: Sequence[_S], numel: int) -> list[_T]:
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="thinwire")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has the pool, but none of its threads
