@@ -43,9 +43,9 @@ def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: in
     if indices.numel() > count:
         best = largest(values, count)
         indices, values = indices.index_select(0, best), values.index_select(0, best)
-    missing = (0, count - indices.numel())
-    values, coded = narrowed(pad(values, missing), narrow, signal.dtype, seed)
-    indices = pad(indices, missing, value=-1)
+    if missing := count - indices.numel():
+        indices, values = pad(indices, (0, missing), value=-1), pad(values, (0, missing))
+    values, coded = narrowed(values, narrow, signal.dtype, seed)
     return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
 
 

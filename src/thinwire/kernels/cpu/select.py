@@ -105,7 +105,7 @@ def _streams(*outs: Tensor) -> bool:
 
 def _number(bits: Any, like: Tensor) -> Tensor:
     """Return the number of these bits, 0-dim, as a number of `like`'s type."""
-    return torch.tensor(int(bits), dtype=INTEGERS[like.element_size()][0]).view(like.dtype)
+    return torch.tensor(int(bits), dtype=INTEGERS[like.element_size()]).view(like.dtype)
 
 
 class _Found(NamedTuple):
@@ -134,7 +134,8 @@ def _over_ranges(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capac
 
 def _found(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> _Found:
     bits, sign = as_integers(x)
-    bar = threshold.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).to(x.dtype)
+    level = abs(float(threshold))
+    bar = torch.tensor(level if level == level else torch.inf, dtype=x.dtype)
     least = max(as_integers(bar)[0][()], type(sign)(1))
 
     def run(lo: int, hi: int) -> tuple[Array, Array, int]:

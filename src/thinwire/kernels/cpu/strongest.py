@@ -13,17 +13,14 @@ from thinwire.kernels.loops import select as loops
 from thinwire.kernels.memory import empty
 
 Array = np.ndarray[Any, Any]
-INTEGERS: dict[int, tuple[torch.dtype, Any]] = {
-    2: (torch.int16, np.int16),
-    4: (torch.int32, np.int32),
-    8: (torch.int64, np.int64),
-}
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SIGNS = {np.dtype(kind): kind(np.iinfo(kind).max) for kind in (np.int16, np.int32, np.int64)}
 
 
 def as_integers(x: Tensor) -> tuple[Array, Any]:
     """Return `x` as integers, and the mask that takes their sign off."""
-    integer, kind = INTEGERS[x.element_size()]
-    return x.view(integer).numpy(), kind(np.iinfo(kind).max)
+    bits = x.view(INTEGERS[x.element_size()]).numpy()
+    return bits, _SIGNS[bits.dtype]
 
 
 def strongest(indices: Sequence[Array], bits: Sequence[Array], k: int) -> Tensor:
@@ -31,9 +28,13 @@ def strongest(indices: Sequence[Array], bits: Sequence[Array], k: int) -> Tensor
 
     Raises ValueError where there are fewer.
     """
-    sign = bits[0].dtype.type(np.iinfo(bits[0].dtype).max)
+    sign = _SIGNS[bits[0].dtype]
     out = empty(k, torch.int32, torch.device("cpu"))
     if not k:
+        return out
+    if len(bits) == 1:
+        bar, ties = loops.kth(bits[0], sign, k)
+        loops.take(indices[0], bits[0], sign, bar, ties, out.numpy())
         return out
     bar, ties = _kth(bits, sign, k)
     above, equal = zip(*map_pieces(lambda piece: loops.tally(bits[piece], sign, bar), bits), strict=True)

@@ -125,6 +125,24 @@ def digits(bits, sign, shift, known, mask, counts):
 
 
 @compiled
+def kth(bits, sign, k):
+    # The k-th largest magnitude, digit by digit, and how many of those that equal it are among the k.
+    counts = np.empty(1 << 11, np.int64)
+    shift, known, mask = 8 * bits.itemsize - 12, 0, 0
+    while True:
+        counts[:] = 0
+        digits(bits, sign, shift, known, mask, counts)
+        digit = 2047
+        while counts[digit] < k:
+            k -= counts[digit]
+            digit -= 1
+        known, mask = known | digit << shift, mask | 2047 << shift
+        if shift == 0:
+            return known, k
+        shift = max(shift - 11, 0)
+
+
+@compiled
 def tally(bits, sign, bar):
     above = ties = 0
     for i in range(bits.size):
