@@ -264,6 +264,25 @@ def test_slot_and_quotient_tell_the_index(numel: int, slots: int, seed: int) -> 
         assert torch.equal(slot, reference.slot_of(indices, slots, numel, seed)[0])
 
 
+@pytest.mark.parametrize(("numel", "slots"), [(1, 1), (1000, 10), (1000, 1000), (65_537, 66)])
+def test_codes_of_slots_tell_the_indices(numel: int, slots: int) -> None:
+    picks = torch.randperm(numel)[: 2 * slots].int()
+    table = reference.hashed_slots(picks, torch.zeros_like(picks), slots, numel, 3)
+    indices = table.masked_fill(table < 0, numel - 1)
+    for kernels in (cpu, reference):
+        codes = kernels.slot_codes(indices, numel, 3)
+        assert torch.equal(codes, reference.slot_codes(indices, numel, 3))
+        assert torch.equal(kernels.slot_indices(codes, numel, 3), indices)
+        anything = torch.randint(-5, -(-numel // slots) + 5, (slots,), dtype=torch.int32)
+        for given in (anything, torch.full_like(anything, 2**31 - 1), torch.full_like(anything, -(2**31))):
+            found = kernels.slot_indices(given, numel, 3)
+            assert torch.equal(found, reference.slot_indices(given, numel, 3))
+            assert -1 <= int(found.min()) <= int(found.max()) < numel
+            assert torch.equal(kernels.slot_codes(given, numel, 3), reference.slot_codes(given, numel, 3))
+        if slots > 1:
+            assert int(kernels.slot_codes(indices.roll(1), numel, 3).min()) < 0, "out of order"
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_highest_priority_keeps_its_slot_and_of_equals_the_largest_index(ties: bool) -> None:
     indices = torch.arange(1024, dtype=torch.int32)

@@ -84,6 +84,32 @@ def _slot_of(place: Place) -> Work:
     )
 
 
+def _in_slots(place: Place) -> Tensor:
+    indices, values, _ = runs_of(place)
+    indices, priorities = indices[: place.picks], torch.zeros(place.picks, dtype=torch.int32, device=place.device)
+    table = kernels.backend(values).hashed_slots(indices, priorities, place.picks, place.numel, 1)
+    return table.masked_fill(table < 0, place.numel - 1)
+
+
+def _slot_codes(place: Place) -> Work:
+    indices = _in_slots(place)
+    return Work(
+        run=lambda: kernels.integer_backend(indices).slot_codes(indices, place.numel, 1),
+        floor=indices.clone,
+        moved=2 * indices.nbytes,
+    )
+
+
+def _slot_indices(place: Place) -> Work:
+    indices = _in_slots(place)
+    codes = kernels.integer_backend(indices).slot_codes(indices, place.numel, 1)
+    return Work(
+        run=lambda: kernels.integer_backend(codes).slot_indices(codes, place.numel, 1),
+        floor=codes.clone,
+        moved=2 * codes.nbytes,
+    )
+
+
 def _index_of(place: Place) -> Work:
     indices, values = place.material.picks(place.numel, place.picks, 0, 1)
     pair = kernels.backend(values).slot_of(indices, place.picks, place.numel, 1)
@@ -123,6 +149,8 @@ CASES = {
     "merge": Case(make=_merge, group="index", floor=_FLOOR, sweep=True),
     "elias_fano_encode": Case(make=_elias_fano_encode, group="index", floor="copy_ of the indices", sweep=True),
     "elias_fano_decode": Case(make=_elias_fano_decode, group="index", floor="copy_ of the indices", sweep=True),
+    "slot_codes": Case(make=_slot_codes, group="index", floor="clone of the indices", sweep=True),
+    "slot_indices": Case(make=_slot_indices, group="index", floor="clone of the codes", sweep=True),
     "slot_of": Case(make=_slot_of, group="index", floor="fill_ of the result", sweep=True),
     "index_of": Case(make=_index_of, group="index", floor="copy_ of the slots", sweep=True),
 }

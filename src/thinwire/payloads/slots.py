@@ -77,19 +77,10 @@ def seeds(row: Tensor, count: int) -> tuple[int, ...]:
 
 def _codes(indices: Tensor, part: _Part, seed: int) -> Tensor:
     within = indices - part.offset
-    slot, quotient = kernels.integer_backend(within).slot_of(within, part.slots, part.length, seed)
-    placed = slot == torch.arange(part.slots, device=indices.device)
-    if is_cheap_to_check(within) and not bool(torch.where(placed, _inside(within, part), _is_last(within, part)).all()):
+    codes: Tensor = kernels.integer_backend(within).slot_codes(within, part.length, seed)
+    if is_cheap_to_check(codes) and int(codes.min()) < 0:
         raise PayloadError(f"indices are not in the order of {part.slots} slots by seed {seed}")
-    return torch.where(placed, quotient, part.empty).to(torch.int32)
-
-
-def _inside(within: Tensor, part: _Part) -> Tensor:
-    return (within >= 0) & (within < part.length)
-
-
-def _is_last(within: Tensor, part: _Part) -> Tensor:
-    return within == part.length - 1
+    return codes
 
 
 def _indices(row: Tensor, spans: Spans, runs: Sequence[int]) -> Iterator[Tensor]:
@@ -106,13 +97,11 @@ def _indices(row: Tensor, spans: Spans, runs: Sequence[int]) -> Iterator[Tensor]
 def _decoded(packed: Tensor, part: _Part, seed: int) -> Tensor:
     _check_last_byte(packed, part)
     backend = kernels.integer_backend(packed)
-    codes = backend.unpack_bits(packed, part.slots, part.bits, torch.int32).to(torch.int64)
-    slot = torch.arange(part.slots, device=packed.device)
-    within = backend.index_of(slot, codes.clamp(max=part.empty - 1), part.slots, part.length, seed)
-    within = torch.where(codes == part.empty, part.length - 1, within)
-    if bool(((codes > part.empty) | (within >= part.length)).any()):
+    codes = backend.unpack_bits(packed, part.slots, part.bits, torch.int32)
+    within: Tensor = backend.slot_indices(codes, part.length, seed)
+    if int(within.min()) < 0:
         raise PayloadError(f"a code of {part.slots} slots by seed {seed} stands for no index below {part.length}")
-    return (within + part.offset).to(torch.int32)
+    return within + part.offset
 
 
 def _check_last_byte(packed: Tensor, part: _Part) -> None:

@@ -21,6 +21,7 @@ from thinwire.kernels.cpu.rounded import accumulate_rounded, accumulate_rounded_
 from thinwire.kernels.cpu.scatter import mask, scatter, scatter_add
 from thinwire.kernels.cpu.select import accumulate_momentum_select, accumulate_select, largest, select
 from thinwire.kernels.cpu.sketch import sketch_insert, sketch_query
+from thinwire.kernels.cpu.slots import slot_codes, slot_indices
 from thinwire.kernels.reference import OffsetGrid, Picks, accumulate, accumulate_momentum
 
 __all__ = [
@@ -53,6 +54,8 @@ __all__ = [
     "sign_encode",
     "sketch_insert",
     "sketch_query",
+    "slot_codes",
+    "slot_indices",
     "slot_of",
     "table_decode",
     "ternary_encode",

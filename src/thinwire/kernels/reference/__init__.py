@@ -30,6 +30,7 @@ from thinwire.kernels.reference.select import (
     select,
 )
 from thinwire.kernels.reference.sketch import sketch_insert, sketch_query
+from thinwire.kernels.reference.slots import slot_codes, slot_indices
 
 __all__ = [
     "OffsetGrid",
@@ -62,6 +63,8 @@ __all__ = [
     "sign_encode",
     "sketch_insert",
     "sketch_query",
+    "slot_codes",
+    "slot_indices",
     "slot_of",
     "table_decode",
     "ternary_encode",

@@ -25,6 +25,7 @@ from thinwire.kernels.triton.rounded import accumulate_rounded, accumulate_round
 from thinwire.kernels.triton.scatter import mask, scatter, scatter_add
 from thinwire.kernels.triton.select import accumulate_momentum_select, accumulate_select, largest, select
 from thinwire.kernels.triton.sketch import sketch_insert, sketch_query
+from thinwire.kernels.triton.slots import slot_codes, slot_indices
 
 __all__ = [
     "OffsetGrid",
@@ -57,6 +58,8 @@ __all__ = [
     "sign_encode",
     "sketch_insert",
     "sketch_query",
+    "slot_codes",
+    "slot_indices",
     "slot_of",
     "table_decode",
     "ternary_encode",
