@@ -105,7 +105,7 @@ def test_accumulate_momentum_select(make: Callable[[torch.dtype], Tensor], dtype
     gradient = make(dtype)
     residual, velocity = (vector(gradient.numel(), seed=seed, dtype=dtype) for seed in (1, 2))
     found, expected = ((_poison(gradient), _poison(gradient)) for _ in range(2))
-    args = (residual, velocity, gradient, 0.25, 0.5, nesterov, _threshold(gradient), gradient.numel())
+    args = (residual, velocity, gradient, 1 / 3, 0.9, nesterov, _threshold(gradient), gradient.numel())
     picks = cpu.accumulate_momentum_select(found[0], found[1], *args)
     assert _same(picks, reference.accumulate_momentum_select(expected[0], expected[1], *args))
     torch.testing.assert_close(found, expected, equal_nan=True)
@@ -398,3 +398,35 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert ended == (child, 0), "the child hangs"
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_large_momenta_are_streamed(nesterov: bool) -> None:
+    d = STREAM_BYTES // 4 + 77
+    residual, velocity, gradient = (vector(d, seed=seed) for seed in range(3))
+    found, expected = (torch.full((2, d + 51), torch.nan) for _ in range(2))
+    for outs in ((found[0, :d], found[1, :d]), (torch.full((d,), torch.nan), torch.full((d,), torch.nan))):
+        args = (residual, velocity, gradient, 1 / 3, 0.9, nesterov)
+        picks = cpu.accumulate_momentum_select(outs[0], outs[1], *args, torch.tensor(3.0), d)
+        assert torch.equal(picks.values, outs[0][picks.indices])
+        reference.accumulate_momentum(expected[0, :d], expected[1, :d], *args)
+        torch.testing.assert_close(outs, (expected[0, :d], expected[1, :d]))
+
+
+def test_more_than_there_are_is_all() -> None:
+    for kernels in (cpu, reference):
+        assert kernels.largest(torch.tensor([1.0, -3.0, 2.0]), 5).tolist() == [0, 1, 2]
+
+
+def test_pairs_end_with_the_vector() -> None:
+    beyond = torch.ones(1002)
+    beyond[1001] = torch.nan
+    assert bool(cpu.block_energies(beyond[:1001], 2).isfinite().all())
+
+
+def test_a_nan_that_is_nearly_an_infinity_stays_one() -> None:
+    nan = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)
+    for kernels in (cpu, reference):
+        out = torch.zeros(1, dtype=torch.bfloat16)
+        kernels.accumulate_rounded(out, torch.zeros(1, dtype=torch.bfloat16), nan, 1.0, 3)
+        assert bool(out.isnan())

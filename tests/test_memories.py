@@ -7,7 +7,7 @@ import torch
 from cases import CODECS, MEMORIES, CodecCase, vector
 from torch import Tensor
 
-from thinwire import memories
+from thinwire import codecs, formats, memories
 from thinwire.memories.base import State
 from thinwire.payloads import Keyed
 
@@ -191,3 +191,45 @@ def test_clipping_does_not_hide_what_is_not_finite() -> None:
     gradient[3] = torch.inf
     x = memories.MomentumCorrection(momentum=0.0, clip_norm=0.1).compensate("w", gradient, 1.0).tensor()
     assert bool(x[3].isinf())
+
+
+@stateful
+def test_a_sample_is_of_the_vector(make: Callable[[], memories.Memory]) -> None:
+    memory = make()
+    for step in range(3):
+        signal = memory.compensate("w", vector(NUMEL, seed=step), 0.3, seed=step)
+        sample = signal.sample(2, 5)
+        torch.testing.assert_close(sample.float(), signal.tensor()[2::5].float(), rtol=1e-2, atol=1e-2)
+        if signal.tensor().dtype != torch.bfloat16:
+            torch.testing.assert_close(sample, signal.tensor()[2::5])
+        memory.commit()
+
+
+def test_notes_of_a_step_called_off_and_of_before_a_restore_are_forgotten() -> None:
+    memory = memories.Noted(memory=memories.ErrorFeedback())
+    note = memory.note("w")
+    note.write(torch.ones(1))
+    memory.rollback()
+    memory.commit()
+    assert note.read() is None
+    note.write(torch.ones(1))
+    memory.restore({"w": {"note": torch.zeros(1)}})
+    memory.commit()
+    assert memory.note("w").read() == torch.zeros(1)
+
+
+@pytest.mark.parametrize("values", [formats.Sign(), formats.Levels(bits=4)], ids=["sign", "levels"])
+def test_coarse_values_leave_a_residual_in_bf16_by_lot(values: formats.Format) -> None:
+    """Rounded to nearest, a small delivery would never leave a large residual, and be sent again and again."""
+    memory, codec = memories.ErrorFeedback(dtype=torch.bfloat16), codecs.Cast(values=values)
+    gradient, delivered = torch.zeros(400), torch.zeros(400, dtype=torch.float64)
+    gradient[0] = 100
+    for step in range(600):
+        payload = codec.encode_signal(memory.compensate("w", gradient, 1.0, seed=step), seed=step)
+        delivered += payload.dense().double()
+        memory.retain("w", payload)
+        memory.commit()
+        gradient = torch.zeros(400)
+    waiting = memory.state()["w"]["residual"].double()
+    assert float(delivered[0] + waiting[0]) == pytest.approx(100, abs=5)
+    assert float((delivered + waiting)[1:].abs().max()) < 5

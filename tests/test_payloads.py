@@ -252,3 +252,22 @@ def test_values_and_indices_must_match() -> None:
         Sparse(indices=torch.zeros(0, dtype=torch.int32), values=torch.zeros(0), numel=2**31)
     with pytest.raises(PayloadError, match="4 values for spans"):
         Dense(values=torch.zeros(4), numel=5)
+
+
+def test_a_bitmap_names_no_block_beyond_the_space() -> None:
+    some = torch.arange(0, 20, 2, dtype=torch.int32)
+    mine = Blocks(keys=some, values=torch.ones(20, dtype=torch.float16), numel=40, width=2)
+    rows = mine.to_buffer()[None].repeat(2, 1)
+    assert rows[1, -8:].tolist()[:3] == [0b01010101, 0b01010101, 0b0101], "a bitmap"
+    rows[1, -6], rows[1, -8] = 0b01000101, 0b01010100
+    with pytest.raises(PayloadError):
+        mine.from_rows(rows)
+
+
+def test_plain_numbers_that_should_ascend_and_do_not_are_refused() -> None:
+    mine = Sparse(indices=torch.tensor([7, 258], dtype=torch.int32), values=torch.ones(2), numel=300)
+    rows = mine.to_buffer()[None].repeat(2, 1)
+    assert rows.shape[1] == 16 + 8 + 8
+    rows[1, 24:28], rows[1, 28:32] = rows[0, 28:32], rows[0, 24:28]
+    with pytest.raises(PayloadError, match="ascend"):
+        mine.from_rows(rows)

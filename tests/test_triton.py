@@ -259,6 +259,13 @@ def test_hashing(gpu: ModuleType, slots: int, numel: int, seed: int) -> None:
     assert torch.equal(gpu.mix(indices, seed), reference.mix(indices, seed))
 
 
+def test_hashing_of_nothing(gpu: ModuleType) -> None:
+    nothing = torch.empty(0, dtype=torch.int32, device=DEVICE)
+    assert gpu.hashed_slots(nothing, nothing, 0, 0, 1).numel() == 0
+    slot, quotient = gpu.slot_of(nothing, 0, 0, 1)
+    assert gpu.index_of(slot, quotient, 0, 0, 1).numel() == 0
+
+
 @pytest.mark.parametrize("slots", [1, 1000, 3000])
 @pytest.mark.parametrize("numel", [0, 1, 1500])
 def test_hashed_slots(gpu: ModuleType, slots: int, numel: int) -> None:

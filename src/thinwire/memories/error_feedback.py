@@ -13,6 +13,8 @@ from thinwire.memories.base import Memory, Staged, State
 from thinwire.payloads import Payload
 from thinwire.signals import Signal
 
+_SECOND_DRAW = 1 << 32
+
 
 @final
 @dataclass(kw_only=True)
@@ -27,6 +29,7 @@ class ErrorFeedback(Memory):
 
     dtype: torch.dtype | None = None
     _residual: Staged = field(init=False, repr=False)
+    _seeds: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, torch.bfloat16):
@@ -42,11 +45,20 @@ class ErrorFeedback(Memory):
         residual, out = self._residual.open(name, gradient)
         if self.dtype is None:
             return _Sum(out, residual, gradient, scale)
+        self._seeds[name] = seed
         return _RoundedSum(out, residual, gradient, scale, seed)
 
     def retain(self, name: str, delivered: Payload) -> None:
         """Subtract what was delivered."""
-        delivered.subtract_from(self._residual.staged(name))
+        staged = self._residual.staged(name)
+        if self.dtype is None:
+            delivered.subtract_from(staged)
+            return
+        # By lot as well: a small delivery rounded away beside a large residual would be sent again for ever.
+        taken = torch.zeros_like(staged, dtype=torch.float32)
+        delivered.subtract_from(taken)
+        seed = self._seeds[name] + _SECOND_DRAW
+        kernels.integer_backend(staged, taken).accumulate_rounded(staged, staged, taken, 1.0, seed)
 
     def commit(self) -> None:
         """Keep what was staged."""

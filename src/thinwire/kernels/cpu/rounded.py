@@ -14,8 +14,14 @@ def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: f
     """See `reference.accumulate_rounded`."""
     arrays = [t.view(torch.uint16).numpy() for t in (out, residual)]
     addend = gradient.to(torch.float32).numpy()
-    words = [np.uint64(key) for key in keys(seed)]
-    map_ranges(lambda lo, hi: loops.accumulate_rounded(*arrays, addend, np.float32(scale), *words, lo, hi), out.numel())
+    high, low = keys(seed)
+
+    def run(lo: int, hi: int) -> None:
+        first = np.uint32((high + lo) & 0xFFFFFFFF)  # a draw adds its number to the key
+        part = (array[lo:hi] for array in (*arrays, addend))
+        loops.accumulate_rounded(*part, np.float32(scale), first, np.uint32(low))
+
+    map_ranges(run, out.numel())
 
 
 def accumulate_rounded_select(

@@ -17,11 +17,6 @@ BITS: dict[torch.dtype, tuple[Any, Any]] = {
     torch.float32: (np.float32, np.int32),
     torch.float64: (np.float64, np.int64),
 }
-_INTEGERS: dict[int, tuple[torch.dtype, Any]] = {
-    2: (torch.int16, np.int16),
-    4: (torch.int32, np.int32),
-    8: (torch.int64, np.int64),
-}
 STREAM_BYTES = 1 << 23
 """From this size on results are written past the cache, which would not hold them anyway."""
 FEW, _SAMPLE = 1 << 20, 1 << 16

@@ -24,10 +24,8 @@ def as_integers(x: Tensor) -> tuple[Array, Any]:
 
 
 def strongest(indices: Sequence[Array], bits: Sequence[Array], k: int) -> Tensor:
-    """Return the indices (int32) of the k largest magnitudes, in their order; of equal ones the first.
-
-    Raises ValueError where there are fewer.
-    """
+    """Return the indices (int32) of the k largest magnitudes, or all if those are fewer, in their order."""
+    k = min(k, sum(map(len, bits)))
     sign = _SIGNS[bits[0].dtype]
     out = empty(k, torch.int32, torch.device("cpu"))
     if not k:

@@ -2,19 +2,18 @@
 
 import numpy as np
 
-from thinwire.kernels.loops.compiled import compiled
-from thinwire.kernels.loops.hashing import mix
-
-_EXPONENT = np.uint32(0x7F800000)
+from thinwire.kernels.loops.codes import draw, exactly
 
 
-@compiled
-def accumulate_rounded(out, residual, gradient, scale, high, low, lo, hi):
-    for i in range(lo, hi):
+@exactly
+def accumulate_rounded(out, residual, gradient, scale, high, low):
+    # From 0 on, so that no index is taken for one from the end, and the loop vectorises.
+    for i in range(out.size):
         before = np.uint32(np.uint32(residual[i]) << np.uint32(16)).view(np.float32)
-        bits = np.float32(before + scale * np.float32(gradient[i])).view(np.uint32)
-        finite = (bits & _EXPONENT) != _EXPONENT
-        draw = np.uint32(mix(i, high, low) & np.uint64(0xFFFF)) * np.uint32(finite)
-        # A NaN whose upper half is that of an infinity stays one.
-        quiet = np.uint32((not finite) and (bits & np.uint32(0x7FFFFF)) != 0) << np.uint32(22)
-        out[i] = np.uint16(((bits | quiet) + draw) >> np.uint32(16))
+        bits = np.float32(before + np.float32(scale * gradient[i])).view(np.uint32)
+        rounded = np.uint32(np.uint32(bits + np.uint32(draw(i, high, low) & np.uint32(0xFFFF))) >> np.uint32(16))
+        # What is not finite is cut; a NaN whose upper half is that of an infinity stays one.
+        quiet = np.uint32(0x40) if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else np.uint32(0)
+        cut = np.uint32(np.uint32(bits >> np.uint32(16)) | quiet)
+        finite = np.uint32(bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+        out[i] = np.uint16(rounded if finite else cut)

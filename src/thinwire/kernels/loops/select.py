@@ -94,19 +94,15 @@ def momentum_select(
             hits = lanes.momentum(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m)
         while hits and count <= capacity:
             at = start + np.int64(lanes.lowest(hits))
-            indices[count], numbers[count] = at, _moved(residual[at], velocity[at], gradient[at], scale, m, nesterov)
+            indices[count] = at
             count += 1
             hits &= hits - np.uint64(1)
     for i in range(rest, hi):
         moving[i] = m * velocity[i] + scale * gradient[i]
-        out[i] = _moved(residual[i], velocity[i], gradient[i], scale, m, nesterov)
+        out[i] = residual[i] + scale * gradient[i] + m * moving[i] if nesterov else residual[i] + moving[i]
+    for i in range(min(count, capacity + 1)):
+        numbers[i] = out[indices[i]]
     return count + _rest(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count, peaks)
-
-
-@compiled
-def _moved(residual, velocity, gradient, scale, m, nesterov):
-    u = m * velocity + scale * gradient
-    return (residual + scale * gradient) + m * u if nesterov else residual + u
 
 
 @compiled

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def group_norms(x: Tensor, group: int, order: float) -> Tensor:
-    """Return the norm of order 1, 2 or ∞ of each `group` elements, float64 (⌈n / group⌉), summed in float64.
+    """Return the norm of order 1, 2 or ∞ of each `group` elements of float32 `x`, float64 (⌈n / group⌉).
 
     NaN or infinite where an element is. Backends sum in another order: they differ by rounding (1e-12 of the norm).
     """

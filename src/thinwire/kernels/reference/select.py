@@ -58,7 +58,7 @@ def accumulate_momentum_select(
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """Return the indices (int32, ascending) of the k ≤ d largest magnitudes; of equal ones the lowest come first."""
+    """Return the indices (int32, ascending) of the k largest magnitudes, or of all; of equal ones the lowest first."""
     order = magnitude_bits(x).sort(descending=True, stable=True).indices
     return order[:k].sort().values.to(torch.int32)
 

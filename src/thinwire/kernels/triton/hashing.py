@@ -17,7 +17,7 @@ _KEYS = [f"{word}{j}" for j in range(3) for word in ("high", "low")]
 def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor, Tensor]:
     """See `reference.slot_of`."""
     slot, quotient = (torch.empty(indices.shape, dtype=torch.int64, device=indices.device) for _ in range(2))
-    args = (indices, slot, quotient, indices.numel(), slots, -(-numel // slots), *_round_keys(seed))
+    args = (indices, slot, quotient, indices.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
     launch(_slots_of, tiles_of(indices.numel(), _BLOCK), *args, BLOCK=_BLOCK)
     return slot, quotient
 
@@ -25,7 +25,7 @@ def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor,
 def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
     """See `reference.index_of`."""
     indices = torch.empty(slot.shape, dtype=torch.int64, device=slot.device)
-    args = (slot, quotient, indices, slot.numel(), slots, -(-numel // slots), *_round_keys(seed))
+    args = (slot, quotient, indices, slot.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
     launch(_indices_of, tiles_of(slot.numel(), _BLOCK), *args, BLOCK=_BLOCK)
     return indices
 
@@ -33,7 +33,7 @@ def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) 
 def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, seed: int) -> Tensor:
     """See `reference.hashed_slots`; the largest of integers is the same in any order."""
     table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
-    args = (table, indices, priorities, indices.numel(), slots, -(-numel // slots), *_round_keys(seed))
+    args = (table, indices, priorities, indices.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
     launch(_hashed_slots, tiles_of(indices.numel(), _BLOCK), *args, BLOCK=_BLOCK)
     return table.to(torch.int32)
 

@@ -55,7 +55,7 @@ def accumulate_momentum_select(
 
 def largest(x: Tensor, k: int) -> Tensor:
     """See `reference.largest`."""
-    out = torch.empty(k, dtype=torch.int32, device=x.device)
+    out = torch.empty(min(k, x.numel()), dtype=torch.int32, device=x.device)
     write_largest(out, x)
     return out
 
