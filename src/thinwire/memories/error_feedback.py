@@ -92,7 +92,7 @@ class _Sum(Signal):
     def tensor(self) -> Tensor:
         if self._pending:
             self._pending = False
-            kernels.backend(self._out, *self._inputs[:2]).accumulate(self._out, *self._inputs)
+            kernels.backend(self._out, self._inputs[0]).accumulate(self._out, *self._inputs)
         return self._out
 
     def sample(self, offset: int, stride: int) -> Tensor:
@@ -101,7 +101,7 @@ class _Sum(Signal):
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self._pending = False
-        kernel = kernels.backend(self._out, *self._inputs[:2])
+        kernel = kernels.backend(self._out, self._inputs[0])  # gradients of 16 bits are widened on the way
         return kernel.accumulate_select(self._out, *self._inputs, threshold, capacity)
 
 

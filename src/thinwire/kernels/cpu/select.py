@@ -32,7 +32,7 @@ def accumulate_select(
 ) -> Picks:
     """See `reference.accumulate_select`."""
     real = BITS[out.dtype][0]
-    arrays = [t.numpy() for t in (out, residual, gradient)]
+    arrays = [t.numpy() for t in (out, residual, gradient.to(out.dtype).contiguous())]
     return _over_ranges(loops.accumulate_select, out, threshold, capacity, _streams(out), *arrays, real(scale))
 
 
@@ -50,6 +50,7 @@ def accumulate_momentum_select(
 ) -> Picks:
     """See `reference.accumulate_momentum_select`."""
     real = BITS[out.dtype][0]
+    gradient = gradient.to(out.dtype).contiguous()
     arrays = [t.numpy() for t in (out, velocity_out, residual, velocity, gradient)]
     rest = (*arrays, real(scale), real(momentum), nesterov)
     return _over_ranges(loops.momentum_select, out, threshold, capacity, _streams(out, velocity_out), *rest)
