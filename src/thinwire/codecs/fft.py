@@ -10,7 +10,7 @@ from thinwire import kernels
 from thinwire.codecs.base import Codec, check_density, kept
 from thinwire.codecs.thresholding import largest
 from thinwire.payloads import Blocks, Narrow, Spectral, narrowed
-from thinwire.payloads.spectral import forward
+from thinwire.payloads.spectral import forward, spectrum_size
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
 
@@ -44,8 +44,7 @@ class FFT(Codec):
         """Return coefficients as pairs (real, imaginary); a block with a NaN or an infinity in it counts as largest."""
         x = signal.tensor()
         x = (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
-        width = max(1, min(self.block, x.numel()))
-        count = -(-x.numel() // width) * (width // 2 + 1)
+        width, count = max(1, min(self.block, x.numel())), spectrum_size(x.numel(), self.block)
         keys, pairs = _strongest(x, width, kept(self.density, count), count)
         values, coded = narrowed(pairs.view(-1), self.values, signal.dtype, seed)
         kept_pairs = Blocks(keys=keys, values=values, numel=2 * count, width=2, coded=coded)
@@ -55,8 +54,7 @@ class FFT(Codec):
         """δ = k/2c: all but the first and the last coefficient of a block stand for two."""
         if self.values or self.half or not numel:
             return None
-        width = min(self.block, numel)
-        count = -(-numel // width) * (width // 2 + 1)
+        count = spectrum_size(numel, self.block)
         return kept(self.density, count) / (2 * count)
 
 

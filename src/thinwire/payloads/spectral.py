@@ -55,7 +55,7 @@ class Spectral(Payload):
         head = wire.parse(buffer, wire.SPECTRAL)
         wire.check_coding(head.coding, (wire.NUMBERS,))
         coefficients = Blocks.from_buffer(buffer[wire.HEADER_BYTES :])
-        found, expected = (coefficients.width, coefficients.key_space), (2, _spectrum(head.numel, head.count))
+        found, expected = (coefficients.width, coefficients.key_space), (2, spectrum_size(head.numel, head.count))
         if not head.count or head.dtype != torch.float32 or found != expected:
             raise PayloadError(f"a spectrum of (width, coefficients) {found}; expected {expected} of float32")
         return cls(coefficients=coefficients, block=head.count, numel=head.numel)
@@ -137,7 +137,7 @@ def inverse(pairs: Tensor, numel: int, block: int) -> Tensor:
     return torch.fft.irfft(spectrum, n=width, norm="ortho").view(-1)[:numel]
 
 
-def _spectrum(numel: int, block: int) -> int:
+def spectrum_size(numel: int, block: int) -> int:
     """Return how many coefficients `forward` gives for `numel` elements."""
     width = max(1, min(block, numel))
     return -(-numel // width) * (width // 2 + 1)
