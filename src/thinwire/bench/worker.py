@@ -5,14 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from thinwire.bench import problems
 from thinwire.bench.cluster import interface_bytes
 from thinwire.bench.training import Emit, RowJob, train
-from thinwire.codecs import SampledThreshold
-from thinwire.memories import ErrorFeedback, MomentumCorrection
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
@@ -26,11 +23,8 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
 
 @functools.cache
 def join_group() -> None:
-    """Join the process group that the environment describes, and compile the kernels, once."""
+    """Join the process group that the environment describes, once."""
     dist.init_process_group("gloo")
-    for memory in (ErrorFeedback(), MomentumCorrection(momentum=0.9)):
-        signal = memory.compensate("", torch.ones(4096), 1.0)
-        SampledThreshold(density=0.01).encode_signal(signal).dense()
 
 
 _build: Callable[..., problems.Problem] = functools.lru_cache(maxsize=1)(
