@@ -6,17 +6,21 @@ tw.attach(ddp_model, tw.recipes.topk(density=0.01))
 
 from importlib.metadata import version
 
-from thinwire import codecs, exchanges, formats, memories, payloads, recipes, reducer, schedules
+from thinwire import codecs, exchanges, formats, memories, payloads, planner, recipes, reducer, schedules
 from thinwire.errors import FingerprintError, MomentumError, PayloadError
-from thinwire.integrations import Attachment, attach
+from thinwire.integrations import Attachment, attach, plan, profile
+from thinwire.planner import Budget, Plan, Profile
 
 __version__ = version("thinwire")
 
 __all__ = [
     "Attachment",
+    "Budget",
     "FingerprintError",
     "MomentumError",
     "PayloadError",
+    "Plan",
+    "Profile",
     "__version__",
     "attach",
     "codecs",
@@ -24,6 +28,9 @@ __all__ = [
     "formats",
     "memories",
     "payloads",
+    "plan",
+    "planner",
+    "profile",
     "recipes",
     "reducer",
     "schedules",

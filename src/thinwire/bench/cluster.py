@@ -83,11 +83,19 @@ class Cluster:
 
     def throttle(self, on: bool) -> None:
         """Lift the links' limit, or put it back; does nothing where they have none. Raises as `run` does."""
-        processes = self._running()
+        self._running()
         if self.throttled:
-            with suppress(HungUp):  # to be found out by listening
-                processes.control.send({"throttle": on})
-            self._hear(processes)
+            self.limit(self._rate if on else None)
+
+    def limit(self, rate: Rate | None) -> None:
+        """Limit the links to another rate, or lift the limit, also while a job runs. Raises as `run` does.
+
+        Does nothing where workers have no links of their own.
+        """
+        processes = self._running()
+        with suppress(HungUp):  # to be found out by listening
+            processes.control.send({"limit": None if rate is None else rate.bits_per_second})
+        self._hear(processes)
 
     def run(self, job: Message) -> Iterator[tuple[int, Message]]:
         """Send the job to every worker, then yield (rank, event) as events come, until all workers are done with it.

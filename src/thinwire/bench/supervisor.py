@@ -43,7 +43,11 @@ class Setup:
     @property
     def rate(self) -> Rate | None:
         """The rate of each link."""
-        return None if self.bits_per_second is None else Rate(self.bits_per_second)
+        return _rate(self.bits_per_second)
+
+
+def _rate(bits_per_second: int | None) -> Rate | None:
+    return None if bits_per_second is None else Rate(bits_per_second)
 
 
 class Supervisor:
@@ -81,7 +85,7 @@ class Supervisor:
     def _obey(self) -> bool:
         for command in self._control.receive():
             if self._star is not None:
-                self._star.shape(self._setup.rate if command["throttle"] else None)
+                self._star.shape(_rate(command["limit"]))
             self._control.send(command)
         return True
 

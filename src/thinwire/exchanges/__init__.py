@@ -2,7 +2,7 @@
 
 from thinwire.exchanges.all_gather import AllGather
 from thinwire.exchanges.all_reduce import AllReduce
-from thinwire.exchanges.base import Exchange, Exchanged, Link, Rounds
+from thinwire.exchanges.base import Exchange, Exchanged, Hops, Link, Network, Rounds, Transport
 from thinwire.exchanges.doubling import RecursiveDoubling
 from thinwire.exchanges.owner_sharded import OwnerSharded
 from thinwire.exchanges.tree import GlobalTopKTree
@@ -14,9 +14,12 @@ __all__ = [
     "Exchange",
     "Exchanged",
     "GlobalTopKTree",
+    "Hops",
     "Link",
+    "Network",
     "OwnerSharded",
     "RecursiveDoubling",
     "Rounds",
+    "Transport",
     "UnionAllReduce",
 ]

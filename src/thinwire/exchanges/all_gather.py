@@ -1,12 +1,13 @@
 """Send everything to everybody."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from torch.futures import Future
 
-from thinwire.exchanges.base import Exchange, Exchanged, Link
+from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.exchanges.compat import Group, all_gather
 from thinwire.payloads import Payload
 
@@ -15,6 +16,8 @@ from thinwire.payloads import Payload
 @dataclass(frozen=True, kw_only=True)
 class AllGather(Exchange):
     """One all-gather of one packed buffer per rank, decoded in one go. T = (K − 1)(α + n/B)."""
+
+    transport: ClassVar[Transport] = "all_gather"
 
     def start(
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
@@ -36,6 +39,6 @@ class AllGather(Exchange):
         """The whole buffer travels K − 1 times."""
         return (world_size - 1) * payload.nbytes
 
-    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
-        """Return (K − 1)(α + n/B)."""
-        return (world_size - 1) * (link.latency + nbytes / link.bandwidth)
+    def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
+        """Return K − 1 messages of n."""
+        return [Hops(stride=1, count=world_size - 1, nbytes=nbytes)]

@@ -1,12 +1,13 @@
 """Sum on the way."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from torch.futures import Future
 
-from thinwire.exchanges.base import Exchange, Exchanged, Link
+from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.exchanges.compat import Group, all_reduce
 from thinwire.payloads import Payload
 
@@ -15,6 +16,8 @@ from thinwire.payloads import Payload
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Exchange):
     """Ring all-reduce of a summable payload's values. T = 2(K − 1)(α + n/(K·B))."""
+
+    transport: ClassVar[Transport] = "all_reduce"
 
     def start(
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
@@ -33,9 +36,9 @@ class AllReduce(Exchange):
         """Values alone travel, 2(K − 1)/K times."""
         return 2 * (world_size - 1) / world_size * payload.values.nbytes
 
-    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
-        """Return 2(K − 1)(α + n/(K·B))."""
-        return 2 * (world_size - 1) * (link.latency + nbytes / world_size / link.bandwidth)
+    def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
+        """Return 2(K − 1) messages of n/K."""
+        return [Hops(stride=1, count=2 * (world_size - 1), nbytes=nbytes / world_size)]
 
 
 def _finish(done: "Future[object]", total: Payload, delivered: Payload, sent_bytes: float) -> Exchanged:

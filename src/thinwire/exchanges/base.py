@@ -1,9 +1,10 @@
 """The exchange contract: every rank's payload in, the sum out."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, final
+from typing import ClassVar, Literal, Protocol, final
 
 from torch import Tensor
 from torch.futures import Future
@@ -11,6 +12,8 @@ from torch.futures import Future
 from thinwire.exchanges.compat import Group
 from thinwire.exchanges.lane import lane
 from thinwire.payloads import Payload
+
+Transport = Literal["all_reduce", "all_gather", "point_to_point"]
 
 
 @final
@@ -20,6 +23,32 @@ class Link:
 
     latency: float
     bandwidth: float
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the time of one message: α + n/B."""
+        return self.latency + nbytes / self.bandwidth if self.bandwidth > 0 else math.inf
+
+    def hop(self, hops: "Hops", world_size: int) -> "Link":
+        """Return itself: all pairs of ranks are alike."""
+        return self
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Hops:
+    """`count` messages one after the other, each of `nbytes`, from rank i to i + `stride`, where `every` divides i."""
+
+    stride: int
+    count: float
+    nbytes: float
+    every: int = 1
+
+
+class Network(Protocol):
+    """What joins the ranks; a `Link` is one where all pairs are alike."""
+
+    def hop(self, hops: Hops, world_size: int) -> Link:
+        """Return what the slowest of these messages sees."""
 
 
 @final
@@ -44,6 +73,8 @@ class Exchange(ABC):
 
     uneven: ClassVar[bool] = False
     """Whether ranks may have payloads of different lengths."""
+    transport: ClassVar[Transport]
+    """What carries it, by which its times are foretold."""
 
     def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
         """Set up what `start` needs, a collective; left out, the first `start` does it, and may block."""
@@ -66,12 +97,28 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
-        """Predict the time for payloads of `nbytes` between `world_size` ranks."""
+    def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
+        """Return the messages that follow from each other for payloads of `nbytes` between `world_size` ranks.
+
+        Ranks pick independently among rows of `whole` bytes in all; by default, no two pick alike.
+        """
+
+    @final
+    def seconds(self, nbytes: float, world_size: int, network: Network, whole: float = math.inf) -> float:
+        """Predict the time for payloads of `nbytes` between `world_size` ranks: the sum of count · (α + n/B)."""
+        rounds = self.hops(nbytes, world_size, whole) if world_size > 1 else ()
+        return sum(hops.count * network.hop(hops, world_size).seconds(hops.nbytes) for hops in rounds)
+
+
+def together(nbytes: float, ranks: float, whole: float) -> float:
+    """Return the bytes of what so many ranks picked, of `whole` bytes, each its own `nbytes` of them."""
+    return ranks * nbytes if whole == math.inf else whole * (1 - max(0.0, 1 - nbytes / whole) ** ranks)
 
 
 class Rounds(Exchange):
     """An exchange of several rounds, each of which needs the one before: it runs on a lane of its own."""
+
+    transport: ClassVar[Transport] = "point_to_point"
 
     @final
     def prepare(self, group: Group) -> None:

@@ -1,12 +1,13 @@
 """Sparse recursive doubling with a switch to dense (SparCML, Renggli et al. 2019)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 from torch import Tensor
 
-from thinwire.exchanges.base import Exchanged, Link, Rounds
+from thinwire.exchanges.base import Exchanged, Hops, Rounds, together
 from thinwire.exchanges.compat import Group
 from thinwire.exchanges.post import Post
 from thinwire.exchanges.tables import complete_bytes, expected_union, merged, message_bytes, table
@@ -53,13 +54,14 @@ class RecursiveDoubling(Rounds):
         beyond = (world_size - core) * (16 + _expected_bytes(own, 1) + _expected_bytes(own, world_size))
         return (inside + beyond) / world_size
 
-    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
-        """Return the time where no two ranks pick alike: lengths travel in messages of their own."""
+    def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
+        """Return two messages a round, as lengths travel in one of their own."""
         core = 1 << (world_size.bit_length() - 1)
-        beyond = core < world_size
-        rounds = core.bit_length() - 1 + 2 * beyond
-        sent = (core - 1) * world_size / core + beyond * (1 + world_size)
-        return 2 * rounds * link.latency + sent * nbytes / link.bandwidth
+        share = world_size / core
+        sizes = [(1 << bit, together(nbytes, share * (1 << bit), whole)) for bit in range(core.bit_length() - 1)]
+        if core < world_size:
+            sizes += [(core, nbytes), (core, together(nbytes, world_size, whole))]
+        return [Hops(stride=stride, count=2, nbytes=size / 2) for stride, size in sizes]
 
 
 def _swap(post: Post, peer: int, rows: Keyed, *, send: bool = True, receive: bool = True) -> Keyed:

@@ -1,10 +1,11 @@
 """Every key has an owner, which sums it (OmniReduce, Fei et al. 2021; Parallax, Kim et al. 2019)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from thinwire.exchanges.base import Exchanged, Link, Rounds
+from thinwire.exchanges.base import Exchanged, Hops, Rounds, together
 from thinwire.exchanges.compat import Group
 from thinwire.exchanges.post import Post
 from thinwire.exchanges.tables import expected_union, merged, message_bytes, table
@@ -36,9 +37,10 @@ class OwnerSharded(Rounds):
         shard, total = (message_bytes(own, count / world_size) for count in (own.keys.numel(), together))
         return (world_size - 1) * (16 + shard + total)
 
-    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
-        """Return the time where no two ranks pick alike: (K − 1)(4α + (1 + K)·n/(K·B))."""
-        return (world_size - 1) * (4 * link.latency + (1 + world_size) * nbytes / world_size / link.bandwidth)
+    def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
+        """Return, for each of K − 1 others, a length and 1/K of the own rows, a length and 1/K of all."""
+        sent = nbytes + together(nbytes, world_size, whole)
+        return [Hops(stride=s, count=4, nbytes=sent / world_size / 4) for s in range(1, world_size)]
 
 
 def _shards(rows: Keyed, world_size: int) -> list[Keyed]:

@@ -22,17 +22,17 @@ class Post:
 
     def send(self, message: Tensor, to: int) -> None:
         """Send to a rank that knows the length."""
-        self._cross({to: message}, {})
+        self.cross({to: message}, {})
 
     def receive(self, nbytes: int, source: int) -> Tensor:
         """Receive a message of so many bytes."""
-        return self._cross({}, {source: nbytes})[source]
+        return self.cross({}, {source: nbytes})[source]
 
     def swap(self, outgoing: Mapping[int, Tensor], sources: Iterable[int]) -> dict[int, Tensor]:
         """Send to each rank its message and return what the `sources` send; lengths, of 8 bytes, travel first."""
         lengths = {rank: torch.tensor([message.numel()]).view(torch.uint8) for rank, message in outgoing.items()}
-        theirs = self._cross(lengths, dict.fromkeys(sources, 8))
-        return self._cross(outgoing, {rank: int(length.cpu().view(torch.int64)) for rank, length in theirs.items()})
+        theirs = self.cross(lengths, dict.fromkeys(sources, 8))
+        return self.cross(outgoing, {rank: int(length.cpu().view(torch.int64)) for rank, length in theirs.items()})
 
     def all_reduce(self, x: Tensor) -> None:
         """Sum `x` over the ranks, in place."""
@@ -43,7 +43,7 @@ class Post:
         """Count a ring all-reduce of so many bytes."""
         self.sent_bytes += 2 * (self.world_size - 1) / self.world_size * nbytes
 
-    def _cross(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]) -> dict[int, Tensor]:
+    def cross(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]) -> dict[int, Tensor]:
         """Send messages and receive others, of known lengths, all at once."""
         inbox = {rank: torch.empty(n, dtype=torch.uint8, device=self._carrier) for rank, n in incoming.items()}
         outbox = {rank: message.to(self._carrier) for rank, message in outgoing.items()}

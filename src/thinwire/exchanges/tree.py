@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 
 import torch
 
-from thinwire.exchanges.base import Exchanged, Link, Rounds
+from thinwire.exchanges.base import Exchanged, Hops, Rounds
 from thinwire.exchanges.compat import Group
 from thinwire.exchanges.post import Post
 from thinwire.exchanges.tables import merged, table
@@ -75,9 +75,10 @@ class GlobalTopKTree(Rounds):
         exact = 2 * payload.values.nbytes if self.exact_values else 0
         return (world_size - 1) / world_size * (2 * table(payload, "GlobalTopKTree").nbytes + exact)
 
-    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
-        """Return 2⌈log₂ K⌉(α + n/B), without the all-reduce for exact values."""
-        return 2 * math.ceil(math.log2(world_size)) * (link.latency + nbytes / link.bandwidth)
+    def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
+        """Return a message up and one down for each of ⌈log₂ K⌉ levels, without the all-reduce for exact values."""
+        levels = range(math.ceil(math.log2(world_size)))
+        return [Hops(stride=1 << level, every=2 << level, count=2, nbytes=nbytes) for level in levels]
 
 
 def _up(post: Post, own: Keyed, counts: list[int]) -> tuple[Keyed, list[Keyed]]:

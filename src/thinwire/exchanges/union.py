@@ -1,5 +1,6 @@
 """Agree on the keys first, then sum as if it were dense."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -8,7 +9,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from thinwire.exchanges.base import Encoder, Exchanged, Link, Rounds
+from thinwire.exchanges.base import Encoder, Exchanged, Hops, Rounds, Transport, together
 from thinwire.exchanges.compat import Group, all_or
 from thinwire.exchanges.post import Post
 from thinwire.exchanges.tables import expected_union, table
@@ -28,6 +29,7 @@ class UnionAllReduce(Rounds):
     """
 
     uneven: ClassVar[bool] = True
+    transport: ClassVar[Transport] = "all_reduce"
     packed: Encoder | None = None
 
     def __post_init__(self) -> None:
@@ -50,9 +52,10 @@ class UnionAllReduce(Rounds):
         rows = expected_union(own.keys.numel(), own.most_rows, world_size)
         return 2 * (world_size - 1) / world_size * (-(-own.key_space // 8) + self._share() * rows * row)
 
-    def seconds(self, nbytes: float, world_size: int, link: Link) -> float:
-        """Return 2(K − 1)(2α + n·s/B), where no two ranks pick alike and `packed` leaves a share s of the bytes."""
-        return 2 * (world_size - 1) * (2 * link.latency + self._share() * nbytes / link.bandwidth)
+    def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
+        """Return 2(K − 1) messages for the bitmap, and as many for the union, of which `packed` leaves a share."""
+        packed = self._share() * together(nbytes, world_size, whole)
+        return [Hops(stride=1, count=4 * (world_size - 1), nbytes=packed / world_size / 2)]
 
     def _share(self) -> float:
         if self.packed is None:

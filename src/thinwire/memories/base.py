@@ -88,6 +88,7 @@ class Staged:
         self._committed: dict[str, Tensor] = {}
         self._spare: dict[str, Tensor] = {}
         self._staged: set[str] = set()
+        self._closing: set[str] = set()
 
     def open(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return (committed, staged) for `name`, zeros at first sight; the staged one is to be overwritten."""
@@ -100,6 +101,11 @@ class Staged:
         self._staged.add(name)
         return self._committed[name], self._spare[name]
 
+    def close(self, name: str) -> Tensor:
+        """Return what is committed for `name`, which committing will drop."""
+        self._closing.add(name)
+        return self._committed[name]
+
     def staged(self, name: str) -> Tensor:
         """Return the staged version."""
         return self._spare[name]
@@ -108,11 +114,15 @@ class Staged:
         """Let staged versions take the place of committed ones."""
         for name in self._staged:
             self._committed[name], self._spare[name] = self._spare[name], self._committed[name]
-        self._staged.clear()
+        for name in self._closing:
+            del self._committed[name]
+            self._spare.pop(name, None)
+        self.rollback()
 
     def rollback(self) -> None:
         """Forget staged versions."""
         self._staged.clear()
+        self._closing.clear()
 
     def rescale(self, factor: float) -> None:
         """Multiply the committed versions."""
@@ -127,4 +137,4 @@ class Staged:
         """Replace everything by copies of `tensors`."""
         self._committed = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._spare.clear()
-        self._staged.clear()
+        self.rollback()

@@ -60,6 +60,15 @@ class ErrorFeedback(Memory):
         seed = self._seeds[name] + _SECOND_DRAW
         kernels.integer_backend(staged, taken).accumulate_rounded(staged, staged, taken, 1.0, seed)
 
+    def waits(self, name: str = "") -> bool:
+        """Whether anything waits for parameter `name`, or for any."""
+        held = self._residual.committed()
+        return name in held if name else bool(held)
+
+    def release(self, name: str, gradient: Tensor, scale: float) -> None:
+        """Add r / scale to a gradient that will be sent whole; once that is committed, nothing waits for `name`."""
+        gradient.add_(self._residual.close(name).to(gradient.dtype), alpha=1 / scale)
+
     def commit(self) -> None:
         """Keep what was staged."""
         self._residual.commit()

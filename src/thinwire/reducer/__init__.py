@@ -2,8 +2,20 @@
 
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.compressed import Compressed
+from thinwire.reducer.per_tensor import PerTensor
 from thinwire.reducer.power_sgd import PowerSGD
 from thinwire.reducer.rows import WithRows
 from thinwire.reducer.wrappers import MinimumSize, WarmUp
 
-__all__ = ["Bucket", "Compressed", "MinimumSize", "PowerSGD", "Reducer", "Round", "Slot", "WarmUp", "WithRows"]
+__all__ = [
+    "Bucket",
+    "Compressed",
+    "MinimumSize",
+    "PerTensor",
+    "PowerSGD",
+    "Reducer",
+    "Round",
+    "Slot",
+    "WarmUp",
+    "WithRows",
+]

@@ -1,0 +1,30 @@
+"""What DDP reduces."""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """Return the parameters whose gradients DDP reduces, by name, found as DDP finds them.
+
+    Raises RuntimeError where that has changed since, and TypeError for complex ones.
+    """
+    names: dict[nn.Parameter, str] = {}
+    for prefix, module in model.module.named_modules():
+        for name, p in module.named_parameters(recurse=False):
+            if p.requires_grad and f"{prefix}.{name}" not in model.parameters_to_ignore:
+                names.setdefault(p, f"{prefix}.{name}".removeprefix("."))
+    if len(names) != model._get_ddp_logging_data()["num_parameter_tensors"]:
+        raise RuntimeError("requires_grad has changed since DDP looked at it: wrap the module in DDP anew")
+    if complex_ := [name for p, name in names.items() if p.is_complex()]:
+        raise TypeError(
+            f"{complex_[0]} is complex, and DDP's hooks see only half of its gradient: keep it as torch.view_as_real"
+        )
+    return {name: p for p, name in names.items()}
+
+
+def with_sparse_gradients(model: DistributedDataParallel) -> set[torch.Tensor]:
+    """Return the weights of sparse embeddings."""
+    embeddings = (m for m in model.module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+    return {m.weight for m in embeddings if m.sparse}

@@ -1,0 +1,110 @@
+"""Measuring a DDP model where it is to be trained."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.exchanges.compat import Group
+from thinwire.integrations.managed import managed, with_sparse_gradients
+from thinwire.planner.candidates import Budget
+from thinwire.planner.decide import decide
+from thinwire.planner.plan import Plan
+from thinwire.planner.probe import Backward, probe_backward, probe_candidates, probe_links, probe_tiers
+from thinwire.planner.probe.load import contention
+from thinwire.planner.probe.tiers import described
+from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
+
+_FIRST_BYTES = 1 << 20  # of the first bucket where bucket_cap_mb is left to DDP
+
+
+def profile(
+    model: DistributedDataParallel,
+    step: Callable[[], Tensor],
+    *,
+    update: Callable[[], object] | None = None,
+    budget: Budget | None = None,
+) -> Profile:
+    """Measure backward, candidates and links, on every rank at once, in seconds. A collective.
+
+    `step` runs the model forward on a batch like those to come and returns the loss. `update`, such as the optimizer's
+    step, is timed too if given; what it changes stays changed. Gradients, buffers and random numbers are put back.
+    """
+    parameters, group = managed(model), model.process_group
+    sparse = with_sparse_gradients(model)
+    device = next(iter(parameters.values())).device
+    with model.no_sync():
+        backward = probe_backward(step, parameters, list(model.module.buffers()), group, update=update)
+    gradients = [
+        Gradient(name=name, numel=p.numel(), itemsize=p.element_size())
+        for name, p in parameters.items()
+        if p not in sparse and name in backward.ready
+    ]
+    links, busy = probe_links(group, device)
+    candidates = (budget or Budget()).candidates()
+    sizes = [g.numel for g in gradients]
+    return Profile(
+        world_size=group.size(),
+        timeline=timeline(backward, gradients, _caps(model)),
+        links=links,
+        busy=busy,
+        costs=probe_candidates(candidates, group, device, links, sizes) if sizes else {},
+        slowdown=contention(group, device),
+        tiers=described(probe_tiers(group, device)),
+        made=_circumstances(group, device),
+    )
+
+
+def plan(
+    model: DistributedDataParallel,
+    step: Callable[[], Tensor],
+    *,
+    update: Callable[[], object] | None = None,
+    budget: Budget | None = None,
+    tolerance: float = 0.03,
+) -> Plan:
+    """Measure as `profile` does, and decide what to compress, and with what. A collective.
+
+    Within `tolerance` of the fastest step, what is kinder to the loss is preferred. Raises ValueError where that is no
+    share.
+    """
+    return decide(profile(model, step, update=update, budget=budget), budget, tolerance=tolerance)
+
+
+def timeline(backward: Backward, gradients: Sequence[Gradient], caps: Sequence[int]) -> Timeline:
+    """Return the step with gradients cut into buckets as DDP does: in order of readiness, full once at its cap."""
+    buckets: list[list[Gradient]] = [[]]
+    for gradient in sorted(gradients, key=lambda g: backward.ready[g.name]):
+        if sum(g.nbytes for g in buckets[-1]) >= caps[min(len(buckets), len(caps)) - 1]:
+            buckets.append([])
+        buckets[-1].append(gradient)
+    return Timeline(
+        buckets=tuple(
+            Bucket(ready=max(backward.ready[g.name] for g in bucket), gradients=tuple(bucket))
+            for bucket in buckets
+            if bucket
+        ),
+        computed=max(backward.computed, *backward.ready.values()),
+        rest=backward.rest,
+    )
+
+
+def _caps(model: DistributedDataParallel) -> list[int]:
+    """Return the bytes at which the first bucket is full, and any other."""
+    other = int(model.bucket_bytes_cap)
+    first = _FIRST_BYTES if getattr(model, "bucket_bytes_cap_default", False) else other
+    return [int(first), other]
+
+
+def _circumstances(group: Group, device: torch.device) -> Mapping[str, str | int]:
+    return {
+        "world_size": group.size(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "backend": dist.get_backend(group),
+        **{name: version(name) for name in ("torch", "thinwire")},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

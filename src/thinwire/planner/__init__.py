@@ -1,0 +1,33 @@
+"""Does compression pay here? Measure, decide, predict, and say why."""
+
+from thinwire.planner.candidates import DENSE, NAMES, Budget, Candidate, candidate
+from thinwire.planner.curve import Curve
+from thinwire.planner.decide import break_even, decide
+from thinwire.planner.plan import Plan, Row
+from thinwire.planner.profile import Bucket, Cost, Gradient, Profile, Timeline
+from thinwire.planner.ratio import minimum_ratio
+from thinwire.planner.search import fastest
+from thinwire.planner.timeline import Span, spans, step_seconds
+
+__all__ = [
+    "DENSE",
+    "NAMES",
+    "Bucket",
+    "Budget",
+    "Candidate",
+    "Cost",
+    "Curve",
+    "Gradient",
+    "Plan",
+    "Profile",
+    "Row",
+    "Span",
+    "Timeline",
+    "break_even",
+    "candidate",
+    "decide",
+    "fastest",
+    "minimum_ratio",
+    "spans",
+    "step_seconds",
+]

@@ -1,0 +1,81 @@
+"""Does it pay, and if so, what?"""
+
+import math
+from collections.abc import Mapping
+
+from thinwire.exchanges import Link
+from thinwire.planner.candidates import DENSE, Budget
+from thinwire.planner.plan import Plan, Row
+from thinwire.planner.profile import Gradient, Profile
+from thinwire.planner.reasons import advice, reason
+from thinwire.planner.search import fastest
+from thinwire.planner.timeline import step_seconds, work
+
+_SLOWEST, _FASTEST = 1e2, 1e13  # bytes per second, within which the break-even is sought
+_HALVINGS = 24
+
+
+def decide(profile: Profile, budget: Budget | None = None, *, tolerance: float = 0.03) -> Plan:
+    """Return the plan whose predicted step is fastest, but for `tolerance`, within which the kinder to the loss wins.
+
+    So nothing is compressed that saves less than that share of a step, nor sparsified where narrowing does.
+    """
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance is {tolerance}; expected a share of the step, from 0 to below 1")
+    budget = budget or Budget()
+    choice = chosen(profile, budget, tolerance)
+    dense, planned = step_seconds(profile), step_seconds(profile, choice)
+    return Plan(
+        profile=profile,
+        rows=tuple(_row(gradient, choice, profile) for gradient in profile.timeline.gradients),
+        dense_seconds=dense,
+        seconds=planned,
+        break_even=break_even(profile, budget, tolerance),
+        advice=tuple(advice(profile, budget, choice)),
+    )
+
+
+def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]:
+    """Return a candidate's name for each parameter: of those within `tolerance` of the fastest, the first allowed."""
+    candidates = budget.candidates()
+    if profile.world_size == 1:
+        return {g.name: DENSE.name for g in profile.timeline.gradients}
+    tried = [fastest(profile, candidates[: count + 1]) for count in range(len(candidates))]
+    seconds = [step_seconds(profile, choice) for choice in tried]
+    # the first may hold anything, and only then count against what comes after it
+    limit = min(seconds) * (1 + tolerance)
+    return next((choice for choice, took in zip(tried, seconds, strict=True) if took <= limit), tried[-1])
+
+
+def break_even(profile: Profile, budget: Budget, tolerance: float) -> float:
+    """Return the bandwidth of a link, in bytes per second, above which nothing is compressed any more."""
+
+    def pays(bandwidth: float) -> bool:
+        there = profile.on(Link(latency=0.0, bandwidth=bandwidth))
+        return set(chosen(there, budget, tolerance).values()) - {DENSE.name} != set()
+
+    if profile.world_size == 1 or not pays(_SLOWEST):
+        return 0.0
+    if pays(_FASTEST):
+        return math.inf
+    low, high = _SLOWEST, _FASTEST
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return low
+
+
+def _row(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> Row:
+    name = choice[gradient.name]
+    saves = 0.0
+    if name != DENSE.name:
+        saves = step_seconds(profile, {**choice, gradient.name: DENSE.name}) - step_seconds(profile, choice)
+    return Row(
+        name=gradient.name,
+        numel=gradient.numel,
+        dense_bytes=gradient.nbytes,
+        choice=name,
+        nbytes=work(name, [gradient], profile).nbytes,
+        saves=saves,
+        reason=reason(gradient, choice, profile),
+    )

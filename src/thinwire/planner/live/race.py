@@ -1,0 +1,92 @@
+"""Prediction proposes, steps decide."""
+
+from collections.abc import Mapping, Sequence
+
+from thinwire.planner.candidates import DENSE, Budget
+from thinwire.planner.decide import chosen
+from thinwire.planner.live.log import StepLog, median_period
+from thinwire.planner.live.steps import Choice, Decided, Life, compressed, in_words, steps
+from thinwire.planner.probe.agreed import Ranks
+from thinwire.planner.profile import Profile
+from thinwire.planner.search import fastest
+from thinwire.planner.timeline import step_seconds
+
+TOLERANCE = 0.03
+"""By what share of a step something must be faster to be preferred to what is kinder to the loss."""
+_LAPS, _LAP = 2, 4  # the first step of a lap does not count
+_MOST = 4  # arms
+_OBVIOUS = 1.5  # times slower than the best prediction: not worth a lap
+
+
+def decision(
+    profile: Profile, budget: Budget, now: Choice, why: str, ranks: Ranks, *, dense_seconds: float | None = None
+) -> Life[Decided]:
+    """Race what the plan proposes against what is in use `now`, and return the winner.
+
+    `dense_seconds`: of uncompressed steps, where they have just been observed.
+    """
+    arms = proposals(profile, budget, now)
+    predicted = [step_seconds(profile, arm) for arm in arms]
+    known: dict[int, float] = {}
+    if {} in arms and predicted[arms.index({})] > _OBVIOUS * min(predicted):
+        place = arms.index({})
+        known[place] = predicted[place] if dense_seconds is None else dense_seconds
+    seconds = yield from _race(arms, known, ranks) if len(arms) > 1 else _alone(predicted)
+    best = winner(seconds)
+    text = f"{why}: {in_words(arms[best])}, {_ms(seconds[best])} a step, predicted {_ms(predicted[best])}"
+    others = ", ".join(
+        f"{in_words(arms[i])} {_ms(took)}{' as predicted' * (i in known and dense_seconds is None)}"
+        for i, took in enumerate(seconds)
+        if i != best
+    )
+    return Decided(arms[best], f"{text}; against {others}" if others else text)
+
+
+def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
+    """Return what is worth racing, kindest to the loss first: uncompressed, what is in use, the plan, and rivals.
+
+    Rivals are predicted to be nearly as fast: other candidates, and the plan with its smaller tensors uncompressed.
+    """
+    candidates = budget.candidates()
+    plan = compressed(chosen(profile, budget, TOLERANCE))
+    rivals = [compressed(fastest(profile, [DENSE, other])) for other in candidates]
+    rivals = sorted([*rivals, _larger_half(plan, profile)], key=lambda choice: step_seconds(profile, choice))
+    limit = (1 + 2 * TOLERANCE) * step_seconds(profile, rivals[0])
+    arms: list[Choice] = []
+    for choice in ({}, now, plan, *(rival for rival in rivals if step_seconds(profile, rival) <= limit)):
+        if choice not in arms:
+            arms.append(choice)
+    order = [candidate.name for candidate in candidates]
+    return sorted(arms[:_MOST], key=lambda arm: (max(map(order.index, arm.values()), default=-1), len(arm)))
+
+
+def winner(seconds: Sequence[float]) -> int:
+    """Return the first that is within tolerance of the fastest."""
+    limit = min(seconds) * (1 + TOLERANCE)
+    return next(place for place, took in enumerate(seconds) if took <= limit)
+
+
+def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> Life[list[float]]:
+    """Let arms take turns, and return the seconds of a step of each."""
+    logs: dict[int, list[StepLog]] = {place: [] for place in range(len(arms)) if place not in known}
+    for _ in range(_LAPS):
+        for place in logs:
+            lap = yield from steps(arms[place], _LAP)
+            logs[place] += lap[1:]
+    mine = [known[place] if place in known else median_period(logs[place]) for place in range(len(arms))]
+    return ranks.mean(mine)
+
+
+def _alone(predicted: list[float]) -> Life[list[float]]:
+    yield from ()
+    return predicted
+
+
+def _larger_half(choice: Choice, profile: Profile) -> Choice:
+    sizes = {g.name: g.numel for g in profile.timeline.gradients}
+    ordered = sorted(choice, key=lambda name: sizes[name])
+    return {name: choice[name] for name in ordered[len(ordered) // 2 :]}
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

@@ -1,0 +1,139 @@
+"""What candidates cost, by size."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+import torch
+
+from thinwire import trace
+from thinwire.exchanges import AllGather, Transport
+from thinwire.exchanges.base import Link
+from thinwire.exchanges.compat import Group
+from thinwire.memories import ErrorFeedback
+from thinwire.payloads import Payload
+from thinwire.planner.candidates import Candidate
+from thinwire.planner.curve import Curve
+from thinwire.planner.probe.agreed import gathered, longest
+from thinwire.planner.probe.clock import synchronize
+from thinwire.planner.profile import Cost
+from thinwire.reducer import Bucket, Compressed, Round, Slot
+
+_REPEATS = 4
+_MOST_SLOTS = 8  # in the bucket that is timed, as what a call costs is shared
+_MOST_ELEMENTS = 1 << 22
+_CACHE = 1 << 25  # bytes that take the place of everything in it
+_ROWS = (2, 10)  # payloads decoded at once, to see what each costs
+
+
+def probe_candidates(
+    candidates: Iterable[Candidate],
+    group: Group,
+    device: torch.device,
+    links: Mapping[Transport, Link],
+    sizes: Sequence[int],
+    *,
+    seconds: float = 6.0,
+) -> dict[str, Cost]:
+    """Time each candidate but the uncompressed one on random gradients of a few of `sizes` elements.
+
+    Sizes that would take a candidate beyond its share of `seconds` are left out.
+    """
+    chosen = [candidate for candidate in candidates if candidate.name != "dense"]
+    share = seconds / max(1, len(chosen))
+    return {candidate.name: _cost(candidate, group, device, links, _spread(sizes), share) for candidate in chosen}
+
+
+def _spread(sizes: Sequence[int], count: int = 4) -> list[int]:
+    """Return a few sizes in about equal ratios: the smallest, and then from the largest down."""
+    ordered = sorted({min(max(1, size), _MOST_ELEMENTS) for size in sizes})
+    low, high = ordered[0], ordered[-1]
+    wanted = [low * (high / low) ** (i / (count - 1)) for i in range(count)]
+    spread = sorted({min(ordered, key=lambda size: abs(size - want)) for want in wanted})
+    return [*spread[:1], *spread[:0:-1]]
+
+
+def _cost(
+    candidate: Candidate,
+    group: Group,
+    device: torch.device,
+    links: Mapping[Transport, Link],
+    sizes: Sequence[int],
+    seconds: float,
+) -> Cost:
+    candidate.reducer(ErrorFeedback()).prepare(group, [torch.ones(1 << 12, device=device)])
+    points: list[tuple[int, float, float, float, float, float]] = []
+    for size in sizes:
+        start = time.perf_counter()
+        points.append((size, *_point(candidate, size, group, device, links)))
+        took = longest(time.perf_counter() - start, group, device)
+        seconds -= took
+        if seconds < took:
+            break
+    columns = [Curve.through((point[0], point[place]) for point in points) for place in range(1, 6)]
+    encode, decode, each, exchange, nbytes = columns
+    return Cost(encode=encode, decode=decode, each=each, exchange=exchange, nbytes=nbytes)
+
+
+def _point(
+    candidate: Candidate,
+    size: int,
+    group: Group,
+    device: torch.device,
+    links: Mapping[Transport, Link],
+) -> tuple[float, float, float, float, float]:
+    """Return, per tensor of that size: seconds to encode, to decode, for each further rank, of the exchange, bytes."""
+    reducer = candidate.reducer(ErrorFeedback())
+    slots = max(1, min(_MOST_SLOTS, _MOST_ELEMENTS // 4 // size))
+    nbytes = reducer.codec.encode(torch.randn(size, device=device, generator=_generator(device))).nbytes
+    steps = [_step(reducer, size, slots, step, group, device) for step in range(_REPEATS + 1)][1:]
+    rows = gathered([median(column) for column in zip(*steps, strict=True)], group, device)
+    encode, decode = rows[:, :2].mean(dim=0).tolist()
+    carried = min(rows[:, 2] - rows[:, 0] - rows[:, 1]).item()
+    world_size, link = group.size(), links[candidate.exchange.transport]
+    messages = candidate.exchange.seconds(slots * nbytes, world_size, link, max(4.0 * slots * size, slots * nbytes))
+    each = gathered([_each(reducer, size, device)], group, device).mean().item()
+    return encode / slots, decode / slots, each, max(0.0, carried - messages) / slots, float(nbytes)
+
+
+def _step(
+    reducer: Compressed, size: int, slots: int, step: int, group: Group, device: torch.device
+) -> tuple[float, float, float]:
+    """Return the seconds of encoding, decoding, and of all."""
+    flat = torch.randn(slots * size, device=device, generator=_generator(device))
+    places = tuple(Slot(name=f"{i}", offset=i * size, length=size, shape=(size,)) for i in range(slots))
+    at = Round(step=step, group=group, scale=1 / group.size())
+    torch.empty(_CACHE, dtype=torch.uint8, device=device).fill_(step)  # as backward leaves it
+    longest(0.0, group, device)
+    with trace.listen(trace.Recorder()) as recorder:
+        synchronize(device)
+        start = time.perf_counter()
+        reducer.reduce(Bucket(flat=flat, slots=places), at).wait()
+        synchronize(device)
+        total = time.perf_counter() - start
+    for memory in reducer.memories():
+        memory.commit()
+    return recorder.seconds("encode"), recorder.seconds("decode"), total
+
+
+def _each(reducer: Compressed, size: int, device: torch.device) -> float:
+    """Return the seconds that decoding takes longer for each further payload."""
+    if not isinstance(reducer.exchange, AllGather):
+        return 0.0
+    payload = reducer.codec.encode(torch.randn(size, device=device, generator=_generator(device)))
+    few, many = (median(_decoding(payload, rows, device) for _ in range(3)) for rows in _ROWS)
+    return max(0.0, many - few) / (_ROWS[1] - _ROWS[0])
+
+
+def _decoding(payload: Payload, count: int, device: torch.device) -> float:
+    rows = payload.to_buffer().expand(count, -1).contiguous()
+    out = torch.empty(payload.numel, device=device)
+    synchronize(device)
+    start = time.perf_counter()
+    payload.from_rows(rows).write(out)
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(0)

@@ -1,0 +1,120 @@
+"""What messages cost: α and β of each transport, from timings of a few sizes."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.exchanges import AllGather, AllReduce, Exchange, Link, Transport
+from thinwire.exchanges.compat import Group, all_gather, all_reduce
+from thinwire.exchanges.post import Post
+from thinwire.planner.probe.agreed import gathered
+from thinwire.planner.probe.clock import synchronize
+
+SIZES = (1 << 8, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+"""Bytes of the vectors that are sent."""
+_REPEATS, _PINGS = 4, 3
+_FREE = Link(latency=0.0, bandwidth=1e15)  # where there is nobody to send to
+
+
+class Links(NamedTuple):
+    """Per transport, what fits the time of messages, and what fits the processor seconds that one rank spends on them.
+
+    A message of n bytes takes latency + n / bandwidth seconds.
+    """
+
+    links: Mapping[Transport, Link]
+    busy: Mapping[Transport, Link]
+
+
+def probe_links(
+    group: Group, device: torch.device, *, seconds: float = 4.0, sizes: Sequence[int] = SIZES, repeats: int = _REPEATS
+) -> Links:
+    """Time collectives and messages between neighbours. Sizes that would take this beyond `seconds` are left out."""
+    if group.size() == 1:
+        return Links(dict.fromkeys(_RUNS, _FREE), {})
+    found = {name: _probe(name, group, device, seconds / len(_RUNS), sizes, repeats) for name in _RUNS}
+    return Links({name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()})
+
+
+def ping(nbytes: int, group: Group, device: torch.device) -> float:
+    """Return the seconds of an all-reduce of so many bytes: the best of a few, on the rank that waited least."""
+    run = _reduce(torch.zeros(-(-nbytes // 4), device=device), group)
+    gathered([0.0], group, device)  # start together
+    return float(gathered([min(_timed(run, device)[0] for _ in range(_PINGS))], group, device).min())
+
+
+def _probe(
+    name: Transport, group: Group, device: torch.device, seconds: float, sizes: Sequence[int], repeats: int
+) -> tuple[Link, Link]:
+    left, walls, busies = seconds, list[tuple[int, float]](), list[tuple[int, float]]()
+    for size in sizes:
+        run = _RUNS[name](torch.zeros(size, dtype=torch.uint8, device=device).view(torch.float32), group)
+        timed = [_timed(run, device) for _ in range(repeats + 1)][1:]
+        wall, busy = map(median, zip(*timed, strict=True))
+        rows = gathered([wall, busy, sum(w for w, _ in timed)], group, device)
+        walls.append((size, float(rows[:, 0].mean())))
+        busies.append((size, float(rows[:, 1].mean())))
+        left -= float(rows[:, 2].max())
+        if left < 3 * float(rows[:, 2].max()):  # the next size takes about as many times longer
+            break
+    exchange, world_size = _LIKE[name], group.size()
+    return fit(walls, exchange, world_size), fit(busies, exchange, world_size)
+
+
+def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_size: int) -> Link:
+    """Return the link by which the exchange (a single message, if None) takes such seconds.
+
+    β comes from the two largest sizes, α is the median of what remains at the others: small messages may pass a
+    shaper for free or wait for its clock, and one of them must not tilt the line.
+    """
+    count, share = 1.0, 1.0
+    if exchange is not None:
+        (hops,) = exchange.hops(1.0, world_size)
+        count, share = hops.count, hops.nbytes
+    times = [seconds / count for _, seconds in points]
+    sizes = [share * size for size, _ in points]
+    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if len(points) > 1 else 0.0
+    slope = max(slope, 1 / _FREE.bandwidth)
+    latency = max(0.0, median(time - slope * size for time, size in zip(times[:-1] or times, sizes, strict=False)))
+    return Link(latency=latency, bandwidth=1 / slope)
+
+
+def _timed(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Return the seconds by the clock, and those of this process on any core."""
+    synchronize(device)
+    start, busy = time.perf_counter(), time.process_time()
+    run()
+    synchronize(device)
+    return time.perf_counter() - start, time.process_time() - busy
+
+
+def _reduce(x: Tensor, group: Group) -> Callable[[], object]:
+    return lambda: all_reduce(x, group).wait()
+
+
+def _gather(x: Tensor, group: Group) -> Callable[[], object]:
+    out = x.new_empty(group.size() * x.numel())
+    return lambda: all_gather(out, x, group).wait()
+
+
+def _shift(x: Tensor, group: Group) -> Callable[[], object]:
+    """Send to the next rank while the one before sends here."""
+    post, message = Post(group, x.device), x.view(torch.uint8)
+    after, before = (post.rank + 1) % post.world_size, (post.rank - 1) % post.world_size
+    return lambda: post.cross({after: message}, {before: message.numel()})
+
+
+_RUNS: Mapping[Transport, Callable[[Tensor, Group], Callable[[], object]]] = {
+    "all_reduce": _reduce,
+    "all_gather": _gather,
+    "point_to_point": _shift,
+}
+_LIKE: Mapping[Transport, Exchange | None] = {
+    "all_reduce": AllReduce(),
+    "all_gather": AllGather(),
+    "point_to_point": None,
+}

@@ -1,0 +1,86 @@
+"""Are some ranks nearer than others?"""
+
+import socket
+import zlib
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from thinwire.exchanges import Link
+from thinwire.exchanges.compat import Group
+from thinwire.exchanges.post import Post
+from thinwire.planner.probe.agreed import gathered, longest
+from thinwire.planner.probe.clock import stamp
+
+_SIZES = (1 << 8, 1 << 16)  # bytes
+_REPEATS = 5
+_APART = 3.0  # times slower: another tier
+
+
+class Tier(NamedTuple):
+    """Ranks in groups of `size` neighbours, within which messages see `link`; `hosts` says if these share a host."""
+
+    size: int
+    link: Link
+    same_host: bool
+
+
+def probe_tiers(group: Group, device: torch.device) -> list[Tier]:
+    """Return tiers from the nearest on: one where all ranks are about equally far.
+
+    Rank i sends to i XOR 1, 2, 4, …: ranks are taken to be numbered host by host, as torchrun does.
+    """
+    host = float(zlib.crc32(socket.gethostname().encode()))
+    hosts = gathered([host], group, device)[:, 0].tolist()
+    found = [(stride, _pairs(stride, group, device)) for stride in _strides(group.size())]
+    tiers: list[Tier] = []
+    for stride, link in found:
+        together = all(hosts[i] == hosts[i ^ stride] for i in range(len(hosts)) if i ^ stride < len(hosts))
+        tier = Tier(min(2 * stride, group.size()), link, together)
+        if tiers and not _farther(link, tiers[-1].link):
+            tier = Tier(tier.size, tiers[-1].link, tiers[-1].same_host and together)
+            tiers.pop()
+        tiers.append(tier)
+    return tiers
+
+
+def described(tiers: list[Tier]) -> list[str]:
+    """Return a line for each tier."""
+    return [
+        f"groups of {tier.size}, {'same host' if tier.same_host else 'other hosts'}: "
+        f"{1e3 * tier.link.latency:.2f} ms, {8e-6 * tier.link.bandwidth:.0f} Mbit/s"
+        for tier in tiers
+    ]
+
+
+def _strides(world_size: int) -> list[int]:
+    return [1 << bit for bit in range((world_size - 1).bit_length())]
+
+
+def _farther(link: Link, than: Link) -> bool:
+    return any(link.seconds(size) > _APART * than.seconds(size) for size in _SIZES)
+
+
+def _pairs(stride: int, group: Group, device: torch.device) -> Link:
+    """Return what the slowest pair of ranks so far apart sees."""
+    seconds = [_longest_swap(size, stride, group, device) for size in _SIZES]
+    slope = max(seconds[1] - seconds[0], 1e-12) / (_SIZES[1] - _SIZES[0])
+    return Link(latency=seconds[0], bandwidth=1 / slope)
+
+
+def _longest_swap(size: int, stride: int, group: Group, device: torch.device) -> float:
+    post = Post(group, device)
+    peer = post.rank ^ stride
+    message = torch.zeros(size, dtype=torch.uint8, device=device)
+    taken = [0.0]
+    longest(0.0, group, device)
+    if peer < post.world_size:
+        taken = [_swap(post, peer, message, device) for _ in range(_REPEATS)]
+    return longest(median(taken), group, device)
+
+
+def _swap(post: Post, peer: int, message: torch.Tensor, device: torch.device) -> float:
+    before = stamp(device)
+    post.cross({peer: message}, {peer: message.numel()})
+    return stamp(device).since(before)

@@ -1,0 +1,148 @@
+"""What was measured, as it is kept: seconds, bytes and bytes per second."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, final
+
+from thinwire.exchanges import Link, Transport
+from thinwire.planner.curve import Curve
+
+SCHEMA = "thinwire.profile/1"
+TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """A parameter's gradient."""
+
+    name: str
+    numel: int
+    itemsize: int = 4
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes uncompressed."""
+        return self.numel * self.itemsize
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Gradients that are exchanged together, once the last of them is computed, `ready` seconds into the step."""
+
+    ready: float
+    gradients: tuple[Gradient, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """A step without communication: forward from 0 on, backward until `computed`, then `rest` (the optimizer)."""
+
+    buckets: tuple[Bucket, ...]
+    computed: float
+    rest: float = 0.0
+
+    @property
+    def gradients(self) -> list[Gradient]:
+        """All gradients, in the order in which they are exchanged."""
+        return [gradient for bucket in self.buckets for gradient in bucket.gradients]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a candidate costs, by elements of the tensor.
+
+    encode, decode: seconds, for payloads of `world_size` ranks. each: seconds more to decode for each further rank.
+    exchange: seconds that an exchange takes beyond its messages. nbytes: of one payload.
+    """
+
+    encode: Curve
+    decode: Curve
+    each: Curve
+    exchange: Curve
+    nbytes: Curve
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A model, a device and a network, as far as a plan needs to know them.
+
+    links: per transport, what fits measured times. busy: per transport, what fits the processor seconds of one rank.
+    slowdown: seconds by which a processor second of communication delays computing that it overlaps. Where nothing
+    competes for cores, as on a GPU, 0. made: with what, for the reader.
+    """
+
+    world_size: int
+    timeline: Timeline
+    links: Mapping[Transport, Link]
+    busy: Mapping[Transport, Link] = field(default_factory=dict)
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    slowdown: float = 0.0
+    tiers: Sequence[str] = ()
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ValueError(f"world_size is {self.world_size}; expected 1 or more")
+        if missing := [transport for transport in TRANSPORTS if transport not in self.links]:
+            raise ValueError(f"links lack {missing[0]}; expected {', '.join(TRANSPORTS)}")
+
+    def on(self, link: Link | None = None, *, world_size: int | None = None) -> Self:
+        """Return the same with links of that bandwidth, and of that latency if it is above the measured one.
+
+        Messages never get faster than this machine's processors made them when it was measured.
+        """
+        links = self.links if link is None else {t: self._limited(t, link) for t in TRANSPORTS}
+        return replace(self, links=links, world_size=world_size or self.world_size)
+
+    def _limited(self, transport: Transport, link: Link) -> Link:
+        measured, busy = self.links[transport], self.busy.get(transport)
+        fastest = max(measured.bandwidth, busy.bandwidth if busy else 0.0)
+        return Link(latency=max(measured.latency, link.latency), bandwidth=min(fastest, link.bandwidth))
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote. Raises ValueError where it is something else."""
+        try:
+            return cls(**_read(json.loads(text)))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no profile of thinwire: {error!r}") from error
+
+    def save(self, path: Path) -> None:
+        """Write it to a file."""
+        path.write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that `save` wrote. Raises ValueError where it is something else, OSError where there is none."""
+        return cls.from_json(path.read_text())
+
+
+def _read(raw: Any) -> dict[str, Any]:
+    schema = raw.pop("schema", None)
+    if schema != SCHEMA:
+        raise ValueError(f"this is no profile: its schema is {schema!r}; expected {SCHEMA!r}")
+    raw["timeline"] = _timeline(**raw["timeline"])
+    for name in ("links", "busy"):
+        raw[name] = {transport: Link(**link) for transport, link in raw[name].items()}
+    raw["costs"] = {name: _cost(cost) for name, cost in raw["costs"].items()}
+    return raw
+
+
+def _timeline(buckets: list[dict[str, Any]], **others: float) -> Timeline:
+    read = (Bucket(ready=b["ready"], gradients=tuple(Gradient(**g) for g in b["gradients"])) for b in buckets)
+    return Timeline(buckets=tuple(read), **others)
+
+
+def _cost(raw: Mapping[str, Any]) -> Cost:
+    return Cost(**{name: Curve(tuple((x, y) for x, y in curve["points"])) for name, curve in raw.items()})

@@ -1,0 +1,77 @@
+"""Why, in words."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from thinwire.exchanges import Link
+from thinwire.planner.candidates import DENSE, Budget
+from thinwire.planner.curve import Curve
+from thinwire.planner.profile import Cost, Gradient, Profile
+from thinwire.planner.search import fastest
+from thinwire.planner.timeline import Work, step_seconds, work
+
+_WORTH = 0.05  # of a step, below which advice is not worth a line
+_NOTHING = Curve(((1.0, 0.0),))
+
+
+def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> str:
+    """Say why a tensor is exchanged as it is: the terms of T_comp < T_full − T_spr (DRAGONN, Eq. 1)."""
+    full = work(DENSE.name, [gradient], profile)
+    name = choice[gradient.name]
+    if name != DENSE.name:
+        less = work(name, [gradient], profile)
+        return f"its exchange takes {_ms(less.exchange)} instead of {_ms(full.exchange)}; computing it {_own(less)}"
+    best = min((work(other, [gradient], profile) for other in profile.costs), key=_total, default=None)
+    if profile.world_size == 1:
+        return "one worker: there is nobody to exchange with"
+    if best is None or _total(best) >= full.exchange:
+        spent = "" if best is None else f"; {best.name} takes {_ms(best.exchange)}, and {_own(best)} to compute"
+        return f"its exchange takes {_ms(full.exchange)}{spent}"
+    if set(choice.values()) == {DENSE.name}:
+        return f"{best.name} would save {_ms(full.exchange - _total(best))} of its exchange, too little of the step"
+    return "its exchange is hidden behind backward, or shared with others in the bucket"
+
+
+def advice(profile: Profile, budget: Budget, choice: Mapping[str, str]) -> Iterator[str]:
+    """Yield what else would make a step shorter, the most first."""
+    now = step_seconds(profile, choice)
+    found = [
+        (step_seconds(other, again), text)
+        for text, other, again in _changes(profile, budget, choice)
+        if now - step_seconds(other, again) > _WORTH * now
+    ]
+    for seconds, text in sorted(found):
+        yield f"{text}: {1e3 * seconds:.1f} ms a step instead of {1e3 * now:.1f}"
+    floor = profile.timeline.computed + profile.timeline.rest
+    if now <= (1 + _WORTH) * floor:
+        yield f"computing alone takes {1e3 * floor:.1f} ms of the step: no network and no compression can help more"
+
+
+def _changes(
+    profile: Profile, budget: Budget, choice: Mapping[str, str]
+) -> Iterator[tuple[str, Profile, Mapping[str, str]]]:
+    everywhere = profile.links.items()
+    faster = {t: Link(latency=link.latency, bandwidth=10 * link.bandwidth) for t, link in everywhere}
+    nearer = {t: Link(latency=link.latency / 10, bandwidth=link.bandwidth) for t, link in everywhere}
+    candidates = budget.candidates()
+    for text, links in (("a link of ten times the bandwidth", faster), ("a tenth of the latency", nearer)):
+        other = replace(profile, links=links)
+        yield text, other, fastest(other, candidates)
+    free = {name: _free(cost) for name, cost in profile.costs.items()}
+    yield "a processor on which compressing costs nothing", replace(profile, costs=free), choice
+
+
+def _free(cost: Cost) -> Cost:
+    return Cost(encode=_NOTHING, decode=_NOTHING, each=_NOTHING, exchange=_NOTHING, nbytes=cost.nbytes)
+
+
+def _total(part: Work) -> float:
+    return part.encode + part.exchange + part.decode
+
+
+def _own(part: Work) -> str:
+    return _ms(part.encode + part.decode)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.{2 if seconds < 0.01 else 0}f} ms"
