@@ -16,6 +16,7 @@ FLOORS = [
     ("payloads", "signals"),
     ("codecs", "memories", "exchanges"),
     ("reducer",),
+    ("planner",),
     ("recipes",),
     ("integrations",),
     ("bench",),

@@ -1,20 +1,18 @@
 """How fast a link is, and what went over it."""
 
 import os
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.bench.problems.base import BadInput
+from thinwire.planner.texts import bits_per_second
 
 INTERFACE_VARIABLE = "THINWIRE_INTERFACE"
 """Set, to the name of the interface, in workers that have a link of their own."""
 
 _PREFIXES = "kMG"
-# a lone capital B would mean bytes
-_RATE = re.compile(r"(\d+(?:\.\d+)?) *([kmgKMG])(?:(?i:bit(?:/s|ps)?)|b(?:ps|/s))", re.ASCII)
 _SLOWEST, _FASTEST = 8_000, 32_000_000_000  # bits per second; the kernel's field ends at 34e9
 
 
@@ -34,8 +32,7 @@ def parse_rate(text: str) -> Rate | None:
     """Read ``100mbit``, ``1.5 Gbit/s``, ``300kbps`` (kilobits) or ``none``; raise BadInput for anything else."""
     if text.strip().lower() == "none":
         return None
-    match = _RATE.fullmatch(text.strip())
-    bits = float(match[1]) * 1000 ** (1 + _PREFIXES.lower().index(match[2].lower())) if match else 0.0
+    bits = bits_per_second(text)
     if not _SLOWEST <= bits <= _FASTEST:
         raise BadInput(f"link rate {text!r}: expected 8kbit to 32gbit, such as 100mbit or 1.5gbit, or none")
     return Rate(round(bits))

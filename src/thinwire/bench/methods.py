@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import recipes, trace
 from thinwire.integrations import attach
+from thinwire.planner import Budget
 from thinwire.reducer import Reducer
 from thinwire.schedules import Schedule
 
@@ -104,6 +105,11 @@ def _recipe(make: Callable[..., Reducer], *, momentum: bool = False) -> Install:
     return install
 
 
+def _auto(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
+    assert isinstance(density, float)  # no warm-up here
+    attach(model, plan=Budget(densities=(density,)))
+
+
 def _fixed(make: Callable[[], Reducer]) -> Install:
     return _recipe(lambda density: make())
 
@@ -116,6 +122,11 @@ METHODS = {
         install=_powersgd,
         one_bucket=True,
         sparse_embeddings=False,
+    ),
+    "auto": Method(
+        description='plan="auto": measured, decided, raced against uncompressed steps, kept up to date',
+        install=_auto,
+        sparse=True,
     ),
     "topk": Method(description="exact Top-k with error feedback", install=_recipe(recipes.topk), sparse=True),
     "dgc": Method(

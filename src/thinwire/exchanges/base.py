@@ -19,10 +19,19 @@ Transport = Literal["all_reduce", "all_gather", "point_to_point"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A network link: `latency` seconds per message and `bandwidth` bytes per second."""
+    """A network link: `latency` seconds per message and `bandwidth` bytes per second.
+
+    Raises ValueError unless both are numbers from 0 on, the latency finite.
+    """
 
     latency: float
     bandwidth: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency < math.inf:
+            raise ValueError(f"latency is {self.latency}; expected seconds, from 0 on and finite")
+        if not self.bandwidth >= 0:
+            raise ValueError(f"bandwidth is {self.bandwidth}; expected bytes per second, from 0 on")
 
     def seconds(self, nbytes: float) -> float:
         """Return the time of one message: α + n/B."""
@@ -112,7 +121,7 @@ class Exchange(ABC):
 
 def together(nbytes: float, ranks: float, whole: float) -> float:
     """Return the bytes of what so many ranks picked, of `whole` bytes, each its own `nbytes` of them."""
-    return ranks * nbytes if whole == math.inf else whole * (1 - max(0.0, 1 - nbytes / whole) ** ranks)
+    return ranks * nbytes if whole in (0, math.inf) else whole * (1 - max(0.0, 1 - nbytes / whole) ** ranks)
 
 
 class Rounds(Exchange):

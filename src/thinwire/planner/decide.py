@@ -12,16 +12,19 @@ from thinwire.planner.search import fastest
 from thinwire.planner.timeline import step_seconds, work
 
 _SLOWEST, _FASTEST = 1e2, 1e13  # bytes per second, within which the break-even is sought
-_HALVINGS = 24
+_HALVINGS = 15  # of some 36 octaves
 
 
 def decide(profile: Profile, budget: Budget | None = None, *, tolerance: float = 0.03) -> Plan:
     """Return the plan whose predicted step is fastest, but for `tolerance`, within which the kinder to the loss wins.
 
-    So nothing is compressed that saves less than that share of a step, nor sparsified where narrowing does.
+    So nothing is compressed that saves less than that share of a step, nor sparsified where narrowing does. Raises
+    ValueError for a tolerance that is no share, and for links that carry nothing.
     """
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance is {tolerance}; expected a share of the step, from 0 to below 1")
+    if math.isinf(step_seconds(profile)):
+        raise ValueError(f"the links of this profile carry nothing: {profile.links}; expected a bandwidth above 0")
     budget = budget or Budget()
     choice = chosen(profile, budget, tolerance)
     dense, planned = step_seconds(profile), step_seconds(profile, choice)
@@ -50,9 +53,12 @@ def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]
 def break_even(profile: Profile, budget: Budget, tolerance: float) -> float:
     """Return the bandwidth of a link, in bytes per second, above which nothing is compressed any more."""
 
+    candidates = budget.candidates()
+
     def pays(bandwidth: float) -> bool:
         there = profile.on(Link(latency=0.0, bandwidth=bandwidth))
-        return set(chosen(there, budget, tolerance).values()) - {DENSE.name} != set()
+        # what `chosen` comes to, without asking which
+        return step_seconds(there) > (1 + tolerance) * step_seconds(there, fastest(there, candidates))
 
     if profile.world_size == 1 or not pays(_SLOWEST):
         return 0.0

@@ -135,6 +135,7 @@ def _read(raw: Any) -> dict[str, Any]:
     raw["timeline"] = _timeline(**raw["timeline"])
     for name in ("links", "busy"):
         raw[name] = {transport: Link(**link) for transport, link in raw[name].items()}
+    raw["tiers"] = tuple(raw.get("tiers", ()))
     raw["costs"] = {name: _cost(cost) for name, cost in raw["costs"].items()}
     return raw
 

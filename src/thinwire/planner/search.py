@@ -1,6 +1,6 @@
 """The fastest way to exchange a step's gradients."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +9,8 @@ from thinwire.planner.profile import Bucket, Gradient, Profile
 from thinwire.planner.timeline import State, Work, finished, passed, step_seconds, work
 
 _SIZES = 8  # how many thresholds on a tensor's size are tried in a bucket
+_MANY = 64  # paths, from which on those that are hardly better than another are dropped: they multiply by the bucket
+_SLACK = 2e-3  # of a step, which is what that may cost in all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +30,21 @@ class _Path(NamedTuple):
 def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]:
     """Return the fastest choice of a candidate's name per parameter; equal ones go uncompressed.
 
-    Exact over all ways to give each bucket's tensors from some size on to one candidate and the rest to "dense": paths
-    through the buckets that another beats in every respect are dropped, and those alone.
+    Over all ways to give each bucket's tensors from some size on to one candidate and the rest to "dense": paths
+    through the buckets that another beats in every respect are dropped, and those alone while they are few; of many,
+    also those that another nearly beats, which may cost 0.2 % of a step.
     """
+    slack = _slack(profile, candidates)
     paths = [_Path(State(), ())]
     for bucket in profile.timeline.buckets:
         options = list(_options(bucket, candidates, profile))
         paths = _undominated(
-            _Path(passed(path.state, bucket.ready, profile.timeline.computed, option.works), (*path.taken, option))
-            for path in paths
-            for option in options
+            (
+                _Path(passed(path.state, bucket.ready, profile.timeline.computed, option.works), (*path.taken, option))
+                for path in paths
+                for option in options
+            ),
+            slack,
         )
     best = min(paths, key=lambda path: finished(path.state, profile))
     choice = {name: given for option in best.taken for name, given in option.choice.items()}
@@ -65,11 +72,24 @@ def _thresholds(gradients: Sequence[Gradient]) -> list[int]:
     return sizes[::step]
 
 
-def _undominated(paths: Iterator[_Path]) -> list[_Path]:
+def _slack(profile: Profile, candidates: Sequence[Candidate]) -> float:
+    """Return seconds that may be lost at each bucket."""
+    names = [candidate.name for candidate in candidates if candidate.name in profile.costs]
+    shortest = min(step_seconds(profile, name) for name in ("dense", *names))
+    return _SLACK * shortest / max(1, len(profile.timeline.buckets))
+
+
+def _undominated(paths: Iterable[_Path], slack: float) -> list[_Path]:
     """Drop every path that another one equals or beats in all of its state; of equals, the least compressed stays."""
+    kept = _kept(paths, 0.0)
+    return kept if len(kept) < _MANY else _kept(kept, slack)
+
+
+def _kept(paths: Iterable[_Path], slack: float) -> list[_Path]:
     kept: list[_Path] = []
     for path in sorted(paths, key=lambda path: (path.state, sum(option.compressed for option in path.taken))):
-        if not any(all(a <= b for a, b in zip(other.state, path.state, strict=True)) for other in kept):
+        wire, decoded = path.state.wire + slack, path.state.decoded + slack  # those before it are no later
+        if not any(other.state.wire <= wire and other.state.decoded <= decoded for other in kept):
             kept.append(path)
     return kept
 

@@ -1,0 +1,135 @@
+"""Networks on which some ranks are nearer than others. Links carry as much each way at once."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.exchanges import Hops, Link, Network
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+class Uneven(ABC):
+    """A network that knows the latency of every message of a hop, and its share of what it has in common with others.
+
+    Messages go from rank i to i + stride, round the end where every rank sends. Hashable: what a hop sees is kept.
+    """
+
+    @abstractmethod
+    def paths(self, senders: Integers, receivers: Integers, world_size: int) -> tuple[Floats, Floats]:
+        """Return the latency and the bandwidth that each message sees when all are under way at once."""
+
+    @final
+    def hop(self, hops: Hops, world_size: int) -> Link:
+        """Return what the slowest message sees. Raises ValueError for a stride or an `every` below 1."""
+        if min(hops.stride, hops.every, world_size) < 1:
+            raise ValueError(f"{hops} between {world_size} ranks: expected a stride, an every and a world of 1 or more")
+        slow = _slow(self, hops.stride, hops.every, world_size)
+        return max(slow, key=lambda link: link.seconds(hops.nbytes))
+
+
+@final
+@dataclass(frozen=True)
+class Tiers(Uneven):
+    """Ranks in groups, these in larger groups, and so on: hosts, racks, the hall.
+
+    groups: (ranks, link) from the nearest on: within so many neighbours messages see `link`, and beyond the last group
+    `beyond`. Each rank has a first link of its own; a group's ranks share one of the next kind to what lies outside it.
+    A message takes the latency of the farthest it goes, and the least bandwidth on its way. Raises ValueError unless
+    each size is a multiple of the one before.
+    """
+
+    groups: tuple[tuple[int, Link], ...]
+    beyond: Link
+
+    def __post_init__(self) -> None:
+        sizes = [1, *(size for size, _ in self.groups)]
+        if any(larger <= size or larger % size for size, larger in pairwise(sizes)):
+            raise ValueError(f"groups of {sizes[1:]} ranks; expected each size to be a multiple of the one before")
+
+    def paths(self, senders: Integers, receivers: Integers, world_size: int) -> tuple[Floats, Floats]:
+        """Share every group's way out, and its way in, among the messages that take it."""
+        latency, bandwidth = np.zeros(len(senders)), np.full(len(senders), np.inf)
+        sizes = (1, *(min(size, world_size) for size, _ in self.groups))
+        links = (*(link for _, link in self.groups), self.beyond)
+        for size, link in zip(sizes, links, strict=True):
+            away = senders // size != receivers // size
+            flows = np.maximum(_alike(senders[away] // size), _alike(receivers[away] // size))
+            bandwidth[away] = np.minimum(bandwidth[away], link.bandwidth / flows)
+            latency[away] = link.latency
+        return latency, bandwidth
+
+
+@final
+@dataclass(frozen=True)
+class Regions(Uneven):
+    """Places far from each other. Ranks fill them one by one in the order given, as evenly as can be.
+
+    names: of the regions. links: what joins each (row) to each (column); messages that go the same way at once share
+    its bandwidth. On the diagonal, each rank's own link, which it has within the region and on the way out of it.
+    Raises ValueError unless `links` is square.
+    """
+
+    names: tuple[str, ...]
+    links: tuple[tuple[Link, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.names or [len(row) for row in self.links] != [len(self.names)] * len(self.names):
+            rows = [len(row) for row in self.links]
+            raise ValueError(f"links has rows of {rows} for {len(self.names)} regions; expected a square, at least 1")
+
+    def reordered(self, order: Sequence[int]) -> "Regions":
+        """Return the same with the regions in another order."""
+        links = tuple(tuple(self.links[a][b] for b in order) for a in order)
+        return Regions(tuple(self.names[a] for a in order), links)
+
+    def paths(self, senders: Integers, receivers: Integers, world_size: int) -> tuple[Floats, Floats]:
+        """Share what joins two regions among the messages between them; each rank's own link bounds them too."""
+        count = len(self.names)
+        a, b = senders * count // world_size, receivers * count // world_size
+        latency = np.array([[link.latency for link in row] for row in self.links])
+        bandwidth = np.array([[link.bandwidth for link in row] for row in self.links])
+        shared = bandwidth[a, b] / np.where(a == b, 1, _alike(a * count + b))
+        own = np.minimum(bandwidth[a, a], bandwidth[b, b])
+        return np.where(senders == receivers, 0.0, latency[a, b]), np.minimum(shared, own)
+
+
+@final
+@dataclass(frozen=True)
+class Limited:
+    """A network on which no message is faster than `best`, as processors have their part in every message."""
+
+    network: Network
+    best: Link
+
+    def hop(self, hops: Hops, world_size: int) -> Link:
+        """Return what the slowest message sees."""
+        link = self.network.hop(hops, world_size)
+        return Link(latency=max(link.latency, self.best.latency), bandwidth=min(link.bandwidth, self.best.bandwidth))
+
+
+def _alike(keys: Integers) -> Integers:
+    """Return for each how many equal it."""
+    counts: Integers = np.bincount(keys)
+    return counts[keys]
+
+
+@lru_cache(maxsize=1 << 14)
+def _slow(network: Any, stride: int, every: int, world_size: int) -> tuple[Link, ...]:
+    """Return what messages of the hop see, without those that another is slower than whatever it carries."""
+    senders = np.arange(0, world_size, every)
+    if every > 1:  # a tree's messages end where the ranks do
+        senders = senders[senders + stride < world_size]
+    latency, bandwidth = network.paths(senders, (senders + stride) % world_size, world_size)
+    slow = [Link(latency=0.0, bandwidth=float("inf"))]
+    for late, narrow in sorted(set(zip((-latency).tolist(), bandwidth.tolist(), strict=True))):
+        if narrow < slow[-1].bandwidth:
+            slow.append(Link(latency=-late, bandwidth=narrow))
+    return tuple(slow)

@@ -1,0 +1,98 @@
+"""What a step would take between more ranks than one has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from thinwire.exchanges import Link, Network
+from thinwire.planner.candidates import DENSE, Budget, candidate
+from thinwire.planner.decide import chosen
+from thinwire.planner.network import Limited
+from thinwire.planner.profile import TRANSPORTS, Profile
+from thinwire.planner.timeline import step_seconds
+
+PLANNED = "planned"
+"""Under which the planner's own choice is found."""
+SMALLEST = 1024
+"""Elements of a tensor below which it travels uncompressed, as recipes have it."""
+TOLERANCE = 0.03
+"""Within which of the fastest the planner takes what is kinder to the loss."""
+
+_FASTEST = Link(latency=0.0, bandwidth=float("inf"))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A step between `world_size` ranks: seconds by candidate, and `alone`, those of one worker without others.
+
+    choice: what the planner takes for each tensor.
+    """
+
+    world_size: int
+    alone: float
+    seconds: Mapping[str, float]
+    choice: Mapping[str, str]
+
+    def efficiency(self, name: str) -> float:
+        """Return the throughput over that of as many workers that need not wait for each other."""
+        return self.alone / self.seconds[name] if self.seconds[name] > 0 else 1.0
+
+    @property
+    def best(self) -> str:
+        """The candidate of the shortest step; of equal ones the first."""
+        return min((name for name in self.seconds if name != PLANNED), key=self.seconds.__getitem__)
+
+
+def scaled(
+    profile: Profile, names: Sequence[str], worlds: Sequence[int], network: Network | None = None
+) -> list[Scale]:
+    """Predict a step with each candidate for all tensors from 1,024 elements on, and with the planner's choice of them.
+
+    Every rank's share of the work stays what it was when the profile was made (weak scaling). network: what joins the
+    ranks; if left out, links as measured. No message is faster than this profile's processors were. One worker alone
+    compresses nothing. Raises ValueError for a candidate of which the profile has no costs, or a world below 1.
+    """
+    for name in names:
+        candidate(name)
+        if name != DENSE.name and name not in profile.costs:
+            has = ", ".join((DENSE.name, *profile.costs))
+            raise ValueError(f"the profile has no costs of {name!r}; expected some of {has}")
+    return [_scale(on(profile, network, world), names) for world in worlds]
+
+
+def on(profile: Profile, network: Network | None, world_size: int) -> Profile:
+    """Return the profile with that many ranks on that network, and no message faster than measured."""
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; expected 1 or more")
+    if network is None:
+        return replace(profile, world_size=world_size)
+    best = profile.on(_FASTEST).links
+    links: dict[Any, Any] = {t: Limited(network, best[t]) for t in TRANSPORTS}  # all a timeline asks of them is `hop`
+    return replace(profile, world_size=world_size, links=links)
+
+
+def _scale(profile: Profile, names: Sequence[str]) -> Scale:
+    alone = profile.timeline.computed + profile.timeline.rest
+    choice = _chosen(profile, names)
+    seconds = {name: step_seconds(profile, _everywhere(name, profile)) for name in names}
+    return Scale(
+        world_size=profile.world_size,
+        alone=alone,
+        seconds=seconds | {PLANNED: step_seconds(profile, choice)},
+        choice=choice,
+    )
+
+
+def _everywhere(name: str, profile: Profile) -> dict[str, str]:
+    if profile.world_size == 1:
+        return {}
+    return {gradient.name: name for gradient in profile.timeline.gradients if gradient.numel >= SMALLEST}
+
+
+def _chosen(profile: Profile, names: Sequence[str]) -> dict[str, str]:
+    """Return the planner's choice among these candidates."""
+    only = replace(profile, costs={name: cost for name, cost in profile.costs.items() if name in names})
+    families = dict.fromkeys(name.partition(":")[0] for name in names if name != DENSE.name)
+    densities = dict.fromkeys(float(name.partition(":")[2]) for name in names if ":" in name)
+    return chosen(only, Budget(names=tuple(families), densities=tuple(densities)), TOLERANCE)
