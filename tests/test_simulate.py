@@ -574,3 +574,12 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], message: s
     assert complaint.startswith("thinwire simulate: ")
     assert len(complaint.strip().splitlines()) == 1
     assert not said
+
+
+def test_partners_that_swap_within_a_host_stay_there() -> None:
+    near, far = Link(latency=1e-6, bandwidth=1e10), Link(latency=1e-3, bandwidth=1e8)
+    hosts = Tiers(((2, near),), far)
+    assert hosts.hop(Hops(stride=1, count=1, nbytes=1e6, swap=True), 4) == near
+    assert hosts.hop(Hops(stride=1, count=1, nbytes=1e6), 4) == far
+    both = hosts.hop(Hops(stride=2, count=1, nbytes=1e6, swap=True), 4)
+    assert both == Link(latency=1e-3, bandwidth=5e7)

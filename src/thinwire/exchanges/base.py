@@ -45,12 +45,16 @@ class Link:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Hops:
-    """`count` messages one after the other, each of `nbytes`, from rank i to i + `stride`, where `every` divides i."""
+    """`count` messages one after the other, each of `nbytes`, from rank i to i + `stride`, where `every` divides i.
+
+    With `swap`, to i XOR `stride` instead, a power of two.
+    """
 
     stride: int
     count: float
     nbytes: float
     every: int = 1
+    swap: bool = False
 
 
 class Network(Protocol):

@@ -61,7 +61,7 @@ class RecursiveDoubling(Rounds):
         sizes = [(1 << bit, together(nbytes, share * (1 << bit), whole)) for bit in range(core.bit_length() - 1)]
         if core < world_size:
             sizes += [(core, nbytes), (core, together(nbytes, world_size, whole))]
-        return [Hops(stride=stride, count=2, nbytes=size / 2) for stride, size in sizes]
+        return [Hops(stride=stride, count=2, nbytes=size / 2, swap=True) for stride, size in sizes]
 
 
 def _swap(post: Post, peer: int, rows: Keyed, *, send: bool = True, receive: bool = True) -> Keyed:

@@ -19,7 +19,7 @@ Integers = npt.NDArray[np.int64]
 class Uneven(ABC):
     """A network that knows the latency of every message of a hop, and its share of what it has in common with others.
 
-    Messages go from rank i to i + stride, round the end where every rank sends. Hashable: what a hop sees is kept.
+    Messages go from rank i to i + stride, round the end where every rank sends. What a hop sees is kept, hence hashable.
     """
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Uneven(ABC):
         """Return what the slowest message sees. Raises ValueError for a stride or an `every` below 1."""
         if min(hops.stride, hops.every, world_size) < 1:
             raise ValueError(f"{hops} between {world_size} ranks: expected a stride, an every and a world of 1 or more")
-        slow = _slow(self, hops.stride, hops.every, world_size)
+        slow = _slow(self, hops.stride, hops.every, hops.swap, world_size)
         return max(slow, key=lambda link: link.seconds(hops.nbytes))
 
 
@@ -122,12 +122,13 @@ def _alike(keys: Integers) -> Integers:
 
 
 @lru_cache(maxsize=1 << 14)
-def _slow(network: Any, stride: int, every: int, world_size: int) -> tuple[Link, ...]:
+def _slow(network: Any, stride: int, every: int, swap: bool, world_size: int) -> tuple[Link, ...]:
     """Return what messages of the hop see, without those that another is slower than whatever it carries."""
     senders = np.arange(0, world_size, every)
-    if every > 1:  # a tree's messages end where the ranks do
-        senders = senders[senders + stride < world_size]
-    latency, bandwidth = network.paths(senders, (senders + stride) % world_size, world_size)
+    receivers = senders ^ stride if swap else senders + stride
+    if swap or every > 1:  # these end where the ranks do, and a ring goes round
+        senders, receivers = senders[receivers < world_size], receivers[receivers < world_size]
+    latency, bandwidth = network.paths(senders, receivers % world_size, world_size)
     slow = [Link(latency=0.0, bandwidth=float("inf"))]
     for late, narrow in sorted(set(zip((-latency).tolist(), bandwidth.tolist(), strict=True))):
         if narrow < slow[-1].bandwidth:
