@@ -300,9 +300,7 @@ def test_a_break_even_may_be_nowhere_or_everywhere() -> None:
 
 
 def test_every_tensor_has_a_reason_and_a_saving() -> None:
-    found = profile(
-        {0.01: [("early", 100_000)], 0.2: [("late", 100_000)]}, link=SLOW, costs=TOPK, world_size=2
-    )
+    found = profile({0.01: [("early", 100_000)], 0.2: [("late", 100_000)]}, link=SLOW, costs=TOPK, world_size=2)
     plan = decide(found, BUDGET)
     early, late = plan.rows
     assert "hidden behind backward" in early.reason

@@ -15,7 +15,7 @@ from fidelity_parts.claims_dct import deviations
 from fidelity_parts.errors import Measured
 from fidelity_parts.material import Run
 from fidelity_parts.reconstruction import RANGE, absolute_errors, distribution
-from thinwire.bench.plots import COLOURS, DASHES, FAINT, INK, MUTED
+from thinwire.bench.canvas import COLOURS, DASHES, FAINT, INK, MUTED
 from thinwire.bench.results import Results, Row
 
 MARKS = "os^Dv*PX"

@@ -71,6 +71,124 @@ def bench(
     raise typer.Exit(code)
 
 
+@app.command()
+def plan(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE.py:BUILD",
+            help="A model of your own: a function, in a file or as package.module:build, that returns "
+            "(module, step) or (module, step, optimizer), with step(model) -> loss.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes on this machine; with --profile, as if.", show_default="2")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Rate of each worker's link, such as 1gbit, or none; with --profile, as if.", show_default="100mbit"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model of the bench; see thinwire bench --list.", show_default="transformer")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Data of the model; see thinwire bench --list.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Size of the xml model.", show_default="1")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and batches.", show_default="0")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Plan from this profile; nothing is measured.")] = None,
+    save_profile: Annotated[Path | None, typer.Option(help="Write what was measured here.")] = None,
+    density: Annotated[str | None, typer.Option(help="Densities that may be chosen.", show_default="0.01")] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            help="What may be chosen, dearest to the loss first.", show_default="fp16,qsgd,topk,doubling,gtopk"
+        ),
+    ] = None,
+    error_feedback: Annotated[
+        bool, typer.Option("--error-feedback/--no-error-feedback", help="Whether gradients may wait for later steps.")
+    ] = True,
+    unfolded: Annotated[bool, typer.Option("--all", help="Show every tensor on a line of its own.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+) -> None:
+    """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
+    from thinwire.bench import plan_command, plan_options
+    from thinwire.bench.problems import BadInput
+
+    try:
+        request = plan_options.Request(
+            target=target,
+            model=model,
+            data=data,
+            scale=scale,
+            seed=seed,
+            workers=workers,
+            link=link,
+            profile=profile,
+            save_profile=save_profile,
+        )
+        wishes = plan_options.wishes(densities=density, candidates=candidates, error_feedback=error_feedback)
+        source = request.source()
+        code = plan_command.run(source, wishes, json=json, html=html, profile=save_profile, unfolded=unfolded)
+    except BadInput as error:
+        typer.echo(f"thinwire plan: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
+@app.command()
+def simulate(
+    workers: Annotated[str, typer.Option(help="How many, such as 8..4096, which doubles, or 4,6,8.")] = "8..4096",
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Link between any two workers, such as 1gbit or 1gbit/5ms; with regions, each worker's own.",
+            show_default="as in the profile; 10gbit/0.1ms with regions",
+        ),
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help="Tiers from the nearest on, such as 8x100gbit/10us,4x25gbit/50us,10gbit: 8 workers a host, which "
+            "share its 25 Gbit/s, 4 hosts a rack, which share its 10 Gbit/s to other racks; or a CSV of regions: "
+            "region_a,region_b,delay_ms,bandwidth_gbps."
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Profile of a model and a machine.", show_default="the DRAGONN paper's XML model"),
+    ] = None,
+    recipes: Annotated[
+        str | None,
+        typer.Option(help="Candidates, such as dense,fp16,topk:0.01.", show_default="all that the profile has"),
+    ] = None,
+    paper: Annotated[
+        str | None, typer.Option(help="Instead of all this, a paper's predictions beside its own: gtopk or dragonn.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the predictions here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw step times and efficiencies here (.png, .svg, .pdf).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+) -> None:
+    """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
+    from thinwire.bench import simulate_command, simulate_options, simulate_outputs, simulate_papers
+    from thinwire.bench.problems import BadInput
+
+    try:
+        files = simulate_outputs.Files(json=json, plot=plot, html=html)
+        if paper is not None:
+            outcome = simulate_papers.outcome(paper, beside=(link, topology, profile, recipes))
+        else:
+            asked = simulate_options.read(
+                workers=workers, link=link, topology=topology, profile=profile, recipes=recipes
+            )
+            outcome = simulate_command.outcome(asked)
+        files.show(outcome)
+    except BadInput as error:
+        typer.echo(f"thinwire simulate: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
+
+
 def main() -> None:
     """Run the command line."""
     app()

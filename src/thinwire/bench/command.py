@@ -1,6 +1,5 @@
 """`thinwire bench`, from checked options to printed table and written files."""
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,15 @@ from rich.table import Table
 from thinwire.bench.cluster import Cluster, SupervisorDied, WorkerDied
 from thinwire.bench.methods import METHODS
 from thinwire.bench.options import Options
-from thinwire.bench.problems import PROBLEMS, BadInput, build
+from thinwire.bench.outputs import check_writable
+from thinwire.bench.problems import PROBLEMS, build
 from thinwire.bench.progress import BenchProgress
 from thinwire.bench.report import write_html
 from thinwire.bench.results import Results
 from thinwire.bench.session import Session, Workers
 from thinwire.bench.table import print_table
 from thinwire.bench.torchrun import ThisGroup, in_group, is_first
+from thinwire.bench.worker import handle
 
 DIED, INTERRUPTED = 1, 130
 
@@ -31,9 +32,7 @@ class Outputs:
     html: Path | None
 
     def __post_init__(self) -> None:
-        for path in (self.json, self.html):
-            if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-                raise BadInput(f"cannot write {path}; expected a file in a directory that exists and may be written to")
+        check_writable((self.json, self.html))
 
     def save(self, results: Results) -> None:
         """Write the files."""
@@ -108,5 +107,5 @@ def _describe(options: Options) -> tuple[int, str]:
 
 def _workers(options: Options) -> AbstractContextManager[Workers]:
     if in_group():
-        return nullcontext(ThisGroup())
+        return nullcontext(ThisGroup(handle))
     return Cluster(options.workers, options.rate, "thinwire.bench.worker:handle")

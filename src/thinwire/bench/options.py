@@ -82,16 +82,17 @@ def read(*, workers: int | None, link: str | None, recipes: str, densities: str,
     return Options(
         workers=2 if workers is None else workers,
         rate=parse_rate("100mbit" if link is None else link),
-        recipes=_names(recipes),
-        densities=_numbers(densities),
+        recipes=names(recipes, "--recipes", "dense,topk"),
+        densities=numbers(densities),
         **others,
     )
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str, option: str, example: str) -> tuple[str, ...]:
+    """Read names separated by commas. Raises BadInput where there are none."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found:
-        raise BadInput(f"--recipes {text!r} names nothing; expected e.g. dense,topk")
+        raise BadInput(f"{option} {text!r} names nothing; expected e.g. {example}")
     return found
 
 
@@ -118,7 +119,8 @@ def _check_density(density: float, option: str) -> None:
         raise BadInput(f"{option} {density:g} is no share of the elements; expected above 0 and at most 1")
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def numbers(text: str) -> tuple[float, ...]:
+    """Read densities separated by commas. Raises BadInput for anything else."""
     try:
         found = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError as error:

@@ -8,18 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from thinwire.bench.canvas import ALARM, COLOURS, DASHES, FAINT, INK, MUTED, PARTS, blank, name, restrain
 from thinwire.bench.results import Results, Row
 from thinwire.bench.units import human_bytes, loss_text, milliseconds
-
-INK, MUTED, FAINT, ALARM = "#333333", "#6B6B6B", "#E4E4E4", "#B00020"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
-DASHES = ("-", "--", ":", "-.")
-PARTS = {"compute": "#C3C9D1", "encode": "#E9B44C", "exchange": "#3B6EA5", "decode": "#8F5D3B"}
 
 Panel = Callable[[Axes, Results], None]
 Corner = Literal["outside lower left", "outside lower right"]
@@ -46,12 +40,10 @@ def overview(results: Results) -> Figure:
 
 
 def _figure(results: Results, inches: tuple[float, float], *panels: Panel) -> Figure:
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.03)
-    figure = Figure(figsize=inches, dpi=100, layout=layout, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = blank(inches)
     every = [figure.add_subplot(1, len(panels), place) for place in range(1, len(panels) + 1)]
     for axes, panel in zip(every, panels, strict=True):
-        _restrain(axes)
+        restrain(axes)
         panel(axes, results)
     _head(figure, results)
     _legend(figure, every[0], "outside lower left", 4)
@@ -67,25 +59,13 @@ def _head(figure: Figure, results: Results) -> None:
     figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=colour, parse_math=False)
 
 
-def _restrain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.tick_params(colors=MUTED, labelsize=9, which="both")
-    axes.set_axisbelow(True)
-
-
-def _name(axes: Axes, title: str, along: str) -> None:
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
-    axes.set_xlabel(along, fontsize=9.5, color=MUTED)
-
-
 def _seconds_panel(axes: Axes, results: Results) -> None:
     _curves(axes, results, 0)
     for row, colour, _ in _styled(results):
         if row.seconds_to_target is not None and results.target_loss is not None:
             axes.plot(row.seconds_to_target, results.target_loss, "o", color=colour, markersize=6, zorder=3)
     axes.set_xlim(left=0)
-    _name(axes, "Held-out loss over time", "training seconds; a dot where the target is reached")
+    name(axes, "Held-out loss over time", "training seconds; a dot where the target is reached")
 
 
 def _bytes_panel(axes: Axes, results: Results) -> None:
@@ -95,7 +75,7 @@ def _bytes_panel(axes: Axes, results: Results) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: round_bytes(count)))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    _name(axes, "Held-out loss over bytes sent", "bytes sent per worker, log scale")
+    name(axes, "Held-out loss over bytes sent", "bytes sent per worker, log scale")
 
 
 def _curves(axes: Axes, results: Results, along: int) -> None:
@@ -139,7 +119,7 @@ def _step_panel(axes: Axes, results: Results) -> None:
         axes.axvline(ends[-1], color=INK, linewidth=1, linestyle="--", label=f"free network, {ends[-1]:.0f} ms")
     axes.set_xlim(0, 1.15 * max(ends, default=1.0) or 1.0)
     axes.set_ylim(max(len(results.rows), 4) - 0.5, -0.5)
-    _name(axes, "Time of one step", "milliseconds; labels: the median step")
+    name(axes, "Time of one step", "milliseconds; labels: the median step")
 
 
 def _stack(axes: Axes, results: Results) -> list[float]:

@@ -1,12 +1,12 @@
 """The group that torchrun has made, in place of workers of our own."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-from thinwire.bench.worker import handle
+from thinwire.bench.training import Emit
 
 
 def in_group() -> bool:
@@ -30,11 +30,14 @@ class ThisGroup:
     label = "UNTHROTTLED: the network that torchrun was started on, as it is"
     throttled = False
 
+    def __init__(self, handler: Callable[[dict[str, Any], Emit], None]) -> None:
+        self._handler = handler
+
     def run(self, job: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Run the job and yield its events as they come."""
         events: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         with ThreadPoolExecutor(1) as thread:
-            done: Future[None] = thread.submit(handle, job, events.put)
+            done: Future[None] = thread.submit(self._handler, job, events.put)
             done.add_done_callback(lambda _: events.put(None))
             while (event := events.get()) is not None:
                 yield 0, event

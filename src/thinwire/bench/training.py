@@ -134,15 +134,17 @@ def _is_over(loss: float, target: float | None) -> bool:
 
 
 def _prepare(method: Method, density: float | Schedule, problem: Problem, meter: Meter) -> Run:
-    model = DistributedDataParallel(
-        copy.deepcopy(problem.model),
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=1 << 20 if method.one_bucket else None,
-        **_without_buffer_sync(),
-    )
+    model = wrapped(copy.deepcopy(problem.model), bucket_cap_mb=1 << 20 if method.one_bucket else None)
     optimizer = sgd(model.module, problem)
     method.install(model, optimizer, density)
     return Run(problem=problem, model=model, optimizer=optimizer, meter=meter)
+
+
+def wrapped(module: nn.Module, *, bucket_cap_mb: float | None = None) -> DistributedDataParallel:
+    """Wrap a module the way the bench trains it."""
+    return DistributedDataParallel(
+        module, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mb, **_without_buffer_sync()
+    )
 
 
 def sgd(model: nn.Module, problem: Problem) -> torch.optim.SGD:

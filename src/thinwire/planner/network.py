@@ -19,7 +19,7 @@ Integers = npt.NDArray[np.int64]
 class Uneven(ABC):
     """A network that knows the latency of every message of a hop, and its share of what it has in common with others.
 
-    Messages go from rank i to i + stride, round the end where every rank sends. What a hop sees is kept, hence hashable.
+    Messages go from rank i to i + stride, round the end where all send. Hashable, as what a hop sees is kept.
     """
 
     @abstractmethod

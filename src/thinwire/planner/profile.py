@@ -134,16 +134,16 @@ def _read(raw: Any) -> dict[str, Any]:
         raise ValueError(f"this is no profile: its schema is {schema!r}; expected {SCHEMA!r}")
     raw["timeline"] = _timeline(**raw["timeline"])
     for name in ("links", "busy"):
-        raw[name] = {transport: Link(**link) for transport, link in raw[name].items()}
+        raw[name] = {t: Link(**{k: float(v) for k, v in link.items()}) for t, link in raw[name].items()}
     raw["tiers"] = tuple(raw.get("tiers", ()))
     raw["costs"] = {name: _cost(cost) for name, cost in raw["costs"].items()}
     return raw
 
 
 def _timeline(buckets: list[dict[str, Any]], **others: float) -> Timeline:
-    read = (Bucket(ready=b["ready"], gradients=tuple(Gradient(**g) for g in b["gradients"])) for b in buckets)
-    return Timeline(buckets=tuple(read), **others)
+    read = (Bucket(ready=float(b["ready"]), gradients=tuple(Gradient(**g) for g in b["gradients"])) for b in buckets)
+    return Timeline(buckets=tuple(read), **{name: float(seconds) for name, seconds in others.items()})
 
 
 def _cost(raw: Mapping[str, Any]) -> Cost:
-    return Cost(**{name: Curve(tuple((x, y) for x, y in curve["points"])) for name, curve in raw.items()})
+    return Cost(**{name: Curve(tuple((float(x), float(y)) for x, y in curve["points"])) for name, curve in raw.items()})

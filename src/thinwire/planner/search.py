@@ -40,7 +40,7 @@ def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]
         options = list(_options(bucket, candidates, profile))
         paths = _undominated(
             (
-                _Path(passed(path.state, bucket.ready, profile.timeline.computed, option.works), (*path.taken, option))
+                _Path(passed(path.state, bucket.ready, option.works), (*path.taken, option))
                 for path in paths
                 for option in options
             ),

@@ -85,14 +85,14 @@ def _rounds(found: Candidate, profile: Profile) -> float:
     return rounds[0] / rounds[1] if rounds[1] else 0.0
 
 
-def passed(state: State, ready: float, computed: float, works: Sequence[Work]) -> State:
-    """Return the state after a bucket that is `ready` then, were nothing late, of a step `computed` at that time."""
+def passed(state: State, ready: float, works: Sequence[Work]) -> State:
+    """Return the state after a bucket that is `ready` then, were nothing late."""
     late, wire, decoded = state
     for part in works:
         late += part.encode
         wire = max(ready + late, wire) + part.exchange
         decoded = max(wire, decoded) + part.decode
-        late += part.busy if ready < computed else 0.0  # whenever it starts: a faster link must not cost time
+        late += part.busy  # whenever it starts: a faster link must not cost time
     return State(late, wire, decoded)
 
 
@@ -114,7 +114,7 @@ def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") ->
     """Predict the seconds of a step with a candidate's name per parameter ("dense" if left out), or one for all."""
     state = State()
     for bucket in profile.timeline.buckets:
-        state = passed(state, bucket.ready, profile.timeline.computed, works(bucket, _each(choice, bucket), profile))
+        state = passed(state, bucket.ready, works(bucket, _each(choice, bucket), profile))
     return finished(state, profile)
 
 
@@ -129,7 +129,7 @@ def spans(profile: Profile, choice: Mapping[str, str] | str = "dense") -> list[S
         found.append(Span("compute", "compute", reached + state.late, bucket.ready + state.late))
         reached = bucket.ready
         for part in works(bucket, _each(choice, bucket), profile):
-            after = passed(state, reached, computed, (part,))
+            after = passed(state, reached, (part,))
             found += _parts(part, reached, state, after)
             state = after
     found.append(Span("compute", "compute", reached + state.late, computed + state.late))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from statistics import median
 from typing import NamedTuple
 
@@ -68,8 +69,8 @@ def _probe(
 def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_size: int) -> Link:
     """Return the link by which the exchange (a single message, if None) takes such seconds.
 
-    β comes from the two largest sizes, α is the median of what remains at the others: small messages may pass a
-    shaper for free or wait for its clock, and one of them must not tilt the line.
+    β is the median slope between the three largest sizes, α the median of what remains at the others: small messages
+    may pass a shaper for free or wait for its clock, and one of them must not tilt the line.
     """
     count, share = 1.0, 1.0
     if exchange is not None:
@@ -77,8 +78,9 @@ def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_si
         count, share = hops.count, hops.nbytes
     times = [seconds / count for _, seconds in points]
     sizes = [share * size for size, _ in points]
-    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if len(points) > 1 else 0.0
-    slope = max(slope, 1 / _FREE.bandwidth)
+    large = list(zip(sizes, times, strict=True))[-3:]
+    slopes = [(high - low) / (more - less) for (less, low), (more, high) in combinations(large, 2)]
+    slope = max(median(slopes) if slopes else 0.0, 1 / _FREE.bandwidth)
     latency = max(0.0, median(time - slope * size for time, size in zip(times[:-1] or times, sizes, strict=False)))
     return Link(latency=latency, bandwidth=1 / slope)
 

@@ -13,7 +13,7 @@ from thinwire.exchanges.post import Post
 from thinwire.planner.probe.agreed import gathered, longest
 from thinwire.planner.probe.clock import stamp
 
-_SIZES = (1 << 8, 1 << 16)  # bytes
+_SIZES = (1 << 8, 1 << 18)  # bytes
 _REPEATS = 5
 _APART = 3.0  # times slower: another tier
 
@@ -65,7 +65,7 @@ def _farther(link: Link, than: Link) -> bool:
 def _pairs(stride: int, group: Group, device: torch.device) -> Link:
     """Return what the slowest pair of ranks so far apart sees."""
     seconds = [_longest_swap(size, stride, group, device) for size in _SIZES]
-    slope = max(seconds[1] - seconds[0], 1e-12) / (_SIZES[1] - _SIZES[0])
+    slope = max((seconds[1] - seconds[0]) / (_SIZES[1] - _SIZES[0]), 1e-12)
     return Link(latency=seconds[0], bandwidth=1 / slope)
 
 

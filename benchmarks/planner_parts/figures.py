@@ -1,0 +1,97 @@
+"""What a cell of the grid comes to."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from planner_parts.worker import PLANNED, WATCHED
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One model, number of workers and link. Seconds of a step: as predicted, and of every step measured."""
+
+    model: str
+    workers: int
+    link: str
+    predicted: Mapping[str, float]
+    measured: Mapping[str, Sequence[float]]
+    planning: float
+    attaching: float
+    deciding: float
+    choice: Mapping[str, str]
+    reason: str
+    same: bool
+
+    def seconds(self, name: str) -> float:
+        """Return the median step."""
+        return median(self.measured[name])
+
+    def error(self, name: str) -> float:
+        """Return how far a prediction is off, relative to what was measured."""
+        return self.predicted[name] / self.seconds(name) - 1
+
+    @property
+    def candidates(self) -> list[str]:
+        """What one of is used for all tensors."""
+        return [name for name in self.measured if name not in (PLANNED, WATCHED)]
+
+    @property
+    def best(self) -> str:
+        """The fastest of these, as measured."""
+        return min(self.candidates, key=self.seconds)
+
+    def regret(self, name: str) -> float:
+        """Return by what share of its step the best candidate is faster than this."""
+        return max(0.0, self.seconds(name) / self.seconds(self.best) - 1)
+
+    @property
+    def over_dense(self) -> float:
+        """By what share plan="auto" is slower than plain DDP: the median over turns taken one after the other."""
+        pairs = zip(_laps(self.measured[WATCHED]), _laps(self.measured["dense"]), strict=False)
+        return median(auto / dense for auto, dense in pairs) - 1
+
+
+def _laps(seconds: Sequence[float], size: int = 4) -> list[float]:
+    return [median(seconds[i : i + size]) for i in range(0, len(seconds), size)]
+
+
+def cell(model: str, workers: int, link: str, events: Iterable[Event]) -> Cell:
+    """Make a cell of what rank 0 emitted."""
+    found = list(events)
+    one = {event["kind"]: event for event in found}
+    history = one["decided"]["history"]
+    last: Mapping[str, Any] = history[-1] if history else {"choice": {}, "reason": "undecided"}
+    return Cell(
+        model=model,
+        workers=workers,
+        link=link,
+        predicted=one["plan"]["predicted"],
+        measured={event["name"]: event["seconds"] for event in found if event["kind"] == "times"},
+        planning=one["plan"]["seconds"],
+        attaching=one["attached"]["seconds"],
+        deciding=one["decided"]["seconds"],
+        choice=last["choice"],
+        reason=last["reason"],
+        same=one["same"]["same"],
+    )
+
+
+def summary(cells: Sequence[Cell]) -> dict[str, float]:
+    """Return what the grid is to show."""
+    errors = [abs(each.error(name)) for each in cells for name in each.predicted]
+    regrets = {name: [each.regret(name) for each in cells] for name in (PLANNED, WATCHED)}
+    return {
+        "predictions": len(errors),
+        "median_error": median(errors),
+        "error_p90": sorted(errors)[int(0.9 * (len(errors) - 1))],
+        "median_regret": median(regrets[PLANNED]),
+        "largest_regret": max(regrets[PLANNED]),
+        "median_regret_auto": median(regrets[WATCHED]),
+        "largest_regret_auto": max(regrets[WATCHED]),
+        "auto_over_dense_most": max(each.over_dense for each in cells),
+        "auto_over_dense_median": median(each.over_dense for each in cells),
+    }

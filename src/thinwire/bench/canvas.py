@@ -1,0 +1,35 @@
+"""What all figures have in common."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+INK, MUTED, FAINT, ALARM = "#333333", "#6B6B6B", "#E4E4E4", "#B00020"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
+DASHES = ("-", "--", ":", "-.")
+PARTS = {"compute": "#C3C9D1", "encode": "#E9B44C", "exchange": "#3B6EA5", "decode": "#8F5D3B"}
+
+
+def blank(inches: tuple[float, float]) -> Figure:
+    """Return an empty figure."""
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.03)
+    figure = Figure(figsize=inches, dpi=100, layout=layout, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def restrain(axes: Axes) -> None:
+    """Draw axes without what nobody reads."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(colors=MUTED, labelsize=9, which="both")
+    axes.set_axisbelow(True)
+
+
+def name(axes: Axes, title: str, along: str) -> None:
+    """Head the axes, and say what runs along them."""
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
+    axes.set_xlabel(along, fontsize=9.5, color=MUTED)

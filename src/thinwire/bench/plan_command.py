@@ -1,0 +1,82 @@
+"""`thinwire plan`, from a request to the printed plan and written files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from thinwire.bench.cluster import SupervisorDied, WorkerDied
+from thinwire.bench.command import DIED, INTERRUPTED
+from thinwire.bench.outputs import check_writable
+from thinwire.bench.plan_report import write_html
+from thinwire.bench.plan_rows import every, folded
+from thinwire.bench.plan_sources import Known, Source, Wishes
+from thinwire.bench.plan_table import print_plan
+from thinwire.bench.problems import BadInput
+from thinwire.bench.results import write_atomically
+from thinwire.bench.torchrun import is_first
+from thinwire.planner import Plan, Profile, decide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where a plan goes. Raises BadInput when a file cannot be written, before anything has been measured."""
+
+    console: Console
+    json: Path | None
+    html: Path | None
+    profile: Path | None
+    unfolded: bool
+
+    def __post_init__(self) -> None:
+        check_writable((self.json, self.html, self.profile))
+
+    def keep(self, measured: Profile) -> None:
+        """Write what was measured, which took longest to get."""
+        if self.profile is not None:
+            write_atomically(self.profile, measured.to_json() + "\n")
+
+    def show(self, measured: Profile, plan: Plan) -> None:
+        """Write the files and print the plan."""
+        if self.json is not None:
+            write_atomically(self.json, plan.to_json() + "\n")
+        if self.html is not None:
+            write_html(measured, plan, self.html)
+        print_plan(self.console, measured, plan, every(plan) if self.unfolded else folded(plan))
+        for path in (self.profile, self.json, self.html):
+            if path is not None:
+                self.console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def run(
+    source: Source, wishes: Wishes, *, json: Path | None, html: Path | None, profile: Path | None, unfolded: bool
+) -> int:
+    """Get a profile, decide, print, write the files, and return the exit code. Raises BadInput."""
+    first = is_first()
+    files = {name: path if first else None for name, path in {"json": json, "html": html, "profile": profile}.items()}
+    outputs = Outputs(console=Console(quiet=not first), unfolded=unfolded, **files)
+    try:
+        with outputs.console.status("measuring"):
+            known = source.known(wishes)
+            outputs.keep(known.measured)
+            plan = _decided(known)
+        outputs.show(known.measured, plan)
+    except KeyboardInterrupt:
+        return _ended(INTERRUPTED, "interrupted")
+    except WorkerDied as death:
+        return _ended(DIED, f"{death}\n{death.reason}" if "\n" in death.reason.strip() else str(death))
+    except SupervisorDied as death:
+        return _ended(DIED, str(death))
+    return 0
+
+
+def _decided(known: Known) -> Plan:
+    try:
+        return decide(known.profile, known.budget)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def _ended(code: int, reason: str) -> int:
+    Console(stderr=True).print(f"thinwire plan: {reason}", markup=False, highlight=False, soft_wrap=True)
+    return code
