@@ -1,8 +1,12 @@
 """plan="auto": what it decides, and that nothing is lost while it changes its mind."""
 
+import copy
 import logging
+import pickle
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from ddp_models import mlp
 from plans import cost, linear, profile
 from ranks import RankError, Ranks
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
@@ -243,6 +248,83 @@ def test_without_a_recipe_it_measures_decides_and_says_why(ranks: Ranks, argumen
     assert [rest for _, *rest, _ in found] == [[True, True, 60]] * 2
 
 
+def _script(*choices: dict[str, str]) -> AbstractContextManager[object]:
+    """Within, whoever attaches a budget goes through these choices."""
+    return patch("thinwire.planner.live.adaptive.live", lambda *_: _scripted(*choices))
+
+
+def _until_something_pays() -> tuple[list[bool], bool, int, list[float], list[float]]:
+    model, plain = _model(), _model()
+    with _script({}, {}, {}, {"0.weight": "topk:0.1"}, {"0.weight": "topk:0.1"}, {}, {}):
+        attachment = tw.attach(model)
+    hooked, losses = [], []
+    for loss in _train(model, 8):
+        losses.append(loss)
+        hooked.append(bool(model._get_ddp_logging_data().get("comm_hook")))
+    return hooked, attachment.verify_replicas(), attachment.step, losses, list(_train(plain, 8))
+
+
+def test_ddp_stays_plain_until_something_pays(ranks: Ranks) -> None:
+    for hooked, same, count, losses, usual in ranks.run(2, _until_something_pays):
+        assert hooked == [False] * 4 + [True] * 4
+        assert same
+        assert count == 8
+        assert losses[:5] == usual[:5]
+        assert losses[6:] != usual[6:]
+
+
+def _copied() -> tuple[bool, bool]:
+    model = _model()
+    with _script({}):
+        tw.attach(model)
+    list(_train(model, 2))
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model.module))
+    x = torch.ones(3, 20)
+    return torch.equal(copies[0].module(x), model.module(x)), torch.equal(copies[1](x), model.module(x))
+
+
+def test_a_model_that_is_looked_on_can_be_copied(ranks: Ranks) -> None:
+    assert ranks.run(1, _copied) == [(True, True)]
+
+
+def _uneven() -> tuple[str, bool]:
+    model = _model()
+    with _script({}, {}, {}):
+        attachment = tw.attach(model)
+    with Join([model]):
+        list(_train(model, 3 + 2 * dist.get_rank()))
+    return str(model._get_ddp_logging_data().get("comm_hook")), attachment.verify_replicas()
+
+
+def test_uneven_inputs_install_the_hook_at_once(ranks: Ranks) -> None:
+    for hook, same in ranks.run(2, _uneven):
+        assert hook == "_hook"
+        assert same
+
+
+def _resumed() -> tuple[bool, bool, dict[str, Any]]:
+    model = _model()
+    with _script({}):
+        attachment = tw.attach(model)
+    state = attachment.state_dict()
+    waiting = torch.full((800,), 0.5)
+    attachment.load_state_dict(state | {"memories": [{"0.weight": {"residual": waiting}}]})
+    before = model.module.get_parameter("0.weight").detach().clone()
+    list(_train(model, 2))
+    moved = model.module.get_parameter("0.weight").detach() - before
+    plain = _model()
+    list(_train(plain, 2))
+    usual = plain.module.get_parameter("0.weight").detach() - before
+    steps = torch.stack([moved, usual])
+    return bool((steps[0] - steps[1]).mean() < -0.02), not attachment.state_dict()["memories"][0], state
+
+
+def test_what_a_checkpoint_says_waits_is_sent(ranks: Ranks) -> None:
+    for sent, empty, _ in ranks.run(2, _resumed):
+        assert sent
+        assert empty
+
+
 def _alone() -> tuple[int, list[Any]]:
     model = _model()
     attachment = tw.attach(model)
@@ -316,6 +398,9 @@ def _refused(what: str) -> None:
     model, plan = _model(), _paying(True)
     if what == "both":
         tw.attach(model, tw.recipes.dense(), plan="auto")
+    elif what == "twice":
+        tw.attach(model, plan=Budget(names=()))
+        tw.attach(model, plan=Budget(names=()))
     elif what == "word":
         tw.attach(model, plan="always")  # type: ignore[arg-type]
     else:
@@ -323,7 +408,8 @@ def _refused(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "error"), [("both", "not both"), ("word", "got 'always'"), ("stranger", "which this model lacks")]
+    ("what", "error"),
+    [("both", "not both"), ("word", "got 'always'"), ("stranger", "which this model lacks"), ("twice", "already")],
 )
 def test_what_cannot_be_attached_is_refused(ranks: Ranks, what: str, error: str) -> None:
     with pytest.raises(RankError, match=error):

@@ -89,6 +89,10 @@ class Attachment:
 
         return self.recipe.reduce_rows(gradient, name, self._round(frozenset())).then(finish)
 
+    def count_plain_step(self) -> None:
+        """Note that DDP has reduced a step by itself."""
+        self._step += 1
+
     def verify_replicas(self) -> bool:
         """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
         return not self.differing_parameters()

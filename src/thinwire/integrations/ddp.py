@@ -11,8 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.fingerprint import check_fingerprint
-from thinwire.integrations.managed import managed, with_sparse_gradients
+from thinwire.integrations.managed import bucket_caps, managed, with_sparse_gradients
 from thinwire.integrations.momentum import corrections, refuse_twice, take_over
+from thinwire.integrations.plain_steps import PlainSteps
 from thinwire.integrations.rebroadcast import broadcast_every
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
@@ -54,21 +55,22 @@ def attach(
     group = model.process_group
     sparse = with_sparse_gradients(model)
     names = {p: name for name, p in parameters.items() if p not in sparse}
-    recipe = _reducer(asked, parameters, sparse)
+    may_be_unused = model.find_unused_parameters or model.static_graph
+    recipe = _reducer(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     check_fingerprint(recipe, parameters, group, f"{_settings(model, optimizer)}, rebroadcast={rebroadcast}")
     kinds = {(p.dtype, p.device) for p in parameters.values()}
     recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds])
     decay = take_over(recipe.memories(), optimizer, names, group.size())
-    attachment = Attachment(
-        recipe,
-        parameters,
-        group,
-        decay=decay,
-        scaler=scaler,
-        may_be_unused=model.find_unused_parameters or model.static_graph,
-    )
-    if not (isinstance(asked, Plan) and not asked.pays):
+    attachment = Attachment(recipe, parameters, group, decay=decay, scaler=scaler, may_be_unused=may_be_unused)
+
+    def install() -> None:
         model.register_comm_hook(attachment, _hook)
+
+    if isinstance(recipe, Adaptive) and names and not may_be_unused:
+        PlainSteps(model, {name: p for p, name in names.items()}, attachment, recipe, install)
+    elif not isinstance(asked, Plan) or asked.pays:
+        install()
+    _attached.add(model)
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
     if corrections(recipe.memories()):
         refuse_twice(attachment, names)
@@ -85,11 +87,14 @@ def _asked(recipe: object, plan: object) -> object:
     return Budget() if asked in (None, "auto") else asked
 
 
-def _reducer(asked: object, parameters: Mapping[str, nn.Parameter], sparse: set[torch.Tensor]) -> Reducer:
+def _reducer(
+    asked: object, parameters: Mapping[str, nn.Parameter], sparse: set[torch.Tensor], caps: list[int] | None
+) -> Reducer:
     if isinstance(asked, Reducer):
         return asked
     if isinstance(asked, Budget):
-        return Adaptive(asked, sizes=[p.numel() for p in parameters.values() if p not in sparse])
+        sizes = [p.numel() for p in parameters.values() if p not in sparse]
+        return Adaptive(asked, sizes=sizes, caps=caps)
     assert isinstance(asked, Plan)
     if strangers := sorted(asked.choice.keys() - parameters.keys()):
         raise ValueError(f"the plan has a tensor {strangers[0]!r}, which this model lacks: make a plan of this model")
@@ -107,7 +112,7 @@ def _check(model: object, asked: object) -> None:
         )
     if model.mixed_precision is not None:
         raise RuntimeError("DDP's mixed_precision uses the only hook DDP has; use torch.autocast instead")
-    if model._get_ddp_logging_data().get("comm_hook"):
+    if model._get_ddp_logging_data().get("comm_hook") or model in _attached:
         raise RuntimeError(
             "this model has a communication hook already, and DDP allows one: wrap the module in DDP anew"
         )
@@ -116,6 +121,7 @@ def _check(model: object, asked: object) -> None:
         raise RuntimeError("this recipe is at work on a model already; make another one")
 
 
+_attached: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 # Which attachment a memory serves, by the memory's id.
 _serving: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDictionary()
 

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+_FIRST_BYTES = 1 << 20  # of the first bucket where bucket_cap_mb is left to DDP
+
 
 def managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
     """Return the parameters whose gradients DDP reduces, by name, found as DDP finds them.
@@ -28,3 +30,9 @@ def with_sparse_gradients(model: DistributedDataParallel) -> set[torch.Tensor]:
     """Return the weights of sparse embeddings."""
     embeddings = (m for m in model.module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
     return {m.weight for m in embeddings if m.sparse}
+
+
+def bucket_caps(model: DistributedDataParallel) -> list[int]:
+    """Return the bytes at which DDP's first bucket is full, and any other."""
+    other = int(model.bucket_bytes_cap)
+    return [_FIRST_BYTES if getattr(model, "bucket_bytes_cap_default", False) else other, other]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.exchanges.compat import Group
-from thinwire.integrations.managed import managed, with_sparse_gradients
+from thinwire.integrations.managed import bucket_caps, managed, with_sparse_gradients
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
 from thinwire.planner.plan import Plan
@@ -18,8 +18,6 @@ from thinwire.planner.probe import Backward, probe_backward, probe_candidates, p
 from thinwire.planner.probe.load import contention
 from thinwire.planner.probe.tiers import described
 from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
-
-_FIRST_BYTES = 1 << 20  # of the first bucket where bucket_cap_mb is left to DDP
 
 
 def profile(
@@ -49,7 +47,7 @@ def profile(
     sizes = [g.numel for g in gradients]
     return Profile(
         world_size=group.size(),
-        timeline=timeline(backward, gradients, _caps(model)),
+        timeline=_timeline(backward, gradients, bucket_caps(model)),
         links=links,
         busy=busy,
         costs=probe_candidates(candidates, group, device, links, sizes) if sizes else {},
@@ -75,29 +73,11 @@ def plan(
     return decide(profile(model, step, update=update, budget=budget), budget, tolerance=tolerance)
 
 
-def timeline(backward: Backward, gradients: Sequence[Gradient], caps: Sequence[int]) -> Timeline:
-    """Return the step with gradients cut into buckets as DDP does: in order of readiness, full once at its cap."""
-    buckets: list[list[Gradient]] = [[]]
-    for gradient in sorted(gradients, key=lambda g: backward.ready[g.name]):
-        if sum(g.nbytes for g in buckets[-1]) >= caps[min(len(buckets), len(caps)) - 1]:
-            buckets.append([])
-        buckets[-1].append(gradient)
-    return Timeline(
-        buckets=tuple(
-            Bucket(ready=max(backward.ready[g.name] for g in bucket), gradients=tuple(bucket))
-            for bucket in buckets
-            if bucket
-        ),
-        computed=max(backward.computed, *backward.ready.values()),
-        rest=backward.rest,
+def _timeline(backward: Backward, gradients: Sequence[Gradient], caps: Sequence[int]) -> Timeline:
+    buckets = tuple(Bucket(ready=backward.ready[g.name], gradients=(g,)) for g in gradients)
+    return Timeline(buckets=buckets, computed=max(backward.computed, *backward.ready.values()), rest=backward.rest).cut(
+        caps
     )
-
-
-def _caps(model: DistributedDataParallel) -> list[int]:
-    """Return the bytes at which the first bucket is full, and any other."""
-    other = int(model.bucket_bytes_cap)
-    first = _FIRST_BYTES if getattr(model, "bucket_bytes_cap_default", False) else other
-    return [int(first), other]
 
 
 def _circumstances(group: Group, device: torch.device) -> Mapping[str, str | int]:

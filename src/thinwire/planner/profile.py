@@ -51,6 +51,24 @@ class Timeline:
         """All gradients, in the order in which they are exchanged."""
         return [gradient for bucket in self.buckets for gradient in bucket.gradients]
 
+    def cut(self, caps: Sequence[int]) -> "Timeline":
+        """Return the same in buckets as DDP forms them: in order of readiness, full once at its cap in bytes.
+
+        The last of `caps` holds for all further buckets.
+        """
+        buckets: list[list[Bucket]] = [[]]
+        for each in sorted(self.buckets, key=lambda bucket: bucket.ready):
+            held = sum(gradient.nbytes for part in buckets[-1] for gradient in part.gradients)
+            if held >= caps[min(len(buckets), len(caps)) - 1]:
+                buckets.append([])
+            buckets[-1].append(each)
+        return replace(self, buckets=tuple(_joined(parts) for parts in buckets if parts))
+
+
+def _joined(parts: Sequence[Bucket]) -> Bucket:
+    gradients = tuple(gradient for part in parts for gradient in part.gradients)
+    return Bucket(ready=max(part.ready for part in parts), gradients=gradients)
+
 
 @final
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from thinwire.exchanges.compat import Group
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live.life import live
-from thinwire.planner.live.log import StepLog
-from thinwire.planner.live.steps import Choice, Decided, Life
+from thinwire.planner.live.log import Log, StepLog
+from thinwire.planner.live.steps import Choice, Life
 from thinwire.planner.plan import reducer
 from thinwire.planner.probe.agreed import Ranks
 from thinwire.reducer import Bucket, Reducer, Round
@@ -37,8 +37,10 @@ class Adaptive(Reducer):
     nothing is sent along with its next gradient. `history` holds what was decided, and logger "thinwire" says it.
     """
 
-    def __init__(self, budget: Budget | None = None, *, sizes: Sequence[int]) -> None:
-        self.budget, self._sizes = budget or Budget(), tuple(sizes)
+    def __init__(
+        self, budget: Budget | None = None, *, sizes: Sequence[int], caps: Sequence[int] | None = None
+    ) -> None:
+        self.budget, self._sizes, self._caps = budget or Budget(), tuple(sizes), caps
         self.history: list[Decision] = []
         self._memory = ErrorFeedback()
         self._life: Life[Never] | None = None
@@ -59,14 +61,35 @@ class Adaptive(Reducer):
         for candidate in self.budget.candidates():
             candidate.reducer(self._memory).prepare(group, samples)
         if group.size() > 1 and samples and self._sizes:
-            self._life = live(self.budget, self._sizes, Ranks(group=group, device=samples[0].device))
+            self._life = live(self.budget, self._sizes, Ranks(group=group, device=samples[0].device), self._caps)
             next(self._life)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is compressed, and nothing waits: DDP may as well do it."""
+        return not self.choice and not self._memory.waits()
+
+    @property
+    def settled(self) -> bool:
+        """Whether something has been decided, or nothing will ever be."""
+        return self._life is None or bool(self.history)
+
+    def go_on(self, log: Log, step: int, rank: int) -> None:
+        """Take the log of a step that is over, and choose for number `step`, which begins; may take collectives."""
+        if self._life is None:
+            return
+        decided = self._life.send(log)
+        if decided.reason:
+            self.history.append(Decision(step, decided.choice, decided.reason))
+            _log.log(logging.DEBUG if rank else logging.INFO, "step %d: %s", step, decided.reason)
+        if decided.choice != self.choice:
+            self._reducer = reducer(decided.choice, self._memory)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Start as was decided; with a step's first bucket life goes on, which may take collectives."""
         log = self._logged(bucket, at)
         self._release(bucket, at)
-        at = replace(at, watch=at.watch and (bool(self.choice) or self._memory.waits()))
+        at = replace(at, watch=at.watch and not self.idle)
         future = self._reducer.reduce(bucket, at)
         return future.then(lambda done: _finished(done, log))
 
@@ -82,19 +105,12 @@ class Adaptive(Reducer):
         """Note the bucket in the step's log; one that brings back a gradient begins the next step."""
         log = self._log
         if log is None or log.holds(bucket.slots):
-            if log is not None and self._life is not None:
+            if log is not None:
                 log.close()
-                self._use(self._life.send(log), at)
+                self.go_on(log, at.step, at.group.rank())
             log = self._log = StepLog(bucket.flat.device, log)
         log.add(bucket)
         return log
-
-    def _use(self, decided: Decided, at: Round) -> None:
-        if decided.reason:
-            self.history.append(Decision(at.step, decided.choice, decided.reason))
-            _log.log(logging.INFO if at.group.rank() == 0 else logging.DEBUG, "step %d: %s", at.step, decided.reason)
-        if decided.choice != self.choice:
-            self._reducer = reducer(decided.choice, self._memory)
 
     def _release(self, bucket: Bucket, at: Round) -> None:
         """Add what waits for tensors whose candidate keeps nothing to their gradients."""

@@ -1,11 +1,12 @@
 """From the first step to the last: observe, decide, keep watch, decide again."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Never
 
 from thinwire.planner.candidates import Budget
-from thinwire.planner.live.log import StepLog, median_period
+from thinwire.planner.live.log import Log, median_period
 from thinwire.planner.live.race import decision
 from thinwire.planner.live.steps import Life, steps
 from thinwire.planner.live.watch import until_changed
@@ -13,21 +14,27 @@ from thinwire.planner.probe import probe_candidates, probe_links
 from thinwire.planner.probe.agreed import Ranks
 from thinwire.planner.probe.load import contention
 from thinwire.planner.profile import Bucket, Profile, Timeline
+from thinwire.planner.timeline import step_seconds
 
 _SETTLE, _OBSERVE = 3, 6  # steps; DDP cuts its buckets anew after the first
+_MOST_REST = 0.2  # of a step's computing
 
 
-def live(budget: Budget, sizes: Sequence[int], ranks: Ranks) -> Life[Never]:
-    """Go on for ever, alike on all ranks, as every figure that counts is exchanged first."""
+def live(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[int] | None = None) -> Life[Never]:
+    """Go on for ever, alike on all ranks, as every figure that counts is exchanged first.
+
+    `caps`: of DDP's buckets, where the first logs tell of single gradients.
+    """
     group, device = ranks.group, ranks.device
     links, busy = probe_links(group, device)
     costs = probe_candidates(budget.candidates(), group, device, links, sizes)
     slowdown = contention(group, device)
     yield from steps({}, _SETTLE)
     logs = yield from steps({}, _OBSERVE)
+    timeline = observed(logs, ranks)
     profile = Profile(
         world_size=group.size(),
-        timeline=observed(logs, ranks),
+        timeline=timeline if caps is None else timeline.cut(caps),
         links=links,
         busy=busy,
         costs=costs,
@@ -35,6 +42,7 @@ def live(budget: Budget, sizes: Sequence[int], ranks: Ranks) -> Life[Never]:
         made={"world_size": group.size()},
     )
     (seconds,) = ranks.mean([median_period(logs)])
+    profile = _with_rest(profile, seconds)
     decided = yield from decision(profile, budget, {}, "first plan", ranks, dense_seconds=seconds)
     while True:
         before = profile
@@ -42,12 +50,18 @@ def live(budget: Budget, sizes: Sequence[int], ranks: Ranks) -> Life[Never]:
         decided = yield from decision(profile, budget, decided.choice, _change(before, profile), ranks)
 
 
-def observed(logs: Sequence[StepLog], ranks: Ranks) -> Timeline:
+def observed(logs: Sequence[Log], ranks: Ranks) -> Timeline:
     """Return the median step on the slowest rank. What an optimizer takes lies at the beginning of the next step."""
     alike = [log for log in logs if log.buckets == logs[-1].buckets]
     ready = ranks.most([median(column) for column in zip(*(log.offsets for log in alike), strict=True)])
     buckets = (Bucket(ready=when, gradients=what) for when, what in zip(ready, logs[-1].buckets, strict=True))
     return Timeline(buckets=tuple(buckets), computed=max(ready))
+
+
+def _with_rest(profile: Profile, seconds: float) -> Profile:
+    """Count as rest, such as the optimizer, what uncompressed steps took beyond what is known of, within reason."""
+    rest = min(max(0.0, seconds - step_seconds(profile)), _MOST_REST * profile.timeline.computed)
+    return replace(profile, timeline=replace(profile.timeline, rest=rest))
 
 
 def _change(before: Profile, after: Profile) -> str:

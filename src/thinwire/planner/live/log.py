@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from statistics import median
-from typing import final
+from typing import Protocol, final
 
 import torch
 
@@ -11,9 +11,25 @@ from thinwire.planner.profile import Gradient
 from thinwire.reducer import Bucket, Slot
 
 
+class Log(Protocol):
+    """What a life asks of a step that is over."""
+
+    @property
+    def period(self) -> float:
+        """Seconds from one moment of the step to the same of the next."""
+
+    @property
+    def buckets(self) -> Sequence[tuple[Gradient, ...]]:
+        """Gradients that came together, alike on all ranks."""
+
+    @property
+    def offsets(self) -> Sequence[float]:
+        """Seconds from the step's beginning to each of these."""
+
+
 @final
 class StepLog:
-    """Moments of one step, which begins where the one `before` was over."""
+    """Moments of one step of our own, which begins where the one `before` was over."""
 
     def __init__(self, device: torch.device, before: "StepLog | None") -> None:
         self._device = device
@@ -66,6 +82,6 @@ class StepLog:
         return self._done[-1] if self._done else None
 
 
-def median_period(logs: Sequence[StepLog]) -> float:
+def median_period(logs: Sequence[Log]) -> float:
     """Return the median of the steps' periods."""
     return median(log.period for log in logs)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from thinwire.planner.candidates import DENSE, Budget
 from thinwire.planner.decide import chosen
-from thinwire.planner.live.log import StepLog, median_period
+from thinwire.planner.live.log import Log, median_period
 from thinwire.planner.live.steps import Choice, Decided, Life, compressed, in_words, steps
 from thinwire.planner.probe.agreed import Ranks
 from thinwire.planner.profile import Profile
@@ -46,9 +46,12 @@ def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
     """Return what is worth racing, kindest to the loss first: uncompressed, what is in use, the plan, and rivals.
 
     Rivals are predicted to be nearly as fast: other candidates, and the plan with its smaller tensors uncompressed.
+    Where nothing is compressed and nothing pays, there is nothing to race.
     """
     candidates = budget.candidates()
     plan = compressed(chosen(profile, budget, TOLERANCE))
+    if not plan and not now:
+        return [{}]
     rivals = [compressed(fastest(profile, [DENSE, other])) for other in candidates]
     rivals = sorted([*rivals, _larger_half(plan, profile)], key=lambda choice: step_seconds(profile, choice))
     limit = (1 + 2 * TOLERANCE) * step_seconds(profile, rivals[0])
@@ -68,7 +71,7 @@ def winner(seconds: Sequence[float]) -> int:
 
 def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> Life[list[float]]:
     """Let arms take turns, and return the seconds of a step of each."""
-    logs: dict[int, list[StepLog]] = {place: [] for place in range(len(arms)) if place not in known}
+    logs: dict[int, list[Log]] = {place: [] for place in range(len(arms)) if place not in known}
     for _ in range(_LAPS):
         for place in logs:
             lap = yield from steps(arms[place], _LAP)

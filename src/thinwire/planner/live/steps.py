@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping
 from typing import NamedTuple, TypeVar
 
 from thinwire.planner.candidates import DENSE
-from thinwire.planner.live.log import StepLog
+from thinwire.planner.live.log import Log
 
 Choice = Mapping[str, str]
 """The candidate's name for each tensor that is compressed."""
@@ -19,11 +19,11 @@ class Decided(NamedTuple):
     reason: str = ""
 
 
-Life = Generator[Decided, StepLog, _T]
+Life = Generator[Decided, Log, _T]
 """Yields what each step goes by, takes that step's log, and returns what has been found out."""
 
 
-def steps(choice: Choice, count: int, reason: str = "") -> Life[list[StepLog]]:
+def steps(choice: Choice, count: int, reason: str = "") -> Life[list[Log]]:
     """Go through so many steps."""
     logs = []
     for index in range(count):

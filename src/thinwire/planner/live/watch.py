@@ -18,6 +18,7 @@ _SHARE = 0.005  # of the time goes to looking, at most
 _PING_SECONDS, _PINGS = 1e-3, 4
 _LEAST, _MOST = 1 << 12, 1 << 22  # bytes of a ping
 _PROBE_SECONDS = 1.0
+_LAX = 5.0  # the factor at most
 
 
 @final
@@ -25,7 +26,7 @@ _PROBE_SECONDS = 1.0
 class Alarm:
     """Rings when something takes `factor` times as long as at first, or as short, `times` running."""
 
-    factor: float = 1.6
+    factor: float = 2.0
     times: int = 2
     _usual: float | None = field(default=None, init=False)
     _strikes: int = field(default=0, init=False)
@@ -47,7 +48,7 @@ def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ran
         (period,) = ranks.mean([median_period(logs)])
         count = max(_LOOK, math.ceil(_PINGS * seconds / (_SHARE * period)))
         if alarm.rings(seconds):
-            alarm = Alarm()
+            alarm = Alarm(factor=min(_LAX, 1.5 * alarm.factor))  # it may be false, and probing costs
             links = probe_links(ranks.group, ranks.device, seconds=_PROBE_SECONDS).links
             now = replace(profile, links=links)
             if compressed(chosen(now, budget, TOLERANCE)) != decided.choice:
