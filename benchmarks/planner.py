@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 from planner_parts.figures import Cell, Event, cell, summary
 from planner_parts.plot import draw_follow, draw_grid, draw_scaling
-from planner_parts.worker import BUDGET, PLANNED, SMALLEST, WATCHED
+from planner_parts.worker import AGAIN, BUDGET, PLANNED, SMALLEST, WATCHED
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -223,8 +223,8 @@ def _only(events: Sequence[Event], kind: str) -> Event:
 
 def _table(found: Cell) -> Table:
     title = (
-        f"{found.model}, {found.workers} workers, {found.link}: planned in {found.planning:.1f} s; auto: attached in "
-        f"{found.attaching:.1f} s, decided after {found.deciding:.1f} s of training; replicas "
+        f"{found.model}, {found.workers} workers, {found.link}: planned in {found.planning:.1f} s; auto: wrapped and "
+        f"attached in {found.attaching:.1f} s, decided after {found.deciding:.1f} s of training; replicas "
         f"{'identical' if found.same else 'DIFFER'}\n{found.reason}"
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
@@ -239,7 +239,8 @@ def _table(found: Cell) -> Table:
             f"{found.error(name):+.0%}" if known else "",
             f"{found.regret(name):.1%}" if name in (PLANNED, WATCHED) else "",
         )
-    table.caption = f"auto against plain DDP: {found.over_dense:+.1%}"
+    auto, again = found.over_dense(WATCHED), found.over_dense(AGAIN)
+    table.caption = f"against plain DDP: auto {auto:+.1%}, plain DDP again {again:+.1%}"
     return table
 
 

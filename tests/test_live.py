@@ -55,6 +55,11 @@ def test_the_alarm_rings_for_what_lasts() -> None:
     assert [falling.rings(x) for x in (1.0, 0.4, 0.4)] == [False, False, True]
 
 
+def test_an_unusual_look_is_followed_by_another_at_once() -> None:
+    alarm = Alarm()
+    assert [(alarm.rings(x), alarm.struck) for x in (1.0, 5.0, 1.0)] == [(False, False), (False, True), (False, False)]
+
+
 def test_the_kinder_wins_unless_it_is_clearly_slower() -> None:
     assert winner([1.02, 1.0, 1.5]) == 0
     assert winner([1.05, 1.0, 1.5]) == 1
@@ -266,11 +271,45 @@ def _until_something_pays() -> tuple[list[bool], bool, int, list[float], list[fl
 
 def test_ddp_stays_plain_until_something_pays(ranks: Ranks) -> None:
     for hooked, same, count, losses, usual in ranks.run(2, _until_something_pays):
-        assert hooked == [False] * 4 + [True] * 4
+        assert hooked == [False] * 3 + [True] * 5
         assert same
         assert count == 8
-        assert losses[:5] == usual[:5]
-        assert losses[6:] != usual[6:]
+        assert losses[:4] == usual[:4]
+        assert losses[5:] != usual[5:]
+
+
+def _elsewhere() -> tuple[int, bool]:
+    """The first rank alone runs the model in between, with and without gradients."""
+    model = _model()
+    with _script({}, {}, {}):
+        attachment = tw.attach(model)
+    x = torch.ones(3, 20)
+    for _ in _train(model, 6):
+        if dist.get_rank() == 0:
+            model.module(x).sum().backward()
+            with torch.no_grad():
+                model(x)
+        else:
+            dist.get_rank()
+    return attachment.step, attachment.verify_replicas()
+
+
+def test_ranks_may_run_the_model_on_their_own(ranks: Ranks) -> None:
+    assert ranks.run(2, _elsewhere) == [(6, True)] * 2
+
+
+def _updated() -> tuple[bool, bool]:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(8, 20, generator=torch.Generator().manual_seed(dist.get_rank()))
+    before = torch.cat([p.detach().view(-1).clone() for p in model.parameters()])
+    tw.plan(model, lambda: model(x).square().mean(), update=optimizer.step, budget=Budget(names=()))
+    moved = not torch.equal(before, torch.cat([p.detach().view(-1) for p in model.parameters()]))
+    return moved, tw.attach(model, tw.recipes.dense()).verify_replicas()
+
+
+def test_an_update_that_is_timed_leaves_replicas_alike(ranks: Ranks) -> None:
+    assert ranks.run(2, _updated) == [(True, True)] * 2
 
 
 def _copied() -> tuple[bool, bool]:
@@ -280,7 +319,8 @@ def _copied() -> tuple[bool, bool]:
     list(_train(model, 2))
     copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model.module))
     x = torch.ones(3, 20)
-    return torch.equal(copies[0].module(x), model.module(x)), torch.equal(copies[1](x), model.module(x))
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    return torch.equal(copies[0](x), averaged(x)), torch.equal(copies[1](x), model.module(x))
 
 
 def test_a_model_that_is_looked_on_can_be_copied(ranks: Ranks) -> None:

@@ -90,6 +90,33 @@ def test_a_profile_with_a_field_spoilt_is_refused() -> None:
             Profile.from_json(json.dumps(raw | {key: value}))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("world_size", 2.5), ("world_size", True), ("slowdown", -3), ("made", {"world_size": 0})],
+)
+def test_a_profile_that_makes_no_sense_is_refused(key: str, value: object) -> None:
+    raw = json.loads(_single().to_json())
+    with pytest.raises(ValueError, match="expected"):
+        Profile.from_json(json.dumps(raw | {key: value}))
+
+
+@pytest.mark.parametrize(("key", "value"), [("numel", -5), ("numel", 1.5), ("itemsize", 0)])
+def test_a_gradient_that_makes_no_sense_is_refused(key: str, value: float) -> None:
+    raw = json.loads(_single().to_json())
+    raw["timeline"]["buckets"][0]["gradients"][0][key] = value
+    with pytest.raises(ValueError, match="expected"):
+        Profile.from_json(json.dumps(raw))
+
+
+@pytest.mark.parametrize("value", [math.nan, -1.0, math.inf, "x"])
+def test_times_that_make_no_sense_are_refused(value: object) -> None:
+    raw = json.loads(_single().to_json())
+    for key in ("computed", "rest"):
+        spoilt = raw | {"timeline": raw["timeline"] | {key: value}}
+        with pytest.raises(ValueError, match=r"expected|could not convert"):
+            Profile.from_json(json.dumps(spoilt))
+
+
 def test_on_another_link_messages_are_no_faster_than_processors() -> None:
     busy = dict.fromkeys(TRANSPORTS, Link(latency=0.0, bandwidth=5e8))
     there = replace(_single(), busy=busy).on(Link(latency=0.5, bandwidth=1e12), world_size=9)
@@ -103,6 +130,14 @@ def test_on_another_link_messages_are_no_faster_than_processors() -> None:
 def test_an_absurd_link_is_refused(latency: float, bandwidth: float) -> None:
     with pytest.raises(ValueError, match="expected"):
         Link(latency=latency, bandwidth=bandwidth)
+
+
+def test_buckets_are_cut_as_ddp_does() -> None:
+    """In order of readiness, the first closed by 1000 bytes, others by 2000."""
+    single = {0.3: [("c", 300)], 0.1: [("a", 100)], 0.2: [("b", 150)], 0.4: [("d", 250)], 0.5: [("e", 1)]}
+    cut = profile(single, link=FAST, costs={}).timeline.cut([1000, 2000])
+    assert [[g.name for g in bucket.gradients] for bucket in cut.buckets] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [bucket.ready for bucket in cut.buckets] == [0.2, 0.4, 0.5]
 
 
 # --- prediction ---
@@ -147,6 +182,17 @@ def test_more_workers_decode_more() -> None:
     here = replace(there, made={"world_size": 8})
     assert work("topk:0.01", there.timeline.gradients, there).decode == pytest.approx(1e-5 + 6e-4)
     assert work("topk:0.01", here.timeline.gradients, here).decode == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize(("itemsize", "fp16", "topk"), [(2, 2.0, 0.06), (4, 2.0, 0.08), (8, 2.0, 0.12)])
+def test_bytes_of_other_dtypes(itemsize: int, fp16: float, topk: float) -> None:
+    """What is recoded takes the same bytes of any dtype; what is picked travels in its own."""
+    costs = {"fp16": cost(nbytes=linear(2.0)), "topk:0.01": cost(nbytes=linear(0.08))}
+    found = profile({0.0: [("w", 100_000)]}, link=FAST, costs=costs)
+    (gradient,) = found.timeline.gradients
+    there = [replace(gradient, itemsize=itemsize)]
+    assert work("fp16", there, found).nbytes == pytest.approx(fp16 * 100_000)
+    assert work("topk:0.01", there, found).nbytes == pytest.approx(topk * 100_000)
 
 
 def test_a_payload_is_never_taken_to_be_larger_than_the_tensor() -> None:
@@ -345,7 +391,7 @@ def test_every_candidate_has_its_own_name() -> None:
     assert len({each.name for each in found}) == len(found) == 14
     assert all(candidate(each.name) == each for each in found)
     assert "topk:0.1" in {each.name for each in found}
-    assert len(NAMES) == 10
+    assert len(NAMES) == 11
 
 
 def test_without_error_feedback_nothing_is_left_for_later() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from planner_parts.worker import PLANNED, WATCHED
+from planner_parts.worker import AGAIN, DENSE, PLANNED, WATCHED
 
 Event = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ class Cell:
     @property
     def candidates(self) -> list[str]:
         """What one of is used for all tensors."""
-        return [name for name in self.measured if name not in (PLANNED, WATCHED)]
+        return [name for name in self.measured if name not in (AGAIN, PLANNED, WATCHED)]
 
     @property
     def best(self) -> str:
@@ -48,15 +48,10 @@ class Cell:
         """Return by what share of its step the best candidate is faster than this."""
         return max(0.0, self.seconds(name) / self.seconds(self.best) - 1)
 
-    @property
-    def over_dense(self) -> float:
-        """By what share plan="auto" is slower than plain DDP: the median over turns taken one after the other."""
-        pairs = zip(_laps(self.measured[WATCHED]), _laps(self.measured["dense"]), strict=False)
-        return median(auto / dense for auto, dense in pairs) - 1
-
-
-def _laps(seconds: Sequence[float], size: int = 4) -> list[float]:
-    return [median(seconds[i : i + size]) for i in range(0, len(seconds), size)]
+    def over_dense(self, name: str) -> float:
+        """By what share a row is slower than plain DDP: the median over steps taken side by side."""
+        pairs = zip(self.measured[name], self.measured[DENSE], strict=True)
+        return median(other / dense for other, dense in pairs) - 1
 
 
 def cell(model: str, workers: int, link: str, events: Iterable[Event]) -> Cell:
@@ -92,6 +87,8 @@ def summary(cells: Sequence[Cell]) -> dict[str, float]:
         "largest_regret": max(regrets[PLANNED]),
         "median_regret_auto": median(regrets[WATCHED]),
         "largest_regret_auto": max(regrets[WATCHED]),
-        "auto_over_dense_most": max(each.over_dense for each in cells),
-        "auto_over_dense_median": median(each.over_dense for each in cells),
+        "auto_over_dense_most": max(each.over_dense(WATCHED) for each in cells),
+        "auto_over_dense_median": median(each.over_dense(WATCHED) for each in cells),
+        "dense_again_over_dense_most": max(each.over_dense(AGAIN) for each in cells),
+        "dense_again_over_dense_least": min(each.over_dense(AGAIN) for each in cells),
     }

@@ -8,14 +8,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from planner_parts.figures import Cell
-from planner_parts.worker import PLANNED, WATCHED
+from planner_parts.worker import AGAIN, PLANNED, WATCHED
 from thinwire.bench.canvas import COLOURS, FAINT, INK, MUTED
 
 COLOUR = dict(zip(("fp16", "qsgd", "topk:0.01", "doubling:0.01", "gtopk:0.01"), COLOURS, strict=False)) | {
     "dense": INK,
+    AGAIN: INK,
     PLANNED: MUTED,
     WATCHED: "#B00020",
 }
@@ -39,7 +40,7 @@ def draw_grid(cells: Sequence[Cell], summary: Mapping[str, float], path: Path) -
         color=INK,
     )
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=8, frameon=False, labelcolor=INK)
+    figure.legend(handles, labels, loc="outside lower left", ncols=9, frameon=False, labelcolor=INK)
     figure.savefig(path)
 
 
@@ -57,7 +58,7 @@ def _panel(axes: Axes, cells: Sequence[Cell], title: str) -> None:
 
 
 def _mark(name: str) -> str:
-    return {PLANNED: "s", WATCHED: "x"}.get(name, "o")
+    return {PLANNED: "s", WATCHED: "x", AGAIN: "+"}.get(name, "o")
 
 
 def draw_follow(
@@ -88,6 +89,7 @@ def draw_follow(
     _restrain(upper, "Step time, logarithmic")
     _restrain(lower, "Training loss, median of ten steps")
     lower.set_yscale("linear")
+    lower.yaxis.set_major_locator(MaxNLocator(8))
     lower.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
     lower.set_xlabel("step", color=MUTED)
     lower.legend(frameon=False, labelcolor=INK)
@@ -123,6 +125,7 @@ def _figure(inches: tuple[float, float]) -> Figure:
 def _restrain(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10.5, color=INK)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{1000 * seconds:g} ms"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="y", which="both", color=FAINT, linewidth=0.6)

@@ -27,7 +27,7 @@ from thinwire.planner.probe.agreed import longest
 
 SMALLEST = 1024  # elements of a tensor that is compressed where one candidate is used for all
 BUDGET = Budget(names=("fp16", "qsgd", "topk", "doubling", "gtopk"), densities=(0.01,))
-PLANNED, WATCHED = "the plan", "auto"
+DENSE, AGAIN, PLANNED, WATCHED = "dense", "dense again", "the plan", "auto"
 
 
 class Run:
@@ -76,13 +76,18 @@ def cell(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
     emit(
         {"kind": "plan", "seconds": time.perf_counter() - start, "plan": plan.to_json(), "predicted": _predicted(plan)}
     )
-    start = time.perf_counter()
-    runs = {name: Run(training, attach) for name, attach in _methods(training.model, plan)}
-    emit({"kind": "attached", "seconds": time.perf_counter() - start})
+    runs: dict[str, Run] = {}
+    for name, attach in _methods(training.model, plan):
+        start = time.perf_counter()
+        runs[name] = Run(training, attach)
+        if name == WATCHED:
+            emit({"kind": "attached", "seconds": time.perf_counter() - start})
     _let_decide(runs[WATCHED], emit)
-    for name, seconds in _in_turns(runs, job["seconds"]).items():
+    watched = {name: runs.pop(name) for name in (DENSE, WATCHED, AGAIN)}
+    times = _in_turns(runs, job["seconds"]) | _side_by_side(watched, 2 * job["seconds"])
+    for name, seconds in times.items():
         emit({"kind": "times", "name": name, "seconds": seconds})
-    attached = runs[WATCHED].attachment
+    attached = watched[WATCHED].attachment
     assert attached is not None
     emit({"kind": "same", "same": attached.verify_replicas()})
 
@@ -128,15 +133,18 @@ def _predicted(plan: Plan) -> dict[str, float]:
 def _methods(
     module: nn.Module, plan: Plan
 ) -> Iterator[tuple[str, Callable[[DistributedDataParallel], Attachment | None]]]:
-    for candidate in BUDGET.candidates():
+    for candidate in BUDGET.candidates()[1:]:
         yield candidate.name, _uniform(module, candidate.name)
     yield PLANNED, lambda model: thinwire.attach(model, plan)
+    # side by side, and plain DDP twice, to see by how much things differ that do not
+    yield DENSE, _uniform(module, DENSE)
     yield WATCHED, lambda model: thinwire.attach(model, plan=BUDGET)
+    yield AGAIN, _uniform(module, DENSE)
 
 
 def _uniform(module: nn.Module, name: str) -> Callable[[DistributedDataParallel], Attachment | None]:
-    """Return how to use a candidate for all tensors but small ones; plain DDP, without a hook, for "dense"."""
-    if name == "dense":
+    """Return how to use a candidate for all tensors but small ones; plain DDP, without a hook, for dense."""
+    if name == DENSE:
         return lambda model: None
     large = [who for who, p in module.named_parameters() if p.numel() >= SMALLEST]
     return lambda model: thinwire.attach(model, reducer(dict.fromkeys(large, name), ErrorFeedback()))
@@ -157,19 +165,31 @@ def _history(run: Run) -> list[dict[str, Any]]:
     return [decision._asdict() | {"choice": dict(decision.choice)} for decision in adaptive.history]
 
 
-def _in_turns(
-    runs: Mapping[str, Run], budget: float, *, lap: int = 4, least: int = 4, most: int = 24
-) -> dict[str, list[float]]:
+def _in_turns(runs: Mapping[str, Run], budget: float, *, lap: int = 4, most: int = 24) -> dict[str, list[float]]:
     """Let them take turns of a few steps, for about `budget` seconds each; the first of a turn does not count."""
-    group = dist.group.WORLD
-    assert group is not None
-    counts = {}
-    for name, run in runs.items():
-        typical = longest([run.step()[0] for _ in range(3)][-1], group)
-        counts[name] = max(least, min(most, round(budget / typical)))
+    laps = {name: _count(run, budget / lap, most=most // lap) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    while any(len(times[name]) < counts[name] for name in runs):
+    for number in range(max(laps.values())):
         for name, run in runs.items():
-            if len(times[name]) < counts[name]:
+            if number < laps[name]:
                 times[name] += [run.step()[0] for _ in range(lap + 1)][1:]
     return times
+
+
+def _side_by_side(runs: Mapping[str, Run], budget: float, *, most: int = 60) -> dict[str, list[float]]:
+    """Let them take single steps by turns, in an order that rotates, for about `budget` seconds each."""
+    names = list(runs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(max(_count(run, budget, most=most) for run in runs.values())):
+        place = number % len(names)
+        for name in names[place:] + names[:place]:
+            times[name].append(runs[name].step()[0])
+    return times
+
+
+def _count(run: Run, budget: float, *, most: int) -> int:
+    """Return how many steps of `run` take `budget` seconds, as all ranks see it; from 1 to `most`."""
+    group = dist.group.WORLD
+    assert group is not None
+    typical = longest([run.step()[0] for _ in range(3)][-1], group)
+    return max(1, min(most, round(budget / typical)))

@@ -102,7 +102,7 @@ def plan(
     candidates: Annotated[
         str | None,
         typer.Option(
-            help="What may be chosen, dearest to the loss first.", show_default="fp16,qsgd,topk,doubling,gtopk"
+            help="What may be chosen, dearest to the loss first.", show_default="bf16,qsgd,topk,doubling,gtopk"
         ),
     ] = None,
     error_feedback: Annotated[

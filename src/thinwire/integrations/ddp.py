@@ -68,7 +68,7 @@ def attach(
 
     if isinstance(recipe, Adaptive) and names and not may_be_unused:
         PlainSteps(model, {name: p for p, name in names.items()}, attachment, recipe, install)
-    elif not isinstance(asked, Plan) or asked.pays:
+    elif not isinstance(asked, Plan) or asked.pays or rebroadcast is not None:
         install()
     _attached.add(model)
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})

@@ -16,20 +16,20 @@ from thinwire.planner.profile import Gradient
 
 @final
 class PlainLog:
-    """Moments of a step that DDP reduces by itself, from `forward` on. Every gradient is a bucket of its own."""
+    """Moments of a step that DDP reduces by itself, from the forward pass on. Every gradient is a bucket of its own."""
 
-    def __init__(self, gradients: Sequence[Gradient], forward: Stamp, first: Stamp, ready: Mapping[str, Stamp]) -> None:
-        self._gradients, self._forward, self._first, self._ready = gradients, forward, first, ready
-        self._next = first
+    def __init__(self, gradients: Sequence[Gradient], forward: Stamp) -> None:
+        self._gradients, self._forward, self._next = gradients, forward, forward
+        self.ready: dict[str, Stamp] = {}
 
     def close(self, now: Stamp) -> None:
-        """Note when the next step came to where this one was noticed."""
+        """Note when the next step's forward pass began."""
         self._next = now
 
     @property
     def period(self) -> float:
-        """Seconds from where the step was noticed to the same of the next."""
-        return self._next.since(self._first)
+        """Seconds from one forward pass to the next."""
+        return self._next.since(self._forward)
 
     @property
     def buckets(self) -> list[tuple[Gradient, ...]]:
@@ -39,15 +39,17 @@ class PlainLog:
     @property
     def offsets(self) -> list[float]:
         """Seconds from the beginning of the forward pass to each gradient."""
-        return [self._ready.get(gradient.name, self._first).since(self._forward) for gradient in self._gradients]
+        return [self.ready.get(gradient.name, self._forward).since(self._forward) for gradient in self._gradients]
 
 
 @final
 class PlainSteps:
     """Lets `adaptive` look on while DDP works without a hook, and installs the hook as soon as something pays.
 
-    A step is noticed by one parameter's gradient, which every rank must have in every step. What is decided then holds
-    from the next step on. Within DDP's Join the hook is installed at once, as ranks that have joined take no steps.
+    A step that has been reduced ends where the next forward pass that will be reduced begins: nothing is under way
+    there, and every rank comes by once a step, whatever it runs in between. One parameter's gradient, which every rank
+    must have in every step, tells that a step has been reduced. Within DDP's Join the hook is installed at once, as
+    ranks that have joined take no steps.
     """
 
     def __init__(
@@ -60,54 +62,50 @@ class PlainSteps:
     ) -> None:
         self._attachment, self._adaptive, self._install = attachment, adaptive, install
         self._rank = model.process_group.rank()
-        *others, (last, p) = parameters.items()
+        *others, (self._last, p) = parameters.items()
         self._device = p.device
         self._gradients = [
             Gradient(name=name, numel=q.numel(), itemsize=q.element_size()) for name, q in parameters.items()
         ]
-        self._forward: Stamp | None = None
-        self._ready: dict[str, Stamp] = {}
         self._log: PlainLog | None = None
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(self._before_forward),
-            p.register_post_accumulate_grad_hook(partial(self._notice, last)),
+            model.register_forward_pre_hook(self),
+            p.register_post_accumulate_grad_hook(self._count),
         ]
         self._noting = [q.register_post_accumulate_grad_hook(partial(self._note, name)) for name, q in others]
+
+    def __call__(self, model: nn.Module, inputs: object) -> None:
+        """End the step before, and begin one, as a forward pass begins."""
+        assert isinstance(model, DistributedDataParallel)
+        if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
+            return
+        if self._log is not None and self._last in self._log.ready:
+            self._log.close(stamp(self._device))
+            self._adaptive.go_on(self._log, self._attachment.step, self._rank)
+        if self._adaptive.settled:  # the timeline is known
+            _remove(self._noting)
+        self._log = PlainLog(self._gradients, stamp(self._device))
+        if not self._adaptive.idle or model._join_config.enable:
+            _remove(self._handles)
+            self._install()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Be left behind where the model is copied or saved, as DDP leaves its hook."""
         return _Nobody, ()
 
-    def _before_forward(self, model: nn.Module, inputs: object) -> None:
-        assert isinstance(model, DistributedDataParallel)
-        reduced = torch.is_grad_enabled() and model.require_backward_grad_sync
-        self._forward, self._ready = (stamp(self._device) if reduced else None), {}
-        if not self._adaptive.idle or model._join_config.enable:
-            _remove(self._handles)
-            _remove(self._noting)
-            self._install()
-
-    def _notice(self, name: str, p: Tensor) -> None:
-        """Begin a step, with which the one before is over."""
-        if self._forward is None:
-            return
-        now = stamp(self._device)
-        if self._log is not None:
-            self._log.close(now)
-            self._adaptive.go_on(self._log, self._attachment.step, self._rank)
-        self._note(name, p)
-        self._log = PlainLog(self._gradients, self._forward, stamp(self._device), self._ready)
-        self._attachment.count_plain_step()
-        if self._adaptive.settled:  # and the timeline is known
-            _remove(self._noting)
+    def _count(self, p: Tensor) -> None:
+        if self._log is not None and self._last not in self._log.ready:
+            self._attachment.count_plain_step()
+            self._note(self._last, p)
 
     def _note(self, name: str, p: Tensor) -> None:
-        self._ready[name] = stamp(self._device)
+        if self._log is not None:
+            self._log.ready[name] = stamp(self._device)
 
 
 @final
 class _Nobody:
-    def _before_forward(self, model: nn.Module, inputs: object) -> None:
+    def __call__(self, model: nn.Module, inputs: object) -> None:
         """Do nothing."""
 
 

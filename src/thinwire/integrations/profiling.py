@@ -30,7 +30,8 @@ def profile(
     """Measure backward, candidates and links, on every rank at once, in seconds. A collective.
 
     `step` runs the model forward on a batch like those to come and returns the loss. `update`, such as the optimizer's
-    step, is timed too if given; what it changes stays changed. Gradients, buffers and random numbers are put back.
+    step, is timed too if given, a few times, with gradients that are means over ranks; what it changes stays changed.
+    Gradients, buffers and random numbers are put back.
     """
     parameters, group = managed(model), model.process_group
     sparse = with_sparse_gradients(model)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
+import torch
+
 from thinwire.codecs import BlockTopK, Cast, Codec, CountSketch, Identity, SampledThreshold
 from thinwire.codecs.base import check_density
 from thinwire.exchanges import (
@@ -26,23 +28,28 @@ _BLOCK = 32
 @final
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A codec and its exchange; with `feedback`, what is not delivered waits for the next step."""
+    """A codec and its exchange; with `feedback`, what is not delivered waits for the next step.
+
+    density: share of the elements whose values travel in the gradient's own dtype; 0 where all are recoded.
+    """
 
     name: str
     codec: Codec
     exchange: Exchange
     feedback: bool = False
+    density: float = 0.0
 
     def reducer(self, memory: Memory) -> Compressed:
         """Return it at work, with `memory` where it needs one."""
         return Compressed(memory=memory if self.feedback else NoMemory(), codec=self.codec, exchange=self.exchange)
 
 
-DENSE = Candidate(name="dense", codec=Identity(), exchange=AllReduce())
+DENSE = Candidate(name="dense", codec=Identity(), exchange=AllReduce(), density=1.0)
 
 _WHOLE: Mapping[str, Callable[[str], Candidate]] = MappingProxyType(
     {
         "dense": lambda name: DENSE,
+        "bf16": lambda name: Candidate(name=name, codec=Cast(values=torch.bfloat16), exchange=AllReduce()),
         "fp16": lambda name: Candidate(name=name, codec=Cast(), exchange=AllReduce()),
         "qsgd": lambda name: Candidate(name=name, codec=Cast(values=Levels(bits=4)), exchange=AllGather()),
         "terngrad": lambda name: Candidate(name=name, codec=Cast(values=Ternary(clip=2.5)), exchange=AllGather()),
@@ -70,12 +77,13 @@ class Budget:
     """What the loss allows: how sparse, and whether what is not sent may wait for later steps (error feedback).
 
     `names` are of the families to consider, those dearest to the loss first: of two that are as fast, the first
-    is taken. The default leaves out `owner`, `union` and `sketch`, which pay for block-sparse gradients.
+    is taken. The default leaves out `owner`, `union` and `sketch`, which pay for block-sparse gradients, and
+    `fp16`, which overflows beyond 65504.
     """
 
     densities: Sequence[float] = (0.01,)
     error_feedback: bool = True
-    names: Sequence[str] = ("fp16", "qsgd", "topk", "doubling", "gtopk")
+    names: Sequence[str] = ("bf16", "qsgd", "topk", "doubling", "gtopk")
 
     def __post_init__(self) -> None:
         for density in self.densities:
@@ -106,4 +114,4 @@ def candidate(name: str) -> Candidate:
         codec, exchange = _SPARSE[family](float(density))
     except (KeyError, ValueError) as error:
         raise ValueError(f"no candidate is called {name!r}; expected one of {', '.join(NAMES)}") from error
-    return Candidate(name=name, codec=codec, exchange=exchange, feedback=True)
+    return Candidate(name=name, codec=codec, exchange=exchange, feedback=True, density=float(density))

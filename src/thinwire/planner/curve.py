@@ -1,5 +1,6 @@
 """A measured function of size."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +20,12 @@ class Curve:
 
     def __post_init__(self) -> None:
         sizes, values = zip(*self.points, strict=True) if self.points else ((), ())
-        if not sizes or list(sizes) != sorted(set(sizes)) or list(values) != sorted(values) or values[0] < 0:
+        if (
+            not sizes
+            or list(sizes) != sorted(set(sizes))
+            or list(values) != sorted(values)
+            or not 0 <= values[0] <= values[-1] < math.inf
+        ):
             raise ValueError(f"points are {self.points}; expected ascending sizes with values from 0 on, never falling")
 
     @classmethod

@@ -1,6 +1,7 @@
 """What was measured, as it is kept: seconds, bytes and bytes per second."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,10 @@ class Gradient:
     numel: int
     itemsize: int = 4
 
+    def __post_init__(self) -> None:
+        _need(type(self.numel) is int and self.numel >= 0, f"numel of {self.name}", self.numel, "a count")
+        _need(type(self.itemsize) is int and self.itemsize >= 1, f"itemsize of {self.name}", self.itemsize, "bytes")
+
     @property
     def nbytes(self) -> int:
         """Bytes uncompressed."""
@@ -36,6 +41,9 @@ class Bucket:
     ready: float
     gradients: tuple[Gradient, ...]
 
+    def __post_init__(self) -> None:
+        _need(0 <= self.ready < math.inf, "ready", self.ready, "seconds, from 0 on")
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,12 @@ class Timeline:
     buckets: tuple[Bucket, ...]
     computed: float
     rest: float = 0.0
+
+    def __post_init__(self) -> None:
+        _need(0 <= self.computed < math.inf, "computed", self.computed, "seconds, from 0 on")
+        _need(0 <= self.rest < math.inf, "rest", self.rest, "seconds, from 0 on")
+        names = [gradient.name for gradient in self.gradients]
+        _need(len(set(names)) == len(names), "gradients", names, "every name once")
 
     @property
     def gradients(self) -> list[Gradient]:
@@ -106,8 +120,10 @@ class Profile:
     made: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise ValueError(f"world_size is {self.world_size}; expected 1 or more")
+        _need(type(self.world_size) is int and self.world_size >= 1, "world_size", self.world_size, "1 or more")
+        _need(0 <= self.slowdown < math.inf, "slowdown", self.slowdown, "a factor, from 0 on")
+        then = self.made.get("world_size", self.world_size)
+        _need(type(then) is int and then >= 1, "world_size when it was made", then, "1 or more")
         if missing := [transport for transport in TRANSPORTS if transport not in self.links]:
             raise ValueError(f"links lack {missing[0]}; expected {', '.join(TRANSPORTS)}")
 
@@ -117,7 +133,7 @@ class Profile:
         Messages never get faster than this machine's processors made them when it was measured.
         """
         links = self.links if link is None else {t: self._limited(t, link) for t in TRANSPORTS}
-        return replace(self, links=links, world_size=world_size or self.world_size)
+        return replace(self, links=links, world_size=self.world_size if world_size is None else world_size)
 
     def _limited(self, transport: Transport, link: Link) -> Link:
         measured, busy = self.links[transport], self.busy.get(transport)
@@ -144,6 +160,11 @@ class Profile:
     def load(cls, path: Path) -> Self:
         """Read a file that `save` wrote. Raises ValueError where it is something else, OSError where there is none."""
         return cls.from_json(path.read_text())
+
+
+def _need(holds: bool, what: str, got: object, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} is {got!r:.200}; expected {expected}")
 
 
 def _read(raw: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from thinwire.planner.candidates import Candidate, candidate
-from thinwire.planner.profile import Bucket, Gradient, Profile
+from thinwire.planner.profile import Bucket, Cost, Gradient, Profile
 
 
 @final
@@ -51,7 +51,7 @@ def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
     found = candidate(name)
     cost = profile.costs.get(name)
     whole = float(sum(g.nbytes for g in mine))
-    nbytes = sum(min(g.nbytes + 64.0, cost.nbytes(g.numel) * g.itemsize / 4) for g in mine) if cost else whole
+    nbytes = sum(_payload_bytes(found, cost, g) for g in mine) if cost else whole
     exchange = messages(found, nbytes, whole, profile)
     encode = decode = more = 0.0
     if cost:
@@ -69,6 +69,12 @@ def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
         decode=decode,
         busy=min(busy, exchange + more),
     )
+
+
+def _payload_bytes(found: Candidate, cost: Cost, gradient: Gradient) -> float:
+    """Return the bytes of a payload; costs are of float32, and what is picked travels in the gradient's own dtype."""
+    wider = (gradient.itemsize - 4) * found.density * gradient.numel
+    return min(gradient.nbytes + 64.0, max(0.0, cost.nbytes(gradient.numel) + wider))
 
 
 def messages(found: Candidate, nbytes: float, whole: float, profile: Profile, *, busy: bool = False) -> float:

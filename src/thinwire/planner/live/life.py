@@ -17,7 +17,6 @@ from thinwire.planner.profile import Bucket, Profile, Timeline
 from thinwire.planner.timeline import step_seconds
 
 _SETTLE, _OBSERVE = 3, 6  # steps; DDP cuts its buckets anew after the first
-_MOST_REST = 0.2  # of a step's computing
 
 
 def live(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[int] | None = None) -> Life[Never]:
@@ -59,8 +58,8 @@ def observed(logs: Sequence[Log], ranks: Ranks) -> Timeline:
 
 
 def _with_rest(profile: Profile, seconds: float) -> Profile:
-    """Count as rest, such as the optimizer, what uncompressed steps took beyond what is known of, within reason."""
-    rest = min(max(0.0, seconds - step_seconds(profile)), _MOST_REST * profile.timeline.computed)
+    """Count as rest, such as the optimizer or the loader, what uncompressed steps took beyond what is known of."""
+    rest = max(0.0, seconds - step_seconds(profile))
     return replace(profile, timeline=replace(profile.timeline, rest=rest))
 
 

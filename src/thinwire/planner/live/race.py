@@ -27,18 +27,15 @@ def decision(
     """
     arms = proposals(profile, budget, now)
     predicted = [step_seconds(profile, arm) for arm in arms]
-    known: dict[int, float] = {}
-    if {} in arms and predicted[arms.index({})] > _OBVIOUS * min(predicted):
-        place = arms.index({})
-        known[place] = predicted[place] if dense_seconds is None else dense_seconds
-    seconds = yield from _race(arms, known, ranks) if len(arms) > 1 else _alone(predicted)
+    slow = {} in arms and predicted[arms.index({})] > _OBVIOUS * min(predicted)
+    if slow and dense_seconds is None:  # what is predicted and what is measured are not to be compared
+        arms = [arm for arm in arms if arm]
+        predicted = [step_seconds(profile, arm) for arm in arms]
+    known = {arms.index({}): dense_seconds} if dense_seconds is not None and (slow or arms == [{}]) else {}
+    seconds = (yield from _race(arms, known, ranks)) if len(arms) > 1 else [known.get(0, predicted[0])]
     best = winner(seconds)
     text = f"{why}: {in_words(arms[best])}, {_ms(seconds[best])} a step, predicted {_ms(predicted[best])}"
-    others = ", ".join(
-        f"{in_words(arms[i])} {_ms(took)}{' as predicted' * (i in known and dense_seconds is None)}"
-        for i, took in enumerate(seconds)
-        if i != best
-    )
+    others = ", ".join(f"{in_words(arms[i])} {_ms(took)}" for i, took in enumerate(seconds) if i != best)
     return Decided(arms[best], f"{text}; against {others}" if others else text)
 
 
@@ -78,11 +75,6 @@ def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> L
             logs[place] += lap[1:]
     mine = [known[place] if place in known else median_period(logs[place]) for place in range(len(arms))]
     return ranks.mean(mine)
-
-
-def _alone(predicted: list[float]) -> Life[list[float]]:
-    yield from ()
-    return predicted
 
 
 def _larger_half(choice: Choice, profile: Profile) -> Choice:

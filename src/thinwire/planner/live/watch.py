@@ -16,7 +16,7 @@ from thinwire.planner.profile import Profile
 _LOOK = 8  # steps between two looks, at least
 _SHARE = 0.005  # of the time goes to looking, at most
 _PING_SECONDS, _PINGS = 1e-3, 4
-_LEAST, _MOST = 1 << 12, 1 << 22  # bytes of a ping
+_LEAST, _MOST = 1 << 12, 1 << 24  # bytes of a ping
 _PROBE_SECONDS = 1.0
 _LAX = 5.0  # the factor at most
 
@@ -30,6 +30,11 @@ class Alarm:
     times: int = 2
     _usual: float | None = field(default=None, init=False)
     _strikes: int = field(default=0, init=False)
+
+    @property
+    def struck(self) -> bool:
+        """Whether the last look was unusual."""
+        return self._strikes > 0
 
     def rings(self, seconds: float) -> bool:
         """Look; the first look shows what is usual."""
@@ -46,8 +51,10 @@ def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ran
         reason = ""
         seconds = ping(_size(profile), ranks.group, ranks.device)
         (period,) = ranks.mean([median_period(logs)])
-        count = max(_LOOK, math.ceil(_PINGS * seconds / (_SHARE * period)))
-        if alarm.rings(seconds):
+        rings = alarm.rings(seconds)
+        # what is unusual is looked at again at once
+        count = _LOOK if alarm.struck else max(_LOOK, math.ceil(_PINGS * seconds / (_SHARE * period)))
+        if rings:
             alarm = Alarm(factor=min(_LAX, 1.5 * alarm.factor))  # it may be false, and probing costs
             links = probe_links(ranks.group, ranks.device, seconds=_PROBE_SECONDS).links
             now = replace(profile, links=links)
@@ -57,5 +64,7 @@ def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ran
 
 
 def _size(profile: Profile) -> int:
-    """Return how much the links carry in the time of a ping."""
-    return min(_MOST, max(_LEAST, int(_PING_SECONDS * profile.links["all_reduce"].bandwidth)))
+    """Return how much to send for its bytes to weigh more than its latency: what a link carries in that time."""
+    link = profile.links["all_reduce"]
+    seconds = max(_PING_SECONDS, 2 * profile.world_size * link.latency)
+    return min(_MOST, max(_LEAST, int(seconds * link.bandwidth)))

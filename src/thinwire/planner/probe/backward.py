@@ -1,17 +1,18 @@
 """When each gradient is there."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.exchanges.compat import Group
+from thinwire.exchanges.compat import Group, all_reduce
 from thinwire.planner.probe.agreed import gathered, longest
 from thinwire.planner.probe.clock import Stamp, stamp
 
-_WARMUP, _REPEATS = 2, 7
+_WARMUP, _REPEATS, _UPDATES = 2, 7, 3
 
 
 class Backward(NamedTuple):
@@ -20,6 +21,11 @@ class Backward(NamedTuple):
     ready: dict[str, float]
     computed: float
     rest: float
+
+
+class _Marks(NamedTuple):
+    ready: dict[str, float]
+    computed: float
 
 
 def probe_backward(
@@ -31,27 +37,46 @@ def probe_backward(
     update: Callable[[], object] | None = None,
     repeats: int = _REPEATS,
 ) -> Backward:
-    """Run `step` (forward; returns the loss), backward and, if given, `update` a few times, and time them.
+    """Run `step` (forward; returns the loss) and backward a few times, and then `update`, if given; time them.
 
     Ranks start together and the slowest counts; the median is taken over repeats. Nothing may be exchanged in between.
-    Gradients, buffers and the generators of random numbers are put back afterwards; what `update` changes is not.
+    Gradients, buffers and the generators of random numbers are put back afterwards. What `update` changes is not, but
+    it gets the means of the ranks' gradients, so that replicas stay alike. A parameter without gradient counts as
+    ready at the end.
     """
-    with _untouched(list(parameters.values()), buffers):
-        marks = [_once(step, parameters, group, update) for _ in range(_WARMUP + repeats)][_WARMUP:]
     device = next(iter(parameters.values())).device
-    names = [name for name in parameters if name in marks[0].ready]
-    rows = [[*(mark.ready[name] for name in names), mark.computed, mark.rest] for mark in marks]
+    with _untouched(list(parameters.values()), buffers):
+        marks = [_once(step, parameters, group) for _ in range(_WARMUP + repeats)][_WARMUP:]
+        rest = 0.0 if update is None else _updating(update, parameters.values(), group, device)
+    rows = [[*(mark.ready.get(name, mark.computed) for name in parameters), mark.computed] for mark in marks]
     slowest = torch.stack([gathered(row, group, device).max(dim=0).values for row in rows]).median(dim=0).values
-    *ready, computed, rest = slowest.tolist()
-    return Backward(dict(zip(names, ready, strict=True)), computed, rest)
+    *ready, computed = slowest.tolist()
+    return Backward(dict(zip(parameters, ready, strict=True)), computed, rest)
+
+
+def _updating(
+    update: Callable[[], object], parameters: Iterable[nn.Parameter], group: Group, device: torch.device
+) -> float:
+    """Return the median seconds of a few updates, on the slowest rank."""
+    for p in parameters:
+        if p.grad is None or p.grad.is_sparse:
+            p.grad = None
+        else:
+            all_reduce(p.grad.div_(group.size()), group).wait()
+    return longest(median(_seconds(update, device) for _ in range(_UPDATES)), group, device)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    before = stamp(device)
+    run()
+    return stamp(device).since(before)
 
 
 def _once(
     step: Callable[[], Tensor],
     parameters: Mapping[str, nn.Parameter],
     group: Group,
-    update: Callable[[], object] | None,
-) -> Backward:
+) -> "_Marks":
     device = next(iter(parameters.values())).device
     longest(0.0, group, device)
     order, times = list[str](), list[Stamp]()
@@ -73,11 +98,8 @@ def _once(
     finally:
         for handle in handles:
             handle.remove()
-    if update is not None:
-        update()
-    times.append(stamp(device))
-    *ready, computed, end = (time.since(times[0]) for time in times[1:])
-    return Backward(dict(zip(order, ready, strict=True)), computed, end - computed)
+    *ready, computed = (time.since(times[0]) for time in times[1:])
+    return _Marks(dict(zip(order, ready, strict=True)), computed)
 
 
 @contextmanager
