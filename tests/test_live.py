@@ -298,6 +298,21 @@ def test_ranks_may_run_the_model_on_their_own(ranks: Ranks) -> None:
     assert ranks.run(2, _elsewhere) == [(6, True)] * 2
 
 
+def _accumulated() -> int:
+    model = _model()
+    with _script({}, {}, {}):
+        attachment = tw.attach(model)
+    for _ in range(3):
+        with model.no_sync():
+            list(_train(model, 2))
+        list(_train(model, 1))
+    return attachment.step
+
+
+def test_batches_that_ddp_does_not_reduce_are_no_steps(ranks: Ranks) -> None:
+    assert ranks.run(2, _accumulated) == [3, 3]
+
+
 def _updated() -> tuple[bool, bool]:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
