@@ -35,6 +35,8 @@ CODECS = {
     "bf16": CodecCase(codec=codecs.Cast(values=torch.bfloat16), exact=False, exchange=exchanges.AllReduce()),
     "topk": CodecCase(codec=codecs.TopK(density=0.05)),
     "topk all": CodecCase(codec=codecs.TopK(density=1.0)),
+    "row topk": CodecCase(codec=codecs.RowTopK(density=0.05, width=50)),
+    "row topk 8 bits": CodecCase(codec=codecs.RowTopK(density=0.05, width=64, values=OFFSET_8), exact=False),
     "topk bf16": CodecCase(codec=codecs.TopK(density=0.05, values=torch.bfloat16), exact=False),
     "sampled threshold": CodecCase(codec=codecs.SampledThreshold(density=0.05)),
     "sampled threshold fp16": CodecCase(codec=codecs.SampledThreshold(density=0.05, values=torch.float16), exact=False),

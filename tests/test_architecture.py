@@ -18,7 +18,7 @@ FLOORS = [
     ("reducer",),
     ("planner",),
     ("recipes",),
-    ("integrations",),
+    ("integrations", "pipeline"),
     ("bench",),
     ("cli",),
     ("__main__",),

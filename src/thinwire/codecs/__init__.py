@@ -11,6 +11,7 @@ from thinwire.codecs.kept_threshold import KeptThreshold
 from thinwire.codecs.laplace_threshold import LaplaceThreshold
 from thinwire.codecs.mstopk import MSTopK
 from thinwire.codecs.random_k import RandomK
+from thinwire.codecs.row_topk import RowTopK
 from thinwire.codecs.sampled_threshold import SampledThreshold
 from thinwire.codecs.steered_threshold import SteeredThreshold
 from thinwire.codecs.topk import TopK
@@ -27,6 +28,7 @@ __all__ = [
     "LaplaceThreshold",
     "MSTopK",
     "RandomK",
+    "RowTopK",
     "SampledThreshold",
     "SteeredThreshold",
     "TopK",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from thinwire.codecs.base import Codec, check_density, kept
 from thinwire.codecs.thresholding import check_bound, near, room, strongest
@@ -37,3 +38,15 @@ class LaplaceThreshold(Codec):
         mean = torch.linalg.vector_norm(signal.tensor(), 1) / max(1, signal.numel)
         picks = near(signal, mean * math.log(signal.numel / k) if k else mean, capacity)
         return strongest(signal, picks, capacity, self.values, seed)
+
+
+def laplace_quantile(mean: Tensor, scale: Tensor, share: float) -> Tensor:
+    """Return τ with P(|R| ≥ τ) = `share`, R of the Laplace law of this mean μ and scale b (both 0-dim).
+
+    With t = e^(−2|μ|/b) and c = 1 − share, that is |μ| + b · ln((1 + t) / (2 · share)) where this is |μ| or more, else
+    |μ| + b · ln(c + √(c² + t)).
+    """
+    center, rest = mean.abs(), 1 - share
+    tail = torch.exp(-2 * center / scale.clamp(min=torch.finfo(scale.dtype).tiny))
+    above, below = ((1 + tail) / (2 * share)).log(), (rest + (rest * rest + tail).sqrt()).log()
+    return center + scale * torch.where(above >= 0, above, below)

@@ -39,14 +39,19 @@ def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:
 
 def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: int) -> Sparse:
     """Return a payload of `count` elements: of those picked the largest, and padding where they are fewer."""
+    indices, values = limited(picks, count)
+    values, coded = narrowed(values, narrow, signal.dtype, seed)
+    return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
+
+
+def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
+    """Return indices and values of `count` elements: of those picked the largest, then −1 with value 0."""
     indices, values, _ = picks
     if indices.numel() > count:
         best = largest(values, count)
         indices, values = indices.index_select(0, best), values.index_select(0, best)
-    if missing := count - indices.numel():
-        indices, values = pad(indices, (0, missing), value=-1), pad(values, (0, missing))
-    values, coded = narrowed(values, narrow, signal.dtype, seed)
-    return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
+    missing = count - indices.numel()
+    return pad(indices, (0, missing), value=-1), pad(values, (0, missing))
 
 
 def filled(indices: Tensor, numel: int) -> Tensor:

@@ -8,5 +8,18 @@ from thinwire.payloads.numbers import Narrow, narrowed
 from thinwire.payloads.sketch import Sketch, Table
 from thinwire.payloads.sparse import Sparse
 from thinwire.payloads.spectral import Spectral
+from thinwire.payloads.words import Words
 
-__all__ = ["Blocks", "Dense", "Keyed", "Narrow", "Payload", "Sketch", "Sparse", "Spectral", "Table", "narrowed"]
+__all__ = [
+    "Blocks",
+    "Dense",
+    "Keyed",
+    "Narrow",
+    "Payload",
+    "Sketch",
+    "Sparse",
+    "Spectral",
+    "Table",
+    "Words",
+    "narrowed",
+]

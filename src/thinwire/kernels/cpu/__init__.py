@@ -18,6 +18,7 @@ from thinwire.kernels.cpu.indices import elias_fano_decode, elias_fano_encode
 from thinwire.kernels.cpu.merge import merge
 from thinwire.kernels.cpu.norms import group_norms
 from thinwire.kernels.cpu.rounded import accumulate_rounded, accumulate_rounded_select
+from thinwire.kernels.cpu.rows import largest_in_rows
 from thinwire.kernels.cpu.scatter import mask, scatter, scatter_add
 from thinwire.kernels.cpu.select import accumulate_momentum_select, accumulate_select, largest, select
 from thinwire.kernels.cpu.sketch import sketch_insert, sketch_query
@@ -42,6 +43,7 @@ __all__ = [
     "keys",
     "largest",
     "largest_blocks",
+    "largest_in_rows",
     "levels_encode",
     "mask",
     "merge",

@@ -21,6 +21,7 @@ from thinwire.kernels.reference.indices import elias_fano_decode, elias_fano_enc
 from thinwire.kernels.reference.merge import merge
 from thinwire.kernels.reference.norms import group_norms
 from thinwire.kernels.reference.rounded import accumulate_rounded, accumulate_rounded_select
+from thinwire.kernels.reference.rows import largest_in_rows
 from thinwire.kernels.reference.scatter import mask, scatter, scatter_add
 from thinwire.kernels.reference.select import (
     Picks,
@@ -51,6 +52,7 @@ __all__ = [
     "keys",
     "largest",
     "largest_blocks",
+    "largest_in_rows",
     "levels_encode",
     "mask",
     "merge",

@@ -22,6 +22,7 @@ from thinwire.kernels.triton.indices import elias_fano_decode, elias_fano_encode
 from thinwire.kernels.triton.merge import merge
 from thinwire.kernels.triton.norms import group_norms
 from thinwire.kernels.triton.rounded import accumulate_rounded, accumulate_rounded_select
+from thinwire.kernels.triton.rows import largest_in_rows
 from thinwire.kernels.triton.scatter import mask, scatter, scatter_add
 from thinwire.kernels.triton.select import accumulate_momentum_select, accumulate_select, largest, select
 from thinwire.kernels.triton.sketch import sketch_insert, sketch_query
@@ -46,6 +47,7 @@ __all__ = [
     "keys",
     "largest",
     "largest_blocks",
+    "largest_in_rows",
     "levels_encode",
     "mask",
     "merge",

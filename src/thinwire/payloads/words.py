@@ -1,0 +1,131 @@
+"""Payloads as float32 words, for channels that carry nothing else: a pipeline sends floats and takes gradients back.
+
+The bits are the payload's; as numbers they mean nothing. Both ends know the layout beforehand, so there is no header.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.errors import PayloadError
+from thinwire.formats import Format
+from thinwire.payloads import numbers, wire
+from thinwire.payloads.cut import LEAST_BITS, cut, widened
+from thinwire.payloads.dense import Dense
+from thinwire.payloads.names import Names
+from thinwire.payloads.numbers import Narrow
+from thinwire.payloads.sparse import Sparse
+
+_WORD = 4
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """How `named` of `numel` elements of a `dtype` travel, or all for None, with values narrowed to `values`.
+
+    Forward: the values in ascending order, then what names them, unless all travel. Backward: the gradient's elements
+    for the same, in as many bits each as there is room for: unchanged, or float32 rounded to that many bits.
+    """
+
+    named: int | None
+    numel: int
+    dtype: torch.dtype
+    values: Narrow
+
+    @property
+    def count(self) -> int:
+        """How many elements travel."""
+        return self.numel if self.named is None else self.named
+
+    @property
+    def length(self) -> int:
+        """How many words there are."""
+        gradient = -(-self.count * LEAST_BITS // 8)
+        return -(-max(self._values_nbytes + self._names_nbytes, gradient) // _WORD)
+
+    @property
+    def gradient_bits(self) -> int:
+        """How many bits an element of the gradient travels in: its own, or those of a cut float32."""
+        room, own = 8 * _WORD * self.length // max(1, self.count), 8 * self.dtype.itemsize
+        return own if room >= own or not self.count else min(32, room)
+
+    def write(self, payload: Sparse | Dense) -> Tensor:
+        """Return the words (length) of a payload in this layout."""
+        sections = numbers.sections(payload.values, payload.coded)
+        named = [self._names.section(payload.indices, ())] if isinstance(payload, Sparse) else []
+        return self._laid(*sections, *named)
+
+    def read(self, words: Tensor) -> Sparse | Dense:
+        """Return what was written. Any words of that number may be given: they name no element out of range.
+
+        Raises PayloadError where their number is another: the two ends do not agree on density or values.
+        """
+        data = self._bytes(words)
+        values = self._numbers(data)
+        if self.named is None:
+            return Dense(values=values)
+        return Sparse(indices=self._indices(data[self._values_nbytes :]), values=values, numel=self.numel)
+
+    def write_gradient(self, values: Tensor) -> Tensor:
+        """Return the words (length) for the gradient's elements (count)."""
+        bits = self.gradient_bits
+        return self._laid(values if bits == 8 * self.dtype.itemsize else cut(values, bits))
+
+    def read_gradient(self, words: Tensor) -> Tensor:
+        """Return the gradient's elements (count). Raises PayloadError as `read` does."""
+        data, bits = self._bytes(words), self.gradient_bits
+        if bits == 8 * self.dtype.itemsize:
+            return data[: self.count * self.dtype.itemsize].view(self.dtype)
+        return widened(data, self.count, bits).to(self.dtype)
+
+    def _laid(self, *sections: Tensor) -> Tensor:
+        out = torch.zeros(_WORD * self.length, dtype=torch.uint8, device=sections[0].device)
+        start = 0
+        for section in sections:
+            out[start : start + section.nbytes] = section.contiguous().view(torch.uint8)
+            start += wire.padded(section.nbytes)
+        return out.view(torch.float32)
+
+    def _bytes(self, words: Tensor) -> Tensor:
+        if words.dtype != torch.float32 or words.numel() != self.length:
+            raise PayloadError(
+                f"got {words.numel()} words of {words.dtype}; expected {self.length} of torch.float32 for {self.count} "
+                f"of {self.numel} elements: both sides of a boundary need the same density and values"
+            )
+        return words.detach().contiguous().view(-1).view(torch.uint8)
+
+    def _numbers(self, data: Tensor) -> Tensor:
+        if not isinstance(self.values, Format):
+            dtype = self.values or self.dtype
+            return data[: self.count * dtype.itemsize].view(dtype).to(self.dtype)
+        form, scales = self.values, 4 * self.values.scale_count(self.count)
+        packed = data[wire.padded(scales) :]
+        codes = kernels.integer_backend(packed).unpack_bits(packed, self.count, form.bits, form.code_dtype)
+        return form.decode(codes, data[:scales].view(torch.float32)).to(self.dtype)
+
+    def _indices(self, data: Tensor) -> Tensor:
+        if self._names.coding == wire.NUMBERS:
+            found = data[: 4 * self.count].view(torch.int32)
+        else:
+            data = data[: self._names_nbytes].contiguous()
+            found = kernels.integer_backend(data).elias_fano_decode(data, self.count, self.numel)
+        return found.clamp(0, self.numel - 1)
+
+    @property
+    def _names(self) -> Names:
+        return Names.ascending(((0, self.numel),), (self.count,), self.numel)
+
+    @property
+    def _names_nbytes(self) -> int:
+        return 0 if self.named is None else self._names.nbytes
+
+    @property
+    def _values_nbytes(self) -> int:
+        if not isinstance(self.values, Format):
+            return wire.padded(self.count * (self.values or self.dtype).itemsize)
+        scales, codes = 4 * self.values.scale_count(self.count), -(-self.count * self.values.bits // 8)
+        return wire.padded(scales) + wire.padded(codes)

@@ -1,0 +1,67 @@
+"""Packing and unpacking as autograd sees them: what one side does in forward the other undoes in backward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from thinwire.payloads import Dense, Sparse, Words
+
+Choose = Callable[[Tensor], tuple[Sparse | Dense, Tensor | None]]
+"""A flat activation → its payload, and which elements get a gradient: a `Choice.kept`."""
+
+
+def pack(x: Tensor, layout: Words, choose: Choose) -> tuple[Tensor, Tensor]:
+    """Return the words of what is chosen of `x`, and its shape and dtype as an empty tensor of one dimension more."""
+    words, frame = _Pack.apply(x, layout, choose)
+    return words, frame
+
+
+def unpack(words: Tensor, frame: Tensor, layout: Words) -> Tensor:
+    """Return what `pack` was given, zero where nothing was chosen."""
+    x: Tensor = _Unpack.apply(words, frame, layout)
+    return x
+
+
+class _Pack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layout: Words, choose: Choose) -> tuple[Tensor, Tensor]:
+        payload, kept = choose(x.contiguous().view(-1))
+        ctx.layout, ctx.shape = layout, x.shape
+        ctx.save_for_backward(kept)
+        return layout.write(payload), x.new_empty((*x.shape, 0))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, words: Tensor, frame: Tensor) -> tuple[Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        values = ctx.layout.read_gradient(words)
+        return _placed(values, kept, ctx.layout.numel).view(ctx.shape), None, None
+
+
+class _Unpack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, words: Tensor, frame: Tensor, layout: Words) -> Tensor:
+        payload = layout.read(words)
+        ctx.layout = layout
+        ctx.save_for_backward(payload.indices if isinstance(payload, Sparse) else None)
+        return payload.dense().view(frame.shape[:-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        (indices,) = ctx.saved_tensors
+        flat = gradient.contiguous().view(-1)
+        words = ctx.layout.write_gradient(flat if indices is None else flat.index_select(0, indices))
+        # Older pipelines want a gradient for everything they sent, so the frame gets one, as empty as itself.
+        return words, gradient.new_empty((*gradient.shape, 0)), None
+
+
+def _placed(values: Tensor, kept: Tensor | None, numel: int) -> Tensor:
+    """Return a vector of zeros with the values where they belong; what comes for padding falls off the end."""
+    if kept is None:
+        return values.clone()
+    out = values.new_zeros(numel + 1)
+    return out.index_copy_(0, kept.masked_fill(kept < 0, numel).long(), values)[:numel]

@@ -1,0 +1,64 @@
+"""One threshold for a whole batch, from its mean and variance (Gupta et al. 2021, §2.2 and Appendix B)."""
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.laplace_threshold import laplace_quantile
+from thinwire.codecs.thresholding import check_bound, limited, near, room
+from thinwire.payloads import Narrow
+from thinwire.pipeline.boundary import Boundary
+from thinwire.pipeline.tally import Choice
+from thinwire.signals import Plain
+
+_RECENT = 15
+
+
+@final
+class LaplaceBoundary(Boundary):
+    """Keeps |x| ≥ τ, τ being what the share `density` of a Laplace law of the batch's mean and variance exceeds.
+
+    No sort; the law fits roughly, so the real density strays: `report()` tells it. At most ⌈bound · density · d⌉ of a
+    batch's d elements are sent, the largest, and always so many travel. `recent` (15,) keeps the thresholds of the last
+    batches in training, NaN where there were fewer, and goes with the state_dict; evaluation uses their median, and so
+    fits nothing. A median, as pipelines try shapes out on memory that nobody has written, and that is a batch too.
+    """
+
+    recent: Tensor
+
+    def __init__(self, density: float, *, bound: float = 2.0, values: Narrow = None, start_dim: int = -1) -> None:
+        super().__init__(density, values, start_dim)
+        check_bound(bound)
+        self.bound = bound
+        self.register_buffer("recent", torch.full((_RECENT,), math.nan))
+
+    @property
+    def threshold(self) -> Tensor:
+        """What evaluation uses, 0-dim: NaN before training."""
+        return self.recent.nanmedian()
+
+    def count(self, rows: int, width: int) -> int:
+        """Return the bound."""
+        return room(self.bound * self.density, rows * width, rows * width)
+
+    def choose(self, matrix: Tensor) -> Choice:
+        """Choose what reaches this batch's threshold, or training's. Raises RuntimeError before any training."""
+        flat, capacity = matrix.view(-1), self.count(*matrix.shape)
+        threshold = self._fitted(flat) if self.training else self._stored()
+        picks = near(Plain(flat), threshold.to(flat), capacity)
+        kept, _ = limited(picks, capacity)
+        return Choice(kept, threshold)
+
+    def _fitted(self, flat: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(flat.float(), correction=0)
+        threshold = laplace_quantile(mean, (variance / 2).sqrt(), self.density)
+        self.recent.copy_(torch.cat((self.recent[1:], threshold[None])))
+        return threshold
+
+    def _stored(self) -> Tensor:
+        threshold = self.threshold
+        if bool(threshold.isnan()):
+            raise RuntimeError("no threshold yet to evaluate with; train first, or load the state_dict of training")
+        return threshold

@@ -1,0 +1,156 @@
+"""Boundaries between the stages of a split model, by hooks, so that modules and parameters keep their names."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from thinwire.errors import PayloadError
+from thinwire.payloads import Narrow
+from thinwire.pipeline.boundary import Boundary
+from thinwire.pipeline.tally import Report
+from thinwire.pipeline.topk import TopKBoundary
+
+
+class Stage(Protocol):
+    """What `torch.distributed.pipelining.PipelineStage` is to us."""
+
+    submod: nn.Module
+    stage_index: int
+    num_stages: int
+
+
+Make: TypeAlias = Callable[[], Boundary]
+NAME = "boundary"
+"""What a stage's boundary is called among its submodules."""
+
+
+class _Place(NamedTuple):
+    """A module and where it stands."""
+
+    module: nn.Module
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True)
+class Sparsified:
+    """The boundaries behind this rank's stages, by the index of the stage that sends."""
+
+    _senders: Mapping[int, nn.Module]
+    _hooks: Sequence[RemovableHandle]
+
+    @property
+    def boundaries(self) -> dict[int, Boundary]:
+        """The boundaries."""
+        return {index: _boundary(module) for index, module in self._senders.items()}
+
+    def reports(self) -> dict[int, Report]:
+        """Return what each boundary has let through since the last call."""
+        return {index: boundary.report() for index, boundary in self.boundaries.items()}
+
+    def remove(self) -> None:
+        """Make the stages what they were; they can be sparsified again then."""
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._senders.values():
+            delattr(module, NAME)
+
+
+def sparsify(
+    stages: Sequence[nn.Module] | Sequence[Stage],
+    density: float | None = None,
+    *,
+    values: Narrow = None,
+    start_dim: int = -1,
+    boundary: Make | None = None,
+) -> Sparsified:
+    """Put a boundary behind every stage but the last: TopKBoundary(density, …), or what `boundary()` returns.
+
+    `stages` are either the modules of the whole split model, in order, or the PipelineStages of this rank, before their
+    first step and made without example arguments, as what travels has another shape than what stages compute. Every
+    floating-point tensor that a stage returns is sparsified; others travel as they are. DistributedDataParallel may be
+    around a module already. Raises ValueError for stages that are neither, have a boundary, or were told their shapes.
+    """
+    make, places = _maker(density, values, start_dim, boundary), _places(stages)
+    for place in places.values():
+        if hasattr(place.module, NAME):
+            raise ValueError(f"{type(place.module).__name__} has something called {NAME!r}; remove() it first")
+    hooks = [hook for place in places.values() for hook in _hooked(place, make)]
+    senders = {index: place.module for index, place in places.items() if not place.last}
+    return Sparsified(senders, tuple(hooks))
+
+
+def _hooked(place: _Place, make: Make) -> Iterator[RemovableHandle]:
+    if not place.first:
+        yield place.module.register_forward_pre_hook(partial(_receive, make()))
+    if not place.last:
+        place.module.add_module(NAME, make())
+        yield place.module.register_forward_hook(_send)
+
+
+def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make | None) -> Make:
+    if (density is None) == (boundary is None):
+        raise ValueError("expected either a density or boundary=, a function that makes a Boundary")
+    if boundary is not None:
+        if values is not None or start_dim != -1:
+            raise ValueError("values and start_dim belong to the boundary that boundary= makes")
+        return boundary
+    assert density is not None  # for the type checker
+    return partial(TopKBoundary, density, values=values, start_dim=start_dim)
+
+
+def _places(stages: Sequence[nn.Module] | Sequence[Stage]) -> dict[int, _Place]:
+    modules = [stage for stage in stages if isinstance(stage, nn.Module)]
+    others = [stage for stage in stages if not isinstance(stage, nn.Module)]
+    if (modules and others) or not all(hasattr(stage, "submod") for stage in others):
+        kinds = ", ".join(type(stage).__name__ for stage in stages)
+        raise ValueError(f"stages are {kinds}; expected the modules of the whole split model, or PipelineStages")
+    for stage in others:
+        _check_open(stage)
+    last = len(modules) - 1
+    return {i: _Place(_bare(module), i == 0, i == last) for i, module in enumerate(modules)} | {
+        s.stage_index: _Place(_bare(s.submod), s.stage_index == 0, s.stage_index == s.num_stages - 1) for s in others
+    }
+
+
+def _check_open(stage: Stage) -> None:
+    """Raise ValueError where a stage was told the shapes of what it exchanges."""
+    told = getattr(getattr(stage, "_user_meta", stage), "inputs", None) or getattr(stage, "inputs_meta", None)
+    if told or hasattr(stage, "pipe_info"):
+        raise ValueError(
+            f"stage {stage.stage_index} knows its shapes, from example arguments or from tracing, and they are those "
+            "of dense activations; make it from the module alone: PipelineStage(module, index, num_stages, device)"
+        )
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _boundary(module: nn.Module) -> Boundary:
+    boundary = module.get_submodule(NAME)
+    assert isinstance(boundary, Boundary)  # for the type checker
+    return boundary
+
+
+def _send(module: nn.Module, args: tuple[Any, ...], output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    boundary = _boundary(module)
+    outputs = (output,) if isinstance(output, Tensor) else output
+    return tuple(part for x in outputs for part in (boundary.send(x) if x.is_floating_point() else (x,)))
+
+
+def _receive(boundary: Boundary, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    parts = iter(args)
+    return tuple(boundary.receive(x, _frame(parts)) if x.is_floating_point() else x for x in parts)
+
+
+def _frame(parts: Iterator[Tensor]) -> Tensor:
+    frame = next(parts, None)
+    if frame is None or not frame.shape or frame.shape[-1]:
+        raise PayloadError("a stage got an activation as it is; expected words and a frame: sparsify every stage alike")
+    return frame
