@@ -58,7 +58,7 @@ def test_every_room_has_a_floor() -> None:
     ("library", "rooms"),
     [
         ("torch.distributed", {"exchanges", "integrations", "bench"}),
-        ("torch.nn.parallel", {"integrations", "bench"}),
+        ("torch.nn.parallel", {"integrations", "pipeline", "bench"}),
         ("numba", {"kernels"}),
         ("triton", {"kernels"}),
         ("rich", {"bench"}),

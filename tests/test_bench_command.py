@@ -80,20 +80,30 @@ def test_a_recipe_may_have_a_density_of_its_own() -> None:
         workers=2, link="none", recipes="topk,topk:0.5,fft,fft:0.3,dense", densities="0.1,0.2", steps=1, model="mlp",
         data=None, scale=1.0, seed=0, target=None, extend=1.0,
     )  # fmt: skip
-    assert asked.rows() == [("dense", 1.0), ("topk", 0.1), ("topk", 0.2), ("topk", 0.5), ("fft", 0.15), ("fft", 0.3)]
+    lines = [("dense", 1.0), ("topk", 0.1), ("topk", 0.2), ("topk", 0.5), ("fft", 0.15), ("fft", 0.3)]
+    assert asked.rows() == [options.Line(*line) for line in lines]
 
 
 def test_a_short_run_from_end_to_end(tmp_path: Path) -> None:
     done = _bench(*SHORT, "--json", str(tmp_path / "o.json"), "--html", str(tmp_path / "o.html"))
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "o.json").read_text())
-    assert document["schema"] == "thinwire.bench/1"
+    assert document["schema"] == "thinwire.bench/2"
     assert set(document) == {"schema", "environment", "rows"}
     assert [row["recipe"] for row in document["rows"]] == ["dense", "topk"]
     assert all(row["replicas_identical"] for row in document["rows"])
     dense, topk = document["rows"]
     assert set(dense) == {
-        *("recipe", "density", "steps", "step_seconds", "split_seconds", "wire_bytes_per_step", "loss_curve"),
+        *(
+            "recipe",
+            "density",
+            "boundary",
+            "steps",
+            "step_seconds",
+            "split_seconds",
+            "wire_bytes_per_step",
+            "loss_curve",
+        ),
         *("final_loss", "seconds_to_target", "speedup_vs_dense", "replicas_identical"),
     }
     assert dense["loss_curve"][0][2] == topk["loss_curve"][0][2], "the same initial weights"

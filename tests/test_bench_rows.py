@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from thinwire.bench.options import Line
 from thinwire.bench.results import Row
 from thinwire.bench.rows import HEADER_BYTES, Record, percentiles, seconds_to
 
@@ -13,12 +14,19 @@ def _step(step: int, **changes: float) -> dict[str, Any]:
     parts = {"compute": 0.3, "encode": 0.1, "exchange": 0.5, "decode": 0.1} | {
         key: value for key, value in changes.items() if key in ("compute", "exchange")
     }
-    event = {"kind": "step", "step": step, "total": sum(parts.values()), "sent_bytes": 1000.0, **parts}
+    event = {
+        "kind": "step",
+        "step": step,
+        "total": sum(parts.values()),
+        "sent_bytes": 1000.0,
+        "dense_bytes": 4000.0,
+        **parts,
+    }
     return event | {"measured": 1132, "packets": 2} | changes
 
 
 def _record(steps: int = 8, skip: int = 2, recipe: str = "topk") -> Record:
-    record = Record(recipe, 0.01, steps, skip)
+    record = Record(Line(recipe, 1.0 if recipe == "dense" else 0.01), steps, skip)
     record.add({"kind": "loss", "step": 0, "seconds": 0.0, "bytes": 0, "loss": 5.0})
     for step in range(steps):
         record.add(_step(step, compute=0.3 + 0.01 * step))
@@ -28,7 +36,7 @@ def _record(steps: int = 8, skip: int = 2, recipe: str = "topk") -> Record:
 
 
 def _row(record: Record, dense: Row | None = None, target: float | None = None) -> Row:
-    return record.row(dense_bytes=4000.0, dense=dense, target=target)
+    return record.row(dense=dense, target=target)
 
 
 def test_the_first_steps_and_those_past_the_end_do_not_count() -> None:
@@ -55,7 +63,7 @@ def test_dense_is_its_own_measure() -> None:
     dense = _row(_record(recipe="dense"))
     assert dense.speedup_vs_dense == 1.0
     assert dense.seconds_to_target == 8.0
-    fast = Record("topk", 0.01, 8, 2)
+    fast = Record(Line("topk", 0.01), 8, 2)
     for step in range(8):
         fast.add(_step(step, exchange=0.0))
     fast.add({"kind": "loss", "step": 8, "seconds": 4.0, "bytes": 9, "loss": 3.5})
@@ -69,7 +77,7 @@ def test_a_different_replica_is_told() -> None:
 
 
 def test_bytes_that_cannot_be_counted_are_null() -> None:
-    record = Record("topk", 0.01, 1, 0)
+    record = Record(Line("topk", 0.01), 1, 0)
     event = _step(0)
     del event["measured"], event["packets"]
     record.add(event)
@@ -79,7 +87,7 @@ def test_bytes_that_cannot_be_counted_are_null() -> None:
 
 
 def test_bytes_still_on_their_way_belong_to_the_step_before() -> None:
-    record = Record("topk", 0.01, 4, 1)
+    record = Record(Line("topk", 0.01), 4, 1)
     record.add({"kind": "tail", "measured": 999, "packets": 9})
     for step in range(4):
         record.add(_step(step))

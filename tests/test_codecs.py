@@ -200,13 +200,16 @@ def test_a_large_value_overflows_visibly_in_fp16() -> None:
 )
 @pytest.mark.parametrize("density", [0.0, -1.0, 1.5, math.nan])
 def test_impossible_densities_are_refused(kind: type[codecs.TopK], density: float) -> None:
+    others = {"width": 8} if kind is codecs.RowTopK else {}
     with pytest.raises(ValueError, match="density is"):
-        kind(density=density)
+        kind(density=density, **others)  # type: ignore[arg-type]  # the rows' width
 
 
 def test_impossible_options_are_refused() -> None:
     with pytest.raises(ValueError, match=r"float16, torch\.bfloat16 or"):
         codecs.Cast(values=torch.int8)
+    with pytest.raises(ValueError, match="width is 0"):
+        codecs.RowTopK(density=0.1, width=0)
     with pytest.raises(ValueError, match="surplus"):
         codecs.SampledThreshold(density=0.1, surplus=0.5)
     with pytest.raises(ValueError, match="surplus"):

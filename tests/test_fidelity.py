@@ -165,6 +165,7 @@ def _row(recipe: str, declared: float | None, loss: float) -> Row:
     return Row(
         recipe=recipe,
         density=0.5,
+        boundary=1.0,
         steps=1,
         step_seconds=Quantiles(p20=1, p50=1, p80=1),
         split_seconds=Split(compute=1, encode=0, exchange=0, decode=0),

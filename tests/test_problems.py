@@ -1,5 +1,6 @@
 """The bench's training problems, on small files of the layouts they read and, where there are any, on the real ones."""
 
+import copy
 import gzip
 import os
 import sysconfig
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
-from thinwire.bench.problems import PROBLEMS, BadInput, Batch, Problem, build, stdlib
+from thinwire.bench.data_parallel import sgd
+from thinwire.bench.problems import PROBLEMS, BadInput, Batch, Parts, Problem, build, stdlib
 from thinwire.bench.problems.sampling import share, spaced
-from thinwire.bench.training import sgd
 
 NOISE = np.random.default_rng(5)
 DATA = os.environ.get("THINWIRE_DATA")
@@ -81,6 +83,14 @@ def _write_text(folder: Path) -> Path:
     return folder / "text"
 
 
+def _write_clicks(folder: Path) -> Path:
+    with gzip.open(folder / "clicks.gz", "wt") as file:
+        for _ in range(70):
+            counts, hashes = NOISE.integers(-2, 50, 13), NOISE.integers(1 << 32, size=26)
+            file.write("\t".join([str(NOISE.integers(2)), *map(str, counts), *(f"{x:08x}" for x in hashes)]) + "\n")
+    return folder / "clicks.gz"
+
+
 SMALL: dict[str, tuple[str, Callable[[Path], Path] | None, float]] = {
     "source": ("transformer", None, 1.0),
     "text": ("transformer", _write_text, 1.0),
@@ -90,6 +100,8 @@ SMALL: dict[str, tuple[str, Callable[[Path], Path] | None, float]] = {
     "images": ("resnet20", _write_images, 1.0),
     "jpegs": ("resnet20", _write_jpegs, 1.0),
     "documents": ("xml", None, 0.003),
+    "clicks": ("dlrm", None, 1.0),
+    "Criteo's clicks": ("dlrm", _write_clicks, 1.0),
 }
 
 
@@ -132,8 +144,8 @@ def test_held_out_shares_are_equal_and_every_batch_is_fit_to_use(small: Callable
     shapes = {tuple(part.shape for part in batch) for rank in range(3) for batch in problem.held_out(rank, 3)}
     assert len(shapes) == 1
     assert len({len(problem.held_out(rank, 3)) for rank in range(3)}) == 1
-    inputs, targets = problem.batch(0, 0, 1)
-    assert inputs.dtype in (torch.float32, torch.int64)
+    *inputs, targets = problem.batch(0, 0, 1)
+    assert {tensor.dtype for tensor in inputs} <= {torch.float32, torch.int64}
     assert targets.dtype == torch.int64
     assert {value.dtype for value in problem.model.parameters()} == {torch.float32}
     assert "\n" not in problem.description
@@ -216,11 +228,96 @@ def test_sparse_embeddings_are_trained_without_momentum(tmp_path: Path) -> None:
     assert [group["momentum"] for group in sgd(tied.model, tied).param_groups] == [tied.momentum]
 
 
+FALLING = [name for name, (model, *_) in SMALL.items() if model in ("transformer", "mlp", "dlrm")]
+
+
+def _parts(problem: Problem) -> Parts:
+    assert problem.parts is not None
+    return problem.parts
+
+
+def _through(stages: list[nn.Module], batch: Batch, parts: Parts) -> list[Tensor]:
+    """What every stage puts out."""
+    (x,), named, _ = parts.feed(batch)
+    # A keyword argument that no stage knows: each has to ignore what only others need.
+    return [x := stage(x, **named, unknown=torch.ones(3)) for stage in stages]
+
+
+def _gradients(problem: Problem) -> dict[str, Tensor]:
+    found = {name: value.grad for name, value in problem.model.named_parameters() if value.grad is not None}
+    assert len(found) == len(list(problem.model.parameters()))
+    assert all(gradient.count_nonzero() for gradient in found.values())
+    return found
+
+
+def _moved(problem: Problem) -> Problem:
+    """The same away from the initial state, where some weights are zero and so are gradients behind them."""
+    generator = torch.Generator().manual_seed(1)
+    for value in problem.model.parameters():
+        value.data += 0.02 * torch.randn(value.shape, generator=generator)
+    return problem
+
+
+@pytest.mark.parametrize("small", FALLING, indirect=True)
+@pytest.mark.parametrize("count", [2, 3])
+def test_stages_compute_what_the_model_computes(small: Callable[[int], Problem], count: int) -> None:
+    problem, split = _moved(small(0)), _moved(small(0))
+    parts, batch = _parts(split), split.batch(0, 0, 1)
+    arguments, named, target = parts.feed(batch)
+    output = _through(parts.split(split.model, count), batch, parts)[-1]
+    assert torch.equal(output, problem.model(*arguments, **named))
+    loss, expected = parts.criterion(output, target), problem.loss(problem.model, batch)
+    assert torch.equal(loss, expected)
+    loss.backward()
+    expected.backward()
+    gradients = _gradients(split)
+    assert all(torch.equal(gradients[name], gradient) for name, gradient in _gradients(problem).items())
+
+
+@pytest.mark.parametrize("small", FALLING, indirect=True)
+@pytest.mark.parametrize("count", [2, 3])
+def test_stages_share_the_parameters_of_the_model_or_its_copy(small: Callable[[int], Problem], count: int) -> None:
+    problem = small(0)
+    for model in (problem.model, copy.deepcopy(problem.model)):
+        stages = _parts(problem).split(model, count)
+        assert len(stages) == count
+        held = [id(value) for stage in stages for value in stage.parameters()]
+        assert sorted(held) == sorted(id(value) for value in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("small", "shape", "positive"),
+    [("source", (12, 64, 176), False), ("digits", (64, 1024), True), ("clicks", (128, 256), True)],
+    indirect=["small"],
+)
+def test_models_are_cut_where_little_crosses(
+    small: Callable[[int], Problem], shape: tuple[int, ...], positive: bool
+) -> None:
+    problem = small(0)
+    parts = _parts(problem)
+    for count in (2, 3):
+        *crossing, _ = _through(parts.split(problem.model, count), problem.batch(0, 0, 1), parts)
+        assert [tuple(tensor.shape) for tensor in crossing] == [shape] * (count - 1)
+        assert all(bool((tensor >= 0).all()) == positive for tensor in crossing)
+
+
+@pytest.mark.parametrize("small", FALLING, indirect=True)
+@pytest.mark.parametrize("count", [-1, 0, 1, 4])
+def test_other_numbers_of_stages_are_refused(small: Callable[[int], Problem], count: int) -> None:
+    problem = small(0)
+    with pytest.raises(BadInput, match=f"2 or 3 stages, not {count}"):
+        _parts(problem).split(problem.model, count)
+
+
 def test_the_summaries_count_the_parameters_right(tmp_path: Path) -> None:
     problem = build("transformer", seed=0)
     assert sum(value.numel() for value in problem.model.parameters()) == pytest.approx(0.83e6, abs=5e3)
     problem = build("resnet20", seed=0, data=_write_images(tmp_path))
     assert sum(value.numel() for value in problem.model.parameters()) == 269_722
+    problem = build("dlrm", seed=0)
+    assert sum(value.numel() for value in problem.model.parameters()) == pytest.approx(1.0e6, abs=5e4)
+    problem = build("dlrm", seed=0, data=_write_clicks(tmp_path))
+    assert sum(value.numel() for value in problem.model.parameters()) == pytest.approx(4.7e6, abs=5e4)
     assert sum(value.numel() for value in build("xml", seed=0, scale=0.1).model.parameters()) == 4096 * 3094
 
 

@@ -45,6 +45,7 @@ def row(
     return Row(
         recipe=recipe,
         density=density,
+        boundary=1.0,
         steps=STEPS,
         step_seconds=Quantiles(p20=0.985 * step, p50=step, p80=1.03 * step),
         split_seconds=Split(**dict(zip(("compute", "encode", "exchange", "decode"), parts, strict=True))),
@@ -133,9 +134,9 @@ def test_the_document_survives_a_round_trip(results: Results, tmp_path: Path) ->
 def test_the_document_has_exactly_the_promised_keys(results: Results) -> None:
     document = results.to_json()
     assert list(document) == ["schema", "environment", "rows"]
-    assert document["schema"] == "thinwire.bench/1"
+    assert document["schema"] == "thinwire.bench/2"
     assert " ".join(document["rows"][0]) == (
-        "recipe density steps step_seconds split_seconds wire_bytes_per_step loss_curve final_loss "
+        "recipe density boundary steps step_seconds split_seconds wire_bytes_per_step loss_curve final_loss "
         "seconds_to_target speedup_vs_dense replicas_identical"
     )
     assert document["rows"][0]["loss_curve"][1][:2] == [3.5, 10 * DENSE_BYTES]
@@ -151,7 +152,7 @@ def test_what_is_not_a_number_is_null_in_the_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda document: document.update(schema="thinwire.bench/2"), "schema"),
+        (lambda document: document.update(schema="thinwire.bench/1"), "schema"),
         (lambda document: document.pop("environment"), "environment"),
         (lambda document: document["rows"][1].pop("final_loss"), r"rows\[1\].*final_loss"),
         (lambda document: document["rows"][0].update(extra=1), "extra"),

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.bench.link import interface_bytes
-from thinwire.bench.training import Emit, Meter
+from thinwire.bench.meter import Meter
+from thinwire.bench.training import Emit
 from thinwire.codecs import BlockTopK, Codec, CountSketch, Identity, TopK
 from thinwire.exchanges import (
     AllGather,

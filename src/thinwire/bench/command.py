@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thinwire.bench.cluster import Cluster, SupervisorDied, WorkerDied
+from thinwire.bench.hybrid import check_stages
 from thinwire.bench.methods import METHODS
 from thinwire.bench.options import Options
 from thinwire.bench.outputs import check_writable
@@ -62,7 +63,7 @@ def run(options: Options, *, json: Path | None, html: Path | None) -> int:
     """
     first = is_first()
     outputs = Outputs(console=Console(quiet=not first), json=json if first else None, html=html if first else None)
-    session = Session(options, *_describe(options))
+    session = Session(options, _describe(options))
     code, reason = _train(session, outputs)
     outputs.show(session.results(reason))
     if reason:
@@ -99,10 +100,12 @@ def print_listing() -> None:
         console.print(table)
 
 
-def _describe(options: Options) -> tuple[int, str]:
+def _describe(options: Options) -> str:
     """Build the problem once here, so that bad data ends the run before workers start."""
     problem = build(options.model, seed=options.seed, data=options.data, scale=options.scale)
-    return sum(p.numel() for p in problem.model.parameters()), problem.description
+    if options.pipeline > 1:
+        check_stages(problem, options.pipeline, options.micro_batches)
+    return problem.description
 
 
 def _workers(options: Options) -> AbstractContextManager[Workers]:

@@ -17,6 +17,8 @@ def describe(options: Options) -> dict[str, Any]:
     return {
         "model": options.model,
         "workers": options.workers,
+        "pipeline": options.pipeline,
+        "micro_batches": options.micro_batches if options.pipeline > 1 else None,
         "steps": options.steps,
         "seed": options.seed,
         "scale": options.scale,

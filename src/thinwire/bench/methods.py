@@ -14,6 +14,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import recipes, trace
+from thinwire.exchanges.compat import Group
 from thinwire.integrations import attach
 from thinwire.planner import Budget
 from thinwire.reducer import Reducer
@@ -40,7 +41,8 @@ class Method:
     """`sparse` methods take a density, which falls to the wanted one over the first steps of those that warm up.
 
     `density` is that of methods to which the run's own does not apply. A method that cannot work with several buckets
-    gets one, and one without `sparse_embeddings` cannot reduce their gradients.
+    gets one, one without `sparse_embeddings` cannot reduce their gradients, and one without `pipelines` cannot tell the
+    steps of a pipeline from its micro-batches.
     """
 
     description: str
@@ -50,19 +52,20 @@ class Method:
     warms_up: bool = False
     one_bucket: bool = False
     sparse_embeddings: bool = True
+    pipelines: bool = True
 
 
 def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
     sparse = [m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters() if all(p is not w for w in sparse))
-    model.register_forward_hook(lambda *_: _count(nbytes))
+    optimizer.register_step_pre_hook(lambda *_: _count(nbytes, model.process_group))
     for weight in sparse:
         weight.register_hook(_count_rows)
 
 
 def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
     def hook(state: object, bucket: Bucket) -> Future[Tensor]:
-        _count(2 * bucket.buffer().numel())
+        _count(2 * bucket.buffer().numel(), model.process_group)
         with trace.span("encode"):
             return fp16_compress_hook(model.process_group, bucket)
 
@@ -74,11 +77,12 @@ def _powersgd(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, 
         before = state.total_numel_after_compression
         with trace.span("encode"):
             future = powerSGD_hook(state, bucket)
-        _count(4 * ((state.total_numel_after_compression - before) or bucket.buffer().numel()))
+        sent = (state.total_numel_after_compression - before) or bucket.buffer().numel()
+        _count(4 * sent, model.process_group)
         return future
 
     state = PowerSGDState(
-        process_group=None,
+        process_group=model.process_group,
         matrix_approximation_rank=POWERSGD_RANK,
         start_powerSGD_iter=POWERSGD_START,
         compression_stats_logging_frequency=10**9,
@@ -92,10 +96,9 @@ def _count_rows(gradient: Tensor) -> None:
     trace.count("sent_bytes", (dist.get_world_size() - 1) * (rows.indices().nbytes + rows.values().nbytes))
 
 
-def _count(nbytes: float) -> None:
+def _count(nbytes: float, group: Group) -> None:
     """Count what a ring all-reduce of `nbytes` makes one rank send."""
-    world_size = dist.get_world_size()
-    trace.count("sent_bytes", 2 * (world_size - 1) / world_size * nbytes)
+    trace.count("sent_bytes", 2 * (group.size() - 1) / group.size() * nbytes)
 
 
 def _recipe(make: Callable[..., Reducer], *, momentum: bool = False) -> Install:
@@ -127,6 +130,7 @@ METHODS = {
         description='plan="auto": measured, decided, raced against uncompressed steps, kept up to date',
         install=_auto,
         sparse=True,
+        pipelines=False,
     ),
     "topk": Method(description="exact Top-k with error feedback", install=_recipe(recipes.topk), sparse=True),
     "dgc": Method(

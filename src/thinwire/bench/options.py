@@ -3,12 +3,20 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from thinwire.bench.link import Rate, parse_rate
 from thinwire.bench.methods import METHODS
 from thinwire.bench.problems import PROBLEMS, BadInput
 from thinwire.bench.torchrun import in_group, world_size
+
+
+class Line(NamedTuple):
+    """What a row trains with: a recipe at a density, and the share of activations that crosses a pipeline's cuts."""
+
+    recipe: str
+    density: float
+    boundary: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +34,9 @@ class Options:
     seed: int
     target: float | None
     extend: float
+    pipeline: int = 1
+    micro_batches: int = 4
+    boundaries: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -43,18 +54,23 @@ class Options:
         for recipe in self.recipes:
             _check(*_named(recipe))
         self._check_embeddings()
+        self._check_pipeline()
 
     @property
     def every(self) -> int:
         """Steps between two looks at the held-out loss."""
         return max(1, self.steps // 15)
 
-    def rows(self) -> list[tuple[str, float]]:
-        """Return (recipe, density) of each row, dense first because the others are held against it."""
+    def rows(self) -> list[Line]:
+        """Return what each row trains with, dense first because the others are held against it."""
         recipes = sorted(self.recipes, key=lambda name: name != "dense")
-        return list(
-            dict.fromkeys((_named(recipe)[0], d) for recipe in recipes for d in self._densities(*_named(recipe)))
+        lines = (
+            Line(_named(recipe)[0], density, boundary)
+            for recipe in recipes
+            for density in self._densities(*_named(recipe))
+            for boundary in sorted(self.boundaries, reverse=True)
         )
+        return list(dict.fromkeys(lines))
 
     def _check_embeddings(self) -> None:
         names = [_named(recipe)[0] for recipe in self.recipes]
@@ -65,6 +81,21 @@ class Options:
                 f"{unable[0]} cannot reduce the sparse gradients of {self.model}; try --recipes {able or 'dense'}"
             )
 
+    def _check_pipeline(self) -> None:
+        if self.pipeline < 1 or self.workers % self.pipeline:
+            raise BadInput(
+                f"--pipeline {self.pipeline} does not divide --workers {self.workers} into replicas of stages"
+            )
+        if self.micro_batches < 1:
+            raise BadInput(f"--micro-batches is {self.micro_batches}; expected 1 or more")
+        for boundary in self.boundaries:
+            _check_density(boundary, "--boundary")
+        if self.pipeline == 1 and self.boundaries != (1.0,):
+            raise BadInput("--boundary is about a model's cuts; give --pipeline STAGES as well")
+        unable = [name for name, _ in map(_named, self.recipes) if not METHODS[name].pipelines]
+        if self.pipeline > 1 and unable:
+            raise BadInput(f"{unable[0]} does not follow a pipeline's steps; name a recipe instead")
+
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
         """Return those asked for with the recipe, else the method's own, else the run's."""
         if not METHODS[name].sparse:
@@ -73,7 +104,16 @@ class Options:
         return self.densities if own is None else (own,)
 
 
-def read(*, workers: int | None, link: str | None, recipes: str, densities: str, **others: Any) -> Options:
+def read(
+    *,
+    workers: int | None,
+    link: str | None,
+    recipes: str,
+    densities: str,
+    pipeline: int = 1,
+    boundaries: str | None = None,
+    **others: Any,
+) -> Options:
     """Read options from text. Under torchrun the group decides on workers and link. Raises BadInput."""
     if in_group():
         if workers not in (None, world_size()) or link not in (None, "none"):
@@ -83,7 +123,9 @@ def read(*, workers: int | None, link: str | None, recipes: str, densities: str,
         workers=2 if workers is None else workers,
         rate=parse_rate("100mbit" if link is None else link),
         recipes=names(recipes, "--recipes", "dense,topk"),
-        densities=numbers(densities),
+        densities=numbers(densities, "--density"),
+        pipeline=pipeline,
+        boundaries=numbers(boundaries or ("1" if pipeline == 1 else "1,0.05"), "--boundary"),
         **others,
     )
 
@@ -119,12 +161,12 @@ def _check_density(density: float, option: str) -> None:
         raise BadInput(f"{option} {density:g} is no share of the elements; expected above 0 and at most 1")
 
 
-def numbers(text: str) -> tuple[float, ...]:
+def numbers(text: str, option: str) -> tuple[float, ...]:
     """Read densities separated by commas. Raises BadInput for anything else."""
     try:
         found = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise BadInput(f"--density {text!r} is not a list of numbers; expected e.g. 0.01 or 0.01,0.001") from error
+        raise BadInput(f"{option} {text!r} is not a list of numbers; expected e.g. 0.01 or 0.01,0.001") from error
     if not found:
-        raise BadInput(f"--density {text!r} is empty; expected e.g. 0.01")
+        raise BadInput(f"{option} {text!r} is empty; expected e.g. 0.01")
     return found

@@ -66,7 +66,7 @@ class Request:
 def wishes(*, densities: str | None, candidates: str | None, error_feedback: bool) -> Wishes:
     """Read the budget from text. Raises BadInput."""
     return Wishes(
-        densities=None if densities is None else numbers(densities),
+        densities=None if densities is None else numbers(densities, "--density"),
         names=None if candidates is None else names(candidates, "--candidates", "fp16,topk"),
         error_feedback=error_feedback,
     )

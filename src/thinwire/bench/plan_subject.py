@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.bench import problems
+from thinwire.bench.data_parallel import sgd
 from thinwire.bench.problems import BadInput
-from thinwire.bench.training import sgd
 
 _EXPECTED = "expected a function that returns (module, step) or (module, step, optimizer), with step(model) -> loss"
 _LOADED = "thinwire_plan_model"  # what a user's file is called among the modules: its own name may be taken

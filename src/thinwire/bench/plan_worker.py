@@ -7,9 +7,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from thinwire.bench.data_parallel import wrapped
 from thinwire.bench.plan_subject import Subject, of_bench, of_user
 from thinwire.bench.problems import BadInput
-from thinwire.bench.training import Emit, wrapped
+from thinwire.bench.training import Emit
 from thinwire.bench.worker import join_group
 from thinwire.integrations.profiling import profile
 from thinwire.planner import Budget, Profile

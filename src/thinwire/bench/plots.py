@@ -141,11 +141,11 @@ def round_bytes(count: float) -> str:
 
 
 def _styled(results: Results) -> Iterator[tuple[Row, str, str]]:
-    """Each row with its recipe's colour, and dashes that tell the densities of a recipe apart."""
-    recipes = list(dict.fromkeys(row.recipe for row in results.rows if row.recipe != "dense"))
+    """Each row with its recipe's colour, and dashes that tell the densities and boundaries of a recipe apart."""
+    recipes = list(dict.fromkeys(row.recipe for row in results.rows if not row.is_dense))
     seen: dict[str, int] = {}
     for row in results.rows:
-        index = recipes.index(row.recipe) if row.recipe in recipes else -1
+        index = -1 if row.is_dense else recipes.index(row.recipe)
         dash = index // len(COLOURS) + seen.get(row.recipe, 0) if index >= 0 else 0
-        seen[row.recipe] = seen.get(row.recipe, 0) + 1
+        seen[row.recipe] = seen.get(row.recipe, 0) + (index >= 0)
         yield row, COLOURS[index % len(COLOURS)] if index >= 0 else INK, DASHES[dash % len(DASHES)]

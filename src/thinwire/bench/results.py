@@ -1,4 +1,4 @@
-"""What a bench run measured, as a JSON document of schema ``thinwire.bench/1``."""
+"""What a bench run measured, as a JSON document of schema ``thinwire.bench/2``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-SCHEMA = "thinwire.bench/1"
+SCHEMA = "thinwire.bench/2"
 UNTHROTTLED = "UNTHROTTLED"
 
 
@@ -52,11 +52,13 @@ class Row:
 
     ``loss_curve`` holds (training seconds, bytes sent per worker, held-out loss), the first two cumulative;
     it may go on past ``steps``, where ``final_loss`` is taken, to find ``seconds_to_target``.
-    ``speedup_vs_dense`` is dense's median step over this row's.
+    ``speedup_vs_dense`` is dense's median step over this row's. ``boundary`` is the share of activations that crossed
+    a pipeline's cuts, 1 where there was none.
     """
 
     recipe: str
     density: float
+    boundary: float
     steps: int
     step_seconds: Quantiles
     split_seconds: Split
@@ -69,14 +71,25 @@ class Row:
 
     @property
     def label(self) -> str:
-        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent."""
-        return self.recipe if self.density == 1 else f"{self.recipe} {self.density:g}"
+        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent, ``| 0.05`` for its boundaries."""
+        return label(self.recipe, self.density, self.boundary)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether everything was sent as it was."""
+        return self.recipe == "dense" and self.boundary == 1
 
     @classmethod
     def from_json(cls, document: object, where: str = "row") -> Row:
         """Read one entry of ``rows``; ``where`` is its place, named in errors."""
         row: Row = _dataclass(cls, document, where)
         return row
+
+
+def label(recipe: str, density: float, boundary: float) -> str:
+    """Return how a row is called."""
+    name = recipe if density == 1 else f"{recipe} {density:g}"
+    return name if boundary == 1 else f"{name} | {boundary:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +110,14 @@ class Results:
         link = str(self.environment.get("link", "unknown link"))
         if not self.throttled and not link.startswith(UNTHROTTLED):
             link = UNTHROTTLED if link == UNTHROTTLED.lower() else f"{UNTHROTTLED} ({link})"
-        return f"{self.environment.get('model', 'model')} · {self.environment.get('workers', '?')} workers · {link}"
+        workers = f"{self.environment.get('workers', '?')} workers"
+        split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
+        return f"{self.environment.get('model', 'model')} · {workers}{split} · {link}"
+
+    @property
+    def stages(self) -> int:
+        """How many workers share a replica of the model."""
+        return int(self.environment.get("pipeline", 1))
 
     @property
     def incomplete(self) -> str | None:
@@ -122,7 +142,7 @@ class Results:
     @property
     def dense(self) -> Row | None:
         """The uncompressed row the others are compared with, if it was run."""
-        return next((row for row in self.rows if row.recipe == "dense"), None)
+        return next((row for row in self.rows if row.is_dense), None)
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 from typing import Any
 
+from thinwire.bench.options import Line
 from thinwire.bench.results import Quantiles, Row, Split, WireBytes
 
 HEADER_BYTES = 66
@@ -18,8 +19,7 @@ Event = Mapping[str, Any]
 class Record:
     """The events of one row, as they come."""
 
-    recipe: str
-    density: float
+    line: Line
     steps: int
     skip: int
     _steps: list[Event] = field(default_factory=list)
@@ -45,27 +45,27 @@ class Record:
         declared = sum(event["sent_bytes"] for event in counted)
         return HEADER_BYTES * sum(event["packets"] for event in counted) / declared if declared else None
 
-    def row(self, *, dense_bytes: float, dense: Row | None, target: float | None) -> Row:
-        """Return the row; an uncompressed step sends `dense_bytes`; `dense` is the uncompressed row if there is one."""
+    def row(self, *, dense: Row | None, target: float | None) -> Row:
+        """Return the row; `dense` is the uncompressed row if there is one."""
         seconds = percentiles(self.step_seconds())
         measured = [event["measured"] for event in self._counted() if "measured" in event]
         final = next(event["loss"] for event in self._losses if event["step"] == self.steps)
-        target = final if target is None and self.recipe == "dense" else target
+        is_dense = self.line == Line("dense", 1.0)
+        target = final if target is None and is_dense else target
         return Row(
-            recipe=self.recipe,
-            density=self.density,
+            **self.line._asdict(),
             steps=self.steps,
             step_seconds=seconds,
             split_seconds=self._split(seconds),
             wire_bytes_per_step=WireBytes(
                 measured=fmean(measured) if measured else None,
                 declared=fmean(event["sent_bytes"] for event in self._counted()),
-                dense=dense_bytes,
+                dense=fmean(event["dense_bytes"] for event in self._counted()),
             ),
             loss_curve=self.curve(),
             final_loss=final,
             seconds_to_target=None if target is None else seconds_to(target, self.curve()),
-            speedup_vs_dense=dense.step_seconds.p50 / seconds.p50 if dense else 1.0 if self.recipe == "dense" else None,
+            speedup_vs_dense=dense.step_seconds.p50 / seconds.p50 if dense else 1.0 if is_dense else None,
             replicas_identical=not self._different,
         )
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from thinwire.bench.environment import describe
-from thinwire.bench.options import Options
-from thinwire.bench.results import Results, Row
+from thinwire.bench.options import Line, Options
+from thinwire.bench.results import Results, Row, label
 from thinwire.bench.rows import Record, percentiles
 
 _WARMUP = 20  # steps, in runs at least four times as long; they are in no figure but the loss
@@ -43,7 +43,6 @@ class Session:
     """Rows finished so far stay in `results()` whatever ends the run."""
 
     options: Options
-    parameters: int
     description: str
     _link: str = "not started"
     _throttled: bool = False
@@ -54,10 +53,10 @@ class Session:
     def run(self, workers: Workers, watcher: Watcher, on_row: Callable[[Results], None]) -> None:
         """Train every row; `on_row` gets the results after each."""
         self._link, self._throttled = workers.label, workers.throttled
-        for recipe, density in self.options.rows():
+        for line in self.options.rows():
             if workers.throttled:
                 self._sample_free_network(workers)
-            self._train(workers, watcher, recipe, density)
+            self._train(workers, watcher, line)
             on_row(self.results("the run goes on"))
 
     def results(self, reason: str | None = None) -> Results:
@@ -74,18 +73,17 @@ class Session:
         }
         return Results(environment=environment, rows=tuple(self._rows))
 
-    def _train(self, workers: Workers, watcher: Watcher, recipe: str, density: float) -> None:
+    def _train(self, workers: Workers, watcher: Watcher, line: Line) -> None:
         steps = self.options.steps
-        record = Record(recipe, density, steps, _skip(steps))
-        label = recipe if density == 1 else f"{recipe} {density:g}"
-        watcher.start_row(label, steps)
+        record = Record(line, steps, _skip(steps))
+        watcher.start_row(label(*line), steps)
         loss = None
-        for event in self._events(workers, recipe, density, steps, target=self._target()):
+        for event in self._events(workers, line, steps, target=self._target()):
             record.add(event)
             loss = event.get("loss", loss)
             if event["kind"] == "step":
                 watcher.advance(event["step"] + 1, loss, event["total"])
-        row = record.row(dense_bytes=self._dense_bytes(), dense=self._dense(), target=self._target())
+        row = record.row(dense=self._dense(), target=self._target())
         self._rows.append(row)
         overhead = record.protocol_overhead()
         if overhead is not None:
@@ -96,17 +94,18 @@ class Session:
         """Take a few uncompressed steps with the link lifted: what a step costs when the network is free."""
         workers.throttle(False)
         steps = max(3, min(16, self.options.steps // 5))
-        record = Record("dense", 1.0, steps, _skip(steps))
-        for event in self._events(workers, "dense", 1.0, steps, target=None, quick=True):
+        record = Record(Line("dense", 1.0), steps, _skip(steps))
+        for event in self._events(workers, record.line, steps, target=None, quick=True):
             record.add(event)
         self._free += record.step_seconds()
         workers.throttle(True)
 
     def _events(
-        self, workers: Workers, recipe: str, density: float, steps: int, *, target: float | None, quick: bool = False
+        self, workers: Workers, line: Line, steps: int, *, target: float | None, quick: bool = False
     ) -> Iterator[dict[str, Any]]:
         most = steps if target is None else max(steps, round(self.options.extend * steps))
-        row = {"recipe": recipe, "density": density, "steps": steps, "most_steps": most, "target": target}
+        row = line._asdict() | {"steps": steps, "most_steps": most, "target": target}
+        row |= {"stages": self.options.pipeline, "micro_batches": self.options.micro_batches}
         row["skip"] = _skip(steps)
         row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
         row["every"] = most + 1 if quick else self.options.every
@@ -117,15 +116,11 @@ class Session:
                 yield event
 
     def _dense(self) -> Row | None:
-        return next((row for row in self._rows if row.recipe == "dense"), None)
+        return next((row for row in self._rows if row.is_dense), None)
 
     def _target(self) -> float | None:
         dense = self._dense()
         return self.options.target if self.options.target is not None or dense is None else dense.final_loss
-
-    def _dense_bytes(self) -> float:
-        workers = self.options.workers
-        return 2 * (workers - 1) / workers * 4.0 * self.parameters
 
 
 def _skip(steps: int) -> int:

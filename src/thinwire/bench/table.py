@@ -102,6 +102,11 @@ def notes(results: Results) -> list[str]:
     lifted = f"an uncompressed step with the link lifted, {milliseconds(free)} ms" if free else "not taken in this run"
     lines = [f"free net: {lifted}. speed up: dense's median step over this one."]
     lines += ["bytes: sent per step per worker. measured: on the link, headers included. dense: by float32 all-reduce."]
+    if results.stages > 1:
+        lines.append(
+            f"{results.stages} stages: of the first one's worker. exchange: all waiting. | 0.05: share of activations "
+            "that crosses, in bf16. dense: activations as they are, and float32 all-reduce between replicas."
+        )
     if any(row.wire_bytes_per_step.measured is None for row in results.rows):
         lines.append(f"measured {UNKNOWN}: counting on the link needs network namespaces.")
     if any(row.wire_bytes_per_step.declared is None for row in results.rows):

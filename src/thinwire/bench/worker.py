@@ -9,6 +9,9 @@ import torch.distributed as dist
 
 from thinwire.bench import problems
 from thinwire.bench.cluster import interface_bytes
+from thinwire.bench.data_parallel import DataParallel
+from thinwire.bench.hybrid import Hybrid
+from thinwire.bench.meter import Meter
 from thinwire.bench.training import Emit, RowJob, train
 
 
@@ -18,7 +21,9 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
     options = job["problem"]
     data = None if options["data"] is None else Path(options["data"])
     problem = _build(options["name"], options["seed"], data, options["scale"])
-    train(RowJob(**job["row"]), problem, _sent_on_interface, emit)
+    row = RowJob(**job["row"])
+    kind = Hybrid if row.stages > 1 else DataParallel
+    train(row, kind(row, problem, Meter(_sent_on_interface)), emit)
 
 
 @functools.cache

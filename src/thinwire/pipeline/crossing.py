@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from thinwire import trace
 from thinwire.payloads import Dense, Sparse, Words
 
 Choose = Callable[[Tensor], tuple[Sparse | Dense, Tensor | None]]
@@ -28,33 +29,39 @@ def unpack(words: Tensor, frame: Tensor, layout: Words) -> Tensor:
 class _Pack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: Words, choose: Choose) -> tuple[Tensor, Tensor]:
-        payload, kept = choose(x.contiguous().view(-1))
+        with trace.span("encode"):
+            payload, kept = choose(x.contiguous().view(-1))
+            words = layout.write(payload)
         ctx.layout, ctx.shape = layout, x.shape
         ctx.save_for_backward(kept)
-        return layout.write(payload), x.new_empty((*x.shape, 0))
+        return words, x.new_empty((*x.shape, 0))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, words: Tensor, frame: Tensor) -> tuple[Tensor, None, None]:
         (kept,) = ctx.saved_tensors
-        values = ctx.layout.read_gradient(words)
-        return _placed(values, kept, ctx.layout.numel).view(ctx.shape), None, None
+        with trace.span("decode"):
+            gradient = _placed(ctx.layout.read_gradient(words), kept, ctx.layout.numel)
+        return gradient.view(ctx.shape), None, None
 
 
 class _Unpack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, words: Tensor, frame: Tensor, layout: Words) -> Tensor:
-        payload = layout.read(words)
+        with trace.span("decode"):
+            payload = layout.read(words)
+            x = payload.dense()
         ctx.layout = layout
         ctx.save_for_backward(payload.indices if isinstance(payload, Sparse) else None)
-        return payload.dense().view(frame.shape[:-1])
+        return x.view(frame.shape[:-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         (indices,) = ctx.saved_tensors
-        flat = gradient.contiguous().view(-1)
-        words = ctx.layout.write_gradient(flat if indices is None else flat.index_select(0, indices))
+        with trace.span("encode"):
+            flat = gradient.contiguous().view(-1)
+            words = ctx.layout.write_gradient(flat if indices is None else flat.index_select(0, indices))
         # Older pipelines want a gradient for everything they sent, so the frame gets one, as empty as itself.
         return words, gradient.new_empty((*gradient.shape, 0)), None
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from thinwire import trace
 from thinwire.errors import PayloadError
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary
@@ -141,16 +142,22 @@ def _boundary(module: nn.Module) -> Boundary:
 def _send(module: nn.Module, args: tuple[Any, ...], output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
     boundary = _boundary(module)
     outputs = (output,) if isinstance(output, Tensor) else output
-    return tuple(part for x in outputs for part in (boundary.send(x) if x.is_floating_point() else (x,)))
+    return tuple(part for x in outputs for part in (_counted(boundary.send(x)) if x.is_floating_point() else (x,)))
 
 
 def _receive(boundary: Boundary, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     parts = iter(args)
-    return tuple(boundary.receive(x, _frame(parts)) if x.is_floating_point() else x for x in parts)
+    return tuple(boundary.receive(*_framed(x, parts)) if x.is_floating_point() else x for x in parts)
 
 
-def _frame(parts: Iterator[Tensor]) -> Tensor:
+def _framed(words: Tensor, parts: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
     frame = next(parts, None)
     if frame is None or not frame.shape or frame.shape[-1]:
         raise PayloadError("a stage got an activation as it is; expected words and a frame: sparsify every stage alike")
-    return frame
+    # As many words go back with the gradient.
+    return _counted((words, frame)) if words.requires_grad else (words, frame)
+
+
+def _counted(sent: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    trace.count("sent_bytes", sent[0].nbytes)
+    return sent

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from thinwire.bench.problems import lstm, mlp, resnet20, transformer, xml
-from thinwire.bench.problems.base import BadInput, Batch, Options, Problem
+from thinwire.bench.problems import dlrm, lstm, mlp, resnet20, transformer, xml
+from thinwire.bench.problems.base import BadInput, Batch, Options, Parts, Problem
 
-__all__ = ["PROBLEMS", "BadInput", "Batch", "Entry", "Problem", "build"]
+__all__ = ["PROBLEMS", "BadInput", "Batch", "Entry", "Parts", "Problem", "build"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,10 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
         "resnet20": Entry(
             summary="ResNet-20, 0.27 M parameters; needs --data FILE.npz with CIFAR-10",
             make=resnet20.make,
+        ),
+        "dlrm": Entry(
+            summary="DLRM, 1.0 M parameters, on generated clicks; --data FILE for Criteo's train.txt, 4.7 M parameters",
+            make=dlrm.make,
         ),
         "xml": Entry(
             summary="linear layer 4,096 -> 30,938, 126.7 M parameters, on generated sparse features; "

@@ -10,11 +10,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
-"""What one step computes its loss on; in these problems (inputs, integer targets)."""
+"""What one step computes its loss on; in these problems inputs, one tensor or two, and then integer targets."""
 
 
 class BadInput(ValueError):  # noqa: N818 - it reads better where it is raised and caught
     """Something the user gave cannot be used; the message is one line and says what was expected and the fix."""
+
+
+Feed = tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor]
+"""Arguments of a pipeline's first stage, keyword arguments of every stage, and the target; batch dimension first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """How a model falls into the stages of a pipeline.
+
+    split: (the problem's model or a deep copy of it, number of stages) -> the stages in order, made of the model's
+        own submodules; one after the other they compute what the model computes, bit for bit, and each ignores the
+        keyword arguments it has no use for. Raises BadInput where the model does not fall into that many.
+    feed: a batch -> what the stages and then the criterion are called with.
+    criterion: (output of the last stage, target) -> mean loss in nats, a scalar.
+    """
+
+    split: Callable[[nn.Module, int], list[nn.Module]]
+    feed: Callable[[Batch], Feed]
+    criterion: Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +48,7 @@ class Problem:
         gets as many, so the mean over batches and then ranks is the mean over the set. Raises BadInput where the
         set has fewer samples than there are ranks.
     learning_rate, momentum: for plain SGD at a constant rate.
+    parts: how the model falls into pipeline stages; None where it does not.
     """
 
     name: str
@@ -38,6 +59,7 @@ class Problem:
     held_out: Callable[[int, int], list[Batch]]
     learning_rate: float
     momentum: float = 0.9
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +89,12 @@ def seeded(seed: int) -> Iterator[None]:
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross entropy in nats of int64 targets (...) under the model's logits (..., classes), a scalar."""
     inputs, targets = batch
-    return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+    return classes(model(inputs), targets)
+
+
+def classes(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats of int64 targets (...) under logits (..., classes), a scalar."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def size(model: nn.Module) -> str:

@@ -4,15 +4,17 @@ import gzip
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from thinwire.bench.problems.base import Batch, Options, Problem, cross_entropy, seeded, size
+from thinwire.bench.problems.base import Batch, Options, Parts, Problem, classes, cross_entropy, seeded, size
 from thinwire.bench.problems.reading import reading, require
 from thinwire.bench.problems.sampling import Indices, batches, held_out, spaced
+from thinwire.bench.problems.stages import Chain, chosen, feed
 
 EXPECTED = "a directory with MNIST's four files, train-images-idx3-ubyte[.gz] and so on"
 PIXELS, HIDDEN, CLASSES = 28 * 28, 1024, 10
@@ -41,7 +43,7 @@ def make(options: Options) -> Problem:
     folder = options.path(EXPECTED)
     train, test = _digits(folder, "train"), _digits(folder, "t10k")
     with seeded(options.seed):
-        model = nn.Sequential(
+        model = Chain(
             nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
         )
     return Problem(
@@ -52,7 +54,14 @@ def make(options: Options) -> Problem:
         loss=cross_entropy,
         held_out=held_out(spaced(len(test.labels), HELD_OUT), BATCH, test.take),
         learning_rate=0.05,
+        parts=Parts(split=_split, feed=feed, criterion=classes),
     )
+
+
+def _split(model: nn.Module, stages: int) -> list[nn.Module]:
+    """Cut after the first ReLU, and after the second."""
+    chain = cast(Chain, model)
+    return chosen("mlp", {2: [chain[:2], chain[2:]], 3: [chain[:2], chain[2:4], chain[4:]]}, stages)
 
 
 def _digits(folder: Path, part: str) -> Digits:

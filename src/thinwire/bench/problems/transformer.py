@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -9,9 +10,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from thinwire.bench.problems.base import Options, Problem, cross_entropy, seeded, size
+from thinwire.bench.problems.base import Options, Parts, Problem, classes, cross_entropy, seeded, size
 from thinwire.bench.problems.reading import reading
 from thinwire.bench.problems.sampling import batches, held_out, spaced
+from thinwire.bench.problems.stages import Chain, chosen, feed
 from thinwire.bench.problems.stdlib import source_texts
 from thinwire.bench.problems.windows import Windows
 
@@ -58,11 +60,28 @@ class ByteGPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """See the class."""
-        # Not a buffer: DistributedDataParallel would send it at every step.
-        stream, bias = self.bytes(tokens), recency(tokens.shape[1])
-        for block in self.blocks:
-            stream = block(stream, bias)
-        return self.head(self.norm(stream))
+        return self.head(self.norm(_through(self.blocks, self.bytes(tokens))))
+
+
+class Stage(nn.Module):
+    """Some blocks of a ByteGPT, and what it does `before` them: embed, or nothing; `after`: give logits, or nothing."""
+
+    def __init__(self, before: nn.Module, blocks: nn.ModuleList, after: nn.Module) -> None:
+        """All are the model's own."""
+        super().__init__()
+        self.before, self.blocks, self.after = before, blocks, after
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        """Bytes or the stream (batch, time, width) to the stream or logits; keyword arguments are ignored."""
+        return self.after(_through(self.blocks, self.before(x)))
+
+
+def _through(blocks: nn.ModuleList, stream: Tensor) -> Tensor:
+    # Not a buffer: DistributedDataParallel would send it at every step.
+    bias = recency(stream.shape[1])
+    for block in blocks:
+        stream = block(stream, bias)
+    return stream
 
 
 def recency(time: int) -> Tensor:
@@ -91,7 +110,17 @@ def make(options: Options) -> Problem:
         loss=cross_entropy,
         held_out=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
         learning_rate=0.1,
+        parts=Parts(split=_split, feed=feed, criterion=classes),
     )
+
+
+def _split(model: nn.Module, stages: int) -> list[nn.Module]:
+    """Cut after the first block, and after the second."""
+    whole, nothing = cast(ByteGPT, model), nn.Identity()
+    logits, rest = Chain(whole.norm, whole.head), whole.blocks[1:]
+    start = Stage(whole.bytes, whole.blocks[:1], nothing)
+    three: list[nn.Module] = [start, Stage(nothing, rest, nothing), logits]
+    return chosen("transformer", {2: [start, Stage(nothing, rest, logits)], 3: three}, stages)
 
 
 def _texts(path: Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
