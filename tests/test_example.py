@@ -45,3 +45,29 @@ def test_a_killed_worker_ends_the_other_with_an_error() -> None:
         _, errors = survivor.communicate(timeout=60)
     assert survivor.returncode not in (0, -signal.SIGKILL)
     assert re.search(r"RuntimeError.*(closed by peer|reset by peer|[Tt]imed out)", errors), errors
+
+
+def test_stages_and_replicas_train_together() -> None:
+    """Four ranks under torchrun, as README has it."""
+    script = EXAMPLE.with_name("pipeline.py")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "4",
+        "--master-port",
+        str(_free_port()),
+    ]
+    done = subprocess.run(
+        [*command, str(script), "41"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    losses = [float(found) for found in re.findall(r"rank 1: step \d+, loss ([\d.]+)", done.stdout)]
+    assert losses[-1] < losses[0] / 2, done.stderr
+    assert done.stdout.count("replicas identical: True") == 4
+    assert done.stdout.count("5.1% of the activations crossed") == 2

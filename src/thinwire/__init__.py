@@ -6,7 +6,7 @@ tw.attach(ddp_model, tw.recipes.topk(density=0.01))
 
 from importlib.metadata import version
 
-from thinwire import codecs, exchanges, formats, memories, payloads, planner, recipes, reducer, schedules
+from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
 from thinwire.errors import FingerprintError, MomentumError, PayloadError
 from thinwire.integrations import Attachment, attach, plan, profile
 from thinwire.planner import Budget, Plan, Profile
@@ -28,6 +28,7 @@ __all__ = [
     "formats",
     "memories",
     "payloads",
+    "pipeline",
     "plan",
     "planner",
     "profile",
