@@ -7,7 +7,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire.pipeline import sparsify
@@ -22,10 +21,11 @@ halves = [
     nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()),  # cut after a ReLU
     nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1)),
 ]
-model = DistributedDataParallel(halves[stage], process_group=mesh.get_group("replica"))
+model = halves[stage]
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 # Between the replicas of a stage one percent of each gradient travels, between stages a twentieth of each activation.
-attachment = thinwire.attach(model, thinwire.recipes.dgc(density=0.01), optimizer=optimizer)
+recipe = thinwire.recipes.dgc(density=0.01)
+replicas = thinwire.replicate(model, recipe, group=mesh.get_group("replica"), optimizer=optimizer)
 pipeline_stage = PipelineStage(model, stage, STAGES, torch.device("cpu"), group=mesh.get_group("stage"))
 boundaries = sparsify([pipeline_stage], density=0.05, values=torch.bfloat16)
 schedule = Schedule1F1B(pipeline_stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
@@ -40,6 +40,7 @@ for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
         schedule.step(inputs)
     else:
         schedule.step(target=targets, losses=losses)
+    replicas.reduce()
     optimizer.step()
     if step % 20 == 0 and losses:
         print(f"rank {dist.get_rank()}: step {step}, loss {torch.stack(losses).mean():.3f}")
@@ -47,5 +48,5 @@ for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
 
 for index, report in boundaries.reports().items():
     print(f"rank {dist.get_rank()}: behind stage {index}, {report.kept:.1%} of the activations crossed")
-print(f"rank {dist.get_rank()}: replicas identical: {attachment.verify_replicas()}")
+print(f"rank {dist.get_rank()}: replicas identical: {replicas.attachment.verify_replicas()}")
 dist.destroy_process_group()

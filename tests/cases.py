@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire import codecs, exchanges, formats, memories, recipes, schedules
+from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
 from thinwire.reducer import Reducer
 
 SIZES = (1, 2, 63, 1000, 5000)
@@ -162,6 +163,30 @@ RECIPES = {
         rounds=True, make=lambda: recipes.powersgd(rank=2, values=torch.bfloat16, start=1), conserving=False
     ),
     "powersgd 8 bits": RecipeCase(rounds=True, make=lambda: recipes.powersgd(rank=2, values=OFFSET_8, start=0)),
+}
+
+
+BOUNDARIES: dict[str, Callable[[], Boundary]] = {
+    "topk 2%": lambda: TopKBoundary(0.02),
+    "topk": lambda: TopKBoundary(0.25),
+    "topk most": lambda: TopKBoundary(0.8),
+    "topk all": lambda: TopKBoundary(1.0),
+    "topk of samples": lambda: TopKBoundary(0.1, start_dim=1),
+    "topk of batches": lambda: TopKBoundary(0.1, start_dim=0),
+    "topk bf16": lambda: TopKBoundary(0.25, values=torch.bfloat16),
+    "topk fp16 of samples": lambda: TopKBoundary(0.1, values=torch.float16, start_dim=1),
+    "topk 8 bits": lambda: TopKBoundary(0.25, values=OFFSET_8),
+    "topk half 8 bits": lambda: TopKBoundary(0.5, values=OFFSET_8),
+    "topk all bf16": lambda: TopKBoundary(1.0, values=torch.bfloat16),
+    "topk all 8 bits": lambda: TopKBoundary(1.0, values=OFFSET_8),
+    "laplace 2%": lambda: LaplaceBoundary(0.02),
+    "laplace": lambda: LaplaceBoundary(0.25),
+    "laplace most": lambda: LaplaceBoundary(0.8),
+    "laplace all": lambda: LaplaceBoundary(1.0),
+    "laplace tight": lambda: LaplaceBoundary(0.25, bound=1.0),
+    "laplace of samples": lambda: LaplaceBoundary(0.1, start_dim=1),
+    "laplace bf16": lambda: LaplaceBoundary(0.25, values=torch.bfloat16),
+    "laplace 8 bits": lambda: LaplaceBoundary(0.1, values=OFFSET_8),
 }
 
 

@@ -232,6 +232,41 @@ def test_largest_blocks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, num
         assert torch.equal(cpu.largest_blocks(x, width, k), reference.largest_blocks(x, width, k))
 
 
+ROWS = [(0, 1), (0, 7), (1, 1), (5, 1), (1, 63), (9, 64), (3, 1000), (700, 900), (2, 1 << 18)]
+"""Rows, and how wide they are: the last two make several ranges."""
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "width"), ROWS)
+def test_largest_in_rows(dtype: torch.dtype, rows: int, width: int) -> None:
+    room = torch.full((rows * width + 128,), torch.nan, dtype=dtype)
+    x = room[64 : 64 + rows * width]
+    smooth = vector(x.numel(), dtype=dtype)
+    odd = smooth.clone()
+    odd[width // 2 :: width], odd[-2:] = torch.nan, torch.inf
+    for content in (smooth, smooth.round(), torch.zeros_like(x), -torch.zeros_like(x), odd):
+        x.copy_(content)
+        for k in {0, 1, width // 3, width - 1, width}:
+            found = cpu.largest_in_rows(x, width, k)
+            assert found.dtype == torch.int32
+            assert torch.equal(found, reference.largest_in_rows(x, width, k))
+
+
+def test_the_largest_of_each_row_are_those_of_python() -> None:
+    x = vector(7 * 40).round()
+    x[45], x[130] = torch.nan, -torch.inf
+    for k in (1, 5, 40):
+        expected = []
+        for row in range(7):
+            ranks = [
+                (-(torch.inf if value != value else abs(value)), value == value, i)
+                for i, value in enumerate(x[40 * row : 40 * row + 40].tolist())
+            ]
+            expected += sorted(40 * row + i for _, _, i in sorted(ranks)[:k])
+        for kernels in (cpu, reference):
+            assert kernels.largest_in_rows(x, 40, k).tolist() == expected
+
+
 def test_mix_is_one_to_one_and_changes_with_the_seed() -> None:
     indices = torch.arange(1 << 16, dtype=torch.int32)
     assert reference.mix(indices, 1).unique().numel() == indices.numel()

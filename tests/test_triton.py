@@ -289,6 +289,29 @@ def test_block_energies(gpu: ModuleType, make: Callable[[torch.dtype], Tensor], 
     assert torch.equal(gpu.largest_blocks(x, width, k), reference.largest(found, k))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "width"), [(0, 1), (0, 7), (1, 1), (5, 1), (2, 63), (3, 64), (2, 3000)])
+def test_largest_in_rows(gpu: ModuleType, rows: int, width: int, dtype: torch.dtype) -> None:
+    smooth = vector(rows * width).to(dtype)
+    odd = smooth.clone()
+    odd[width // 2 :: width], odd[-2:] = -torch.nan, torch.inf
+    for content in (smooth, smooth.round(), torch.zeros_like(smooth), odd):
+        x = framed(content)
+        for k in {0, 1, width // 3, width}:
+            found = gpu.largest_in_rows(x, width, k)
+            assert found.dtype == torch.int32
+            assert torch.equal(found, reference.largest_in_rows(x, width, k))
+        assert intact(x)
+
+
+def test_rows_too_wide_for_a_program(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = framed(vector(SEVERAL_TILES // 3 * 3).round())
+    expected = reference.largest_in_rows(x, x.numel() // 3, 100)
+    assert torch.equal(gpu.largest_in_rows(x, x.numel() // 3, 100), expected)
+    monkeypatch.setattr(importlib.import_module("thinwire.kernels.triton.rows"), "_WIDEST", 1000)
+    assert torch.equal(gpu.largest_in_rows(x, x.numel() // 3, 100), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 @pytest.mark.parametrize("numel", [0, 1, 7, 31, 3000])
 def test_bits(gpu: ModuleType, numel: int, dtype: torch.dtype) -> None:
@@ -388,6 +411,7 @@ def test_nothing_waits_for_the_device(gpu: ModuleType, monkeypatch: pytest.Monke
         gpu.hashed_slots(picks, picks, 20, 5000, 1)
         gpu.index_of(*gpu.slot_of(picks, 20, 5000, 1), 20, 5000, 1)
         gpu.largest_blocks(x, 5, 30)
+        gpu.largest_in_rows(x, 50, 7)
         gpu.unpack_bits(gpu.pack_bits(picks, 5), 50, 5)
         gpu.sketch_query(gpu.sketch_insert(x, 3, 50, 1), 5000, 1)
 

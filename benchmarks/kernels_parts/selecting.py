@@ -11,6 +11,7 @@ from thinwire.kernels import reference
 
 _SCALE, _MOMENTUM = 0.25, 0.5  # powers of two: a fused multiply-add rounds like two steps
 _BLOCK = 32
+_WIDTH = 512  # of a row of activations
 
 
 def _capacity(place: Place) -> int:
@@ -91,6 +92,17 @@ def _largest(place: Place) -> Work:
     )
 
 
+def _largest_in_rows(place: Place) -> Work:
+    rows = place.numel // _WIDTH
+    x, count = place.gradient()[: rows * _WIDTH], max(1, place.picks // max(1, rows))
+    return Work(
+        run=lambda: kernels.backend(x).largest_in_rows(x, _WIDTH, count),
+        floor=x.sum,
+        moved=x.nbytes + 4 * rows * count,
+        others={"torch": lambda: x.view(-1, _WIDTH).abs().topk(count, dim=1, sorted=False).indices},
+    )
+
+
 def _hashed_slots(place: Place) -> Work:
     x = place.gradient()
     indices = kernels.backend(x).largest(x, min(place.numel, 2 * place.picks))
@@ -139,6 +151,9 @@ CASES = {
         make=_accumulate_momentum_select, group="select", floor="add(r, g, out=) and copy_(u)", sweep=True
     ),
     "largest": Case(make=_largest, group="select", floor="x.sum()", baseline="abs, topk", sweep=True, most=1 << 22),
+    "largest_in_rows": Case(
+        make=_largest_in_rows, group="select", floor="x.sum()", baseline="abs, topk", sweep=True, most=1 << 22
+    ),
     "hashed_slots": Case(make=_hashed_slots, group="index", floor="copy_ of the picks", sweep=True),
     "largest_blocks": Case(make=_largest_blocks, group="select", floor="x.sum()", sweep=True, most=1 << 24),
     "block_energies": Case(make=_block_energies, group="select", floor="x.sum()"),

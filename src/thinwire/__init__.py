@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
 from thinwire.errors import FingerprintError, MomentumError, PayloadError
-from thinwire.integrations import Attachment, attach, plan, profile
+from thinwire.integrations import Attachment, Replicas, attach, plan, profile, replicate
 from thinwire.planner import Budget, Plan, Profile
 
 __version__ = version("thinwire")
@@ -21,6 +21,7 @@ __all__ = [
     "PayloadError",
     "Plan",
     "Profile",
+    "Replicas",
     "__version__",
     "attach",
     "codecs",
@@ -34,5 +35,6 @@ __all__ = [
     "profile",
     "recipes",
     "reducer",
+    "replicate",
     "schedules",
 ]

@@ -1,5 +1,6 @@
 """`thinwire plan`, from a request to the printed plan and written files."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +56,13 @@ def run(
     first = is_first()
     files = {name: path if first else None for name, path in {"json": json, "html": html, "profile": profile}.items()}
     outputs = Outputs(console=Console(quiet=not first), unfolded=unfolded, **files)
+    return guarded(lambda: _plan(source, wishes, outputs))
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Do the work and return the exit code, having said why it came to no end. Raises BadInput."""
     try:
-        with outputs.console.status("measuring"):
-            known = source.known(wishes)
-            outputs.keep(known.measured)
-            plan = _decided(known)
-        outputs.show(known.measured, plan)
+        work()
     except KeyboardInterrupt:
         return _ended(INTERRUPTED, "interrupted")
     except WorkerDied as death:
@@ -70,11 +72,20 @@ def run(
     return 0
 
 
-def _decided(known: Known) -> Plan:
+def decided(known: Known) -> Plan:
+    """Decide. Raises BadInput for a profile that cannot be planned for."""
     try:
         return decide(known.profile, known.budget)
     except ValueError as error:
         raise BadInput(str(error)) from error
+
+
+def _plan(source: Source, wishes: Wishes, outputs: Outputs) -> None:
+    with outputs.console.status("measuring"):
+        known = source.known(wishes)
+        outputs.keep(known.measured)
+        plan = decided(known)
+    outputs.show(known.measured, plan)
 
 
 def _ended(code: int, reason: str) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from thinwire.bench.link import parse_rate
 from thinwire.bench.options import names, numbers
+from thinwire.bench.plan_pipeline import Pipelined
 from thinwire.bench.plan_sources import Asked, Measured, Saved, Source, Wishes
 from thinwire.bench.problems import BadInput
 from thinwire.bench.torchrun import in_group, world_size
@@ -23,12 +24,29 @@ class Request:
     link: str | None
     profile: Path | None
     save_profile: Path | None
+    micro_batches: int | None = None
+    boundary: float | None = None
 
     def source(self) -> Source:
         """Return where the profile comes from. Raises BadInput for what does not go together."""
-        if self.workers is not None and self.workers < 1:
-            raise BadInput(f"--workers is {self.workers}; expected 1 or more")
+        self._check_workers()
+        self._leave_out("without --pipeline STAGES a model has no cuts", "micro_batches", "boundary")
         return self._measured() if self.profile is None else self._saved(self.profile)
+
+    def pipelined(self, stages: int) -> Pipelined:
+        """Return what is to be measured of a model in stages. Raises BadInput for what does not go together."""
+        self._check_workers()
+        self._leave_out("--pipeline splits a model of the bench, and measures it anew", "target", "profile")
+        self._leave_out("with --pipeline every stage has a profile of its own", "save_profile")
+        whole = self._measured()
+        return Pipelined(
+            subject=whole.subject,
+            workers=whole.workers,
+            rate=whole.rate,
+            stages=stages,
+            micro_batches=4 if self.micro_batches is None else self.micro_batches,
+            density=0.05 if self.boundary is None else self.boundary,
+        )
 
     def _saved(self, path: Path) -> Saved:
         self._leave_out(
@@ -57,9 +75,13 @@ class Request:
             rate=parse_rate("100mbit" if self.link is None else self.link),
         )
 
+    def _check_workers(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise BadInput(f"--workers is {self.workers}; expected 1 or more")
+
     def _leave_out(self, why: str, *options: str) -> None:
         if given := [option for option in options if getattr(self, option) is not None]:
-            said = {"target": self.target, "save_profile": "--save-profile"}.get(given[0], f"--{given[0]}")
+            said = self.target if given[0] == "target" else f"--{given[0].replace('_', '-')}"
             raise BadInput(f"{why}: leave {said} out")
 
 

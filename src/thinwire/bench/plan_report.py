@@ -14,7 +14,7 @@ from thinwire.bench.plan_words import conclusions, network, origin, title
 from thinwire.bench.results import write_atomically
 from thinwire.planner import Plan, Profile
 
-_STYLE = (
+STYLE = (
     "<style>th.text, td.text { text-align: left; } .figures.one { grid-template-columns: minmax(0, 60rem); }</style>"
 )
 
@@ -25,12 +25,14 @@ def write_html(measured: Profile, plan: Plan, path: Path) -> None:
 
 
 def html(measured: Profile, plan: Plan) -> str:
-    """The whole page: conclusions, the step drawn, every tensor, the network, and the least ratio that pays."""
-    return page(
-        f"thinwire plan: {title(plan.profile)}",
-        f"""{_STYLE}
-<h1>thinwire plan</h1>
-{paragraphs([title(plan.profile)])}
+    """The whole page."""
+    name = f"thinwire plan: {title(plan.profile)}"
+    return page(name, f"{STYLE}\n<h1>thinwire plan</h1>\n{sections(measured, plan)}")
+
+
+def sections(measured: Profile, plan: Plan) -> str:
+    """Conclusions, the step drawn, every tensor, the network, and the least ratio that pays."""
+    return f"""{paragraphs([title(plan.profile)])}
 {paragraphs(origin(measured, plan.profile), "soft")}
 {paragraphs(conclusions(plan))}
 {_advice(plan.advice)}
@@ -43,8 +45,7 @@ def html(measured: Profile, plan: Plan) -> str:
 {_network(plan.profile)}
 {_least(plan.profile)}
 <h2>How it was measured</h2>
-{definitions(measured.made)}""",
-    )
+{definitions(measured.made)}"""
 
 
 def _advice(texts: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Where a profile comes from: measured now, or saved before."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from thinwire.bench.plan_worker import handle
 from thinwire.bench.problems import BadInput
 from thinwire.bench.session import Workers
 from thinwire.bench.torchrun import ThisGroup, in_group
+from thinwire.bench.training import Emit
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Profile
 
+Handler = Callable[[dict[str, Any], Emit], None]
 _UNTHROTTLED = 1e15  # bytes per second, which a profile takes for what its processors can do
 
 
@@ -97,23 +100,26 @@ class Measured:
     def known(self, wishes: Wishes) -> Known:
         """Start the workers, let them measure, and end them."""
         budget = wishes.budget()
-        with self._workers() as workers:
+        with started(self.workers, self.rate, handle) as workers:
             job = {"kind": self.kind, "subject": self.subject, "budget": asdict(budget)}
-            found = {rank: _accepted(event) for rank, event in workers.run(job)}
+            found = {rank: Profile.from_json(accepted(event)["profile"]) for rank, event in workers.run(job)}
             label = workers.label
         measured = replace(found[0], made={**found[0].made, "link": label})
         return Known(measured, measured, budget)
 
-    def _workers(self) -> AbstractContextManager[Workers]:
-        if in_group():
-            return nullcontext(ThisGroup(handle))
-        return Cluster(self.workers, self.rate, "thinwire.bench.plan_worker:handle")
+
+def started(count: int, rate: Rate | None, handler: Handler) -> AbstractContextManager[Workers]:
+    """Return workers that run `handler`, or under torchrun the group that there is."""
+    if in_group():
+        return nullcontext(ThisGroup(handler))
+    return Cluster(count, rate, f"{handler.__module__}:{handler.__name__}")
 
 
-def _accepted(event: dict[str, Any]) -> Profile:
+def accepted(event: dict[str, Any]) -> dict[str, Any]:
+    """Return what a worker has measured. Raises BadInput where it refused."""
     if "refused" in event:
         raise BadInput(event["refused"])
-    return Profile.from_json(event["profile"])
+    return event
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Generic, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -16,25 +17,26 @@ from thinwire.bench.table import ASCII
 from thinwire.bench.units import UNKNOWN, human_bytes
 from thinwire.planner import Plan, Profile
 
+L = TypeVar("L")
 _NARROWEST = 12  # of the column of names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class Column(Generic[L]):
     """One column: its heading, and what it says of a line."""
 
     heading: str
-    text: Callable[[Line], str]
+    text: Callable[[L], str]
     left: bool = False
 
-    def cells(self, lines: Sequence[Line]) -> list[str]:
+    def cells(self, lines: Sequence[L]) -> list[str]:
         """Heading and texts, all of one width."""
         texts = [self.heading, *map(self.text, lines)]
         width = max(map(len, texts))
         return [text.ljust(width) if self.left else text.rjust(width) for text in texts]
 
 
-COLUMNS = (
+COLUMNS: tuple[Column[Line], ...] = (
     Column(heading="elements", text=lambda line: f"{line.numel:,}"),
     Column(heading="size", text=lambda line: human_bytes(line.dense_bytes)),
     Column(heading="choice", text=lambda line: line.choice, left=True),

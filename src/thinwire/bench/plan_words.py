@@ -3,7 +3,7 @@
 import math
 
 from thinwire.bench.units import UNKNOWN
-from thinwire.planner import Plan, Profile
+from thinwire.planner import BoundaryRow, Plan, Profile
 
 _TRANSPORTS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "point_to_point": "point to point"}
 _BEYOND = 1e14  # bytes per second: what a probe gives where more bytes took no longer
@@ -50,6 +50,15 @@ def conclusions(plan: Plan) -> list[str]:
     if not plan.pays:
         lines.insert(0, 'Nothing pays here: thinwire.attach(model, plan="auto") then leaves plain DDP.')
     return [line for line in lines if line]
+
+
+def boundary_reason(row: BoundaryRow) -> str:
+    """Why a cut is treated as it is, and up to which bandwidth sparsifying pays there."""
+    if math.isinf(row.break_even):
+        return f"{row.reason}; pays at any bandwidth"
+    if not row.break_even:
+        return f"{row.reason}; never pays here, however slow the link"
+    return f"{row.reason}; pays below {bit_rate(row.break_even)} here"
 
 
 def _step(plan: Plan) -> str:

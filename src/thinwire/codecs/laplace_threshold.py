@@ -48,5 +48,6 @@ def laplace_quantile(mean: Tensor, scale: Tensor, share: float) -> Tensor:
     """
     center, rest = mean.abs(), 1 - share
     tail = torch.exp(-2 * center / scale.clamp(min=torch.finfo(scale.dtype).tiny))
-    above, below = ((1 + tail) / (2 * share)).log(), (rest + (rest * rest + tail).sqrt()).log()
-    return center + scale * torch.where(above >= 0, above, below)
+    least = torch.finfo(scale.dtype).tiny
+    above, below = ((1 + tail) / (2 * share)).log(), (rest + (rest * rest + tail).sqrt()).clamp(min=least).log()
+    return (center + scale * torch.where(above >= 0, above, below)).clamp(min=0)

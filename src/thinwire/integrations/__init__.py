@@ -3,5 +3,6 @@
 from thinwire.integrations.attachment import Attachment
 from thinwire.integrations.ddp import attach
 from thinwire.integrations.profiling import plan, profile
+from thinwire.integrations.replicate import Replicas, replicate
 
-__all__ = ["Attachment", "attach", "plan", "profile"]
+__all__ = ["Attachment", "Replicas", "attach", "plan", "profile", "replicate"]

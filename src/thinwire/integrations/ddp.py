@@ -9,18 +9,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.integrations.assembly import assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
-from thinwire.integrations.fingerprint import check_fingerprint
 from thinwire.integrations.managed import bucket_caps, managed, with_sparse_gradients
-from thinwire.integrations.momentum import corrections, refuse_twice, take_over
 from thinwire.integrations.plain_steps import PlainSteps
 from thinwire.integrations.rebroadcast import broadcast_every
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
 from thinwire.planner.plan import Plan
 from thinwire.reducer import Reducer
-
-_SAMPLE = 1 << 12
 
 
 def attach(
@@ -57,11 +54,17 @@ def attach(
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
     recipe = _reducer(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
-    check_fingerprint(recipe, parameters, group, f"{_settings(model, optimizer)}, rebroadcast={rebroadcast}")
-    kinds = {(p.dtype, p.device) for p in parameters.values()}
-    recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds])
-    decay = take_over(recipe.memories(), optimizer, names, group.size())
-    attachment = Attachment(recipe, parameters, group, decay=decay, scaler=scaler, may_be_unused=may_be_unused)
+    ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
+    attachment = assembled(
+        recipe,
+        parameters,
+        names,
+        group,
+        settings=f"{ddp}, rebroadcast={rebroadcast}",
+        optimizer=optimizer,
+        scaler=scaler,
+        may_be_unused=may_be_unused,
+    )
 
     def install() -> None:
         model.register_comm_hook(attachment, _hook)
@@ -71,9 +74,6 @@ def attach(
     elif not isinstance(asked, Plan) or asked.pays or rebroadcast is not None:
         install()
     _attached.add(model)
-    _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
-    if corrections(recipe.memories()):
-        refuse_twice(attachment, names)
     if rebroadcast is not None:
         broadcast_every(rebroadcast, model, attachment)
     return attachment
@@ -116,22 +116,11 @@ def _check(model: object, asked: object) -> None:
         raise RuntimeError(
             "this model has a communication hook already, and DDP allows one: wrap the module in DDP anew"
         )
-    held = asked.memories() if isinstance(asked, Reducer) else ()
-    if any(id(memory) in _serving or memory.state() for memory in held):
-        raise RuntimeError("this recipe is at work on a model already; make another one")
+    if isinstance(asked, Reducer):
+        check_free(asked)
 
 
 _attached: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-# Which attachment a memory serves, by the memory's id.
-_serving: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDictionary()
-
-
-def _settings(model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> str:
-    """Return in words what must be alike on all ranks besides recipe and parameters."""
-    keys = ("momentum", "nesterov", "dampening", "weight_decay", "maximize")
-    groups = [] if optimizer is None else [{k: g[k] for k in keys if k in g} for g in optimizer.param_groups]
-    ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
-    return f"{ddp}, optimizer groups {groups}"
 
 
 # DDP inspects this signature: a plain function whose second argument is called bucket.

@@ -28,7 +28,12 @@ def managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
 
 def with_sparse_gradients(model: DistributedDataParallel) -> set[torch.Tensor]:
     """Return the weights of sparse embeddings."""
-    embeddings = (m for m in model.module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+    return sparse_weights(model.module)
+
+
+def sparse_weights(module: nn.Module) -> set[torch.Tensor]:
+    """Return the weights of sparse embeddings."""
+    embeddings = (m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
     return {m.weight for m in embeddings if m.sparse}
 
 

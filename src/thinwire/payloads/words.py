@@ -86,7 +86,7 @@ class Words:
         out = torch.zeros(_WORD * self.length, dtype=torch.uint8, device=sections[0].device)
         start = 0
         for section in sections:
-            out[start : start + section.nbytes] = section.contiguous().view(torch.uint8)
+            out[start : start + section.nbytes].view(section.dtype).copy_(section)
             start += wire.padded(section.nbytes)
         return out.view(torch.float32)
 

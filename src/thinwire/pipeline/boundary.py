@@ -33,8 +33,8 @@ class Boundary(nn.Module, ABC):
     def __init__(self, density: float, values: Narrow, start_dim: int) -> None:
         super().__init__()
         check_density(density)
-        if values is not None and not isinstance(values, torch.dtype | Format):
-            raise TypeError(f"values is {values!r}; expected None, a torch.dtype or a format of thinwire.formats")
+        if not (values is None or isinstance(values, Format) or getattr(values, "is_floating_point", False)):
+            raise TypeError(f"values is {values!r}; expected None, a floating-point dtype or one of thinwire.formats")
         self.density, self.values, self.start_dim = density, values, start_dim
         self._tally, self._crossings = Tally(), 0
 
@@ -44,7 +44,7 @@ class Boundary(nn.Module, ABC):
 
     @abstractmethod
     def choose(self, matrix: Tensor) -> Choice:
-        """Choose `count` elements of a matrix (rows, width), one row per sample."""
+        """Choose `count` elements of a matrix (rows, width) that is not empty, one row per sample."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` as it arrives on the other side, of the same shape and dtype."""
@@ -58,7 +58,7 @@ class Boundary(nn.Module, ABC):
         """
         layout, width = self._layout(x.shape, x.dtype), self._width(x.shape)
         self._crossings += 1
-        return pack(x, layout, lambda flat: self._chosen(flat.view(-1, width)))
+        return pack(x, layout, lambda flat: self._chosen(flat, width))
 
     @final
     def receive(self, words: Tensor, frame: Tensor) -> Tensor:
@@ -80,8 +80,10 @@ class Boundary(nn.Module, ABC):
         tally, self._tally = self._tally, Tally()
         return tally.report(self.density)
 
-    def _chosen(self, matrix: Tensor) -> tuple[Sparse | Dense, Tensor | None]:
-        choice, flat = self.choose(matrix), matrix.view(-1)
+    def _chosen(self, flat: Tensor, width: int) -> tuple[Sparse | Dense, Tensor | None]:
+        if not flat.numel():
+            return Dense(values=flat), None
+        choice = self.choose(flat.view(-1, width))
         taken = flat if choice.kept is None else gather(flat, choice.kept)
         values, coded = narrowed(taken, self.values, flat.dtype, self._crossings)
         self._tally.add(flat.numel(), values, choice)

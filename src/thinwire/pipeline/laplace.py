@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thinwire.codecs.laplace_threshold import laplace_quantile
 from thinwire.codecs.thresholding import check_bound, limited, near, room
+from thinwire.formats import Coded, Format
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary
 from thinwire.pipeline.tally import Choice
@@ -18,12 +19,13 @@ _RECENT = 15
 
 @final
 class LaplaceBoundary(Boundary):
-    """Keeps |x| ≥ τ, τ being what the share `density` of a Laplace law of the batch's mean and variance exceeds.
+    """Keeps 0 < |x| ≥ τ, τ being what the share `density` of a Laplace law of the batch's mean and variance exceeds.
 
     No sort; the law fits roughly, so the real density strays: `report()` tells it. At most ⌈bound · density · d⌉ of a
-    batch's d elements are sent, the largest, and always so many travel. `recent` (15,) keeps the thresholds of the last
-    batches in training, NaN where there were fewer, and goes with the state_dict; evaluation uses their median, and so
-    fits nothing. A median, as pipelines try shapes out on memory that nobody has written, and that is a batch too.
+    batch's d elements are sent, the largest, and always so many travel; at density 1 everything. `recent` (15,) keeps
+    the thresholds of the last batches in training, NaN where there were fewer, and goes with the state_dict; evaluation
+    uses their median, and so fits nothing. A median, as pipelines try shapes out on memory that nobody has written, and
+    that is a batch too.
     """
 
     recent: Tensor
@@ -31,6 +33,8 @@ class LaplaceBoundary(Boundary):
     def __init__(self, density: float, *, bound: float = 2.0, values: Narrow = None, start_dim: int = -1) -> None:
         super().__init__(density, values, start_dim)
         check_bound(bound)
+        if isinstance(values, Format) and bool(Coded.of(torch.tensor([0.0, 1.0]), values).values(torch.float32)[0]):
+            raise ValueError(f"{values} has no zero, which fills what is sent up to the bound; use another format")
         self.bound = bound
         self.register_buffer("recent", torch.full((_RECENT,), math.nan))
 
@@ -39,21 +43,25 @@ class LaplaceBoundary(Boundary):
         """What evaluation uses, 0-dim: NaN before training."""
         return self.recent.nanmedian()
 
-    def count(self, rows: int, width: int) -> int:
-        """Return the bound."""
-        return room(self.bound * self.density, rows * width, rows * width)
+    def count(self, rows: int, width: int) -> int | None:
+        """Return the bound, or None at density 1, where no threshold is needed."""
+        return room(self.bound * self.density, rows * width, rows * width) if self.density < 1 else None
 
     def choose(self, matrix: Tensor) -> Choice:
         """Choose what reaches this batch's threshold, or training's. Raises RuntimeError before any training."""
         flat, capacity = matrix.view(-1), self.count(*matrix.shape)
+        if capacity is None:
+            return Choice(None, matrix.new_zeros(1))
         threshold = self._fitted(flat) if self.training else self._stored()
         picks = near(Plain(flat), threshold.to(flat), capacity)
         kept, _ = limited(picks, capacity)
         return Choice(kept, threshold)
 
     def _fitted(self, flat: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(flat.float(), correction=0)
-        threshold = laplace_quantile(mean, (variance / 2).sqrt(), self.density)
+        # By two sums: torch.var_mean takes ten times as long as they do.
+        numbers = flat.float()
+        mean, square = numbers.mean(), torch.linalg.vector_norm(numbers).square() / flat.numel()
+        threshold = laplace_quantile(mean, ((square - mean * mean).clamp(min=0) / 2).sqrt(), self.density)
         self.recent.copy_(torch.cat((self.recent[1:], threshold[None])))
         return threshold
 

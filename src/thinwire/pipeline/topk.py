@@ -30,7 +30,7 @@ class TopKBoundary(Boundary):
         """Choose k of each row; the thresholds are the rows' k-th largest magnitudes."""
         rows, width = matrix.shape
         if self.count(rows, width) is None:
-            return Choice(None, matrix.abs().amin(1) if width else matrix.new_zeros(rows))
+            return Choice(None, matrix.abs().amin(1))
         flat = matrix.view(-1)
         picks = largest_in_rows(flat, width, self.density)
         return Choice(picks, flat.index_select(0, picks).view(rows, -1).abs().amin(1))

@@ -1,8 +1,10 @@
 """Does compression pay here? Measure, decide, predict, and say why."""
 
+from thinwire.planner.boundaries import BoundaryRow, Crossings, Cut, decide_boundaries
 from thinwire.planner.candidates import DENSE, NAMES, Budget, Candidate, candidate
 from thinwire.planner.curve import Curve
 from thinwire.planner.decide import break_even, decide
+from thinwire.planner.pipeline_plan import PipelinePlan
 from thinwire.planner.plan import Plan, Row
 from thinwire.planner.profile import Bucket, Cost, Gradient, Profile, Timeline
 from thinwire.planner.ratio import minimum_ratio
@@ -12,12 +14,16 @@ from thinwire.planner.timeline import Span, spans, step_seconds
 __all__ = [
     "DENSE",
     "NAMES",
+    "BoundaryRow",
     "Bucket",
     "Budget",
     "Candidate",
     "Cost",
+    "Crossings",
     "Curve",
+    "Cut",
     "Gradient",
+    "PipelinePlan",
     "Plan",
     "Profile",
     "Row",
@@ -26,6 +32,7 @@ __all__ = [
     "break_even",
     "candidate",
     "decide",
+    "decide_boundaries",
     "fastest",
     "minimum_ratio",
     "spans",

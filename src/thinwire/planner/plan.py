@@ -72,6 +72,7 @@ class Plan:
         whole = {"schema": "thinwire.plan/1", "verdict": self.verdict, "pays": self.pays}
         whole |= {k: v for k, v in asdict(self).items() if k != "profile"}
         whole["break_even"] = self.break_even if self.break_even != float("inf") else None
+        whole["boundaries"] = []  # those of a model in one piece; `boundaries.PipelinePlan` has more
         return json.dumps(whole | {"profile": json.loads(self.profile.to_json())}, indent=1)
 
 

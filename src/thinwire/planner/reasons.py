@@ -20,15 +20,15 @@ def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> s
     name = choice[gradient.name]
     if name != DENSE.name:
         less = work(name, [gradient], profile)
-        return f"its exchange takes {_ms(less.exchange)} instead of {_ms(full.exchange)}; computing it {_own(less)}"
+        return f"its exchange takes {ms(less.exchange)} instead of {ms(full.exchange)}; computing it {_own(less)}"
     best = min((work(other, [gradient], profile) for other in profile.costs), key=_total, default=None)
     if profile.world_size == 1:
         return "one worker: there is nobody to exchange with"
     if best is None or _total(best) >= full.exchange:
-        spent = "" if best is None else f"; {best.name} takes {_ms(best.exchange)}, and {_own(best)} to compute"
-        return f"its exchange takes {_ms(full.exchange)}{spent}"
+        spent = "" if best is None else f"; {best.name} takes {ms(best.exchange)}, and {_own(best)} to compute"
+        return f"its exchange takes {ms(full.exchange)}{spent}"
     if set(choice.values()) == {DENSE.name}:
-        return f"{best.name} would save {_ms(full.exchange - _total(best))} of its exchange, too little of the step"
+        return f"{best.name} would save {ms(full.exchange - _total(best))} of its exchange, too little of the step"
     return "its exchange is hidden behind backward, or shared with others in the bucket"
 
 
@@ -70,8 +70,9 @@ def _total(part: Work) -> float:
 
 
 def _own(part: Work) -> str:
-    return _ms(part.encode + part.decode)
+    return ms(part.encode + part.decode)
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """Return seconds as ``0.48 ms`` or ``15 ms``."""
     return f"{1e3 * seconds:.{2 if seconds < 0.01 else 0}f} ms"

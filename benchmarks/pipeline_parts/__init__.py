@@ -1,0 +1,1 @@
+"""What sparsified boundaries between pipeline stages do to training."""

@@ -1,0 +1,71 @@
+"""Runs as a JSON document, so that what was cut off can go on."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pipeline_parts.training import Run
+from thinwire.bench.results import write_atomically
+
+SCHEMA = "thinwire.pipeline_accuracy/1"
+
+
+class Unfit(ValueError):  # noqa: N818 - it reads better where it is raised and caught
+    """A document that is none, or of another run; the message is one line."""
+
+
+@dataclass(kw_only=True)
+class Document:
+    """`settings`: what the runs of each problem share. `runs`: by problem, row and seed."""
+
+    environment: Mapping[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    runs: dict[tuple[str, str, int], Run] = field(default_factory=dict)
+
+    def add(self, run: Run) -> None:
+        """Take a run in."""
+        self.runs[run.problem, run.row, run.seed] = run
+
+    def of(self, problem: str, row: str) -> list[Run]:
+        """Return the runs of a row, by seed."""
+        found = (run for (*place, _), run in self.runs.items() if place == [problem, row])
+        return sorted(found, key=lambda run: run.seed)
+
+    def write(self, path: Path) -> None:
+        """Write it; NaN becomes null."""
+        whole = {
+            "schema": SCHEMA,
+            "environment": dict(self.environment),
+            "settings": self.settings,
+            "runs": [_finite(asdict(run)) for run in self.runs.values()],
+        }
+        write_atomically(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> "Document":
+        """Read what was written. Raises Unfit, and OSError."""
+        try:
+            found = json.loads(path.read_text())
+            if found["schema"] != SCHEMA:
+                raise Unfit(f"{path} is of schema {found['schema']!r}; expected {SCHEMA!r}")
+            document = cls(environment=found["environment"], settings=found["settings"])
+            for entry in found["runs"]:
+                document.add(Run(**{key: _number(key, entry[key]) for key in _KEYS}))
+        except (KeyError, TypeError, json.JSONDecodeError) as wrong:
+            raise Unfit(f"{path} is no document of {SCHEMA}: {wrong!r}") from wrong
+        return document
+
+
+_KEYS = [each.name for each in fields(Run)]
+_WHOLE = "diverged_at"
+
+
+def _finite(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if value != value else value for key, value in entry.items()}
+
+
+def _number(key: str, value: Any) -> Any:
+    return math.nan if value is None and key != _WHOLE else value

@@ -1,0 +1,110 @@
+"""`steps`: time of a step, two stages × two replicas, over slow links."""
+
+import json as documents
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from pipeline_parts.step_plot import draw
+from thinwire.bench.cluster import Cluster
+from thinwire.bench.link import parse_rate
+from thinwire.bench.options import Line
+from thinwire.bench.results import write_atomically
+
+SCHEMA = "thinwire.pipeline_steps/1"
+STAGES, REPLICAS, MICRO_BATCHES = 2, 2, 4
+LINES = {
+    "plain": Line("dense", 1.0),
+    "DCT-MP": Line("dense", 1.0, 0.1),
+    "DCT-DP": Line("dct_dp", 0.01),
+    "both": Line("dct_dp", 0.01, 0.1),
+    "plain again": Line("dense", 1.0),
+}
+PUBLISHED = {"DCT-MP": -0.1395, "DCT-DP": -0.23, "both": -0.371}
+"""Change in time: Table 5 at 90 %, and Section 3.3, of a production model on 12.5 Gbit/s."""
+
+Runs = dict[str, dict[str, dict[str, list[dict[str, float]]]]]
+"""Problem → link → line → what each round found."""
+
+
+def steps(
+    json: Annotated[Path, typer.Option(help="Write what was found here, after every round.")],
+    problem: Annotated[list[str] | None, typer.Option(help="Of transformer, dlrm; may be repeated.")] = None,
+    link: Annotated[list[str] | None, typer.Option(help="Rates of each worker's link; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each all lines run, one after the other.")] = 5,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of each line in a round; the first third warms up.")] = 30,
+    plot: Annotated[Path | None, typer.Option(help="Draw the changes here, as PNG.")] = None,
+) -> None:
+    """Time plain pipelining, sparsified boundaries, sparsified gradients and both, round by round."""
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    problems, links = problem or ["transformer", "dlrm"], link or ["100mbit", "1gbit"]
+    runs: Runs = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    with (
+        Cluster(STAGES * REPLICAS, parse_rate(links[0]), "thinwire.bench.worker:handle") as cluster,
+        Progress(console=console) as progress,
+    ):
+        task = progress.add_task("", total=rounds * len(problems) * len(links) * len(LINES))
+        for _ in range(rounds):
+            for name in problems:
+                for rate in links:
+                    cluster.limit(parse_rate(rate))
+                    for label, line in LINES.items():
+                        progress.update(task, advance=1, description=f"{name}, {rate}, {label}")
+                        runs[name][rate][label].append(_round(cluster, name, line, steps))
+            write_atomically(json, documents.dumps({"schema": SCHEMA, "link": cluster.label, "runs": runs}) + "\n")
+    console.print(table(runs))
+    if plot is not None:
+        draw(runs, PUBLISHED, plot)
+
+
+def _round(cluster: Cluster, problem: str, line: Line, steps: int) -> dict[str, float]:
+    """Train a line for some steps, and return the medians on the first worker. Raises where replicas differ."""
+    row = line._asdict() | {"steps": steps, "most_steps": steps, "every": steps + 1, "skip": steps // 3}
+    row |= {"stages": STAGES, "micro_batches": MICRO_BATCHES}
+    job = {"row": row, "problem": {"name": problem, "seed": 0, "data": None, "scale": 1.0}}
+    events = list(cluster.run(job))
+    if apart := [event["different"] for _, event in events if event["kind"] == "done" and event["different"]]:
+        raise RuntimeError(f"replicas of {problem} with {line} differ in {apart}")
+    counted = [e for rank, e in events if rank == 0 and e["kind"] == "step" and e["step"] >= steps // 3]
+    return {key: median(e[key] for e in counted) for key in ("total", "encode", "decode", "sent_bytes", "dense_bytes")}
+
+
+def changes(rounds: dict[str, list[dict[str, float]]], label: str) -> list[float]:
+    """Return by how much a line's step differs from the plain one of the same round, round by round."""
+    pairs = zip(rounds[label], rounds["plain"], strict=True)
+    return [one["total"] / plain["total"] - 1 for one, plain in pairs]
+
+
+def table(runs: Runs) -> Table:
+    """Return what was found, the paper's figures beside it."""
+    columns = ("model", "link", "line", "step ms", "change", "rounds, from to", "published", "bytes", "codec ms")
+    shown = Table(*columns, title=f"{STAGES} stages × {REPLICAS} replicas; bytes and codec of the first stage")
+    for problem, links in runs.items():
+        for rate, rounds in links.items():
+            for label in LINES:
+                shown.add_row(problem, rate, label, *_cells(rounds, label))
+    return shown
+
+
+def _cells(rounds: dict[str, list[dict[str, float]]], label: str) -> tuple[str, ...]:
+    found, change = rounds[label], changes(rounds, label)
+
+    def mid(*keys: str) -> float:
+        return median(sum(one[key] for key in keys) for one in found)
+
+    published: Any = PUBLISHED.get(label)
+    return (
+        f"{1e3 * mid('total'):.0f}",
+        f"{median(change):+.1%}",
+        f"{min(change):+.1%} {max(change):+.1%}",
+        "" if published is None else f"{published:+.1%}",
+        f"{mid('sent_bytes') / 1e3:.0f} kB",
+        f"{1e3 * mid('encode', 'decode'):.1f}",
+    )

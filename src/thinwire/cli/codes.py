@@ -1,0 +1,3 @@
+"""Exit codes."""
+
+BAD_INPUT = 2

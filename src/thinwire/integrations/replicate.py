@@ -1,0 +1,147 @@
+"""Replicas without DistributedDataParallel: gradients are exchanged when a step's backward is over.
+
+DDP wants to see forward and backward one after the other, which the schedules of a pipeline do not grant it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from thinwire.exchanges.compat import Group
+from thinwire.integrations.assembly import assembled, check_free
+from thinwire.integrations.attachment import Attachment, LossScaler
+from thinwire.integrations.managed import sparse_weights
+from thinwire.reducer import Reducer
+
+_BUCKET_BYTES = 25 << 20
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Room for the gradients of some parameters, one behind the other."""
+
+    flat: Tensor
+    parameters: list[nn.Parameter]
+    views: list[Tensor]
+
+    @classmethod
+    def of(cls, parameters: list[nn.Parameter]) -> "_Bucket":
+        flat = parameters[0].new_empty(sum(p.numel() for p in parameters))
+        pieces = zip(flat.split([p.numel() for p in parameters]), parameters, strict=True)
+        # In the order in which a parameter lies in memory, as what waits for its gradient does.
+        views = [piece.as_strided(p.shape, torch.empty_like(p).stride()) for piece, p in pieces]
+        return cls(flat.detach(), parameters, [view.detach() for view in views])
+
+    def fill(self) -> None:
+        for p, view in zip(self.parameters, self.views, strict=True):
+            view.zero_() if p.grad is None else view.copy_(p.grad)
+
+    def hand_back(self, used: Set[Tensor]) -> None:
+        for p, view in zip(self.parameters, self.views, strict=True):
+            if p.grad is not None:
+                p.grad.copy_(view)
+            elif p in used:
+                p.grad = view.clone()
+
+
+@final
+class Replicas:
+    """What `replicate` returns. `attachment` has state_dict, verify_replicas and the like, as of `thinwire.attach`."""
+
+    def __init__(
+        self, attachment: Attachment, group: Group, buckets: Sequence[_Bucket], sparse: Sequence[nn.Parameter]
+    ) -> None:
+        self.attachment, self._group = attachment, group
+        self._buckets, self._sparse = buckets, sparse
+
+    def reduce(self) -> None:
+        """Replace every gradient by its mean over the replicas, as the recipe has it. A collective.
+
+        Call it once a step, after the last backward (of a pipeline, after `schedule.step`) and before the optimizer.
+        A parameter without a gradient counts as having zeros; one that no replica has a gradient for is left alone.
+        """
+        used = self._used()
+        started = [(bucket, self._start(bucket)) for bucket in self._buckets]
+        rows = [(p, self.attachment.reduce_sparse(_rows(p), [p])) for p in self._sparse]
+        for bucket, future in started:
+            future.wait()
+            bucket.hand_back(used)
+        for p, future in rows:
+            mean = future.wait()
+            p.grad = mean if p in used else None
+
+    def _used(self) -> Set[Tensor]:
+        """Return the parameters that any replica has a gradient for. The mean cannot tell: it may be zero."""
+        parameters = list(self.attachment.parameters.values())
+        if not parameters:
+            return set()
+        mine = [p.grad is not None for p in parameters]
+        flags = torch.tensor(mine, dtype=torch.int32, device=parameters[0].device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, self._group)
+        return {p for p, flag in zip(parameters, flags.tolist(), strict=True) if flag}
+
+    def _start(self, bucket: _Bucket) -> "torch.futures.Future[Tensor]":
+        bucket.fill()
+        return self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views)
+
+
+def replicate(
+    modules: nn.Module | Iterable[nn.Module],
+    recipe: Reducer,
+    *,
+    group: Group | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: LossScaler | None = None,
+) -> Replicas:
+    """Make replicas of a module, or of this rank's stages of a pipeline, over `group` (by default all ranks).
+
+    A collective: parameters and buffers of the group's first rank go to all others. From then on call `reduce()` in
+    every step. Recipe, `optimizer` and `scaler` are as in `thinwire.attach`; nothing overlaps with backward.
+    Raises TypeError for anything but a recipe or for complex parameters, and what `thinwire.attach` does.
+    """
+    if not isinstance(recipe, Reducer):
+        raise TypeError(f"replicate takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
+    check_free(recipe)
+    whole = modules if isinstance(modules, nn.Module) else nn.ModuleList(modules)
+    group = group or dist.group.WORLD
+    assert group is not None  # torch raises where there is none
+    parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+    if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
+        raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
+    sparse = sparse_weights(whole)
+    names = {p: name for name, p in parameters.items() if p not in sparse}
+    attachment = assembled(
+        recipe,
+        parameters,
+        names,
+        group,
+        settings="replicate",
+        optimizer=optimizer,
+        scaler=scaler,
+        may_be_unused=True,
+    )
+    for tensor in (*whole.parameters(), *whole.buffers()):
+        dist.broadcast(tensor.detach(), group=group, group_src=0)
+    return Replicas(attachment, group, list(_buckets(list(names))), [p for p in parameters.values() if p in sparse])
+
+
+def _buckets(parameters: list[nn.Parameter]) -> Iterator[_Bucket]:
+    """Gather parameters of one dtype and device, the last ones first, as their gradients come first."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for p in reversed(parameters):
+        held = kinds.setdefault((p.dtype, p.device), [])
+        held.append(p)
+        if sum(p.numel() * p.element_size() for p in held) >= _BUCKET_BYTES:
+            yield _Bucket.of(kinds.pop((p.dtype, p.device)))
+    yield from (_Bucket.of(held) for held in kinds.values())
+
+
+def _rows(p: nn.Parameter) -> Tensor:
+    if p.grad is not None:
+        return p.grad
+    indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)
+    return torch.sparse_coo_tensor(indices, p.new_empty(0, p.shape[1]), p.shape)

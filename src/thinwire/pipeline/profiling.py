@@ -1,0 +1,86 @@
+"""Measuring what crosses between stages, where it is to cross."""
+
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from thinwire.exchanges import Link
+from thinwire.exchanges.compat import Group
+from thinwire.exchanges.post import Post
+from thinwire.pipeline.boundary import Boundary
+from thinwire.pipeline.topk import TopKBoundary
+from thinwire.planner.boundaries import Crossings, Cut
+from thinwire.planner.probe.agreed import Ranks
+from thinwire.planner.probe.clock import stamp
+from thinwire.planner.probe.links import SIZES, fit
+
+_WARMUP, _REPEATS, _CROSSINGS = 2, 7, 4
+
+
+def probe_crossings(
+    activations: Sequence[Tensor],
+    stages: Group,
+    everyone: Group,
+    *,
+    density: float,
+    micro_batches: int,
+    seconds: float = 4.0,
+) -> Crossings:
+    """Measure links between neighbouring `stages`, and `TopKBoundary(density, values=bfloat16)` at each cut.
+
+    activations: what each stage but the last sends of a micro-batch. A collective of `everyone`, all replicas of all
+    stages, which work at once; means over them count, and all return the same. Sizes of messages that would take the
+    links beyond `seconds` are left out.
+    """
+    ranks = Ranks(group=everyone, device=activations[0].device)
+    boundary = TopKBoundary(density, values=torch.bfloat16)
+    cuts = [
+        Cut(
+            stage=stage,
+            dense_bytes=x.nbytes,
+            nbytes=boundary.nbytes(x.shape, x.dtype),
+            codec=_codec(boundary, x, ranks),
+            link=_link(stage, stages, ranks, seconds / len(activations)),
+        )
+        for stage, x in enumerate(activations)
+    ]
+    return Crossings(density=density, micro_batches=micro_batches, cuts=cuts)
+
+
+def _codec(boundary: Boundary, x: Tensor, ranks: Ranks) -> float:
+    """Return the seconds of sending and receiving, there and back."""
+    ranks.mean([0.0])  # start together
+    times = [_crossed(boundary, x) for _ in range(_WARMUP + _REPEATS)][_WARMUP:]
+    (seconds,) = ranks.mean([median(times)])
+    return seconds
+
+
+def _crossed(boundary: Boundary, x: Tensor) -> float:
+    x, gradient = x.detach().clone().requires_grad_(), torch.randn_like(x)
+    before = stamp(x.device)
+    torch.autograd.grad(boundary(x), x, gradient)
+    return stamp(x.device).since(before)
+
+
+def _link(stage: int, stages: Group, ranks: Ranks, seconds: float) -> Link:
+    """Return what fits messages that a stage and the next send each other at once; other stages look on."""
+    post, left, points = Post(stages, ranks.device), seconds, list[tuple[int, float]]()
+    share = stages.size() / 2  # of all ranks, two of each replica's are at it
+    peer = {stage: stage + 1, stage + 1: stage}.get(post.rank)
+    for size in SIZES:
+        message = torch.zeros(size, dtype=torch.uint8, device=ranks.device)
+        times = [0.0] if peer is None else [_swapped(post, peer, message) for _ in range(_CROSSINGS + 1)][1:]
+        took, spent = (per_rank * share for per_rank in ranks.mean([median(times), sum(times)]))
+        points.append((size, took))
+        left -= spent
+        if left < 3 * spent:  # the next size takes about as many times longer
+            break
+    return fit(points, None, 2)
+
+
+def _swapped(post: Post, peer: int, message: Tensor) -> float:
+    before = stamp(message.device)
+    post.cross({peer: message}, {peer: message.numel()})
+    return stamp(message.device).since(before)

@@ -1,0 +1,155 @@
+"""Does sparsifying what crosses a model's cuts pay? DRAGONN's rule, T_comp < T_full − T_spr, for each cut."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self, final
+
+from thinwire.exchanges import Link
+from thinwire.planner.reasons import ms
+
+AS_IT_IS = "as it is"
+SCHEMA = "thinwire.boundaries/1"
+_WAYS = 2  # activations there, their gradients back
+_MOST, _FOREVER = 1 << 62, 1e12  # bytes, seconds
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What was measured behind `stage`, for a micro-batch.
+
+    dense_bytes, nbytes: what crosses each way as it is, and sparsified. codec: seconds that both ends spend on
+    sparsifying both ways. link: between the two stages. Raises ValueError for what cannot be, and for a link that
+    carries nothing.
+    """
+
+    stage: int
+    dense_bytes: int
+    nbytes: int
+    codec: float
+    link: Link
+
+    def __post_init__(self) -> None:
+        for name in ("stage", "dense_bytes", "nbytes"):
+            _check_count(name, getattr(self, name), least=0)
+        if not 0 <= self.codec < _FOREVER:
+            raise ValueError(f"codec is {self.codec!r}; expected seconds, from 0 on")
+        if not self.link.seconds(max(self.dense_bytes, self.nbytes, 1)) < _FOREVER:
+            raise ValueError(f"the link behind stage {self.stage} carries nothing: {self.link}; expected a bandwidth")
+
+    @property
+    def full(self) -> float:
+        """Seconds on the link, there and back, as it is."""
+        return _WAYS * self.link.seconds(self.dense_bytes)
+
+    @property
+    def sparse(self) -> float:
+        """Seconds on the link, there and back, sparsified."""
+        return _WAYS * self.link.seconds(self.nbytes)
+
+    @property
+    def gain(self) -> float:
+        """Seconds of a micro-batch that sparsifying saves, negative where it costs."""
+        return _WAYS * (self.dense_bytes - self.nbytes) / self.link.bandwidth - self.codec
+
+    @property
+    def break_even(self) -> float:
+        """Bytes per second of a link above which sparsifying costs; 0 if it never pays, infinite if it always does."""
+        fewer = max(0, self.dense_bytes - self.nbytes)
+        return _WAYS * fewer / self.codec if self.codec else math.inf if fewer else 0.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Crossings:
+    """What was measured at every cut, of `micro_batches` a step, sparsified to the share `density` in `values`."""
+
+    density: float
+    micro_batches: int
+    cuts: Sequence[Cut]
+    values: str = "bf16"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density < 1:
+            raise ValueError(f"density is {self.density!r}; expected a share of activations, above 0 and below 1")
+        _check_count("micro_batches", self.micro_batches, least=1)
+
+    @property
+    def name(self) -> str:
+        """What sparsifying is called."""
+        return f"top {100 * self.density:.3g} % in {self.values}"
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote. Raises ValueError where it is something else."""
+        try:
+            return cls(**_read(json.loads(text)))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"these are no boundaries of thinwire: {error!r}") from error
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BoundaryRow:
+    """One cut: what is chosen, the seconds that saves in a step, `break_even` as the cut's own, and why."""
+
+    cut: Cut
+    choice: str
+    saves: float
+    break_even: float
+    reason: str
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is sparsified."""
+        return self.choice != AS_IT_IS
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON, an infinite break-even as None."""
+        return asdict(self) | {"break_even": self.break_even if self.break_even < math.inf else None}
+
+
+def decide_boundaries(crossings: Crossings) -> list[BoundaryRow]:
+    """Return a row for each cut: sparsified where computing that takes less than it saves on the link."""
+    return [_row(cut, crossings) for cut in crossings.cuts]
+
+
+def _row(cut: Cut, crossings: Crossings) -> BoundaryRow:
+    pays = cut.gain > 0
+    return BoundaryRow(
+        cut=cut,
+        choice=crossings.name if pays else AS_IT_IS,
+        saves=crossings.micro_batches * cut.gain if pays else 0.0,
+        break_even=cut.break_even,
+        reason=_reason(cut, crossings.name, pays),
+    )
+
+
+def _reason(cut: Cut, name: str, pays: bool) -> str:
+    """Say what each term of the rule comes to."""
+    if not cut.dense_bytes:
+        return "nothing crosses here"
+    if cut.nbytes >= cut.dense_bytes:
+        return f"{name} takes no fewer bytes"
+    if pays:
+        return f"there and back takes {ms(cut.sparse)} instead of {ms(cut.full)}; computing it {ms(cut.codec)}"
+    return f"there and back takes {ms(cut.full)}; {name} takes {ms(cut.sparse)}, and {ms(cut.codec)} to compute"
+
+
+def _check_count(name: str, count: object, *, least: int) -> None:
+    if type(count) is not int or not least <= count < _MOST:
+        raise ValueError(f"{name} is {count!r:.200}; expected a whole number, from {least} on")
+
+
+def _read(raw: Any) -> dict[str, Any]:
+    schema = raw.pop("schema", None)
+    if schema != SCHEMA:
+        raise ValueError(f"these are no boundaries: their schema is {schema!r}; expected {SCHEMA!r}")
+    raw["cuts"] = tuple(Cut(**{**cut, "link": Link(**cut["link"])}) for cut in raw["cuts"])
+    return raw
