@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from thinwire import PayloadError
 from thinwire.codecs.laplace_threshold import laplace_quantile
+from thinwire.formats import Sign
 from thinwire.payloads import narrowed
 from thinwire.payloads.cut import cut, widened
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary, sparsify
