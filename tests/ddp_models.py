@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -235,7 +235,7 @@ class Training:
             self.optimizer.step()
         return finite
 
-    def run(self, steps: range) -> "Training":
+    def run(self, steps: range) -> Self:
         with self.joined():
             for step in steps[: len(steps) - dist.get_rank()] if self.scenario.uneven else steps:
                 self.step(step)

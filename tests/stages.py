@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from cases import RECIPES
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
+import thinwire as tw
+from thinwire import Attachment
 from thinwire.pipeline import Boundary, Sparsified, TopKBoundary, sparsify
 
 MICRO, BATCH, WIDTH, CLASSES = 6, 12, 16, 5
@@ -148,18 +151,18 @@ def optimizer(modules: Sequence[nn.Module]) -> torch.optim.Optimizer:
 def gradients(modules: dict[int, nn.Module]) -> dict[str, Tensor]:
     """Return a copy of each parameter's gradient by stage and name."""
     return {
-        f"{i}.{name.removeprefix('module.')}": torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        f"{i}.{name}": torch.zeros_like(p) if p.grad is None else p.grad.clone()
         for i, module in modules.items()
         for name, p in module.named_parameters()
     }
 
 
-def unsplit(trial: Trial, count: int, replica: int = 0, learn: bool = True) -> Outcome:
+def unsplit(trial: Trial, count: int) -> Outcome:
     """Train the whole model here, one micro-batch after the other, with boundaries as modules between the parts."""
     modules, outcome = parts(trial.model, count), Outcome()
     between = trial.boundaries(count - 1) if trial.sparse else [nn.Identity() for _ in range(count - 1)]
     sgd = optimizer(modules)
-    for args, targets in batches(trial, replica):
+    for args, targets in batches(trial):
         sgd.zero_grad()
         outputs, losses = [], []
         chunks = [arg.chunk(MICRO) for arg in (*args, targets)]
@@ -174,8 +177,7 @@ def unsplit(trial: Trial, count: int, replica: int = 0, learn: bool = True) -> O
                 if parameter.grad is not None:
                     parameter.grad.div_(MICRO)
         note(outcome, torch.cat(outputs), losses, dict(enumerate(modules)))
-        if learn:
-            sgd.step()
+        sgd.step()
     return outcome
 
 
@@ -255,14 +257,60 @@ def sparse_and_plain(trial: Trial) -> tuple[Outcome, Outcome]:
     return train(trial), train(replace(trial, density=None, boundary=None))
 
 
-def replicated(trial: Trial) -> tuple[Outcome, Outcome]:
-    """Train two copies of a pipeline of two ranks, with DDP around the stages; and what each copy would do alone."""
+Hold = Callable[[Sequence[nn.Module], Any], tuple[Callable[[], object], list[Attachment]]]
+"""Makes copies of a rank's stages over a group: what to call after each backward, and what can compare them."""
+
+
+def by_replicate(recipe: str) -> Hold:
+    """Hold stages by `replicate`."""
+
+    def hold(modules: Sequence[nn.Module], group: Any) -> tuple[Callable[[], object], list[Attachment]]:
+        replicas = tw.replicate(modules, RECIPES[recipe].make(), group=group)
+        return replicas.reduce, [replicas.attachment]
+
+    return hold
+
+
+def by_ddp(recipe: str) -> Hold:
+    """Hold stages that have DDP around them by `attach`."""
+
+    def hold(modules: Sequence[nn.Module], group: Any) -> tuple[Callable[[], object], list[Attachment]]:
+        attachments = [tw.attach(m, RECIPES[recipe].make()) for m in modules if isinstance(m, DistributedDataParallel)]
+        return lambda: None, attachments
+
+    return hold
+
+
+def replicated(trial: Trial, hold: Hold, ddp: bool = False) -> tuple[list[Tensor], list[Tensor], bool]:
+    """Train two copies of a pipeline of two ranks.
+
+    Returns this rank's parameters, those of the whole model trained on both copies' batches, and whether copies agree.
+    """
     pipes, copies = ([dist.new_group(ranks) for ranks in pairs] for pairs in (([0, 1], [2, 3]), ([0, 2], [1, 3])))
     replica, place = divmod(dist.get_rank(), 2)
-    run, outcome = pipeline(trial, pipes[replica], copies[place]), Outcome()
-    for args, targets in batches(trial, replica):
-        for stage in run.stages:
-            stage.submod.zero_grad()
-        output, losses = run.step(args, targets)
-        note(outcome, output, losses, {stage.stage_index: stage.submod for stage in run.stages})
-    return outcome, unsplit(trial, 2 * KINDS[trial.kind].per_rank, replica, learn=False)
+    run = pipeline(trial, pipes[replica], copies[place] if ddp else None)
+    modules = [stage.submod for stage in run.stages]
+    reduce, attachments = hold(modules, copies[place])
+    sgd = optimizer(modules)
+    for batch in batches(trial, replica):
+        sgd.zero_grad()
+        run.step(*batch)
+        reduce()
+        sgd.step()
+    whole = averaged(trial, 2 * KINDS[trial.kind].per_rank)
+    expected = [p.detach() for stage in run.stages for p in whole[stage.stage_index].parameters()]
+    alike = bool(attachments) and all(attachment.verify_replicas() for attachment in attachments)
+    return [p.detach() for module in modules for p in module.parameters()], expected, alike
+
+
+def averaged(trial: Trial, count: int) -> list[nn.Module]:
+    """Train the whole model here on both copies' batches at once, without boundaries."""
+    modules = parts(trial.model, count)
+    sgd = optimizer(modules)
+    for pair in zip(batches(trial, 0), batches(trial, 1), strict=True):
+        sgd.zero_grad()
+        for args, targets in pair:
+            output = through(modules, [nn.Identity()] * (count - 1), args)
+            (nn.functional.cross_entropy(output, targets) / len(pair)).backward()
+        sgd.step()
+    return modules

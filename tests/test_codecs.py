@@ -133,6 +133,13 @@ def test_topk_keeps_the_largest(density: float) -> None:
     assert int((decoded != 0).sum()) == k
 
 
+@pytest.mark.parametrize(("density", "numel", "k"), [(0.3, 9, 3), (0.3, 11, 3), (0.01, 5, 1), (1.0, 7, 7), (0.5, 0, 0)])
+def test_topk_keeps_the_nearest_whole_number_but_at_least_one(density: float, numel: int, k: int) -> None:
+    payload = codecs.TopK(density=density).encode(vector(numel))
+    assert isinstance(payload, Sparse)
+    assert payload.indices.numel() == k
+
+
 def test_sampled_threshold_is_topk_whenever_enough_reach_it() -> None:
     exact = fewer = 0
     for seed in range(100):

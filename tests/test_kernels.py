@@ -232,7 +232,7 @@ def test_largest_blocks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, num
         assert torch.equal(cpu.largest_blocks(x, width, k), reference.largest_blocks(x, width, k))
 
 
-ROWS = [(0, 1), (0, 7), (1, 1), (5, 1), (1, 63), (9, 64), (3, 1000), (700, 900), (2, 1 << 18)]
+ROWS = [(0, 1), (0, 7), (1, 1), (5, 1), (1, 63), (9, 64), (3, 1000), (701, 900), (2, 1 << 18)]
 """Rows, and how wide they are: the last two make several ranges."""
 
 
@@ -244,7 +244,8 @@ def test_largest_in_rows(dtype: torch.dtype, rows: int, width: int) -> None:
     smooth = vector(x.numel(), dtype=dtype)
     odd = smooth.clone()
     odd[width // 2 :: width], odd[-2:] = torch.nan, torch.inf
-    for content in (smooth, smooth.round(), torch.zeros_like(x), -torch.zeros_like(x), odd):
+    near = torch.ones_like(x) + (smooth > 0) * torch.finfo(dtype).eps  # alike but for the last bit
+    for content in (smooth, smooth.round(), torch.zeros_like(x), -torch.zeros_like(x), odd, near):
         x.copy_(content)
         for k in {0, 1, width // 3, width - 1, width}:
             found = cpu.largest_in_rows(x, width, k)
