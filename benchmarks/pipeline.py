@@ -6,7 +6,7 @@
 
 `accuracy`: losses and accuracies of every method of Gupta et al. 2021, on every seed, as in their Tables 1, 4, 6, 7, 8.
 `figures`: thresholds over training, the distribution of activations, and how far a fitted threshold strays.
-`steps`: time of a step of two stages × two replicas over slow links, beside the paper's.
+`steps`: time of a step of two stages x two replicas over slow links, beside the paper's.
 """
 
 import torch

@@ -22,7 +22,7 @@ def draw(
         panel.axhline(0, color=MUTED, linewidth=0.8)
         panel.set_xticks(range(len(published)), list(published))
         restrain(panel)
-        name(panel, problem, "2 stages × 2 replicas; dots: rounds")
+        name(panel, problem, "2 stages x 2 replicas; dots: rounds")
         panel.set_ylabel("change in step time, %", fontsize=9.5, color=MUTED)
         panel.legend(frameon=False, fontsize=9, labelcolor=INK)
     figure.savefig(path)

@@ -1,4 +1,4 @@
-"""`steps`: time of a step, two stages × two replicas, over slow links."""
+"""`steps`: time of a step, two stages x two replicas, over slow links."""
 
 import json as documents
 import sys
@@ -85,7 +85,7 @@ def changes(rounds: dict[str, list[dict[str, float]]], label: str) -> list[float
 def table(runs: Runs) -> Table:
     """Return what was found, the paper's figures beside it."""
     columns = ("model", "link", "line", "step ms", "change", "rounds, from to", "published", "bytes", "codec ms")
-    shown = Table(*columns, title=f"{STAGES} stages × {REPLICAS} replicas; bytes and codec of the first stage")
+    shown = Table(*columns, title=f"{STAGES} stages x {REPLICAS} replicas; bytes and codec of the first stage")
     for problem, links in runs.items():
         for rate, rounds in links.items():
             for label in LINES:

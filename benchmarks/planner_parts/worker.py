@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.bench.problems import Problem, build
 from thinwire.bench.data_parallel import sgd, wrapped
+from thinwire.bench.problems import Problem, build
 from thinwire.bench.training import Emit
 from thinwire.bench.worker import join_group
 from thinwire.integrations import Attachment
