@@ -14,6 +14,7 @@ from ddp_models import SCENARIOS, WIDTH, Scenario, Training, digest, mlp, same, 
 from ranks import Ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 
@@ -360,6 +361,8 @@ def _refusals() -> dict[str, str]:
         "factory": lambda: tw.replicate(net(), tw.recipes.topk),  # type: ignore[arg-type]
         "used": lambda: tw.replicate(net(), used),
         "complex": lambda: tw.replicate(nn.Linear(2, 2, dtype=torch.complex64), tw.recipes.dense()),
+        "wrapped": lambda: tw.replicate(DistributedDataParallel(net()), tw.recipes.dense()),
+        "thawed": _thawed,
         "unlike recipes": lambda: tw.replicate(net(), unlike),
         "unlike models": lambda: tw.replicate(nn.Linear(2, 2 + rank), tw.recipes.topk()),
         "unlike optimizers": lambda: _optimized(tw.recipes.dense(), momentum=0.5 * rank),
@@ -371,6 +374,15 @@ def _refusals() -> dict[str, str]:
     messages = {name: _message(attempt) for name, attempt in attempts.items()}
     assert held.attachment.step == 0  # it was at work all along
     return messages
+
+
+def _thawed() -> None:
+    net = mlp(torch.float32)
+    weight = net.get_parameter("0.weight").requires_grad_(False)
+    replicas = tw.replicate(net, tw.recipes.dense())
+    weight.requires_grad_(True)
+    net(torch.ones(2, WIDTH)).sum().backward()
+    replicas.reduce()
 
 
 def _optimized(recipe: tw.reducer.Reducer, **options: Any) -> object:
@@ -389,6 +401,8 @@ def test_replicate_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "factory": ("TypeError", "recipes.topk"),
         "used": ("RuntimeError", "make another"),
         "complex": ("TypeError", "view_as_real"),
+        "wrapped": ("TypeError", "replicate its .module"),
+        "thawed": ("RuntimeError", "0.weight was frozen"),
         "unlike recipes": ("FingerprintError", "recipe differs"),
         "unlike models": ("FingerprintError", "weight differs"),
         "unlike optimizers": ("FingerprintError", "optimizer is set to differs"),

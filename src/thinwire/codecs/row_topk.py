@@ -50,7 +50,9 @@ def largest_in_rows(x: Tensor, width: int, density: float | Schedule) -> Tensor:
 
     NaN counts as largest, and of equal ones the lowest index comes first.
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    # A NaN that was widened may have other bits than the next one, and would not be its equal.
+    x = (wide if wide.dtype == x.dtype else torch.where(wide.isnan(), torch.nan, wide)).contiguous()
     whole = x.numel() // width * width
     picks: Tensor = kernels.backend(x).largest_in_rows(x[:whole], width, kept(density, width))
     rest = largest(x[whole:], kept(density, x.numel() - whole))

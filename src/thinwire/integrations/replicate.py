@@ -3,13 +3,14 @@
 DDP wants to see forward and backward one after the other, which the schedules of a pipeline do not grant it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.exchanges.compat import Group
 from thinwire.integrations.assembly import assembled, check_free
@@ -52,18 +53,23 @@ class _Bucket:
 class Replicas:
     """What `replicate` returns. `attachment` has state_dict, verify_replicas and the like, as of `thinwire.attach`."""
 
-    def __init__(
-        self, attachment: Attachment, group: Group, buckets: Sequence[_Bucket], sparse: Sequence[nn.Parameter]
-    ) -> None:
+    def __init__(self, whole: nn.Module, attachment: Attachment, group: Group) -> None:
+        weights = sparse_weights(whole)
+        managed = list(attachment.parameters.values())
         self.attachment, self._group = attachment, group
-        self._buckets, self._sparse = buckets, sparse
+        self._buckets = list(_buckets([p for p in managed if p not in weights]))
+        self._sparse = [p for p in managed if p in weights]
+        self._frozen = [(name, p) for name, p in whole.named_parameters() if not p.requires_grad]
 
     def reduce(self) -> None:
         """Replace every gradient by its mean over the replicas, as the recipe has it. A collective.
 
         Call it once a step, after the last backward (of a pipeline, after `schedule.step`) and before the optimizer.
         A parameter without a gradient counts as having zeros; one that no replica has a gradient for is left alone.
+        Raises RuntimeError where a parameter has a gradient that was frozen when the replicas were made.
         """
+        if thawed := [name for name, p in self._frozen if p.grad is not None]:
+            raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate anew")
         used = self._used()
         started = [(bucket, self._start(bucket)) for bucket in self._buckets]
         rows = [(p, self.attachment.reduce_sparse(_rows(p), [p])) for p in self._sparse]
@@ -99,21 +105,24 @@ def replicate(
 ) -> Replicas:
     """Make replicas of a module, or of this rank's stages of a pipeline, over `group` (by default all ranks).
 
-    A collective: parameters and buffers of the group's first rank go to all others. From then on call `reduce()` in
-    every step. Recipe, `optimizer` and `scaler` are as in `thinwire.attach`; nothing overlaps with backward.
-    Raises TypeError for anything but a recipe or for complex parameters, and what `thinwire.attach` does.
+    A collective: parameters and buffers of the group's first rank go to all others, buffers this once. From then on
+    call `reduce()` in every step. Recipe, `optimizer` and `scaler` are as in `thinwire.attach`; nothing overlaps with
+    backward, and gradients take as much memory again. Raises TypeError for anything but a recipe, for complex
+    parameters and for DistributedDataParallel, which reduces gradients itself, and what `thinwire.attach` does.
     """
     if not isinstance(recipe, Reducer):
         raise TypeError(f"replicate takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
     check_free(recipe)
-    whole = modules if isinstance(modules, nn.Module) else nn.ModuleList(modules)
+    modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+    if any(isinstance(module, DistributedDataParallel) for module in modules):
+        raise TypeError("DistributedDataParallel reduces gradients itself; attach the recipe, or replicate its .module")
+    whole = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
     group = group or dist.group.WORLD
     assert group is not None  # torch raises where there is none
     parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
     if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
         raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
-    sparse = sparse_weights(whole)
-    names = {p: name for name, p in parameters.items() if p not in sparse}
+    names = {p: name for name, p in parameters.items() if p not in sparse_weights(whole)}
     attachment = assembled(
         recipe,
         parameters,
@@ -126,7 +135,7 @@ def replicate(
     )
     for tensor in (*whole.parameters(), *whole.buffers()):
         dist.broadcast(tensor.detach(), group=group, group_src=0)
-    return Replicas(attachment, group, list(_buckets(list(names))), [p for p in parameters.values() if p in sparse])
+    return Replicas(whole, attachment, group)
 
 
 def _buckets(parameters: list[nn.Parameter]) -> Iterator[_Bucket]:

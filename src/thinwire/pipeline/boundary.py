@@ -12,6 +12,7 @@ from thinwire.codecs.thresholding import filled
 from thinwire.formats import Format
 from thinwire.kernels import gather
 from thinwire.payloads import Dense, Narrow, Sparse, Words, narrowed
+from thinwire.payloads.wire import DTYPE_CODES
 from thinwire.pipeline.crossing import pack, unpack
 from thinwire.pipeline.tally import Choice, Report, Tally
 
@@ -33,8 +34,9 @@ class Boundary(nn.Module, ABC):
     def __init__(self, density: float, values: Narrow, start_dim: int) -> None:
         super().__init__()
         check_density(density)
-        if not (values is None or isinstance(values, Format) or getattr(values, "is_floating_point", False)):
-            raise TypeError(f"values is {values!r}; expected None, a floating-point dtype or one of thinwire.formats")
+        if not (values is None or isinstance(values, Format) or values in DTYPE_CODES):
+            known = ", ".join(map(str, DTYPE_CODES))
+            raise TypeError(f"values is {values!r}; expected None, {known} or one of thinwire.formats")
         self.density, self.values, self.start_dim = density, values, start_dim
         self._tally, self._crossings = Tally(), 0
 
@@ -56,6 +58,8 @@ class Boundary(nn.Module, ABC):
 
         The frame, of shape (*x.shape, 0), tells the receiver the shape and the dtype. n depends on these alone.
         """
+        if not x.is_floating_point():
+            raise TypeError(f"an activation is floating-point; got {x.dtype}")
         layout, width = self._layout(x.shape, x.dtype), self._width(x.shape)
         self._crossings += 1
         return pack(x, layout, lambda flat: self._chosen(flat, width))
@@ -98,6 +102,8 @@ class Boundary(nn.Module, ABC):
         return Words(named=named, numel=numel, dtype=dtype, values=self.values)
 
     def _width(self, shape: torch.Size) -> int:
+        if not shape:
+            return 1
         if not -len(shape) <= self.start_dim < len(shape):
             raise ValueError(
                 f"start_dim is {self.start_dim}; an activation of shape {tuple(shape)} has no such dimension"

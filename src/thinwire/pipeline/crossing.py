@@ -22,8 +22,8 @@ def pack(x: Tensor, layout: Words, choose: Choose) -> tuple[Tensor, Tensor]:
 
 def unpack(words: Tensor, frame: Tensor, layout: Words) -> Tensor:
     """Return what `pack` was given, zero where nothing was chosen."""
-    x: Tensor = _Unpack.apply(words, frame, layout)
-    return x
+    flat: Tensor = _Unpack.apply(words, frame, layout)
+    return flat.view(frame.shape[:-1])
 
 
 class _Pack(torch.autograd.Function):
@@ -51,19 +51,19 @@ class _Unpack(torch.autograd.Function):
         with trace.span("decode"):
             payload = layout.read(words)
             x = payload.dense()
-        ctx.layout = layout
+        ctx.layout, ctx.frame = layout, frame.shape
         ctx.save_for_backward(payload.indices if isinstance(payload, Sparse) else None)
-        return x.view(frame.shape[:-1])
+        return x  # flat, as what is shaped in here could not be changed in place
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         (indices,) = ctx.saved_tensors
         with trace.span("encode"):
-            flat = gradient.contiguous().view(-1)
+            flat = gradient.contiguous()
             words = ctx.layout.write_gradient(flat if indices is None else flat.index_select(0, indices))
         # Older pipelines want a gradient for everything they sent, so the frame gets one, as empty as itself.
-        return words, gradient.new_empty((*gradient.shape, 0)), None
+        return words, gradient.new_empty(ctx.frame), None
 
 
 def _placed(values: Tensor, kept: Tensor | None, numel: int) -> Tensor:

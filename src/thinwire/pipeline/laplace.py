@@ -58,10 +58,12 @@ class LaplaceBoundary(Boundary):
         return Choice(kept, threshold)
 
     def _fitted(self, flat: Tensor) -> Tensor:
-        # By two sums: torch.var_mean takes ten times as long as they do.
+        # By a norm: torch.var_mean takes several times as long.
         numbers = flat.float()
-        mean, square = numbers.mean(), torch.linalg.vector_norm(numbers).square() / flat.numel()
-        threshold = laplace_quantile(mean, ((square - mean * mean).clamp(min=0) / 2).sqrt(), self.density)
+        mean, (low, high) = numbers.mean(), torch.aminmax(numbers)
+        deviation = torch.linalg.vector_norm(numbers - mean) / flat.numel() ** 0.5
+        threshold = laplace_quantile(mean, deviation / 2**0.5, self.density)
+        threshold = threshold.minimum(torch.maximum(-low, high))  # so that something always passes
         self.recent.copy_(torch.cat((self.recent[1:], threshold[None])))
         return threshold
 

@@ -26,8 +26,8 @@ class Stage(Protocol):
 
 
 Make: TypeAlias = Callable[[], Boundary]
-NAME = "boundary"
-"""What a stage's boundary is called among its submodules."""
+PREFIX = "boundary_"
+"""Begins the names under which a stage keeps its boundary's buffers: as a submodule, nn.Sequential would run it."""
 
 
 class _Place(NamedTuple):
@@ -42,13 +42,9 @@ class _Place(NamedTuple):
 class Sparsified:
     """The boundaries behind this rank's stages, by the index of the stage that sends."""
 
-    _senders: Mapping[int, nn.Module]
+    boundaries: Mapping[int, Boundary]
+    _senders: Sequence[nn.Module]
     _hooks: Sequence[RemovableHandle]
-
-    @property
-    def boundaries(self) -> dict[int, Boundary]:
-        """The boundaries."""
-        return {index: _boundary(module) for index, module in self._senders.items()}
 
     def reports(self) -> dict[int, Report]:
         """Return what each boundary has let through since the last call."""
@@ -58,8 +54,9 @@ class Sparsified:
         """Make the stages what they were; they can be sparsified again then."""
         for hook in self._hooks:
             hook.remove()
-        for module in self._senders.values():
-            delattr(module, NAME)
+        for module in self._senders:
+            for name in [name for name in module._buffers if name.startswith(PREFIX)]:
+                delattr(module, name)
 
 
 def sparsify(
@@ -78,20 +75,38 @@ def sparsify(
     around a module already. Raises ValueError for stages that are neither, have a boundary, or were told their shapes.
     """
     make, places = _maker(density, values, start_dim, boundary), _places(stages)
-    for place in places.values():
-        if hasattr(place.module, NAME):
-            raise ValueError(f"{type(place.module).__name__} has something called {NAME!r}; remove() it first")
-    hooks = [hook for place in places.values() for hook in _hooked(place, make)]
+    _check_new([place.module for place in places.values()])
+    made = {index: _made(make) for index in places}  # first, as it may raise
+    hooks = [hook for index, place in places.items() for hook in _hooked(place, made[index])]
     senders = {index: place.module for index, place in places.items() if not place.last}
-    return Sparsified(senders, tuple(hooks))
+    return Sparsified({index: made[index] for index in senders}, tuple(senders.values()), tuple(hooks))
 
 
-def _hooked(place: _Place, make: Make) -> Iterator[RemovableHandle]:
+def _hooked(place: _Place, boundary: Boundary) -> Iterator[RemovableHandle]:
+    """Hang a boundary before and behind a module; what lies before it only receives, which takes no state."""
     if not place.first:
-        yield place.module.register_forward_pre_hook(partial(_receive, make()))
+        yield place.module.register_forward_pre_hook(partial(_receive, boundary))
     if not place.last:
-        place.module.add_module(NAME, make())
-        yield place.module.register_forward_hook(_send)
+        for name, buffer in boundary.named_buffers():
+            place.module.register_buffer(PREFIX + name, buffer)
+        yield place.module.register_forward_hook(partial(_send, boundary))
+
+
+def _made(make: Make) -> Boundary:
+    boundary = make()
+    if not isinstance(boundary, Boundary):
+        raise TypeError(f"boundary= made a {type(boundary).__name__}; expected a function that makes a Boundary")
+    return boundary
+
+
+def _check_new(modules: Sequence[nn.Module]) -> None:
+    """Raise ValueError where a module is there twice, or has a boundary."""
+    if len(set(modules)) < len(modules):
+        raise ValueError("a module is there twice among the stages; expected each once")
+    for module in modules:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(getattr(hook, "func", None) in (_send, _receive) for hook in hooks):
+            raise ValueError(f"{type(module).__name__} is sparsified already; remove() that first")
 
 
 def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make | None) -> Make:
@@ -106,6 +121,8 @@ def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make
 
 
 def _places(stages: Sequence[nn.Module] | Sequence[Stage]) -> dict[int, _Place]:
+    if isinstance(stages, nn.Module) or not stages:
+        raise ValueError(f"got {type(stages).__name__}; expected a list of the stages' modules, or of PipelineStages")
     modules = [stage for stage in stages if isinstance(stage, nn.Module)]
     others = [stage for stage in stages if not isinstance(stage, nn.Module)]
     if (modules and others) or not all(hasattr(stage, "submod") for stage in others):
@@ -133,15 +150,15 @@ def _bare(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
-def _boundary(module: nn.Module) -> Boundary:
-    boundary = module.get_submodule(NAME)
-    assert isinstance(boundary, Boundary)  # for the type checker
-    return boundary
-
-
-def _send(module: nn.Module, args: tuple[Any, ...], output: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    boundary = _boundary(module)
+def _send(
+    boundary: Boundary, module: nn.Module, args: tuple[Any, ...], output: Tensor | Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    boundary.train(module.training)
+    for name in boundary._buffers:  # the module's may have moved to another device
+        boundary._buffers[name] = module._buffers[PREFIX + name]
     outputs = (output,) if isinstance(output, Tensor) else output
+    if not isinstance(outputs, Sequence) or not all(isinstance(x, Tensor) for x in outputs):
+        raise TypeError(f"{type(module).__name__} returned {type(output).__name__}; expected a tensor or several")
     return tuple(part for x in outputs for part in (_counted(boundary.send(x)) if x.is_floating_point() else (x,)))
 
 
