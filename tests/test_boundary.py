@@ -414,7 +414,7 @@ def test_bad_arguments_are_told() -> None:
         LaplaceBoundary(0.1, values=Sign())
     with pytest.raises(ValueError, match=r"bound is 0\.5"):
         LaplaceBoundary(0.1, bound=0.5)
-    for start_dim, shape in ((-3, (7, 50)), (2, (7, 50)), (-1, ())):
+    for start_dim, shape in ((-3, (7, 50)), (2, (7, 50)), (1, (50,))):
         with pytest.raises(ValueError, match="has no such dimension"):
             TopKBoundary(0.1, start_dim=start_dim)(torch.zeros(shape))
         with pytest.raises(ValueError, match="has no such dimension"):
