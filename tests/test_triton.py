@@ -1,7 +1,6 @@
 """The Triton kernels do what the reference does: on a GPU, or without one in Triton's interpreter."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,8 +17,6 @@ from thinwire import kernels
 from thinwire.kernels import reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
