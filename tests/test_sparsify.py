@@ -98,6 +98,9 @@ def test_thresholds_go_with_the_stage() -> None:
     for stage in stages:
         stage.double()
     assert _run(stages, torch.randn(8, 16, dtype=torch.float64)).dtype == torch.float64
+    moved = sparsified.boundaries[0]
+    assert isinstance(moved, LaplaceBoundary)
+    assert moved.recent is stages[0].get_buffer("boundary_recent"), "follows the stage wherever it moves"
     sparsified.remove()
     sparsified.remove()
     assert set(stages[0].state_dict()) == names
@@ -139,6 +142,8 @@ def test_something_always_passes() -> None:
     for x in (torch.full((4, 50), 3.3), torch.full((4, 50), -1e20), torch.eye(50)[:1].expand(4, 50)):
         boundary = LaplaceBoundary(0.1)
         assert boundary(x).count_nonzero() > 0
+    signs = torch.tensor([1.0, -1.0]).repeat(4, 25)  # whose fitted law would have a twentieth beyond 2
+    assert LaplaceBoundary(0.05)(signs).count_nonzero() > 0
 
 
 def test_widened_nans_are_ties() -> None:
