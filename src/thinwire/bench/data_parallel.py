@@ -17,6 +17,7 @@ from thinwire.bench.timing import timed_step
 from thinwire.bench.training import RowJob
 from thinwire.exchanges.compat import Group
 from thinwire.integrations import replicas
+from thinwire.integrations.managed import sparse_weights
 
 
 @final
@@ -73,8 +74,7 @@ def wrapped(
 
 def sgd(model: nn.Module, problem: Problem) -> torch.optim.SGD:
     """SGD with momentum, but none for embeddings with sparse gradients: theirs would grow denser by the step."""
-    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
-    sparse = {module.weight for module in embeddings if module.sparse}
+    sparse = sparse_weights(model)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if p not in sparse]},
         {"params": [p for p in model.parameters() if p in sparse], "momentum": 0.0},

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import recipes, trace
 from thinwire.exchanges.compat import Group
 from thinwire.integrations import attach
+from thinwire.integrations.managed import sparse_weights
 from thinwire.planner import Budget
 from thinwire.reducer import Reducer
 from thinwire.schedules import Schedule
@@ -56,8 +57,8 @@ class Method:
 
 
 def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
-    sparse = [m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
-    nbytes = sum(p.numel() * p.element_size() for p in model.parameters() if all(p is not w for w in sparse))
+    sparse = sparse_weights(model)
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters() if p not in sparse)
     optimizer.register_step_pre_hook(lambda *_: _count(nbytes, model.process_group))
     for weight in sparse:
         weight.register_hook(_count_rows)
