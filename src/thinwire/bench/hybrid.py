@@ -29,7 +29,7 @@ class Hybrid:
     """See `training.Run`. Stages × replicas, in the order of ranks: the stages of a replica are neighbours."""
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
-        method, self._mesh = METHODS[job.recipe], _mesh(job.stages)
+        method, self._mesh = METHODS[job.recipe], mesh(job.stages)
         self.meter, self.seconds = meter, 0.0
         self._problem, self._parts = problem, _parts(problem)
         self._index, stages = self._mesh.get_local_rank("stage"), job.stages
@@ -112,7 +112,7 @@ def check_stages(problem: Problem, stages: int, micro_batches: int) -> None:
 
 
 @functools.cache
-def _mesh(stages: int) -> DeviceMesh:
+def mesh(stages: int) -> DeviceMesh:
     """Return the workers as replicas × stages."""
     return init_device_mesh("cpu", (dist.get_world_size() // stages, stages), mesh_dim_names=("replica", "stage"))
 

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from thinwire.bench import problems
 from thinwire.bench.data_parallel import sgd, wrapped
-from thinwire.bench.hybrid import check_stages
+from thinwire.bench.hybrid import check_stages, mesh
 from thinwire.bench.problems import BadInput, Problem
 from thinwire.bench.problems.base import Feed, Parts, size
 from thinwire.bench.training import Emit
@@ -54,7 +53,7 @@ def _measured(
     join_group()
     problem = checked(subject, stages, micro_batches)
     parts, everyone = cast(Parts, problem.parts), cast(Group, dist.group.WORLD)
-    replicas, neighbours = _groups(stages)
+    replicas, neighbours = (mesh(stages).get_group(name) for name in ("replica", "stage"))
     modules = parts.split(problem.model, stages)
     feeds = _cut(parts.feed(problem.batch(0, replicas.rank(), replicas.size())), micro_batches)
     outputs = [_outputs(modules, feed) for feed in feeds]
@@ -62,13 +61,6 @@ def _measured(
     micros = _micros(feeds, outputs, neighbours.rank(), parts)
     own = _profile(problem, modules[neighbours.rank()], micros, replicas, Budget(**budget))
     return {"crossings": crossings.to_json(), "profiles": _gathered(own.to_json(), neighbours)}
-
-
-def _groups(stages: int) -> tuple[Group, Group]:
-    """Return the replicas of this stage, and the stages of this replica, arranged as `hybrid.Hybrid` has them."""
-    shape = (dist.get_world_size() // stages, stages)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replica", "stage"))
-    return mesh.get_group("replica"), mesh.get_group("stage")
 
 
 def _gathered(text: str, group: Group) -> list[str]:
