@@ -18,14 +18,15 @@ def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
     rows = x.numel() // width
     out = torch.empty(rows * k, dtype=torch.int32, device=x.device)
     warps = min(16, max(1, width // 256))
-    launch(_pick, rows if k else 0, x, out, width, k, BITS=8 * x.element_size() - 1, LEAST=width, num_warps=warps)
+    sizes = {"BITS": 8 * x.element_size() - 1, "COLUMNS": triton.next_power_of_2(width), "num_warps": warps}
+    launch(_pick, rows if k else 0, x, out, width, k, **sizes)
     return out
 
 
 @triton.jit(do_not_specialize=["k"])
-def _pick(x, out, width, k, BITS: tl.constexpr, LEAST: tl.constexpr):
+def _pick(x, out, width, k, BITS: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, triton.next_power_of_2(LEAST))
+    column = tl.arange(0, COLUMNS)
     valid = column < width
     bits = tl.where(valid, magnitudes(tl.load(x + row * width + column, mask=valid, other=0.0)), -1)
     bar = tl.sum(bits * 0, 0)
