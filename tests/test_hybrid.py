@@ -78,10 +78,12 @@ def test_what_a_stage_sends_is_what_it_declares(two: Cluster) -> None:
             # bf16 values and some four bits of index, in place of 32 bits
             expected = step["dense_bytes"] if boundary == 1 else boundary * 20 / 32 * step["dense_bytes"]
             assert step["sent_bytes"] == pytest.approx(expected, rel=0.03)
-            if "measured" in step:
-                tail = events[-3] if events[-3]["kind"] == "tail" else {"measured": 0, "packets": 0}
-                sent, packets = step["measured"] + tail["measured"], step["packets"] + tail["packets"]
-                assert sent - HEADER_BYTES * packets == pytest.approx(step["sent_bytes"], rel=0.03)
+            if "measured" not in step:
+                pytest.skip(two.label)
+            tail = events[-3]
+            assert tail["kind"] == "tail"
+            sent, packets = step["measured"] + tail["measured"], step["packets"] + tail["packets"]
+            assert sent - HEADER_BYTES * packets == pytest.approx(step["sent_bytes"], rel=0.03)
 
 
 def _read(**changes: Any) -> options.Options:
