@@ -7,7 +7,7 @@ tw.attach(ddp_model, tw.recipes.topk(density=0.01))
 from importlib.metadata import version
 
 from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
-from thinwire.errors import FingerprintError, MomentumError, PayloadError
+from thinwire.errors import FingerprintError, MomentumError, PayloadError, StateError
 from thinwire.integrations import Attachment, Replicas, attach, plan, profile, replicate
 from thinwire.planner import Budget, Plan, Profile
 
@@ -22,6 +22,7 @@ __all__ = [
     "Plan",
     "Profile",
     "Replicas",
+    "StateError",
     "__version__",
     "attach",
     "codecs",

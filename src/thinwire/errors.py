@@ -9,5 +9,9 @@ class FingerprintError(RuntimeError):
     """Ranks attached different recipes or different models."""
 
 
+class StateError(RuntimeError):
+    """Ranks would go on from different states."""
+
+
 class MomentumError(ValueError):
     """Momentum would be applied twice, or not at all."""

@@ -14,7 +14,7 @@ class Note(Protocol):
     """What a codec wrote about a parameter at an earlier step, kept by the memory along with what waits."""
 
     def read(self) -> Tensor | None:
-        """Return what was written last, by a step that was kept."""
+        """Return what was written last, by a step that was kept or by an earlier part of this one."""
 
     def write(self, note: Tensor) -> None:
         """Write a flat tensor in units of the vector: a change of the loss scale multiplies it."""
@@ -51,11 +51,11 @@ class Signal(ABC):
 
 @final
 class Plain(Signal):
-    """A flat tensor as it is."""
+    """A flat tensor as it is; `dtype` is its gradient's, where that is another."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, dtype: torch.dtype | None = None) -> None:
         self._x = x
-        self.dtype, self.numel, self.device = x.dtype, x.numel(), x.device
+        self.dtype, self.numel, self.device = dtype or x.dtype, x.numel(), x.device
 
     def tensor(self) -> Tensor:
         """Return the tensor."""

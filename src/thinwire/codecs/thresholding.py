@@ -26,6 +26,8 @@ def candidates(signal: Signal, picks: int, seed: int) -> Picks:
     """
     if signal.numel == 0:
         return signal.select(torch.tensor(torch.inf), 0)
+    if picks >= signal.numel:  # everything; the smallest of a sample would leave something out
+        return signal.select(torch.zeros((), device=signal.device), signal.numel)
     stride = max(1, picks // PICKS_IN_SAMPLE) | 1  # odd, so that it walks through all columns of a matrix
     sample = signal.sample(seed % min(stride, signal.numel), stride).abs()
     rank = min(sample.numel(), max(1, math.ceil(picks / signal.numel * sample.numel())))

@@ -1,17 +1,19 @@
 """From a recipe and a model's parameters to what reduces their gradients, whoever hands them over."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from thinwire.exchanges.compat import Group
-from thinwire.integrations.attachment import Attachment, LossScaler
+from thinwire.integrations.attachment import Attachment, LossScaler, Workers, kinds
 from thinwire.integrations.fingerprint import check_fingerprint
-from thinwire.integrations.momentum import corrections, refuse_twice, take_over
+from thinwire.integrations.momentum import Handover
 from thinwire.reducer import Reducer
 
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 _SAMPLE = 1 << 12
 
 
@@ -22,22 +24,40 @@ def assembled(
     group: Group,
     *,
     settings: str,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Optimizers,
     scaler: LossScaler | None,
+    workers: Workers,
     may_be_unused: bool,
 ) -> Attachment:
     """Return the recipe at work on these parameters; `names` has those whose gradients are dense. A collective.
 
-    Raises FingerprintError where ranks disagree, and MomentumError where momentum would be applied twice or not at all.
+    What waits in an earlier attachment to any of them is taken over. Raises FingerprintError where ranks disagree,
+    MomentumError where momentum would be applied twice or not at all, and RuntimeError where something waits that
+    this recipe cannot keep.
     """
-    check_fingerprint(recipe, parameters, group, f"{_optimizer(optimizer)}, {settings}")
-    kinds = {(p.dtype, p.device) for p in parameters.values()}
-    recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds])
-    decay = take_over(recipe.memories(), optimizer, names, group.size())
-    attachment = Attachment(recipe, parameters, group, decay=decay, scaler=scaler, may_be_unused=may_be_unused)
+    optimizers = _listed(optimizer)
+    earlier = _earlier(parameters)
+    since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
+    check_fingerprint(recipe, parameters, group, f"{_described(optimizers)}, {settings}, {since}")
+    if earlier is not None:
+        _check_takeover(earlier, recipe)
+    kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
+    recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds_of_tensor])
+    attachment = Attachment(
+        recipe,
+        parameters,
+        group,
+        handover=Handover(recipe.memories(), optimizers, names),
+        workers=workers,
+        scaler=scaler,
+        may_be_unused=may_be_unused,
+    )
+    for each in optimizers:
+        attachment.steps.know(attachment.steps.owned(each))
+    if earlier is not None:
+        attachment.take_over(earlier)
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
-    if corrections(recipe.memories()):
-        refuse_twice(attachment, names)
+    _alive.add(attachment)
     return attachment
 
 
@@ -49,10 +69,43 @@ def check_free(recipe: Reducer) -> None:
 
 # Which attachment a memory serves, by the memory's id.
 _serving: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDictionary()
+_alive: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
-def _optimizer(optimizer: torch.optim.Optimizer | None) -> str:
-    """Return in words what of an optimizer must be alike on all ranks."""
+def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
+    """Return the attachment that has served any of these parameters until now, if something is left of it."""
+    mine = set(parameters.values())
+    found = [each for each in _alive if not each.ended and not mine.isdisjoint(each.parameters.values())]
+    if len(found) > 1:
+        raise RuntimeError(
+            f"these parameters are served by {len(found)} earlier attachments, and what waits can be taken over from "
+            "one: call remove() on the others"
+        )
+    return found[0] if found else None
+
+
+def _check_takeover(earlier: Attachment, recipe: Reducer) -> None:
+    waits = any(
+        bool(x.any()) for m in earlier.recipe.memories() for fields in m.state().values() for x in fields.values()
+    )
+    if waits and kinds(earlier.recipe.memories()) != kinds(recipe.memories()):
+        raise RuntimeError(
+            "something waits in an earlier attachment to this model, and this recipe has other memories: call remove() "
+            "on the earlier one and train a step, or attach the same kind of recipe"
+        )
+
+
+def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    listed: list[Any] = [] if optimizer is None else [optimizer]
+    if len(listed) == 1 and not isinstance(optimizer, torch.optim.Optimizer) and isinstance(optimizer, Iterable):
+        listed = list(optimizer)
+    if strangers := [each for each in listed if not isinstance(each, torch.optim.Optimizer)]:
+        raise TypeError(f"optimizer takes a torch.optim.Optimizer or several of them; got {strangers[0]!r:.100}")
+    return listed
+
+
+def _described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
+    """Return in words what of optimizers must be alike on all ranks."""
     keys = ("momentum", "nesterov", "dampening", "weight_decay", "maximize")
-    groups = [] if optimizer is None else [{k: g[k] for k in keys if k in g} for g in optimizer.param_groups]
+    groups = [{k: g[k] for k in keys if k in g} for each in optimizers for g in each.param_groups]
     return f"optimizer groups {groups}"

@@ -1,14 +1,22 @@
 """What `attach` returns: the recipe at work on one model."""
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group
+from thinwire.exchanges.compat import Group, any_used
 from thinwire.integrations import replicas, state
-from thinwire.reducer import Bucket, Reducer, Round, Slot
+from thinwire.integrations.gradients import Gradients
+from thinwire.integrations.momentum import Handover, corrections
+from thinwire.integrations.optimizers import listen
+from thinwire.integrations.steps import Reduced, Steps, read
+from thinwire.memories import Memory
+from thinwire.reducer import Bucket, Reducer, Released, Round, Slot
 
 
 class LossScaler(Protocol):
@@ -18,11 +26,23 @@ class LossScaler(Protocol):
         """Return the factor on the loss."""
 
 
+class Workers(Protocol):
+    """Who takes part."""
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some may have no data left."""
+
+    def begin(self, *, joined: bool, continues: bool) -> int:
+        """Return by how many to divide in the reduction that begins. Raises RuntimeError where that must not be."""
+
+
 @final
 class Attachment:
-    """Counts steps, keeps the memories of a step that is whole and finite, and drops those of one that is not.
+    """Reduces gradients by a recipe, and keeps what its memories staged for those that an optimizer takes.
 
-    A step is whole when every parameter has been reduced; the first bucket that repeats a parameter begins the next.
+    A step is what an optimizer takes. Gradients that add up over several backward passes are one step; those that are
+    thrown away leave every memory as it was.
     """
 
     def __init__(
@@ -31,26 +51,33 @@ class Attachment:
         parameters: Mapping[str, nn.Parameter],
         group: Group,
         *,
-        decay: Mapping[str, float],
+        handover: Handover,
+        workers: Workers,
         scaler: LossScaler | None,
         may_be_unused: bool,
     ) -> None:
         self.recipe = recipe
         self._parameters = dict(parameters)
         self._names = {p: name for name, p in parameters.items()}
-        self._group, self._decay, self._scaler, self._may_be_unused = group, dict(decay), scaler, may_be_unused
+        self._group, self._handover, self._workers = group, handover, workers
+        self._scaler, self._may_be_unused = scaler, may_be_unused
         self._watch = any(memory.stateful for memory in recipe.memories())
-        self._loss_scale = 1.0  # of what waits, momentum from the optimizer at first
-        self._step = 0
-        self._seen: set[str] = set()
-        self._started = 0
-        self._outcomes: list[bool] = []
+        self._loss_scale = 1.0  # of what waits
+        self._round = Round(step=0, group=group, scale=1.0)
+        self._agreed = False
+        self._ended = False
+        self.steps = Steps(self._parameters, recipe.memories())
+        listen(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be left behind where the model is copied or saved, as DDP leaves its hook."""
+        return _nothing, ()
 
     @property
     def step(self) -> int:
         """Steps done since attaching, those before a resumed checkpoint and those called off included."""
-        self._settle_if_done()
-        return self._step
+        self.steps.close_if_done()
+        return self.steps.step
 
     @property
     def memory_bytes(self) -> int:
@@ -62,36 +89,80 @@ class Attachment:
         """The parameters whose gradients are reduced, by name."""
         return self._parameters
 
-    def reduce(self, flat: Tensor, parameters: list[nn.Parameter], gradients: list[Tensor]) -> "Future[Tensor]":
-        """Start reducing a bucket of which `gradients` are views; the future holds `flat` when it is the mean."""
-        names = self._enter(parameters)
+    @property
+    def gradients(self) -> Gradients:
+        """What every .grad is made of."""
+        return self.steps.gradients
+
+    def keep_step(self) -> None:
+        """Tell that the gradients in place have been applied.
+
+        Needed only where neither a torch.optim optimizer nor an update in place does that, as with master weights that
+        are kept elsewhere.
+        """
+        self.steps.settle_all(keep=True)
+
+    def drop_step(self) -> None:
+        """Tell that the gradients in place will not be applied. Zeroing them says so as well."""
+        self.steps.settle_all(keep=False)
+
+    def reduce(
+        self, flat: Tensor, parameters: list[nn.Parameter], gradients: list[Tensor], *, joined: bool = False
+    ) -> "Future[Tensor]":
+        """Start reducing a bucket of which `gradients` are views; the future holds `flat` when it is the mean.
+
+        `joined`: this rank has no data left and keeps the others company.
+        """
+        names = self._enter(parameters, joined=joined)
         origin = flat.storage_offset()
-        slots = tuple(
+        slots = [
             Slot(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=tuple(g.shape))
             for name, g in zip(names, gradients, strict=True)
-        )
-        bucket = Bucket(flat=flat, slots=slots)
-        idle = self._idle(bucket)
-        self._add_decay(names, gradients, idle)
-        future = self.recipe.reduce(bucket, self._round(idle))
-        return self._note(future, flat)
+        ]
+        bucket = Bucket(flat=flat, slots=tuple(self._used(slots, flat.device)))
+        means = self.gradients.take_out([slot.name for slot in bucket.slots], bucket.views())
+        return self._finishing(self.recipe.reduce(bucket, self._round), names, bucket, means)
 
-    def reduce_sparse(self, gradient: Tensor, parameters: list[nn.Parameter]) -> "Future[Tensor]":
+    def reduce_sparse(
+        self, gradient: Tensor, parameters: list[nn.Parameter], *, joined: bool = False
+    ) -> "Future[Tensor]":
         """Start reducing the sparse gradient of an nn.Embedding(sparse=True)."""
-        (name,) = self._enter(parameters)
-        self._started += 1
-        outcomes = self._outcomes
+        (name,) = self._enter(parameters, joined=joined)
+        future = self.recipe.reduce_rows(gradient, name, self._round)
+        note = self.steps.outcome([name])
 
         def finish(done: "Future[Tensor]") -> Tensor:
             mean = done.value()  # raises what the reducer raised
-            outcomes.append(bool(mean.coalesce().values().isfinite().all()))
+            finite = bool(mean.coalesce().values().isfinite().all())
+            note(Reduced() if finite else Reduced(frozenset([name])))
             return mean
 
-        return self.recipe.reduce_rows(gradient, name, self._round(frozenset())).then(finish)
+        return future.then(finish)
 
     def count_plain_step(self) -> None:
         """Note that DDP has reduced a step by itself."""
-        self._step += 1
+        self.steps.step += 1
+        self.steps.draw += 1
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lay aside momentum that the memories apply. Raises MomentumError where it would be applied twice."""
+        self._handover.before_step(optimizer)
+
+    def ready(self, optimizer: torch.optim.Optimizer, *, evaluated: bool) -> None:
+        """Apply what is left of momentum; what a closure has evaluated is taken, however often it is called."""
+        self._handover.apply(optimizer)
+        if evaluated:
+            self.steps.stepped(optimizer)
+
+    def broke_off(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put back what was laid aside."""
+        self._handover.give_back()
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep what was staged for the gradients that this optimizer has taken."""
+        self._handover.after_step(optimizer)
+        if self.steps.stepped(optimizer):
+            _kept_by.setdefault(optimizer, set()).add(self)
 
     def verify_replicas(self) -> bool:
         """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
@@ -102,59 +173,142 @@ class Attachment:
         return replicas.differing(self._parameters, self._group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's memories and step: tensors and plain containers. Each rank has its own; save them all."""
-        self._settle_if_done()
-        return state.dump(self._step, self._loss_scale, self.recipe.memories(), self._decay)
+        """Return this rank's memories and step: tensors and plain containers. Each rank has its own; save them all.
+
+        Gradients that no optimizer has taken yet are not in it.
+        """
+        self.steps.close_if_done()
+        return state.dump(
+            state.Place.of(self._group),
+            recipe=state.words(self.recipe),
+            step=self.steps.step,
+            draw=self.steps.draw,
+            loss_scale=self._loss_scale,
+            memories=self.recipe.memories(),
+            momentum=self._handover.settings(),
+        )
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from this rank's `state_dict`. Raises ValueError, changing nothing, where it does not fit."""
-        state.check(saved, self.recipe.memories(), self._parameters)
-        self._settle()
+        """Resume from this rank's `state_dict`. A collective: call it on every rank.
+
+        Raises ValueError on every rank, changing nothing, where a state does not fit its rank or the others'.
+        """
+        place = state.Place.of(self._group)
+        state.agree(self._group, lambda: state.check(saved, self.recipe, self._parameters, place))
+        self._agreed = True
+        self.steps.restart(int(saved["step"]), int(saved.get("draw", saved["step"])))
         self._follow_loss_scale(float(saved["loss_scale"]))
         state.load(saved, self.recipe.memories(), self._parameters)
-        self._step, self._decay = int(saved["step"]), dict(saved["weight_decay"])
+        self._handover.restore(saved["momentum"], saved.get("weight_decay", {}))
 
-    def _round(self, idle: frozenset[str]) -> Round:
-        group = self._group
-        return Round(step=self._step, group=group, scale=1 / group.size(), idle=idle, watch=self._watch)
+    def forget(self) -> None:
+        """Drop everything that waits, momentum in the memories included. Call it on every rank."""
+        self.steps.settle_all(keep=False)
+        for memory in self.recipe.memories():
+            memory.restore({})
+        self._handover.paid()
 
-    def _enter(self, parameters: list[nn.Parameter]) -> list[str]:
+    def take_over(self, earlier: "Attachment") -> None:
+        """Go on with what waits in an attachment that has served some of these parameters until now, and end that."""
+        earlier.steps.settle_by_gradients()
+        for mine, theirs in zip(self.recipe.memories(), earlier.recipe.memories(), strict=True):
+            names = {name: self._names.get(p) for name, p in earlier.parameters.items()}
+            mine.restore({new: theirs.state()[old] for old, new in names.items() if new and old in theirs.state()})
+        self.steps.restart(earlier.step, earlier.steps.draw)
+        self._loss_scale = earlier._loss_scale
+        self._handover.paid()
+        earlier.end()
+
+    @property
+    def ended(self) -> bool:
+        """Whether another has taken over."""
+        return self._ended
+
+    def end(self) -> None:
+        """Free what is held; gradients are no longer followed."""
+        self._ended = True
+        self.steps.gradients.close()
+        for memory in self.recipe.memories():
+            memory.restore({})
+        for attachments in _kept_by.values():
+            attachments.discard(self)
+
+    def remove(self) -> None:
+        """Give the model back: from now on gradients are averaged as they are. A collective; call it between steps.
+
+        Momentum goes back to the optimizer. What waited beside it is applied at once; what waits for other recipes is
+        sent along with the next gradients. DDP cannot drop a hook: it stays, and passes through.
+        """
+        self.steps.settle_by_gradients()
+        memories = self.recipe.memories()
+        if self._handover.active:
+            self._handover.apply_once(self._summed("residual"))
+            self._handover.take_back(self._summed("velocity"))
+            self.forget()
+        self.recipe = Released(waiting=tuple(memories))
+
+    def _summed(self, field: str) -> dict[str, Tensor]:
+        """Return the sum over ranks of what waits under `field`, by parameter."""
+        found: dict[str, Tensor] = {}
+        for memory in corrections(self.recipe.memories()):
+            held = memory.state()
+            for name in self._parameters:  # on some ranks there may be nothing
+                mine = held.get(name, {}).get(field)
+                p = self._parameters[name]
+                dtype = memory.held(p.dtype)
+                total = torch.zeros(p.numel(), dtype=dtype, device=p.device) if mine is None else mine.clone()
+                dist.all_reduce(total, group=self._group)
+                found[name] = total / self._loss_scale
+        return found
+
+    def _enter(self, parameters: list[nn.Parameter], *, joined: bool) -> list[str]:
         """Note that these parameters are being reduced, and return their names."""
         names = [self._names[p] for p in parameters]
-        if not self._seen.isdisjoint(names):
-            self._settle()
-        if not self._seen:
-            self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
-        self._seen.update(names)
+        if self.steps.begins_with(names):
+            self._begin(joined=joined)
         return names
 
-    def _note(self, future: "Future[bool]", result: Tensor) -> "Future[Tensor]":
+    def _begin(self, *, joined: bool) -> None:
+        if not self._agreed:
+            state.agree(self._group, lambda: state.Standing(step=self.steps.step, draw=self.steps.draw))
+            self._agreed = True
+        self._handover.check_paid()
+        continues = self.steps.begin(joined=joined)
+        self._handover.follow()
+        divisor = self._workers.begin(joined=joined, continues=continues)
+        self._round = Round(
+            step=self.steps.step,
+            draw=self.steps.draw,
+            group=self._group,
+            scale=1 / divisor,
+            watch=self._watch,
+        )
+        self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
+
+    def _used(self, slots: Sequence[Slot], device: torch.device) -> Sequence[Slot]:
+        """Leave out parameters without a gradient on any rank, where DDP would leave one that is in place as it is."""
+        placed = self._workers.uneven or any(self.gradients.placed(slot.name) for slot in slots)
+        if not (self._may_be_unused and placed):
+            return slots
+        used = any_used([self.gradients.adds_to(slot.name) for slot in slots], self._group, device)
+        return [slot for slot, by_any in zip(slots, used, strict=True) if by_any]
+
+    def _finishing(
+        self, future: "Future[bool]", names: Sequence[str], bucket: Bucket, means: Sequence[tuple[Tensor, Tensor]]
+    ) -> "Future[Tensor]":
         """Remember what the future says, but not the future: what holds it at exit can end the process."""
-        self._started += 1
-        outcomes = self._outcomes
+        note = self.steps.outcome(names)
+        parameters = {slot.name: self._parameters[slot.name] for slot in bucket.slots}
+        questions = self.steps.questions(parameters)
 
         def finish(done: "Future[bool]") -> Tensor:
-            outcomes.append(done.value())  # raises what the reducer raised
-            return result
+            finite = done.value()  # raises what the reducer raised
+            for gradient, mean in means:
+                gradient.add_(mean)
+            note(read(bucket, parameters, questions, finite=finite))
+            return bucket.flat
 
         return future.then(finish)
-
-    def _settle_if_done(self) -> None:
-        """End the step in hand if all of it is there; of one in flight, the memories hold nothing yet."""
-        if self._seen == self._parameters.keys() and len(self._outcomes) == self._started:
-            self._settle()
-
-    def _settle(self) -> None:
-        """End the step in hand, if any: keep its memories if it is whole and finite, else drop them."""
-        if not self._seen:
-            return
-        whole = self._seen == self._parameters.keys()
-        keep = whole and len(self._outcomes) == self._started and all(self._outcomes)
-        for memory in self.recipe.memories():
-            (memory.commit if keep else memory.rollback)()
-        self._step += whole
-        self._seen.clear()
-        self._started, self._outcomes = 0, []
 
     def _follow_loss_scale(self, scale: float) -> None:
         if scale != self._loss_scale:
@@ -162,14 +316,15 @@ class Attachment:
                 memory.rescale(scale / self._loss_scale)
             self._loss_scale = scale
 
-    def _idle(self, bucket: Bucket) -> frozenset[str]:
-        """Return the parameters without a gradient: DDP hands out zeros, and drops the result if all ranks had none."""
-        if not self._may_be_unused:
-            return frozenset()
-        views = zip(bucket.slots, bucket.views(), strict=True)
-        return frozenset(slot.name for slot, g in views if not bool(g[:1024].any()) and not bool(g.any()))
 
-    def _add_decay(self, names: list[str], gradients: list[Tensor], idle: frozenset[str]) -> None:
-        for name, gradient in zip(names, gradients, strict=True):
-            if name in self._decay and name not in idle:
-                gradient.add_(self._parameters[name].detach(), alpha=self._decay[name] * self._loss_scale)
+# What waits lives as long as an optimizer that takes it, so that wrapping a model anew finds it.
+_kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = weakref.WeakKeyDictionary()
+
+
+def _nothing() -> None:
+    """Return what is left of an attachment in a copy."""
+
+
+def kinds(memories: Sequence[Memory]) -> list[list[str]]:
+    """Return what each memory keeps, by which those of two recipes are compared."""
+    return [sorted(memory.fields) for memory in memories]

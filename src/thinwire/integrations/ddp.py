@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.integrations.assembly import assembled, check_free
+from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
+from thinwire.integrations.joining import Joining
 from thinwire.integrations.managed import bucket_caps, managed, with_sparse_gradients
 from thinwire.integrations.plain_steps import PlainSteps
 from thinwire.integrations.rebroadcast import broadcast_every
@@ -25,7 +26,7 @@ def attach(
     recipe: Reducer | Plan | None = None,
     *,
     plan: Literal["auto"] | Budget | Plan | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
     rebroadcast: int | None = None,
 ) -> Attachment:
@@ -34,15 +35,17 @@ def attach(
     `plan`, in place of a recipe: "auto", as where neither is given, measures the links, plans within the default
     `Budget` or the one given, races the plan against uncompressed steps and plans again when the links change; what
     `thinwire.plan` has returned is used as it is, and leaves plain DDP, without a hook, where nothing pays.
-    `optimizer`: recipes with momentum correction take momentum, its buffers and weight decay over from this SGD.
+    `optimizer`, one or several: recipes with momentum correction apply the momentum of this SGD in its stead.
     `scaler`: the GradScaler in use, if any; what waits in memory then follows its loss scale.
-    `rebroadcast`: send rank 0's parameters to all before every so many steps (Wang et al. 2020, §4, take 10). The
+    `rebroadcast`: send rank 0's parameters to all after every so many steps (Wang et al. 2020, §4, take 10). The
     replicas of these recipes are bit-identical without; it mends what else has made them drift.
+
+    What waits in an earlier attachment to the same parameters is taken over, as after wrapping them in DDP anew.
 
     Raises TypeError for anything but DDP, or for both a recipe and a plan or neither kind, ValueError for a plan of
     another model or a `rebroadcast` below 1, FingerprintError where
     ranks disagree, MomentumError where momentum would be applied twice or not at all, and RuntimeError where the
-    model's hook is taken.
+    model's hook is taken, or where something waits in an earlier attachment that this recipe cannot keep.
     """
     asked = _asked(recipe, plan)
     _check(model, asked)
@@ -63,20 +66,22 @@ def attach(
         settings=f"{ddp}, rebroadcast={rebroadcast}",
         optimizer=optimizer,
         scaler=scaler,
+        workers=Joining(model, fixed=rebroadcast is not None),
         may_be_unused=may_be_unused,
     )
-
-    def install() -> None:
-        model.register_comm_hook(attachment, _hook)
-
-    if isinstance(recipe, Adaptive) and names and not may_be_unused:
+    if isinstance(recipe, Adaptive) and names and not may_be_unused and rebroadcast is None:
         PlainSteps(model, {name: p for p, name in names.items()}, attachment, recipe, install)
     elif not isinstance(asked, Plan) or asked.pays or rebroadcast is not None:
-        install()
+        install(model, attachment)
     _attached.add(model)
     if rebroadcast is not None:
-        broadcast_every(rebroadcast, model, attachment)
+        broadcast_every(rebroadcast, attachment, group)
     return attachment
+
+
+def install(model: DistributedDataParallel, attachment: Attachment) -> None:
+    """Let DDP hand its buckets to the attachment, from now on."""
+    model.register_comm_hook(attachment, _hook)
 
 
 def _asked(recipe: object, plan: object) -> object:
@@ -129,6 +134,8 @@ def _hook(
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # a C++ class that torch's stubs leave out
 ) -> torch.futures.Future[torch.Tensor]:
     flat = bucket.buffer()
+    # A rank that Join has no data for shadows the others outside of backward, so that nothing is added to any gradient.
+    joined = not attachment.gradients.added and not attachment.steps.begun
     if flat.is_sparse:
-        return attachment.reduce_sparse(flat, bucket.parameters())
-    return attachment.reduce(flat, bucket.parameters(), bucket.gradients())
+        return attachment.reduce_sparse(flat, bucket.parameters(), joined=joined)
+    return attachment.reduce(flat, bucket.parameters(), bucket.gradients(), joined=joined)

@@ -1,21 +1,17 @@
 """Do all ranks mean the same thing?"""
 
-import re
-
 import torch.distributed as dist
 from torch import nn
 
 from thinwire.errors import FingerprintError
 from thinwire.exchanges.compat import Group
+from thinwire.integrations.state import words
 from thinwire.reducer import Reducer
-
-# where a function lies in memory, as one in a schedule
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
     """Compare recipe, parameters and settings. Raises FingerprintError on every rank, naming what differs."""
-    mine = {"recipe": _ADDRESS.sub("", repr(recipe)), "what DDP or the optimizer is set to": settings} | {
+    mine = {"recipe": words(recipe), "what DDP or the optimizer is set to": settings} | {
         f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()
     }
     everyone: list[dict[str, str]] = [{} for _ in range(group.size())]

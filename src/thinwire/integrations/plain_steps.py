@@ -1,5 +1,6 @@
 """DDP as it is, for as long as nothing pays."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, final
@@ -58,7 +59,7 @@ class PlainSteps:
         parameters: Mapping[str, nn.Parameter],
         attachment: Attachment,
         adaptive: Adaptive,
-        install: Callable[[], None],
+        install: Callable[[DistributedDataParallel, Attachment], None],
     ) -> None:
         self._attachment, self._adaptive, self._install = attachment, adaptive, install
         self._rank = model.process_group.rank()
@@ -73,11 +74,16 @@ class PlainSteps:
             p.register_post_accumulate_grad_hook(self._count),
         ]
         self._noting = [q.register_post_accumulate_grad_hook(partial(self._note, name)) for name, q in others]
+        self._accumulating = False
+        # Parameters may outlive the model that wraps them.
+        weakref.finalize(model, _remove, self._handles)
+        weakref.finalize(model, _remove, self._noting)
 
     def __call__(self, model: nn.Module, inputs: object) -> None:
         """End the step before, and begin one, as a forward pass begins."""
         assert isinstance(model, DistributedDataParallel)
         if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
+            self._accumulating |= torch.is_grad_enabled()
             return
         if self._log is not None and self._last in self._log.ready:
             self._log.close(stamp(self._device))
@@ -87,7 +93,10 @@ class PlainSteps:
         self._log = PlainLog(self._gradients, stamp(self._device))
         if not self._adaptive.idle or model._join_config.enable:
             _remove(self._handles)
-            self._install()
+            if not self._accumulating:  # what lies in .grad, if anything, is DDP's mean
+                self._attachment.gradients.note_reduced(self._attachment.parameters)
+            self._install(model, self._attachment)
+        self._accumulating = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Be left behind where the model is copied or saved, as DDP leaves its hook."""

@@ -6,29 +6,24 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.exchanges.compat import Group
 from thinwire.integrations.attachment import Attachment
 
 
-def broadcast_every(steps: int, model: DistributedDataParallel, attachment: Attachment) -> None:
-    """Broadcast the parameters before the first forward pass of every `steps`-th step that will be reduced."""
+def broadcast_every(steps: int, attachment: Attachment, group: Group) -> None:
+    """Broadcast the parameters whenever an optimizer has taken the last of so many steps: there all ranks come by."""
     sent_for = attachment.step  # DDP itself has just made replicas equal
     attached = weakref.ref(attachment)
 
-    def before_forward(module: nn.Module, inputs: object) -> None:
+    def after_step(step: int) -> None:
         nonlocal sent_for
-        assert isinstance(module, DistributedDataParallel)
         current = attached()
-        # Evaluation and no_sync may run on some ranks only.
-        if current is None or not (module.training and torch.is_grad_enabled() and module.require_backward_grad_sync):
-            return
-        if current.step % steps == 0 and current.step != sent_for:
-            sent_for = current.step
-            _broadcast(current.parameters, module.process_group)
+        if current is not None and step // steps > sent_for // steps:
+            _broadcast(current.parameters, group)
+        sent_for = step
 
-    model.register_forward_pre_hook(before_forward)
+    attachment.steps.on_kept.append(after_step)
 
 
 @torch.no_grad()

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.exchanges.compat import Group
-from thinwire.integrations.assembly import assembled, check_free
+from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
+from thinwire.integrations.joining import Everybody
 from thinwire.integrations.managed import sparse_weights
 from thinwire.reducer import Reducer
 
@@ -100,7 +101,7 @@ def replicate(
     recipe: Reducer,
     *,
     group: Group | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
 ) -> Replicas:
     """Make replicas of a module, or of this rank's stages of a pipeline, over `group` (by default all ranks).
@@ -131,7 +132,8 @@ def replicate(
         settings="replicate",
         optimizer=optimizer,
         scaler=scaler,
-        may_be_unused=True,
+        workers=Everybody(group.size()),
+        may_be_unused=False,
     )
     for tensor in (*whole.parameters(), *whole.buffers()):
         dist.broadcast(tensor.detach(), group=group, group_src=0)

@@ -1,27 +1,77 @@
-"""What an attachment saves: tensors and plain containers, checked before anything is taken over."""
+"""What an attachment saves: tensors and plain containers, checked and compared between ranks before they are used."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from thinwire.errors import StateError
+from thinwire.exchanges.compat import Group
 from thinwire.integrations.momentum import corrections
 from thinwire.memories import Memory
+from thinwire.reducer import Reducer, Slot
 
-VERSION = 1
-_KEYS = {"version", "step", "loss_scale", "weight_decay", "momentum", "fields", "memories"}
+VERSION = 2
+_ALWAYS = {"version", "step", "loss_scale", "momentum", "fields", "memories"}
+_KEYS = {1: _ALWAYS | {"weight_decay"}, 2: _ALWAYS | {"draw", "rank", "world_size", "recipe"}}
+# where a function lies in memory, as one in a schedule
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def dump(step: int, loss_scale: float, memories: Sequence[Memory], decay: Mapping[str, float]) -> dict[str, Any]:
+@final
+@dataclass(frozen=True)
+class Place:
+    """Whose state it is."""
+
+    rank: int
+    world_size: int
+
+    @classmethod
+    def of(cls, group: Group) -> "Place":
+        """Return this rank's place."""
+        return cls(group.rank(), group.size())
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What ranks must have alike to go on together."""
+
+    step: int
+    draw: int
+    recipe: str = ""
+
+
+def words(recipe: Reducer) -> str:
+    """Return a recipe in words, the same in every process."""
+    return _ADDRESS.sub("", repr(recipe))
+
+
+def dump(
+    place: Place,
+    *,
+    recipe: str,
+    step: int,
+    draw: int,
+    loss_scale: float,
+    memories: Sequence[Memory],
+    momentum: Sequence[Sequence[Any]],
+) -> dict[str, Any]:
     """Return copies of everything that outlives a step. Memories are listed in the recipe's order."""
     return {
         "version": VERSION,
+        "rank": place.rank,
+        "world_size": place.world_size,
+        "recipe": recipe,
         "step": step,
+        "draw": draw,
         "loss_scale": loss_scale,
-        "weight_decay": dict(decay),
-        "momentum": [[memory.momentum, memory.nesterov] for memory in corrections(memories)],
+        "momentum": [list(pair) for pair in momentum],
         "fields": [sorted(memory.fields) for memory in memories],
         "memories": [
             {name: {field: x.clone() for field, x in fields.items()} for name, fields in memory.state().items()}
@@ -30,26 +80,91 @@ def dump(step: int, loss_scale: float, memories: Sequence[Memory], decay: Mappin
     }
 
 
-def check(state: object, memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise ValueError where `state` is not one that `dump` made for such memories and parameters."""
-    if not isinstance(state, Mapping) or not state.keys() >= _KEYS:
+def agree(group: Group, mine: Callable[[], Standing]) -> None:
+    """Compare where ranks stand, which each finds out by `mine`. A collective.
+
+    Raises ValueError on every rank where one raises that, and StateError where they stand differently.
+    """
+    error, standing = None, {}
+    try:
+        standing = asdict(mine())
+    except ValueError as raised:
+        error = raised
+    everyone: list[tuple[str, dict[str, Any]]] = [("", {})] * group.size()
+    dist.all_gather_object(everyone, (str(error or ""), standing), group=group)
+    if error is not None:
+        raise error
+    for rank, (message, theirs) in enumerate(everyone):
+        if message:
+            raise ValueError(f"nothing was loaded, as rank {rank} cannot: {message}")
+        if theirs != everyone[0][1]:
+            raise StateError(
+                f"rank 0 goes on from {everyone[0][1]} and rank {rank} from {theirs}: load on every rank the state "
+                "that it saved itself, all of the same step, or on none"
+            )
+
+
+def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], place: Place) -> Standing:
+    """Return where `state` stands. Raises ValueError where `dump` did not make it for such a recipe, model and rank."""
+    if not isinstance(state, Mapping) or not state.keys() >= _KEYS.get(_version(state), _KEYS[VERSION]):
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        raise ValueError(f"an attachment's state has the keys {sorted(_KEYS)}; got {got}")
+        raise ValueError(f"an attachment's state has the keys {sorted(_KEYS[VERSION])}; got {got}")
     _need(type(state["version"]) is int, "version", state["version"], "a number")
-    _need(state["version"] == VERSION, "version", state["version"], f"{VERSION}, which this thinwire reads")
-    _need(type(state["step"]) is int and state["step"] >= 0, "step", state["step"], "a count")
+    _need(state["version"] in _KEYS, "version", state["version"], f"{sorted(_KEYS)}, which this thinwire reads")
+    for key in ("step", "draw"):
+        count = state.get(key, 0)
+        _need(type(count) is int and count >= 0, key, count, "a count")
     _need(_is_number(state["loss_scale"]) and state["loss_scale"] > 0, "loss_scale", state["loss_scale"], "above 0")
-    decay, momentum, saved = state["weight_decay"], state["momentum"], state["memories"]
+    _check_place(state, place)
+    decay, momentum, saved = state.get("weight_decay", {}), state["momentum"], state["memories"]
     _need(isinstance(decay, Mapping) and all(map(_is_number, decay.values())), "weight_decay", decay, "numbers by name")
     _need(decay.keys() <= parameters.keys(), "weight_decay", sorted(map(str, decay)), "parameters of the model")
     _need(isinstance(momentum, list) and all(map(_is_momentum, momentum)), "momentum", momentum, "[number, bool] pairs")
     _need(isinstance(saved, list) and all(isinstance(m, Mapping) for m in saved), "memories", type(saved), "mappings")
+    _check_memories(state, recipe, parameters)
+    return Standing(
+        step=state["step"], draw=state.get("draw", state["step"]), recipe=state.get("recipe", words(recipe))
+    )
+
+
+def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Take `state` over into the memories, on the parameters' devices."""
+    for memory, saved in zip(memories, state["memories"], strict=True):
+        memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
+
+
+def _version(state: Mapping[str, Any]) -> int:
+    version = state.get("version")
+    return version if type(version) is int else VERSION
+
+
+def _check_place(state: Mapping[str, Any], place: Place) -> None:
+    if "world_size" not in state:  # version 1
+        return
+    _need(type(state["rank"]) is int, "rank", state["rank"], "a number")
+    _need(type(state["world_size"]) is int, "world_size", state["world_size"], "a number")
+    _need(type(state["recipe"]) is str, "recipe", state["recipe"], "words")
+    if state["world_size"] != place.world_size:
+        raise ValueError(
+            f"attachment state is of {state['world_size']} ranks, and here are {place.world_size}; what waits cannot "
+            "be dealt out anew: start with empty memories, and call attachment.forget() if the optimizer asks for them"
+        )
+    if state["rank"] != place.rank:
+        raise ValueError(
+            f"attachment state is rank {state['rank']}'s, and this is rank {place.rank}; each rank saves its own and "
+            "loads that"
+        )
+
+
+def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
+    memories, saved = recipe.memories(), state["memories"]
     fields = [sorted(memory.fields) for memory in memories]
-    if (len(saved), len(momentum), state["fields"]) != (len(memories), len(corrections(memories)), fields):
+    if (len(saved), len(state["momentum"]), state["fields"]) != (len(memories), len(corrections(memories)), fields):
         raise ValueError("attachment state is of a recipe with other memories; attach the recipe it was saved with")
     for memory, by_name in zip(memories, saved, strict=True):
-        for name, fields in by_name.items():
-            _check_fields(name, fields, memory, parameters)
+        for name, values in by_name.items():
+            _check_fields(name, values, memory, parameters)
+            _check_use(name, values, memory, recipe, parameters[name])
 
 
 def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -71,6 +186,16 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
             )
 
 
+def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
+    """Refuse what would wait for ever, as the recipe in use keeps nothing for this parameter."""
+    slot = Slot(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
+    if recipe.memory_of(slot) is not memory and any(bool(x.any()) for f, x in fields.items() if f not in memory.free):
+        raise ValueError(
+            f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of {p.numel()} "
+            "elements: attach it with the minimum_size with which the state was saved"
+        )
+
+
 def _need(holds: bool, key: str, got: object, expected: str) -> None:
     if not holds:
         raise ValueError(f"{key} in attachment state is {got!r:.200}; expected {expected}")
@@ -82,11 +207,3 @@ def _is_number(x: object) -> bool:
 
 def _is_momentum(x: object) -> bool:
     return isinstance(x, Sequence) and len(x) == 2 and _is_number(x[0]) and isinstance(x[1], bool)
-
-
-def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Take `state` over into the memories, on the parameters' devices."""
-    for memory, saved in zip(memories, state["memories"], strict=True):
-        memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
-    for correction, (momentum, nesterov) in zip(corrections(memories), state["momentum"], strict=True):
-        correction.momentum, correction.nesterov = momentum, nesterov

@@ -1,7 +1,7 @@
 """What waits for a later step: the only tensors kept between steps, by parameter name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -18,7 +18,9 @@ State = dict[str, dict[str, Tensor]]
 class Memory(ABC):
     """Changes are staged during a step; `commit` keeps them and `rollback` leaves everything as it was before.
 
-    Only `compensate` reads what was committed, so a step can be called off after parts of it have been sent.
+    Only `compensate` reads what was committed, so a step can be called off after parts of it have been sent. A
+    parameter that comes again before either is called goes on from what is staged: the gradients of one step may
+    arrive in several parts.
     """
 
     stateful: ClassVar[bool] = True
@@ -44,7 +46,8 @@ class Memory(ABC):
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Return what waits for parameter `name` plus scale · gradient (flat). Stages a memory that sent nothing.
 
-        `seed` is for memories that round by lot.
+        Where something is staged for `name` already, this is another part of the same step's gradient. `seed` is for
+        memories with stochastic rounding.
         """
 
     @abstractmethod
@@ -52,12 +55,12 @@ class Memory(ABC):
         """Take what was delivered out of the staged memory."""
 
     @abstractmethod
-    def commit(self) -> None:
-        """Keep what was staged."""
+    def commit(self, names: Collection[str] | None = None) -> None:
+        """Keep what was staged for these parameters; by default, for all."""
 
     @abstractmethod
-    def rollback(self) -> None:
-        """Drop what was staged."""
+    def rollback(self, names: Collection[str] | None = None) -> None:
+        """Drop what was staged for these parameters; by default, for all."""
 
     @abstractmethod
     def rescale(self, factor: float) -> None:
@@ -101,28 +104,36 @@ class Staged:
         self._staged.add(name)
         return self._committed[name], self._spare[name]
 
+    def continues(self, name: str) -> bool:
+        """Whether something is staged for `name`."""
+        return name in self._staged
+
     def close(self, name: str) -> Tensor:
-        """Return what is committed for `name`, which committing will drop."""
+        """Return what waits for `name`, which committing will drop."""
         self._closing.add(name)
-        return self._committed[name]
+        return self._spare[name] if name in self._staged else self._committed[name]
+
+    def waits(self, name: str) -> bool:
+        """Whether something waits for `name` that `close` has not handed out."""
+        return name in self._committed and name not in self._closing
 
     def staged(self, name: str) -> Tensor:
         """Return the staged version."""
         return self._spare[name]
 
-    def commit(self) -> None:
+    def commit(self, names: Collection[str] | None = None) -> None:
         """Let staged versions take the place of committed ones."""
-        for name in self._staged:
+        for name in _among(self._staged, names):
             self._committed[name], self._spare[name] = self._spare[name], self._committed[name]
-        for name in self._closing:
+        for name in _among(self._closing, names):
             del self._committed[name]
             self._spare.pop(name, None)
-        self.rollback()
+        self.rollback(names)
 
-    def rollback(self) -> None:
+    def rollback(self, names: Collection[str] | None = None) -> None:
         """Forget staged versions."""
-        self._staged.clear()
-        self._closing.clear()
+        self._staged -= _among(self._staged, names)
+        self._closing -= _among(self._closing, names)
 
     def rescale(self, factor: float) -> None:
         """Multiply the committed versions."""
@@ -138,3 +149,7 @@ class Staged:
         self._committed = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._spare.clear()
         self.rollback()
+
+
+def _among(names: set[str], wanted: Collection[str] | None) -> set[str]:
+    return set(names) if wanted is None else names.intersection(wanted)

@@ -1,6 +1,6 @@
 """Error feedback (Seide et al. 2014, Stich et al. 2018): what was not delivered is added to the next gradient."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
@@ -11,7 +11,7 @@ from thinwire import kernels
 from thinwire.kernels import Picks
 from thinwire.memories.base import Memory, Staged, State
 from thinwire.payloads import Payload
-from thinwire.signals import Signal
+from thinwire.signals import Plain, Signal
 
 _SECOND_DRAW = 1 << 32
 
@@ -42,6 +42,8 @@ class ErrorFeedback(Memory):
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Return r + scale · g."""
+        if self._residual.continues(name):
+            return self._more(name, gradient, scale, seed)
         residual, out = self._residual.open(name, gradient)
         if self.dtype is None:
             return _Sum(out, residual, gradient, scale)
@@ -62,20 +64,30 @@ class ErrorFeedback(Memory):
 
     def waits(self, name: str = "") -> bool:
         """Whether anything waits for parameter `name`, or for any."""
-        held = self._residual.committed()
-        return name in held if name else bool(held)
+        return self._residual.waits(name) if name else bool(self._residual.committed())
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:
         """Add r / scale to a gradient that will be sent whole; once that is committed, nothing waits for `name`."""
         gradient.add_(self._residual.close(name).to(gradient.dtype), alpha=1 / scale)
 
-    def commit(self) -> None:
-        """Keep what was staged."""
-        self._residual.commit()
+    def _more(self, name: str, gradient: Tensor, scale: float, seed: int) -> Signal:
+        """Add another part of a step's gradient to what is staged."""
+        staged = self._residual.staged(name)
+        if self.dtype is None:
+            staged.add_(gradient, alpha=scale)
+        else:
+            self._seeds[name] = seed
+            before = staged.clone()
+            kernels.integer_backend(staged, before).accumulate_rounded(staged, before, gradient, scale, seed)
+        return Plain(staged, gradient.dtype)
 
-    def rollback(self) -> None:
+    def commit(self, names: Collection[str] | None = None) -> None:
+        """Keep what was staged."""
+        self._residual.commit(names)
+
+    def rollback(self, names: Collection[str] | None = None) -> None:
         """Drop what was staged."""
-        self._residual.rollback()
+        self._residual.rollback(names)
 
     def rescale(self, factor: float) -> None:
         """Multiply the residual."""

@@ -1,7 +1,7 @@
 """Momentum correction with factor masking (Deep Gradient Compression, Lin et al. 2018, §3)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, final
 
@@ -12,7 +12,7 @@ from thinwire import kernels
 from thinwire.kernels import Picks
 from thinwire.memories.base import Memory, Staged, State
 from thinwire.payloads import Payload
-from thinwire.signals import Signal
+from thinwire.signals import Plain, Signal
 
 
 @final
@@ -21,8 +21,9 @@ class MomentumCorrection(Memory):
     """u ← m·u + g;  v ← v + u;  send from v. With `masking`, u stops where v was sent.
 
     Momentum is applied here, before sparsification, in the optimizer's stead: the optimizer must have none.
-    `momentum` None waits for `adopt`. `nesterov` adds g + m·u to v instead of u. Where everything is sent, all this
-    is SGD with momentum.
+    `momentum` None waits for `adopt`. `nesterov` adds g + m·u to v instead of u. Where everything is sent, nothing is
+    masked, and all this is SGD with momentum. Momentum is applied once a step: what arrives as a further part of a
+    step's gradient is added to u as it is.
 
     `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
     it is added (local gradient clipping).
@@ -38,10 +39,9 @@ class MomentumCorrection(Memory):
     _velocity: Staged = field(default_factory=Staged, init=False, repr=False)
     _loss_scale: float = field(default=1.0, init=False, repr=False)
 
-    def adopt(self, momentum: float, *, nesterov: bool, velocities: Mapping[str, Tensor]) -> None:
-        """Take over from an optimizer; `velocities` are one rank's share of its momentum buffers, by parameter."""
+    def adopt(self, momentum: float, *, nesterov: bool) -> None:
+        """Go on with an optimizer's settings."""
         self.momentum, self.nesterov = momentum, nesterov
-        self._velocity.restore({name: _wide(buffer).reshape(-1) for name, buffer in velocities.items()})
 
     def blank(self) -> Self:
         """Return one with nothing in it, of momentum 0 where none is known yet."""
@@ -51,28 +51,38 @@ class MomentumCorrection(Memory):
         """Return v + u after adding scale · g to u. Raises RuntimeError when no momentum is known."""
         if self.momentum is None:
             raise RuntimeError("momentum is not known: attach with optimizer=, or give the recipe momentum=")
+        scale *= self._clipping(gradient, scale)
+        if self._residual.continues(name):
+            return self._more(name, gradient, scale, self.momentum)
         residual, out = self._residual.open(name, gradient)
         velocity, velocity_out = self._velocity.open(name, gradient)
-        scale *= self._clipping(gradient, scale)
         return _MomentumSum(
             out, velocity_out, residual, velocity, gradient, scale, momentum=self.momentum, nesterov=self.nesterov
         )
 
     def retain(self, name: str, delivered: Payload) -> None:
-        """Subtract what was delivered, and stop its momentum."""
-        delivered.subtract_from(self._residual.staged(name))
-        if self.masking:
+        """Subtract what was delivered, and stop its momentum unless that was everything."""
+        residual = self._residual.staged(name)
+        delivered.subtract_from(residual)
+        if self.masking and not _took_all(delivered, residual):
             delivered.mask(self._velocity.staged(name))
 
-    def commit(self) -> None:
-        """Keep what was staged."""
-        self._residual.commit()
-        self._velocity.commit()
+    def _more(self, name: str, gradient: Tensor, scale: float, momentum: float) -> Signal:
+        """Add another part of a step's gradient: u ← u + g;  v ← v + g, or v + (1 + m)·g."""
+        residual, velocity = self._residual.staged(name), self._velocity.staged(name)
+        velocity.add_(gradient, alpha=scale)
+        residual.add_(gradient, alpha=scale * (1 + momentum) if self.nesterov else scale)
+        return Plain(residual, gradient.dtype)
 
-    def rollback(self) -> None:
+    def commit(self, names: Collection[str] | None = None) -> None:
+        """Keep what was staged."""
+        self._residual.commit(names)
+        self._velocity.commit(names)
+
+    def rollback(self, names: Collection[str] | None = None) -> None:
         """Drop what was staged."""
-        self._residual.rollback()
-        self._velocity.rollback()
+        self._residual.rollback(names)
+        self._velocity.rollback(names)
 
     def rescale(self, factor: float) -> None:
         """Multiply residual and velocity."""
@@ -100,8 +110,8 @@ class MomentumCorrection(Memory):
         return limit / norm if math.isfinite(norm) and norm > limit else 1.0
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+def _took_all(delivered: Payload, residual: Tensor) -> bool:
+    return delivered.values.numel() >= residual.numel() and not bool(residual.any())
 
 
 @final

@@ -1,6 +1,6 @@
 """Nothing waits."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -26,10 +26,10 @@ class NoMemory(Memory):
     def retain(self, name: str, delivered: Payload) -> None:
         """Do nothing."""
 
-    def commit(self) -> None:
+    def commit(self, names: Collection[str] | None = None) -> None:
         """Do nothing."""
 
-    def rollback(self) -> None:
+    def rollback(self, names: Collection[str] | None = None) -> None:
         """Do nothing."""
 
     def rescale(self, factor: float) -> None:

@@ -1,6 +1,6 @@
 """Notes that a codec keeps about each parameter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, final
 
@@ -58,16 +58,20 @@ class Noted(Memory):
         """Hand on."""
         self.memory.retain(name, delivered)
 
-    def commit(self) -> None:
+    def commit(self, names: Collection[str] | None = None) -> None:
         """Keep what was staged."""
-        self.memory.commit()
-        self._committed.update(self._staged)
-        self._staged.clear()
+        self.memory.commit(names)
+        for name in self._written(names):
+            self._committed[name] = self._staged.pop(name)
 
-    def rollback(self) -> None:
+    def rollback(self, names: Collection[str] | None = None) -> None:
         """Drop what was staged."""
-        self.memory.rollback()
-        self._staged.clear()
+        self.memory.rollback(names)
+        for name in self._written(names):
+            del self._staged[name]
+
+    def _written(self, names: Collection[str] | None) -> set[str]:
+        return set(self._staged) if names is None else self._staged.keys() & set(names)
 
     def rescale(self, factor: float) -> None:
         """Multiply what waits, and the notes."""
@@ -95,8 +99,8 @@ class _Note:
         self._committed, self._staged, self._name = committed, staged, name
 
     def read(self) -> Tensor | None:
-        """Return what was written last, by a step that was kept."""
-        return self._committed.get(self._name)
+        """Return what was written last, by a step that was kept or by an earlier part of this one."""
+        return self._staged.get(self._name, self._committed.get(self._name))
 
     def write(self, note: Tensor) -> None:
         """Stage a note."""

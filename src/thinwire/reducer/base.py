@@ -55,21 +55,22 @@ class Bucket:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What a reducer needs to know of the step: its number (from 0), the group, and the factor that makes sums means.
+    """What a reducer needs to know: the step's number (from 0), the group, and the factor that makes sums means.
 
-    `idle` parameters have no gradient this step: nothing is sent for them and their memory rests. With `watch`,
-    results say whether they are finite.
+    `draw` is the number of this reduction, by which random choices differ; a step may take several, and by default
+    takes one. With `watch`, results say whether they are finite.
     """
 
     step: int
     group: Group
     scale: float
-    idle: frozenset[str] = frozenset()
+    draw: int | None = None
     watch: bool = True
 
     def seed(self, name: str, *, shared: bool = True) -> int:
-        """Return 32 bits that depend on step and name alone, and on the rank unless `shared`."""
-        return zlib.crc32(f"{self.step}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
+        """Return 32 bits that depend on the draw and name alone, and on the rank unless `shared`."""
+        draw = self.step if self.draw is None else self.draw
+        return zlib.crc32(f"{draw}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
 
 
 class Reducer(ABC):
@@ -99,6 +100,10 @@ class Reducer(ABC):
     @abstractmethod
     def memories(self) -> Sequence[Memory]:
         """Return every memory in use, each once."""
+
+    @abstractmethod
+    def memory_of(self, slot: Slot) -> Memory:
+        """Return the memory through which the gradients of a parameter go, in the long run."""
 
 
 def _first(done: "Future[Any]", mean: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from thinwire import trace
 from thinwire.codecs import Codec
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.exchanges.compat import Group
-from thinwire.memories import Memory, NoMemory
+from thinwire.memories import Memory
 from thinwire.payloads import Payload
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.futures import completed
@@ -47,35 +47,30 @@ class Compressed(Reducer):
         seeds = [at.seed(slot.name) for slot in bucket.slots]
         future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
         # A callback may outlive the group, which must not die in the group's own thread: it takes no reference along.
-        idle, watch = at.idle, at.watch
-        return future.then(lambda done: self._decode(done.value(), bucket, idle, watch))
+        watch = at.watch
+        return future.then(lambda done: self._decode(done.value(), bucket, watch))
 
     def memories(self) -> Sequence[Memory]:
         """Return the memory."""
         return (self.memory,)
 
-    def _retain(self, slot: Slot, delivered: Payload, like: Tensor, *, resting: bool) -> None:
-        """Let the memory know; one that rests is woken only to book what an exchange dropped of other ranks'."""
-        if resting:
-            if not bool(delivered.values.any()):
-                return
-            self.memory.compensate(slot.name, like.new_zeros(slot.length), 1.0).tensor()
-        self.memory.retain(slot.name, delivered)
+    def memory_of(self, slot: Slot) -> Memory:
+        """Return the memory."""
+        return self.memory
 
     def _encode(self, bucket: Bucket, at: Round) -> Payload:
         codec = self.codec.at(at.step)
         parts = []
         for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
-            memory = NoMemory() if slot.name in at.idle else self.memory
-            signal = memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name, shared=False))
+            signal = self.memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name, shared=False))
             parts.append(codec.encode_signal(signal, seed=at.seed(slot.name, shared=codec.shared_seed)))
         return type(parts[0]).assemble(parts, [slot.offset for slot in bucket.slots], bucket.flat.numel())
 
-    def _decode(self, exchanged: Exchanged, bucket: Bucket, idle: frozenset[str], watch: bool) -> bool:
+    def _decode(self, exchanged: Exchanged, bucket: Bucket, watch: bool) -> bool:
         trace.count("sent_bytes", exchanged.sent_bytes)
         with trace.span("decode"):
             if self.memory.stateful:  # before the total takes the place of gradients that payloads may be views of
                 for slot, delivered in zip(bucket.slots, exchanged.delivered.split(), strict=True):
-                    self._retain(slot, delivered, bucket.flat, resting=slot.name in idle)
+                    self.memory.retain(slot.name, delivered)
             exchanged.total.write(bucket.flat)
             return not watch or exchanged.total.is_finite(bucket.flat)

@@ -9,7 +9,7 @@ from torch.futures import Future
 
 from thinwire.exchanges.compat import Group
 from thinwire.memories import Memory
-from thinwire.reducer.base import Bucket, Reducer, Round
+from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.futures import all_true
 
 
@@ -57,6 +57,10 @@ class PerTensor(Reducer):
     def memories(self) -> Sequence[Memory]:
         """Return those of all in use."""
         return tuple({id(memory): memory for reducer in self._in_use() for memory in reducer.memories()}.values())
+
+    def memory_of(self, slot: Slot) -> Memory:
+        """Return what the parameter's reducer says."""
+        return self.of(slot.name).memory_of(slot)
 
     def _in_use(self) -> list[Reducer]:
         used = set(self.chosen.values())

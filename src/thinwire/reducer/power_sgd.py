@@ -13,7 +13,7 @@ from thinwire.codecs import Codec, Identity
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.exchanges.compat import Group
 from thinwire.exchanges.lane import lane
-from thinwire.memories import Memory, NoMemory, Noted
+from thinwire.memories import Memory, Noted
 from thinwire.payloads import Dense
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.futures import all_true, completed
@@ -54,6 +54,10 @@ class PowerSGD(Reducer):
         """Return those of `small`, and the memory."""
         return tuple({id(m): m for m in (*self.small.memories(), self.memory)}.values())
 
+    def memory_of(self, slot: Slot) -> Memory:
+        """Return the memory, or what `small` says."""
+        return self.memory if self._pays(slot) else self.small.memory_of(slot)
+
     def _pays(self, slot: Slot) -> bool:
         rows, columns = _matrix(slot)
         return self.rank * (rows + columns) < rows * columns
@@ -67,13 +71,11 @@ class PowerSGD(Reducer):
         return lane(at.group).submit(lambda own: self._rounds(work, own, watch), bucket.flat.device)
 
     def _multiply(self, slot: Slot, gradient: Tensor, at: Round) -> "_Work":
-        idle = slot.name in at.idle
-        memory = NoMemory() if idle else self.memory
-        x = memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name)).tensor()
+        x = self.memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name)).tensor()
         matrix = x.to(torch.promote_types(x.dtype, torch.float32)).view(_matrix(slot))
         basis = self._basis(slot, matrix, at.seed(slot.name))
         seed = at.seed(slot.name, shared=self.codec.shared_seed)
-        return _Work(slot.name, gradient, matrix, matrix @ basis, seed, idle)
+        return _Work(slot.name, gradient, matrix, matrix @ basis, seed)
 
     def _basis(self, slot: Slot, matrix: Tensor, seed: int) -> Tensor:
         """Return the Q of the step before, or a random one where there is none of this size."""
@@ -102,9 +104,8 @@ class PowerSGD(Reducer):
 
     def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
         item.gradient.view_as(item.matrix).copy_(basis @ factor.T)
-        if not item.idle:
-            self.memory.retain(item.name, Dense(values=(basis @ share.T).view(-1)))
-        if bool(factor.any()):  # of a parameter without gradient anywhere, the note rests too
+        self.memory.retain(item.name, Dense(values=(basis @ share.T).view(-1)))
+        if bool(factor.any()):
             self.memory.note(item.name).write(factor.reshape(-1).clone())
 
     def _sum(self, matrices: Sequence[Tensor], seeds: Sequence[int], group: Group) -> tuple[list[Tensor], list[Tensor]]:
@@ -131,7 +132,6 @@ class _Work(NamedTuple):
     matrix: Tensor
     product: Tensor
     seed: int
-    idle: bool
 
 
 def _matrix(slot: Slot) -> tuple[int, int]:

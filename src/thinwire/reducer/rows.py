@@ -13,7 +13,7 @@ from thinwire.exchanges import Exchange, Exchanged
 from thinwire.exchanges.compat import Group
 from thinwire.memories import Memory
 from thinwire.payloads import Blocks, Keyed
-from thinwire.reducer.base import Bucket, Reducer, Round
+from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 
 
 @final
@@ -55,6 +55,10 @@ class WithRows(Reducer):
     def memories(self) -> Sequence[Memory]:
         """Return those of `dense`."""
         return self.dense.memories()
+
+    def memory_of(self, slot: Slot) -> Memory:
+        """Return what `dense` says."""
+        return self.dense.memory_of(slot)
 
 
 def _sparse(exchanged: Exchanged, shape: torch.Size) -> Tensor:

@@ -9,7 +9,7 @@ from torch.futures import Future
 
 from thinwire.exchanges.compat import Group
 from thinwire.memories import Memory
-from thinwire.reducer.base import Bucket, Reducer, Round
+from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.futures import all_true
 
 
@@ -38,6 +38,10 @@ class WarmUp(Reducer):
     def memories(self) -> Sequence[Memory]:
         """Return those of both."""
         return _distinct(self.first, self.then)
+
+    def memory_of(self, slot: Slot) -> Memory:
+        """Return what `then` says."""
+        return self.then.memory_of(slot)
 
     def _due(self, at: Round) -> Reducer:
         return self.first if at.step < self.steps else self.then
@@ -70,6 +74,10 @@ class MinimumSize(Reducer):
     def memories(self) -> Sequence[Memory]:
         """Return those of both."""
         return _distinct(self.small, self.large)
+
+    def memory_of(self, slot: Slot) -> Memory:
+        """Return what the one says that is due for this size."""
+        return (self.large if slot.length >= self.numel else self.small).memory_of(slot)
 
 
 def _distinct(*reducers: Reducer) -> Sequence[Memory]:

@@ -16,7 +16,7 @@ from thinwire.planner.live.log import Log, StepLog
 from thinwire.planner.live.steps import Choice, Life
 from thinwire.planner.plan import reducer
 from thinwire.planner.probe.agreed import Ranks
-from thinwire.reducer import Bucket, Reducer, Round
+from thinwire.reducer import Bucket, Reducer, Round, Slot
 
 _log = logging.getLogger("thinwire")
 
@@ -101,6 +101,10 @@ class Adaptive(Reducer):
         """Return the memory, which all candidates share."""
         return (self._memory,)
 
+    def memory_of(self, slot: Slot) -> Memory:
+        """Return the memory: what waits in it is released where a candidate keeps nothing."""
+        return self._memory
+
     def _logged(self, bucket: Bucket, at: Round) -> StepLog:
         """Note the bucket in the step's log; one that brings back a gradient begins the next step."""
         log = self._log
@@ -118,7 +122,7 @@ class Adaptive(Reducer):
             return
         for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
             kept = self._memory in self._reducer.of(slot.name).memories()
-            if not kept and slot.name not in at.idle and self._memory.waits(slot.name):
+            if not kept and self._memory.waits(slot.name):
                 self._memory.release(slot.name, gradient, at.scale)
 
 
