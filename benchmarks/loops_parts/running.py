@@ -62,7 +62,7 @@ def _row(cluster: Cluster, job: dict[str, Any]) -> tuple[Row, bool]:
     """Run a job; the second is whether the workers can be given another."""
     named = {"loop": job["loop"], "way": job["way"] or PLAIN, "everything": _everything(job["way"])}
     try:
-        events = sorted(cluster.run(job), key=lambda event: event[1]["kind"] == "raised")  # first come first
+        events = list(cluster.run(job))  # in the order in which they came: what a rank raises first is the cause
     except WorkerDied as death:
         return Row(**named, verdict="died", message=str(death)), False
     raised = [event for _, event in events if event["kind"] == "raised"]
