@@ -1,0 +1,85 @@
+"""Training loops as users write them, with thinwire attached, each beside plain DDP.
+
+    python benchmarks/loops.py
+    python benchmarks/loops.py --only gan,lbfgs
+    python benchmarks/loops.py --json loops.json --markdown loops.md
+
+Every loop of `loops_parts` runs on two workers over Gloo, in float64: with plain DDP; with recipes that send
+everything, which must end where plain DDP does; and with recipes that send a hundredth, which must keep the replicas
+bit-identical and the loss sane. `distance` is ‖parameters - plain DDP's‖ / ‖how far plain DDP moved them‖. What a loop
+raises is a row.
+
+Verdicts: `same` as plain DDP; `trains`, where less is sent; `differs`, from plain DDP or between replicas; `worse`,
+where the loss came down less than a quarter as far as plain DDP's; `raised`, what the notes say; `died`, a worker. Ends
+with status 1 where a row differs, is worse or died.
+"""
+
+import json as js
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from loops_parts.recipes import WAYS
+from loops_parts.running import Row, run
+from loops_parts.scripts import LOOPS
+from loops_parts.table import markdown as page
+from loops_parts.table import notes, summary, table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+SCHEMA = "thinwire.loops/1"
+STEPS, QUICK_STEPS = 80, 16
+
+console = Console()
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Names of loops, separated by commas; all where left out.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_STEPS} steps instead of {STEPS}.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
+) -> None:
+    """Run every loop with every recipe."""
+    loops, steps = _named(only), QUICK_STEPS if quick else STEPS
+    rows = _all(loops, steps)
+    console.print(table(rows))
+    for note in notes(rows):
+        console.print(note, highlight=False, markup=False)
+    console.print(summary(rows), highlight=False)
+    if json is not None:
+        results = {"schema": SCHEMA, "environment": _environment(steps), "rows": [asdict(row) for row in rows]}
+        json.write_text(js.dumps(results, indent=1) + "\n")
+    if markdown is not None:
+        markdown.write_text(page(rows))
+    raise typer.Exit(int(any(row.verdict in ("differs", "worse", "died") for row in rows)))
+
+
+def _named(only: str) -> list[str]:
+    names = [name.strip() for name in only.split(",") if name.strip()] or list(LOOPS)
+    if unknown := [name for name in names if name not in LOOPS]:
+        raise typer.BadParameter(f"no loop is called {unknown[0]!r}; there are {', '.join(LOOPS)}")
+    return names
+
+
+def _all(loops: list[str], steps: int) -> list[Row]:
+    ways = [None, *(way.name for way in WAYS)]
+    rows = list[Row]()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_interactive) as progress:
+        task = progress.add_task("", total=len(loops) * len(ways))
+        for row in run(loops, ways, steps):
+            rows.append(row)
+            progress.update(task, advance=1, description=row.loop)
+    return rows
+
+
+def _environment(steps: int) -> dict[str, Any]:
+    versions = {name: version(name) for name in ("torch", "numba", "thinwire")}
+    return {"python": platform.python_version(), **versions, "machine": platform.machine(), "steps": steps}
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""Training loops as users write them, each beside plain DDP."""

@@ -1,0 +1,55 @@
+"""What the workers do: run a loop with a recipe, and report how it ended or what it raised, as JSON."""
+
+import functools
+import os
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from loops_parts.material import Unavailable
+from loops_parts.measure import Ended, identical, measure
+from loops_parts.recipes import BY_NAME
+from thinwire.bench.training import Emit
+
+PATIENCE = timedelta(seconds=30)
+
+
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Join a new group, run `job`, and emit one event: what it came to, or what was raised."""
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(job["store"], world)  # type: ignore[attr-defined]  # torch's stubs do not export it
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
+    try:
+        emit({"kind": "ended"} | _run(job["loop"], job["way"], job["steps"]))
+    except Unavailable as reason:
+        emit({"kind": "unavailable", "message": str(reason)})
+    except Exception as error:
+        emit({"kind": "raised", "message": _first_line(error), "traceback": traceback.format_exc()})
+    dist.destroy_process_group()
+
+
+def _run(loop: str, name: str | None, steps: int) -> dict[str, Any]:
+    plain = _plain(loop, steps)
+    found = plain if name is None else measure(loop, BY_NAME[name], steps)
+    return {
+        "last_loss": found.last_loss,
+        "plain_loss": plain.last_loss,
+        "share": found.share(plain),
+        "distance": found.distance(plain),
+        "identical": identical(found.end),
+        "skipped": found.skipped,
+        "plain_skipped": plain.skipped,
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _plain(loop: str, steps: int) -> Ended:
+    return measure(loop, None, steps)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
