@@ -405,7 +405,8 @@ def _drifting(rebroadcast: int | None) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("rebroadcast", "alike"), [(None, [True] + [False] * 5), (1, [True] * 6), (3, [True, False, True, False, False, True])]
+    ("rebroadcast", "alike"),
+    [(None, [True] + [False] * 5), (1, [True] * 6), (3, [True, False, True, False, False, True])],
 )
 def test_parameters_are_broadcast_every_so_many_steps(ranks: Ranks, rebroadcast: int | None, alike: list[bool]) -> None:
     assert ranks.run(2, _drifting, rebroadcast) == [alike] * 2

@@ -1,7 +1,5 @@
 """What differs between versions of torch and between backends."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,13 +20,6 @@ def all_gather(out: Tensor, mine: Tensor, group: Group) -> dist.Work:
 def all_reduce(x: Tensor, group: Group) -> dist.Work:
     """Start summing `x` over the ranks, in place."""
     return dist.all_reduce(x, group=group, async_op=True)
-
-
-def any_used(flags: Sequence[bool], group: Group, device: torch.device) -> list[bool]:
-    """Return which of the flags are set on any rank. Waits for all of them."""
-    whole = torch.tensor(flags, dtype=torch.uint8, device=device)
-    dist.all_reduce(whole, op=dist.ReduceOp.MAX, group=group)
-    return [bool(flag) for flag in whole.tolist()]
 
 
 def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:

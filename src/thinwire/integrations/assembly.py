@@ -52,8 +52,6 @@ def assembled(
         scaler=scaler,
         may_be_unused=may_be_unused,
     )
-    for each in optimizers:
-        attachment.steps.know(attachment.steps.owned(each))
     if earlier is not None:
         attachment.take_over(earlier)
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group, any_used
+from thinwire.exchanges.compat import Group
 from thinwire.integrations import replicas, state
 from thinwire.integrations.gradients import Gradients
 from thinwire.integrations.momentum import Handover, corrections
@@ -28,10 +28,6 @@ class LossScaler(Protocol):
 
 class Workers(Protocol):
     """Who takes part."""
-
-    @property
-    def uneven(self) -> bool:
-        """Whether some may have no data left."""
 
     def begin(self, *, joined: bool, continues: bool) -> int:
         """Return by how many to divide in the reduction that begins. Raises RuntimeError where that must not be."""
@@ -119,8 +115,8 @@ class Attachment:
             Slot(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=tuple(g.shape))
             for name, g in zip(names, gradients, strict=True)
         ]
-        bucket = Bucket(flat=flat, slots=tuple(self._used(slots, flat.device)))
-        means = self.gradients.take_out([slot.name for slot in bucket.slots], bucket.views())
+        bucket = Bucket(flat=flat, slots=tuple(slots))
+        means = self.gradients.take_out(names, bucket.views())
         return self._finishing(self.recipe.reduce(bucket, self._round), names, bucket, means)
 
     def reduce_sparse(
@@ -285,14 +281,6 @@ class Attachment:
         )
         self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
 
-    def _used(self, slots: Sequence[Slot], device: torch.device) -> Sequence[Slot]:
-        """Leave out parameters without a gradient on any rank, where DDP would leave one that is in place as it is."""
-        placed = self._workers.uneven or any(self.gradients.placed(slot.name) for slot in slots)
-        if not (self._may_be_unused and placed):
-            return slots
-        used = any_used([self.gradients.adds_to(slot.name) for slot in slots], self._group, device)
-        return [slot for slot, by_any in zip(slots, used, strict=True) if by_any]
-
     def _finishing(
         self, future: "Future[bool]", names: Sequence[str], bucket: Bucket, means: Sequence[tuple[Tensor, Tensor]]
     ) -> "Future[Tensor]":
@@ -300,11 +288,15 @@ class Attachment:
         note = self.steps.outcome(names)
         parameters = {slot.name: self._parameters[slot.name] for slot in bucket.slots}
         questions = self.steps.questions(parameters)
+        # DDP leaves the .grad of what no rank has used as it is, and an optimizer would take that.
+        idle = self._may_be_unused and not self.gradients.adds_to_all(names)
 
         def finish(done: "Future[bool]") -> Tensor:
             finite = done.value()  # raises what the reducer raised
             for gradient, mean in means:
                 gradient.add_(mean)
+            if idle:
+                _put_in_place(bucket, parameters)
             note(read(bucket, parameters, questions, finite=finite))
             return bucket.flat
 
@@ -319,6 +311,14 @@ class Attachment:
 
 # What waits lives as long as an optimizer that takes it, so that wrapping a model anew finds it.
 _kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = weakref.WeakKeyDictionary()
+
+
+def _put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Write the means to every .grad that is there."""
+    for slot, mean in zip(bucket.slots, bucket.views(), strict=True):
+        p = parameters[slot.name]
+        if p.grad is not None and not p.grad.is_sparse:
+            p.grad.copy_(mean.as_strided(p.shape, torch.empty_like(p, device="meta").stride()))
 
 
 def _nothing() -> None:

@@ -26,7 +26,6 @@ class Gradients:
         self._parameters, self._before, self._thrown_away = parameters, before, thrown_away
         self._added: set[str] = set()
         self._reduced: set[str] = set()
-        self._placed: set[str] = set()
         self._empty: set[str] = set()
         self._means: dict[str, Tensor] = {}
         self.accumulates = False
@@ -49,28 +48,20 @@ class Gradients:
         """Whether this rank has added anything since the last reduction."""
         return bool(self._added)
 
-    def adds_to(self, name: str) -> bool:
-        """Whether this rank has added to this .grad since the last reduction."""
-        return name in self._added
-
-    def placed(self, name: str) -> bool:
-        """Whether a .grad is in place since an earlier reduction, be it all zeros now; alike on all ranks."""
-        return name in self._placed
+    def adds_to_all(self, names: Iterable[str]) -> bool:
+        """Whether this rank has added to each of these since the last reduction."""
+        return self._added.issuperset(names)
 
     def look_at_rest(self) -> None:
         """Look at what this rank has not added to."""
-        for name in (self._reduced | self._placed) - self._added:
+        for name in self._reduced - self._added:
             self.look(name)
 
     def look(self, name: str) -> None:
         """See what has become of the mean in this .grad."""
-        if name not in self._reduced and name not in self._placed:
-            return
-        held = self._parameters[name].grad
-        if held is None:
-            self._placed.discard(name)
         if name not in self._reduced:
             return
+        held = self._parameters[name].grad
         self.accumulates |= held is not None
         if held is None or not (name in self._empty or _nonzero(held)):
             self._reduced.discard(name)
@@ -90,7 +81,6 @@ class Gradients:
         """Remember that these .grad hold a mean now, whole and alone; some a mean of nothing but zeros."""
         for name in names:
             self._reduced.add(name)
-            self._placed.add(name)
             self._added.discard(name)
             self._means.pop(name, None)
         self._empty.difference_update(names)

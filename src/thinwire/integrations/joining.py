@@ -15,12 +15,6 @@ class Joining:
     def __init__(self, model: DistributedDataParallel, *, fixed: bool) -> None:
         self._model, self._fixed = weakref.ref(model), fixed
 
-    @property
-    def uneven(self) -> bool:
-        """Whether the model is within Join."""
-        model = self._model()
-        return model is not None and bool(model._join_config.enable)
-
     def begin(self, *, joined: bool, continues: bool) -> int:
         """Return the number of ranks, or of those with data where Join was told to divide by that. A collective then.
 
@@ -29,7 +23,7 @@ class Joining:
         model = self._model()
         assert model is not None  # its hook is what calls
         size = model.process_group.size()
-        if not self.uneven:
+        if not model._join_config.enable:
             return size
         if self._fixed:
             raise RuntimeError(
@@ -53,11 +47,6 @@ class Everybody:
 
     def __init__(self, size: int) -> None:
         self._size = size
-
-    @property
-    def uneven(self) -> bool:
-        """No."""
-        return False
 
     def begin(self, *, joined: bool, continues: bool) -> int:
         """Return the number of ranks."""

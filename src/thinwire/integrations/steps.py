@@ -115,6 +115,8 @@ class Steps:
         self._pending = (self._pending | seen) - bad
         if done:
             self.gradients.note_reduced(seen, set().union(*(outcome.empty for outcome in self._outcomes)))
+        if not self._open:
+            self._witnesses.clear()
         self._witnesses += [outcome.witness for outcome in self._outcomes if outcome.witness is not None]
         self.draw += whole
         self._open |= whole
@@ -156,10 +158,6 @@ class Steps:
         self.settle(gone, keep=False)
         self.settle(set(self._pending), keep=True)
 
-    def know(self, names: Iterable[str]) -> None:
-        """Rely on optimizers to say when they take the gradients of these."""
-        self._known.update(names)
-
     def owned(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return which of the parameters this optimizer holds."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -186,17 +184,16 @@ class Steps:
         if name in self._known:
             self.settle([name], keep=False)
             return
-        unknown = self._pending - self._known
         taken = any(witness.moved for witness in self._witnesses)
-        self._unclaimed = 0 if taken else self._unclaimed + 1
-        if self._unclaimed == _PATIENCE:
-            warnings.warn(_UNCLAIMED.format(name=name), stacklevel=2)
-        self.settle(unknown, keep=taken)
+        if self._open:
+            self._unclaimed = 0 if taken else self._unclaimed + 1
+            if self._unclaimed == _PATIENCE:
+                warnings.warn(_UNCLAIMED.format(name=name), stacklevel=2)
+        self.settle([name], keep=taken)
 
     def _end_step(self) -> None:
         self.step += 1
         self._open = False
-        self._witnesses.clear()
 
     def _each_memory(self, names: Collection[str], *, keep: bool) -> None:
         for memory in self._memories:
