@@ -137,7 +137,7 @@ kept = settle.lend(torch.ones(3))
 child = os.fork()
 if child:
     settle._lent.clear()
-    sys.exit(os.waitpid(child, 0)[1])
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def expects_nothing():
     return not settle._lent
 after.append(expects_nothing)
