@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.exchanges.settle import lend
 
 Group = dist.ProcessGroup
 
@@ -14,12 +15,12 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 def all_gather(out: Tensor, mine: Tensor, group: Group) -> dist.Work:
     """Start gathering `mine` of every rank into `out`, of world size times its length."""
-    return _all_gather(out, mine, group=group, async_op=True)
+    return _all_gather(lend(out), lend(mine), group=group, async_op=True)
 
 
 def all_reduce(x: Tensor, group: Group) -> dist.Work:
-    """Start summing `x` over the ranks, in place."""
-    return dist.all_reduce(x, group=group, async_op=True)
+    """Start summing `x` over the ranks, in place; where it is sparse, only the future's value has the sum."""
+    return dist.all_reduce(lend(x), group=group, async_op=True)
 
 
 def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:
@@ -44,6 +45,12 @@ def same_group(group: Group) -> Group:
     if not whole:
         _check_names_agree(group)
     return dist.new_group(ranks, backend=backend, timeout=_timeout(group), use_local_synchronization=not whole)
+
+
+def end_group(group: Group) -> None:
+    """Make torch forget a group on which nothing is under way. Not a collective, on Gloo."""
+    if group in dist.distributed_c10d._world.pg_map and dist.get_backend(group) == "gloo":
+        dist.destroy_process_group(group)
 
 
 def _check_names_agree(group: Group) -> None:

@@ -3,7 +3,10 @@
 DDP's hook may not block, and a collective issued from a callback would be issued in an order that differs by rank.
 """
 
+import atexit
+import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -12,7 +15,8 @@ from typing import Any, TypeVar, final
 import torch
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group, same_group
+from thinwire.exchanges.compat import Group, end_group, same_group
+from thinwire.exchanges.settle import patience_ends
 
 _T = TypeVar("_T")
 _Job = tuple[Callable[[Group], Any], Group, "Future[Any]"]
@@ -25,8 +29,11 @@ class Lane:
     def __init__(self, group: Group) -> None:
         self._group = same_group(group)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._process = os.getpid()
         # A daemon: at exit, waiting for a peer that is gone would take until the group's timeout.
-        threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name="thinwire-lane").start()
+        self._thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name="thinwire-lane")
+        self._thread.start()
+        _threads.add(self._thread)
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, work: Callable[[Group], _T], device: torch.device) -> "Future[_T]":
@@ -34,6 +41,17 @@ class Lane:
         future: Future[_T] = Future(devices=[device] if device.type == "cuda" else [])
         self._jobs.put((_after_current_stream(work, device), self._group, future))
         return future
+
+    def close(self) -> None:
+        """Take no more work."""
+        self._jobs.put(None)
+
+    def end(self) -> None:
+        """Once all work is done, let go of the group, which ends its threads; otherwise leave it as it is."""
+        # In a forked child there are no threads to end, and the group would wait for them.
+        if self._process == os.getpid() and not self._thread.is_alive():
+            end_group(self._group)
+            del self._group
 
 
 def lane(group: Group) -> Lane:
@@ -45,6 +63,19 @@ def lane(group: Group) -> Lane:
 
 
 _lanes: weakref.WeakKeyDictionary[Group, Lane] = weakref.WeakKeyDictionary()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # also of lanes that are gone
+
+
+@atexit.register
+def _end_all() -> None:
+    """Bring all lanes to their end before the interpreter comes to its own; see `settle`."""
+    lanes = list(_lanes.values())
+    for open_lane in lanes:
+        open_lane.close()
+    for thread in list(_threads):
+        thread.join(max(0.0, patience_ends() - time.monotonic()))
+    for closed_lane in lanes:
+        closed_lane.end()
 
 
 def _serve(jobs: "SimpleQueue[_Job | None]") -> None:

@@ -4,7 +4,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import Tensor
 from torch.futures import Future
@@ -95,7 +95,7 @@ class Reducer(ABC):
         # DDP's own path: an all-gather of indices and of values
         nbytes = mean.indices().nbytes + mean.values().nbytes
         trace.count("sent_bytes", (at.group.size() - 1) * nbytes)
-        return all_reduce(mean, at.group).get_future().then(lambda done: _first(done, mean))
+        return all_reduce(mean, at.group).get_future().then(_first)
 
     @abstractmethod
     def memories(self) -> Sequence[Memory]:
@@ -106,6 +106,6 @@ class Reducer(ABC):
         """Return the memory through which the gradients of a parameter go, in the long run."""
 
 
-def _first(done: "Future[Any]", mean: Tensor) -> Tensor:
-    done.value()  # raises what the collective raised
-    return mean
+def _first(done: "Future[Any]") -> Tensor:
+    (mean,) = done.value()  # raises what the collective raised
+    return cast(Tensor, mean.detach())  # what was lent goes back
