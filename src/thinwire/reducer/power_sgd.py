@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire import trace
+from thinwire import kernels, trace
 from thinwire.codecs import Codec, Identity
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.exchanges.compat import Group
@@ -40,9 +40,13 @@ class PowerSGD(Reducer):
             raise ValueError(f"rank is {self.rank}; expected 1 or more")
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Open the lane."""
+        """Open the lane, and compile the kernels that decode."""
         lane(group)
         self.small.prepare(group, samples)
+        for x in samples:
+            one = x.new_zeros(1, 1, dtype=torch.promote_types(x.dtype, torch.float32))
+            kernel = kernels.backend(one)
+            kernel.outer_sums(one, kernel.orthonormal(one), one.clone())
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Multiply now, exchange and decode on the lane."""
@@ -92,7 +96,7 @@ class PowerSGD(Reducer):
                 item.gradient.fill_(torch.nan)
             return not watch
         with trace.span("encode"):
-            bases = [torch.linalg.qr(product).Q for product in sums]
+            bases = [kernels.backend(product).orthonormal(product) for product in sums]
             shares = [item.matrix.T @ basis for item, basis in zip(work, bases, strict=True)]
         mine, factors = self._sum(shares, [seed + 1 for seed in seeds], group)
         with trace.span("decode"):
@@ -101,11 +105,19 @@ class PowerSGD(Reducer):
             return not watch or all(bool(item.gradient.isfinite().all()) for item in work)
 
     def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
-        item.gradient.view_as(item.matrix).copy_(basis @ factor.T)
+        self._write(item, basis, factor)
         if not item.idle:
             self.memory.retain(item.name, Dense(values=(basis @ share.T).view(-1)))
         if bool(factor.any()):  # of a parameter without gradient anywhere, the note rests too
             self.memory.note(item.name).write(factor.reshape(-1).clone())
+
+    def _write(self, item: "_Work", basis: Tensor, factor: Tensor) -> None:
+        """Write P·Qᵀ, with the same bits on every rank."""
+        out = item.gradient.view_as(item.matrix)
+        wide = out if out.dtype == basis.dtype else torch.empty_like(item.matrix)
+        kernels.backend(wide, basis, factor).outer_sums(wide, basis, factor)
+        if wide is not out:
+            out.copy_(wide)
 
     def _sum(self, matrices: Sequence[Tensor], seeds: Sequence[int], group: Group) -> tuple[list[Tensor], list[Tensor]]:
         """Return the matrices as this rank sent them, and their sums over all ranks."""
