@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -333,7 +334,7 @@ def _with_closure(recipe: str) -> float:
             loss.backward()
             return loss
 
-        training.optimizer.step(closure)  # type: ignore[arg-type]  # torch wants a float and takes a tensor
+        training.optimizer.step(closure)
     return books.missing()
 
 
@@ -346,8 +347,7 @@ def test_an_optimizer_may_evaluate_a_closure(ranks: Ranks, recipe: str) -> None:
 
 
 def _wrapped_anew(recipe: str) -> tuple[str, str]:
-    options = {"weight_decay": 0.01}
-    training, twin = (Training("several buckets", recipe, **options).run(range(3)) for _ in range(2))
+    training, twin = (Training("several buckets", recipe, weight_decay=0.01).run(range(3)) for _ in range(2))
     old = training.model
     training.model = DistributedDataParallel(old.module, **training.scenario.options)
     training.attach(recipe)
@@ -485,13 +485,13 @@ def test_a_model_can_be_copied_and_saved(ranks: Ranks, recipe: str, rebroadcast:
     assert ranks.run(2, _copied, recipe, rebroadcast) == [True] * 2
 
 
-def _freed(make: Callable[[nn.Module], object]) -> int:
+def _freed(make: Callable[[DistributedDataParallel], object]) -> int:
     torch.manual_seed(0)
     module = Training("one bucket").model.module
-    alive = []
+    alive: list[weakref.ref[Any]] = []
     for _ in range(3):
         model = DistributedDataParallel(module)
-        attachment = make(model)  # type: ignore[arg-type]
+        attachment = make(model)
         for step in range(2):
             model(torch.ones(2, WIDTH) * step).sum().backward()
         alive += [weakref.ref(model), weakref.ref(attachment)]
@@ -509,7 +509,7 @@ def _topk(model: DistributedDataParallel) -> object:
 
 
 @pytest.mark.parametrize("make", [_auto, _topk])
-def test_a_model_that_is_wrapped_anew_is_freed(ranks: Ranks, make: Callable[[nn.Module], object]) -> None:
+def test_a_model_that_is_wrapped_anew_is_freed(ranks: Ranks, make: Callable[[DistributedDataParallel], object]) -> None:
     assert ranks.run(2, _freed, make) == [0, 0]
 
 

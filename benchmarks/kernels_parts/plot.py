@@ -22,6 +22,7 @@ GROUPS = {
     "codes": "Codes",
     "index": "At indices",
     "sketch": "Sketches",
+    "sums": "Sums in one order",
 }
 VALUE_BITS = {"wire_fp16": 16, "wire_offset8": 8}
 STYLES = [(colour, marker) for marker in "os" for colour in (*COLOURS, INK)]

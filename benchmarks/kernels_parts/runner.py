@@ -7,6 +7,7 @@ from statistics import median
 
 import torch
 
+from kernels_parts.adding import CASES as ADDING
 from kernels_parts.coding import CASES as CODING
 from kernels_parts.material import Material
 from kernels_parts.quantising import CASES as QUANTISING
@@ -20,7 +21,7 @@ from kernels_parts.work import Case, Place, Work
 from thinwire import kernels
 from thinwire.bench.rows import percentiles
 
-CASES: dict[str, Case] = {**STEPS, **TRAVELLING, **SELECTING, **SCATTERING, **CODING, **QUANTISING}
+CASES: dict[str, Case] = {**STEPS, **TRAVELLING, **SELECTING, **SCATTERING, **CODING, **QUANTISING, **ADDING}
 TARGET_DENSITY = 1e-3
 _CHECKED = 1 << 22  # above this only rows that targets speak of are held against the reference at their own size
 _MOST_PICKS = 1 << 26  # of all workers together

@@ -63,10 +63,7 @@ class Attaching:
             return
         recipe = self.way.reducer(optimized=bool(optimizers))
         given = optimizers if self.way.momentum else ()
-        if len(given) > 1:
-            tw.attach(model, recipe, optimizer=list(given), scaler=scaler)  # type: ignore[arg-type]
-        else:
-            tw.attach(model, recipe, optimizer=given[0] if given else None, scaler=scaler)
+        tw.attach(model, recipe, optimizer=given, scaler=scaler)
 
 
 def measure(loop: str, way: Way | None, steps: int) -> Ended:

@@ -4,10 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import thinwire as tw
-from thinwire.codecs import TopK
-from thinwire.exchanges import AllGather
 from thinwire.memories import MomentumCorrection
-from thinwire.reducer import Compressed, Reducer
+from thinwire.reducer import Reducer
 
 ALL = 1 << 60
 """A `minimum_size` below which every tensor is."""
@@ -34,17 +32,11 @@ class Way:
         return found
 
 
-def _whole_dgc() -> Reducer:
-    # dgc(density=1) itself is not SGD with momentum: it forgets the momentum of what it sends, as its paper asks for.
-    memory = MomentumCorrection(masking=False)
-    return Compressed(memory=memory, codec=TopK(density=1.0), exchange=AllGather())
-
-
 WAYS: tuple[Way, ...] = (
     Way(name="dense", recipe=tw.recipes.dense),
     Way(name="topk, density 1", recipe=lambda: tw.recipes.topk(density=1.0, minimum_size=1)),
     Way(name="gtopk, density 1", recipe=lambda: tw.recipes.gtopk(density=1.0, minimum_size=1)),
-    Way(name="dgc, density 1, unmasked", recipe=_whole_dgc, momentum=True),
+    Way(name="dgc, density 1", recipe=lambda: tw.recipes.dgc(density=1.0, minimum_size=1), momentum=True),
     Way(name="dgc, uncompressed", recipe=lambda: tw.recipes.dgc(minimum_size=ALL), momentum=True),
     Way(name="topk, density 0.01", recipe=lambda: tw.recipes.topk(density=0.01, minimum_size=1), everything=False),
     Way(

@@ -24,10 +24,12 @@ class Signal(ABC):
     """A flat vector that may not have been computed yet.
 
     `dtype` is the gradient's, in which values travel; the vector itself may be held in a wider one. `note` is None
-    where the memory keeps none.
+    where the memory keeps none. `share` is how much of the wire's range this rank may use, 1 over the number of ranks,
+    where a memory keeps the rest of a value that is cut; None where nothing does, and an overflow is to be seen.
     """
 
     note: Note | None = None
+    share: float | None = None
 
     dtype: torch.dtype
     numel: int

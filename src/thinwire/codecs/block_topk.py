@@ -35,7 +35,7 @@ class BlockTopK(Codec):
         x = signal.tensor()
         count = kept(self.density, -(-signal.numel // self.block))
         keys = kernels.backend(x).largest_blocks(x, self.block, count)
-        values, coded = narrowed(_gathered(x, keys, self.block), self.values, signal.dtype, seed)
+        values, coded = narrowed(_gathered(x, keys, self.block), self.values, signal.dtype, seed, signal.share)
         return Blocks(keys=keys, values=values, numel=signal.numel, width=self.block, coded=coded)
 
     def contraction(self, numel: int) -> float | None:

@@ -16,7 +16,8 @@ from thinwire.signals import Signal
 class Cast(Codec):
     """Send every value in `values`: float16 or bfloat16, rounded to nearest, or a format of a few bits.
 
-    A value beyond float16's 65504 becomes infinite and so is seen, like any overflow; bfloat16 has float32's range.
+    Beyond float16's 65504 a value is cut where a memory keeps the rest (`Signal.share`); elsewhere it becomes infinite
+    and so is seen, like any overflow. bfloat16 has float32's range.
     Formats scale each tensor on its own, and their codes cannot be added on the way: gather them.
     """
 
@@ -35,5 +36,5 @@ class Cast(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
         """Return all values, narrowed."""
-        values, coded = narrowed(signal.tensor(), self.values, signal.dtype, seed)
+        values, coded = narrowed(signal.tensor(), self.values, signal.dtype, seed, signal.share)
         return Dense(values=values, coded=coded)

@@ -46,7 +46,7 @@ class FFT(Codec):
         x = (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
         width, count = max(1, min(self.block, x.numel())), spectrum_size(x.numel(), self.block)
         keys, pairs = _strongest(x, width, kept(self.density, count), count)
-        values, coded = narrowed(pairs.view(-1), self.values, signal.dtype, seed)
+        values, coded = narrowed(pairs.view(-1), self.values, signal.dtype, seed, signal.share)
         kept_pairs = Blocks(keys=keys, values=values, numel=2 * count, width=2, coded=coded)
         return Spectral(coefficients=kept_pairs, block=self.block, numel=signal.numel)
 

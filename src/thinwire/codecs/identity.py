@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.codecs.base import Codec
-from thinwire.payloads import Dense
+from thinwire.payloads import Dense, narrowed
 from thinwire.signals import Signal
 
 
@@ -20,7 +20,8 @@ class Identity(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
         """Return all values in the gradient's dtype."""
-        return Dense(values=signal.tensor().to(signal.dtype))
+        values, _ = narrowed(signal.tensor(), None, signal.dtype, seed, signal.share)
+        return Dense(values=values)
 
     def contraction(self, numel: int) -> float | None:
         """Nothing is lost."""

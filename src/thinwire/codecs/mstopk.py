@@ -40,7 +40,7 @@ class MSTopK(Codec):
         mean = torch.linalg.vector_norm(x, 1, dtype=torch.float64) / max(1, x.numel())
         chosen = _pick(magnitudes, mean, k, self.rounds, seed) if k else magnitudes
         indices = picks.index_select(0, largest(chosen, k))
-        values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed)
+        values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed, signal.share)
         return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
 
 

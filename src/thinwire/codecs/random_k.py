@@ -39,7 +39,7 @@ class RandomK(Codec):
         if self.unbiased:
             values = values * widths
         values = torch.where(peak.isfinite(), values, torch.nan)
-        values, coded = narrowed(values, self.values, signal.dtype, seed)
+        values, coded = narrowed(values, self.values, signal.dtype, seed, signal.share)
         return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel, agreed=True, coded=coded)
 
     def contraction(self, numel: int) -> float | None:

@@ -35,7 +35,7 @@ class RowTopK(Codec):
         """Return k elements of each row, and its share of a last row that is shorter."""
         x = signal.tensor()
         indices = largest_in_rows(x, self.width, self.density)
-        values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed)
+        values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed, signal.share)
         return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
 
     def contraction(self, numel: int) -> float | None:

@@ -42,7 +42,7 @@ def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:
 def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: int) -> Sparse:
     """Return a payload of `count` elements: of those picked the largest, and padding where they are fewer."""
     indices, values = limited(picks, count)
-    values, coded = narrowed(values, narrow, signal.dtype, seed)
+    values, coded = narrowed(values, narrow, signal.dtype, seed, signal.share)
     return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
 
 

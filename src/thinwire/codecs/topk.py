@@ -25,7 +25,7 @@ class TopK(Codec):
         """Return k elements; NaN counts as largest, and of equal ones the lowest index comes first."""
         x = signal.tensor()
         indices = largest(x, kept(self.density, signal.numel))
-        values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed)
+        values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed, signal.share)
         return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
 
     def contraction(self, numel: int) -> float | None:

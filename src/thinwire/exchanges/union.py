@@ -13,7 +13,7 @@ from thinwire.exchanges.base import Encoder, Exchanged, Hops, Rounds, Transport,
 from thinwire.exchanges.compat import Group, all_or
 from thinwire.exchanges.post import Post
 from thinwire.exchanges.tables import expected_union, table
-from thinwire.payloads import Keyed, Payload
+from thinwire.payloads import Keyed, Payload, fitted
 from thinwire.payloads.keyed import spread
 
 _FIX = "use Cast(values=torch.bfloat16), CountSketch(...) or None"
@@ -74,7 +74,8 @@ class UnionAllReduce(Rounds):
             raise TypeError(f"packed is {self.packed!r}, which does not add up to all rows; {_FIX}")
         values = payload.values.clone()
         post.all_reduce(values)
-        return payload.with_values(values).dense().to(mine.rows.dtype).view(mine.rows.shape)
+        # An estimate may be larger than any sum can be: cut to the range, its error is smaller.
+        return fitted(payload.with_values(values).dense(), mine.rows.dtype).view(mine.rows.shape)
 
 
 def _encoded(packed: Encoder, spans: Sequence[Tensor], seeds: Sequence[int]) -> Payload:

@@ -4,7 +4,7 @@ from thinwire.payloads.base import Payload
 from thinwire.payloads.blocks import Blocks
 from thinwire.payloads.dense import Dense
 from thinwire.payloads.keyed import Keyed
-from thinwire.payloads.numbers import Narrow, narrowed
+from thinwire.payloads.numbers import Narrow, fitted, narrowed
 from thinwire.payloads.sketch import Sketch, Table
 from thinwire.payloads.sparse import Sparse
 from thinwire.payloads.spectral import Spectral
@@ -21,5 +21,6 @@ __all__ = [
     "Spectral",
     "Table",
     "Words",
+    "fitted",
     "narrowed",
 ]

@@ -7,6 +7,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import numbers, wire
@@ -67,7 +68,7 @@ class Dense(Payload):
         """Return the sum over ranks of buffers like this payload's."""
         wire.check_rows(rows, self._header(), self.nbytes)
         per_rank = numbers.read(rows[:, wire.HEADER_BYTES :], self.values, self.coded)
-        return self.with_values(per_rank.sum(dim=0, dtype=self.values.dtype))
+        return self.with_values(kernels.backend(per_rank).row_sums(per_rank))
 
     def write(self, out: Tensor) -> None:
         """Overwrite the spans of `out`."""
@@ -102,7 +103,8 @@ class Dense(Payload):
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of payloads over the same spans."""
-        return payloads[0].with_values(torch.stack([p.values for p in payloads]).sum(dim=0))
+        stacked = torch.stack([p.values for p in payloads])
+        return payloads[0].with_values(kernels.backend(stacked).row_sums(stacked))
 
     def _parts(self) -> tuple[Tensor, ...]:
         return self.values.split([length for _, length in self.spans])

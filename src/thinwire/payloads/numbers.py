@@ -11,12 +11,31 @@ Narrow = torch.dtype | Format | None
 """How values travel: None in the gradient's dtype, or in another dtype, or in a format of a few bits."""
 
 
-def narrowed(x: Tensor, how: Narrow, dtype: torch.dtype, seed: int) -> tuple[Tensor, Coded | None]:
-    """Return the values as the receiver will see them, and their codes if they travel as such."""
+def narrowed(
+    x: Tensor, how: Narrow, dtype: torch.dtype, seed: int, share: float | None = None
+) -> tuple[Tensor, Coded | None]:
+    """Return the values as the receiver will see them, and their codes if they travel as such.
+
+    Values of a narrower dtype are cut to a `share` of its range (see `fitted`); without one they overflow, and that is
+    seen.
+    """
     if not isinstance(how, Format):
-        return x.to(how or dtype), None
+        return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
     coded = Coded.of(x, how, seed=seed)
     return coded.values(torch.promote_types(dtype, torch.float32)), coded
+
+
+def fitted(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:
+    """Return `x` in `dtype`, what is finite and beyond a share 1/K of its range cut to that: to b = max / (K·(1 + u)ᴷ).
+
+    So no sum of K such values overflows, in whatever order it is rounded by up to u of itself. A dtype of the same
+    range, but for half, cuts nothing. NaN and infinities stay.
+    """
+    range_ = torch.finfo(dtype)
+    if range_.max > torch.finfo(x.dtype).max / 2:
+        return x.to(dtype)
+    bound = range_.max * share / (1 + range_.eps / 2) ** (1 / share)
+    return torch.where(x.isinf(), x, x.clamp(-bound, bound)).to(dtype)
 
 
 def joined(parts: list[Coded | None]) -> Coded | None:

@@ -59,7 +59,7 @@ class Sketch(Payload):
         """Return the sum over ranks."""
         wire.check_rows(rows, self._head(), self.nbytes)
         tables = numbers.plain(rows[:, wire.HEADER_BYTES :], self.values.numel(), self.values.dtype)
-        return self.with_values(tables.sum(dim=0, dtype=self.values.dtype))
+        return self.with_values(kernels.backend(tables).row_sums(tables))
 
     def write(self, out: Tensor) -> None:
         """Overwrite the spans of `out` with the estimates."""
@@ -99,7 +99,8 @@ class Sketch(Payload):
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of sketches with the same hashes."""
-        return payloads[0].with_values(torch.stack([p.values for p in payloads]).sum(dim=0))
+        stacked = torch.stack([p.values for p in payloads])
+        return payloads[0].with_values(kernels.backend(stacked).row_sums(stacked))
 
     def _values(self) -> tuple[Tensor, ...]:
         return self.values.split([table.rows * table.buckets for table in self.tables])

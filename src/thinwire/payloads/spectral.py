@@ -7,6 +7,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.payloads import wire
 from thinwire.payloads.base import Payload, Spans, spans_are_finite
@@ -129,12 +130,12 @@ def forward(x: Tensor, width: int) -> Tensor:
 
 
 def inverse(pairs: Tensor, numel: int, block: int) -> Tensor:
-    """Return the first `numel` elements of the inverse of `forward`."""
+    """Return the first `numel` elements of the inverse of `forward`: on the CPU with the same bits everywhere."""
     if not numel:
         return pairs.view(-1)
-    width = min(block, numel)
-    spectrum = torch.view_as_complex(pairs.view(-1, width // 2 + 1, 2).to(_real(pairs.dtype)))
-    return torch.fft.irfft(spectrum, n=width, norm="ortho").view(-1)[:numel]
+    wide = pairs.view(-1, 2).to(_real(pairs.dtype)).contiguous()
+    found: Tensor = kernels.backend(wide).inverse_fourier(wide, numel, min(block, numel))
+    return found
 
 
 def spectrum_size(numel: int, block: int) -> int:

@@ -13,7 +13,7 @@ from thinwire.codecs import Codec
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.exchanges.compat import Group
 from thinwire.memories import Memory
-from thinwire.payloads import Payload
+from thinwire.payloads import Dense, Payload, fitted
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.futures import completed
 
@@ -47,8 +47,8 @@ class Compressed(Reducer):
         seeds = [at.seed(slot.name) for slot in bucket.slots]
         future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
         # A callback may outlive the group, which must not die in the group's own thread: it takes no reference along.
-        watch = at.watch
-        return future.then(lambda done: self._decode(done.value(), bucket, watch))
+        watch, scale = at.watch, at.scale
+        return future.then(lambda done: self._decode(done.value(), bucket, watch=watch, scale=scale))
 
     def memories(self) -> Sequence[Memory]:
         """Return the memory."""
@@ -63,14 +63,37 @@ class Compressed(Reducer):
         parts = []
         for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
             signal = self.memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name, shared=False))
+            signal.share = at.scale if self.memory.stateful else None
             parts.append(codec.encode_signal(signal, seed=at.seed(slot.name, shared=codec.shared_seed)))
         return type(parts[0]).assemble(parts, [slot.offset for slot in bucket.slots], bucket.flat.numel())
 
-    def _decode(self, exchanged: Exchanged, bucket: Bucket, watch: bool) -> bool:
+    def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
         trace.count("sent_bytes", exchanged.sent_bytes)
         with trace.span("decode"):
             if self.memory.stateful:  # before the total takes the place of gradients that payloads may be views of
                 for slot, delivered in zip(bucket.slots, exchanged.delivered.split(), strict=True):
                     self.memory.retain(slot.name, delivered)
             exchanged.total.write(bucket.flat)
-            return not watch or exchanged.total.is_finite(bucket.flat)
+            if not watch or exchanged.total.is_finite(bucket.flat):
+                return True
+            return self.memory.stateful and self._cut(exchanged.total, bucket, scale)
+
+    def _cut(self, total: Payload, bucket: Bucket, scale: float) -> bool:
+        """Write a sum that is finite but beyond the gradient's range, cut to that, and keep a rank's share of the rest.
+
+        Values of the gradient's dtype cannot come to that, but codes and spectra are summed in float32. Returns whether
+        the sum is finite.
+        """
+        flat, dtype = bucket.flat, torch.promote_types(bucket.flat.dtype, torch.float32)
+        if dtype == flat.dtype:
+            return False
+        wide = torch.zeros_like(flat, dtype=dtype)
+        total.write(wide)
+        if not total.is_finite(wide):
+            return False
+        for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
+            part = wide[slot.offset : slot.offset + slot.length]
+            gradient.copy_(fitted(part, gradient.dtype))
+            rest = Dense(values=(gradient - part).mul_(scale))
+            self.memory.retain(slot.name, rest)
+        return True

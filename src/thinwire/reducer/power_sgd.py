@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire import trace
+from thinwire import kernels, trace
 from thinwire.codecs import Codec, Identity
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.exchanges.compat import Group
 from thinwire.exchanges.lane import lane
 from thinwire.memories import Memory, Noted
-from thinwire.payloads import Dense
+from thinwire.payloads import Dense, Payload, fitted
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.futures import all_true, completed
+from thinwire.signals import Plain
 
 
 @final
@@ -40,9 +41,13 @@ class PowerSGD(Reducer):
             raise ValueError(f"rank is {self.rank}; expected 1 or more")
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Open the lane."""
+        """Open the lane, and compile the kernels that decode."""
         lane(group)
         self.small.prepare(group, samples)
+        for x in samples:
+            one = x.new_zeros(1, 1, dtype=torch.promote_types(x.dtype, torch.float32))
+            kernel = kernels.backend(one)
+            kernel.outer_sums(one, kernel.orthonormal(one), one.clone())
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Multiply now, exchange and decode on the lane."""
@@ -75,7 +80,7 @@ class PowerSGD(Reducer):
         matrix = x.to(torch.promote_types(x.dtype, torch.float32)).view(_matrix(slot))
         basis = self._basis(slot, matrix, at.seed(slot.name))
         seed = at.seed(slot.name, shared=self.codec.shared_seed)
-        return _Work(slot.name, gradient, matrix, matrix @ basis, seed)
+        return _Work(slot.name, gradient, matrix, matrix @ basis, seed, at.scale)
 
     def _basis(self, slot: Slot, matrix: Tensor, seed: int) -> Tensor:
         """Return the Q of the step before, or a random one where there is none of this size."""
@@ -87,30 +92,53 @@ class PowerSGD(Reducer):
         return torch.randn(shape, generator=generator, dtype=matrix.dtype, device=matrix.device)
 
     def _rounds(self, work: Sequence["_Work"], group: Group, watch: bool) -> bool:
-        seeds = [item.seed for item in work]
-        _, sums = self._sum([item.product for item in work], seeds, group)
+        seeds, scale = [item.seed for item in work], work[0].scale
+        _, sums = self._sum([item.product for item in work], seeds, group, scale)
         if not all(bool(product.isfinite().all()) for product in sums):
             for item in work:
                 item.gradient.fill_(torch.nan)
             return not watch
         with trace.span("encode"):
-            bases = [torch.linalg.qr(product).Q for product in sums]
+            bases = [kernels.backend(product).orthonormal(product) for product in sums]
             shares = [item.matrix.T @ basis for item, basis in zip(work, bases, strict=True)]
-        mine, factors = self._sum(shares, [seed + 1 for seed in seeds], group)
+        mine, factors = self._sum(shares, [seed + 1 for seed in seeds], group, scale)
         with trace.span("decode"):
             for item, basis, share, factor in zip(work, bases, mine, factors, strict=True):
                 self._finish(item, basis, share, factor)
             return not watch or all(bool(item.gradient.isfinite().all()) for item in work)
 
     def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
-        item.gradient.view_as(item.matrix).copy_(basis @ factor.T)
+        rest = self._write(item, basis, factor)
         self.memory.retain(item.name, Dense(values=(basis @ share.T).view(-1)))
+        if rest is not None:  # this rank's share of it waits
+            self.memory.retain(item.name, Dense(values=rest.view(-1) * -item.scale))
         if bool(factor.any()):
             self.memory.note(item.name).write(factor.reshape(-1).clone())
 
-    def _sum(self, matrices: Sequence[Tensor], seeds: Sequence[int], group: Group) -> tuple[list[Tensor], list[Tensor]]:
+    def _write(self, item: "_Work", basis: Tensor, factor: Tensor) -> Tensor | None:
+        """Write P·Qᵀ, with the same bits on every rank; return what of it is beyond the gradient's range, if any is."""
+        out = item.gradient.view_as(item.matrix)
+        wide = out if out.dtype == basis.dtype else torch.empty_like(item.matrix)
+        kernels.backend(wide, basis, factor).outer_sums(wide, basis, factor)
+        if wide is out:
+            return None
+        out.copy_(wide)
+        if bool(out.isfinite().all()) or not bool(wide.isfinite().all()):
+            return None
+        out.copy_(fitted(wide, out.dtype))
+        return wide - out
+
+    def _encoded(self, matrix: Tensor, seed: int, scale: float) -> Payload:
+        """Return a factor as it travels; what is cut of one that is narrowed waits, like all that P·Qᵀ is not."""
+        signal = Plain(matrix.reshape(-1))
+        signal.share = scale
+        return self.codec.encode_signal(signal, seed=seed)
+
+    def _sum(
+        self, matrices: Sequence[Tensor], seeds: Sequence[int], group: Group, scale: float
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the matrices as this rank sent them, and their sums over all ranks."""
-        parts = [self.codec.encode(matrix, seed=seed) for matrix, seed in zip(matrices, seeds, strict=True)]
+        parts = [self._encoded(matrix, seed, scale) for matrix, seed in zip(matrices, seeds, strict=True)]
         sizes = [matrix.numel() for matrix in matrices]
         offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         payload = type(parts[0]).assemble(parts, offsets, sum(sizes))
@@ -132,6 +160,7 @@ class _Work(NamedTuple):
     matrix: Tensor
     product: Tensor
     seed: int
+    scale: float
 
 
 def _matrix(slot: Slot) -> tuple[int, int]:

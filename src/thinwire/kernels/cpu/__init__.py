@@ -13,6 +13,8 @@ from thinwire.kernels.cpu.codes import (
     table_decode,
     ternary_encode,
 )
+from thinwire.kernels.cpu.factors import orthonormal, outer_sums, row_sums
+from thinwire.kernels.cpu.fourier import inverse_fourier
 from thinwire.kernels.cpu.hashing import hashed_slots, index_of, keys, mix, slot_of
 from thinwire.kernels.cpu.indices import elias_fano_decode, elias_fano_encode
 from thinwire.kernels.cpu.merge import merge
@@ -40,6 +42,7 @@ __all__ = [
     "group_norms",
     "hashed_slots",
     "index_of",
+    "inverse_fourier",
     "keys",
     "largest",
     "largest_blocks",
@@ -49,7 +52,10 @@ __all__ = [
     "merge",
     "mix",
     "offset_encode",
+    "orthonormal",
+    "outer_sums",
     "pack_bits",
+    "row_sums",
     "scatter",
     "scatter_add",
     "select",

@@ -16,6 +16,8 @@ from thinwire.kernels.reference.codes import (
     table_decode,
     ternary_encode,
 )
+from thinwire.kernels.reference.factors import orthonormal, outer_sums, row_sums
+from thinwire.kernels.reference.fourier import inverse_fourier
 from thinwire.kernels.reference.hashing import hashed_slots, index_of, keys, mix, slot_of
 from thinwire.kernels.reference.indices import elias_fano_decode, elias_fano_encode
 from thinwire.kernels.reference.merge import merge
@@ -49,6 +51,7 @@ __all__ = [
     "group_norms",
     "hashed_slots",
     "index_of",
+    "inverse_fourier",
     "keys",
     "largest",
     "largest_blocks",
@@ -58,7 +61,10 @@ __all__ = [
     "merge",
     "mix",
     "offset_encode",
+    "orthonormal",
+    "outer_sums",
     "pack_bits",
+    "row_sums",
     "scatter",
     "scatter_add",
     "select",

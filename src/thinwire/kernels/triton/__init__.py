@@ -17,6 +17,8 @@ from thinwire.kernels.triton.codes import (
     table_decode,
     ternary_encode,
 )
+from thinwire.kernels.triton.factors import orthonormal, outer_sums, row_sums
+from thinwire.kernels.triton.fourier import inverse_fourier
 from thinwire.kernels.triton.hashing import hashed_slots, index_of, keys, mix, slot_of
 from thinwire.kernels.triton.indices import elias_fano_decode, elias_fano_encode
 from thinwire.kernels.triton.merge import merge
@@ -44,6 +46,7 @@ __all__ = [
     "group_norms",
     "hashed_slots",
     "index_of",
+    "inverse_fourier",
     "keys",
     "largest",
     "largest_blocks",
@@ -53,7 +56,10 @@ __all__ = [
     "merge",
     "mix",
     "offset_encode",
+    "orthonormal",
+    "outer_sums",
     "pack_bits",
+    "row_sums",
     "scatter",
     "scatter_add",
     "select",
