@@ -343,6 +343,32 @@ def test_an_optimizer_may_evaluate_a_closure(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(2, _with_closure, recipe)) < 1e-12
 
 
+def _lbfgs(recipe: str) -> tuple[bool, bool]:
+    training = Training("several buckets")
+    training.optimizer = torch.optim.LBFGS(training.model.parameters(), max_iter=3)  # type: ignore[assignment]
+    training.attachment = tw.attach(training.model, RECIPES[recipe].make())
+
+    def closure() -> Tensor:
+        training.optimizer.zero_grad()
+        loss = training.losses(training.model, 0)[0]()
+        loss.backward()
+        return loss
+
+    try:
+        training.optimizer.step(closure)
+    except RuntimeError as error:
+        return "recipes.dense()" in str(error), training.attachment.waits
+    return False, training.attachment.waits
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_lbfgs_is_refused_where_something_waits(ranks: Ranks, recipe: str) -> None:
+    if RECIPES[recipe].momentum:
+        return
+    refused = any(memory.stateful for memory in RECIPES[recipe].make().memories())
+    assert ranks.run(2, _lbfgs, recipe) == [(refused, False)] * 2
+
+
 # --- wrapping anew ---
 
 

@@ -83,10 +83,7 @@ def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
 
 
 def _check_takeover(earlier: Attachment, recipe: Reducer) -> None:
-    waits = any(
-        bool(x.any()) for m in earlier.recipe.memories() for fields in m.state().values() for x in fields.values()
-    )
-    if waits and kinds(earlier.recipe.memories()) != kinds(recipe.memories()):
+    if earlier.waits and kinds(earlier.recipe.memories()) != kinds(recipe.memories()):
         raise RuntimeError(
             "something waits in an earlier attachment to this model, and this recipe has other memories: call remove() "
             "on the earlier one and train a step, or attach the same kind of recipe"

@@ -1,7 +1,7 @@
 """What `attach` returns: the recipe at work on one model."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import torch
@@ -81,6 +81,13 @@ class Attachment:
         return sum(memory.nbytes for memory in self.recipe.memories())
 
     @property
+    def waits(self) -> bool:
+        """Whether anything waits on this rank for a later step."""
+        memories = self.recipe.memories()
+        held = ((m.free, fields) for m in memories for fields in m.state().values())
+        return any(bool(x.any()) for free, fields in held for field, x in fields.items() if field not in free)
+
+    @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The parameters whose gradients are reduced, by name."""
         return self._parameters
@@ -147,8 +154,16 @@ class Attachment:
     def ready(self, optimizer: torch.optim.Optimizer, *, evaluated: bool) -> None:
         """Apply what is left of momentum; what a closure has evaluated is taken, however often it is called."""
         self._handover.apply(optimizer)
-        if evaluated:
-            self.steps.stepped(optimizer)
+        if not evaluated:
+            return
+        waited = self.waits
+        if self.steps.stepped(optimizer) and isinstance(optimizer, torch.optim.LBFGS) and self.waits:
+            if not waited:
+                self.forget()
+            raise RuntimeError(
+                "LBFGS compares gradients of several evaluations, and with this recipe a part of each waits for a "
+                "later one: use recipes.dense(), or an optimizer that takes one gradient a step"
+            )
 
     def broke_off(self, optimizer: torch.optim.Optimizer) -> None:
         """Put back what was laid aside."""
@@ -207,13 +222,19 @@ class Attachment:
     def take_over(self, earlier: "Attachment") -> None:
         """Go on with what waits in an attachment that has served some of these parameters until now, and end that."""
         earlier.steps.settle_by_gradients()
-        for mine, theirs in zip(self.recipe.memories(), earlier.recipe.memories(), strict=True):
-            names = {name: self._names.get(p) for name, p in earlier.parameters.items()}
-            mine.restore({new: theirs.state()[old] for old, new in names.items() if new and old in theirs.state()})
+        names = {name: self._names[p] for name, p in earlier.parameters.items() if p in self._names}
+        for mine, theirs in self._alike(earlier):
+            held = theirs.state()
+            mine.restore({new: held[old] for old, new in names.items() if old in held})
         self.steps.restart(earlier.step, earlier.steps.draw)
         self._loss_scale = earlier._loss_scale
         self._handover.paid()
         earlier.end()
+
+    def _alike(self, earlier: "Attachment") -> Iterable[tuple[Memory, Memory]]:
+        """Return this one's memories beside the earlier one's, if those are alike."""
+        mine, theirs = self.recipe.memories(), earlier.recipe.memories()
+        return zip(mine, theirs, strict=True) if kinds(mine) == kinds(theirs) else ()
 
     @property
     def ended(self) -> bool:

@@ -97,7 +97,7 @@ class Steps:
 
     def questions(self, names: Iterable[str]) -> "Questions":
         """Return what must be found out about the means of these."""
-        return Questions(empty=self.gradients.accumulates, witness=not self._known.issuperset(names))
+        return Questions(empty=self.gradients.accumulates, witnesses=frozenset(names) - self._known)
 
     def close_if_done(self) -> None:
         """Close the reduction in hand if all of it is there; while it is in flight, nothing has been settled yet."""
@@ -201,10 +201,10 @@ class Steps:
 
 
 class Questions(NamedTuple):
-    """What to find out about means: which are all zeros, and where the largest is."""
+    """What to find out about means: which are all zeros, and where the largest of these lies."""
 
     empty: bool
-    witness: bool
+    witnesses: frozenset[str]
 
 
 def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Questions, *, finite: bool) -> Reduced:
@@ -217,7 +217,8 @@ def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Ques
             bad=frozenset(name for name, mean in means.items() if not mean.isfinite().all()) or frozenset(means)
         )
     empty = frozenset(name for name, mean in means.items() if not _any(mean)) if questions.empty else frozenset[str]()
-    return Reduced(empty=empty, witness=_witness(means, parameters) if questions.witness else None)
+    witness = _witness({name: means[name] for name in means.keys() & questions.witnesses}, parameters)
+    return Reduced(empty=empty, witness=witness)
 
 
 def _witness(means: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> Witness | None:
