@@ -376,6 +376,22 @@ def test_sketch(
     torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
 
 
+@dtypes
+def test_factors_and_spectra(gpu: ModuleType, dtype: torch.dtype) -> None:
+    """The device's libraries, which round in other places than the reference."""
+    a, b = (framed(vector(n * 4, seed=n, dtype=dtype)).view(n, 4) for n in (300, 70))
+    out = poisoned(vector(300 * 70, dtype=dtype))
+    gpu.outer_sums(out.view(300, 70), gpu.orthonormal(a), b)
+    expected = torch.empty_like(out).view(300, 70)
+    reference.outer_sums(expected, reference.orthonormal(a), b)
+    torch.testing.assert_close(out.view(300, 70), expected, atol=1e-5, rtol=1e-4)
+    assert intact(out)
+    pairs = framed(vector(5 * 129 * 2, dtype=dtype)).view(-1, 2)
+    found, expected = (module.inverse_fourier(pairs, 1200, 256) for module in (gpu, reference))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert gpu.row_sums is reference.row_sums
+
+
 def test_a_sketch_of_several_parts(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     x = framed(vector(1000))
     whole = gpu.sketch_insert(x, 2, 30, 3)
