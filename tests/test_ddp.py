@@ -173,7 +173,8 @@ def _resting(recipe: str) -> list[bool]:
 
 @pytest.mark.parametrize("recipe", STATEFUL)
 def test_the_memory_of_a_parameter_that_is_used_nowhere_rests(ranks: Ranks, recipe: str) -> None:
-    assert ranks.run(2, _resting, recipe) == [[True, False, False]] * 2
+    (right, left, trunk), (same, _, moved) = ranks.run(2, _resting, recipe)  # nothing may wait for left on rank 1
+    assert (right, left, trunk, same, moved) == (True, False, False, True, False)
 
 
 # --- what is sent when ---

@@ -71,9 +71,13 @@ _alive: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
-    """Return the attachment that has served any of these parameters until now, if something is left of it."""
+    """Return the attachment that has served these parameters until now, if something is left of it.
+
+    One that serves others as well, which are still trained, goes on beside the new one.
+    """
     mine = set(parameters.values())
-    found = [each for each in _alive if not each.ended and not mine.isdisjoint(each.parameters.values())]
+    serving = [each for each in _alive if not each.ended and not mine.isdisjoint(each.parameters.values())]
+    found = [each for each in serving if mine.issuperset(p for p in each.parameters.values() if p.requires_grad)]
     if len(found) > 1:
         raise RuntimeError(
             f"these parameters are served by {len(found)} earlier attachments, and what waits can be taken over from "

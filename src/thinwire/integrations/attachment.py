@@ -13,7 +13,7 @@ from thinwire.exchanges.compat import Group
 from thinwire.integrations import replicas, state
 from thinwire.integrations.gradients import Gradients
 from thinwire.integrations.momentum import Handover, corrections
-from thinwire.integrations.optimizers import listen
+from thinwire.integrations.optimizers import listen, stop_listening
 from thinwire.integrations.steps import Reduced, Steps, read
 from thinwire.memories import Memory
 from thinwire.reducer import Bucket, Reducer, Released, Round, Slot
@@ -91,6 +91,11 @@ class Attachment:
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The parameters whose gradients are reduced, by name."""
         return self._parameters
+
+    @property
+    def names(self) -> Mapping[nn.Parameter, str]:
+        """The names of these parameters."""
+        return self._names
 
     @property
     def gradients(self) -> Gradients:
@@ -244,6 +249,8 @@ class Attachment:
     def end(self) -> None:
         """Free what is held; gradients are no longer followed."""
         self._ended = True
+        stop_listening(self)
+        self._handover.end()
         self.steps.gradients.close()
         for memory in self.recipe.memories():
             memory.restore({})
@@ -256,6 +263,7 @@ class Attachment:
         Momentum goes back to the optimizer. What waited beside it is applied at once; what waits for other recipes is
         sent along with the next gradients. DDP cannot drop a hook: it stays, and passes through.
         """
+        self._handover.check_returnable()
         self.steps.settle_by_gradients()
         memories = self.recipe.memories()
         if self._handover.active:
@@ -280,6 +288,8 @@ class Attachment:
 
     def _enter(self, parameters: list[nn.Parameter], *, joined: bool) -> list[str]:
         """Note that these parameters are being reduced, and return their names."""
+        if self._ended:
+            raise RuntimeError("another attachment to these parameters has taken over; train the model it was given")
         names = [self._names[p] for p in parameters]
         if self.steps.begins_with(names):
             self._begin(joined=joined)

@@ -52,6 +52,24 @@ class Gradients:
         """Whether this rank has added to each of these since the last reduction."""
         return self._added.issuperset(names)
 
+    def adds_to(self, name: str) -> bool:
+        """Whether this rank has added to this .grad since the last reduction, so that it has been looked at."""
+        return name in self._added
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remember these means no longer: an optimizer has taken them, and what is in place may be anybody's."""
+        self._reduced.difference_update(names)
+        for name in names:
+            self._means.pop(name, None)
+
+    def note_replaced(self, name: str) -> None:
+        """Remember that this rank's gradient has come in the place of a mean, past autograd's node."""
+        if name in self._reduced:
+            self._reduced.discard(name)
+            self._means.pop(name, None)
+            self._thrown_away(name)
+        self._added.add(name)
+
     def look_at_rest(self) -> None:
         """Look at what this rank has not added to."""
         for name in self._reduced - self._added:

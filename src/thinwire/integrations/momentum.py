@@ -1,7 +1,9 @@
 """Moving momentum from the optimizer into the memory, and seeing to it that it is not applied twice."""
 
+import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -46,7 +48,9 @@ class Handover:
         self._lent: list[tuple[Group, Group]] = []
         self._own = next((memory.momentum for memory in self._memories if memory.momentum is not None), None)
         self._moved = 0.0
-        self._owed = any(_MARK in group for group in self._groups())
+        self._token, self._accepts = uuid.uuid4().hex, False
+        for optimizer in self._optimizers:
+            optimizer.register_state_dict_pre_hook(partial(_give_back_first, weakref.ref(self)))
         if self._optimizers:
             _check_holdings(list(self._groups()), names)
             _check_kind(self._groups())
@@ -56,6 +60,14 @@ class Handover:
     def active(self) -> bool:
         """Whether memories apply momentum."""
         return bool(self._memories)
+
+    def check_returnable(self) -> None:
+        """Raise RuntimeError where memories apply momentum and no optimizer is known that could go on with it."""
+        if self._memories and not self._optimizers:
+            raise RuntimeError(
+                "the recipe applies a momentum of its own, and no optimizer is there to take it back: attach with "
+                "optimizer=, or drop what waits with forget() and wrap the model anew"
+            )
 
     def follow(self) -> None:
         """Take on the momentum that the optimizer is set to now.
@@ -81,7 +93,7 @@ class Handover:
 
     def check_paid(self) -> None:
         """Raise MomentumError where the optimizer's state was saved beside memories that nobody has loaded."""
-        if self._owed:
+        if not self._accepts and any(group.get(_MARK, self._token) != self._token for group in self._groups()):
             raise MomentumError(
                 "when this optimizer's state was saved, its momentum was in the memory of an attachment: load that "
                 "attachment's state too, with load_state_dict, or go on without what it held: attachment.forget()"
@@ -89,7 +101,7 @@ class Handover:
 
     def paid(self) -> None:
         """Note that what belongs to the optimizer's state is here, or is not wanted."""
-        self._owed = False
+        self._accepts = True
         for group in self._groups():
             group.pop(_MARK, None)
 
@@ -109,13 +121,19 @@ class Handover:
         if optimizer in self._optimizers:
             self.give_back()
             for group in self._groups(optimizer):
-                group[_MARK] = True
+                group[_MARK] = self._token
+            self._accepts = False
 
     def give_back(self) -> None:
         """Put back what is laid aside, also after a step that raised."""
         while self._lent:
             group, kept = self._lent.pop()
             group.update(kept)
+
+    def end(self) -> None:
+        """Leave the optimizer alone from now on."""
+        self.give_back()
+        self._optimizers, self._memories = weakref.WeakSet(), []
 
     def settings(self) -> list[list[Any]]:
         """Return [momentum, nesterov] of each memory."""
@@ -143,7 +161,7 @@ class Handover:
             if velocity is not None:
                 shaped = velocity.as_strided(p.shape, torch.empty_like(p, device="meta").stride())
                 _buffer(optimizer, p).add_(shaped, alpha=-1 if group["maximize"] else 1)
-        self._optimizers, self._memories = weakref.WeakSet(), []
+        self.end()
 
     def apply_once(self, waiting: Mapping[str, Tensor]) -> None:
         """Apply what waits on all ranks, flat: it has its momentum already."""
@@ -186,6 +204,12 @@ class Handover:
                 if kept["nesterov"]:
                     torch._foreach_mul_(held, 1 - rate * decay)
                 torch._foreach_add_(held, buffers, alpha=-rate * (momentum if kept["nesterov"] else 1))
+
+
+def _give_back_first(handover: "weakref.ref[Handover]", optimizer: torch.optim.Optimizer) -> None:
+    me = handover()
+    if me is not None:
+        me.give_back()
 
 
 def _has_buffer(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:

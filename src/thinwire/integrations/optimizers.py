@@ -33,6 +33,11 @@ def listen(listener: Listener) -> None:
     _listeners.add(listener)
 
 
+def stop_listening(listener: Listener) -> None:
+    """Tell it no longer."""
+    _listeners.discard(listener)
+
+
 def skipped_by_scaler(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a GradScaler has left it to this fused optimizer to skip a step whose gradients are not finite."""
     found = getattr(optimizer, "found_inf", None)

@@ -3,6 +3,7 @@
 DDP wants to see forward and backward one after the other, which the schedules of a pipeline do not grant it.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import final
@@ -60,6 +61,7 @@ class Replicas:
         self.attachment, self._group = attachment, group
         self._buckets = list(_buckets([p for p in managed if p not in weights]))
         self._sparse = [p for p in managed if p in weights]
+        self._handed: dict[str, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._frozen = [(name, p) for name, p in whole.named_parameters() if not p.requires_grad]
 
     def reduce(self) -> None:
@@ -71,15 +73,41 @@ class Replicas:
         """
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate anew")
+        self._notice_replaced()
         used = self._used()
         started = [(bucket, self._start(bucket)) for bucket in self._buckets]
         rows = [(p, self.attachment.reduce_sparse(_rows(p), [p])) for p in self._sparse]
         for bucket, future in started:
             future.wait()
             bucket.hand_back(used)
+            self._note_handed(bucket)
         for p, future in rows:
             mean = future.wait()
             p.grad = mean if p in used else None
+
+    def _notice_replaced(self) -> None:
+        """Find gradients that have come past autograd, as zero-bubble schedules hand out those of weights."""
+        steps = self.attachment.steps
+        steps.close_if_done()
+        for name, p in self.attachment.parameters.items():
+            if p.grad is None or p.grad.is_sparse or steps.gradients.adds_to(name):
+                continue
+            there, mean = self._handed.get(name, (lambda: None, p))
+            if there() is p.grad and torch.equal(p.grad, mean):
+                continue
+            if steps.is_pending(name) and there() is p.grad:
+                raise RuntimeError(
+                    f"the gradient of {name!r} was reduced, and no optimizer has taken it; what has been put there "
+                    "since cannot be told from it: call reduce() once a step, or zero_grad() after a skipped one"
+                )
+            steps.gradients.note_replaced(name)
+
+    def _note_handed(self, bucket: _Bucket) -> None:
+        """Remember which tensors hold the means in this bucket."""
+        names = self.attachment.names
+        for p, view in zip(bucket.parameters, bucket.views, strict=True):
+            if p.grad is not None:
+                self._handed[names[p]] = weakref.ref(p.grad), view
 
     def _used(self) -> Set[Tensor]:
         """Return the parameters that any replica has a gradient for. The mean cannot tell: it may be zero."""

@@ -24,8 +24,9 @@ _PATIENCE = 3  # steps that nobody known took, before that is said
 
 
 class Witness(NamedTuple):
-    """A flat parameter, the place of a large gradient in it, and its value there before any step."""
+    """A parameter's name and itself, flat, the place of its largest gradient, and its value there before any step."""
 
+    name: str
     parameter: Tensor
     place: int
     value: float
@@ -41,7 +42,7 @@ class Reduced(NamedTuple):
 
     bad: frozenset[str] = frozenset()
     empty: frozenset[str] = frozenset()
-    witness: Witness | None = None
+    witnesses: tuple[Witness, ...] = ()
 
 
 @final
@@ -73,6 +74,10 @@ class Steps:
     def begun(self) -> bool:
         """Whether some parameters have been handed in for a reduction, and others are to come."""
         return 0 < len(self._seen) < len(self._parameters)
+
+    def is_pending(self, name: str) -> bool:
+        """Whether no optimizer has taken this parameter's gradient yet."""
+        return name in self._pending
 
     def begins_with(self, names: Sequence[str]) -> bool:
         """Return whether a bucket of these is the first of a reduction."""
@@ -117,7 +122,7 @@ class Steps:
             self.gradients.note_reduced(seen, set().union(*(outcome.empty for outcome in self._outcomes)))
         if not self._open:
             self._witnesses.clear()
-        self._witnesses += [outcome.witness for outcome in self._outcomes if outcome.witness is not None]
+        self._witnesses += [witness for outcome in self._outcomes for witness in outcome.witnesses]
         self.draw += whole
         self._open |= whole
         self._seen.clear()
@@ -141,6 +146,8 @@ class Steps:
             return
         self._each_memory(names, keep=keep)
         self._pending -= set(names)
+        if keep:
+            self.gradients.forget(names)
         if self._open:
             self._end_step()
             for call in self.on_kept if keep else ():
@@ -184,7 +191,8 @@ class Steps:
         if name in self._known:
             self.settle([name], keep=False)
             return
-        taken = any(witness.moved for witness in self._witnesses)
+        unknown = [witness for witness in self._witnesses if witness.name not in self._known]
+        taken = any(witness.moved for witness in [w for w in unknown if w.name == name] or unknown)
         if self._open:
             self._unclaimed = 0 if taken else self._unclaimed + 1
             if self._unclaimed == _PATIENCE:
@@ -217,18 +225,16 @@ def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Ques
             bad=frozenset(name for name, mean in means.items() if not mean.isfinite().all()) or frozenset(means)
         )
     empty = frozenset(name for name, mean in means.items() if not _any(mean)) if questions.empty else frozenset[str]()
-    witness = _witness({name: means[name] for name in means.keys() & questions.witnesses}, parameters)
-    return Reduced(empty=empty, witness=witness)
+    found = (_witness(name, means[name], parameters[name]) for name in means.keys() & questions.witnesses)
+    return Reduced(empty=empty, witnesses=tuple(witness for witness in found if witness is not None))
 
 
-def _witness(means: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> Witness | None:
-    peaks = {name: float(mean.abs().max()) for name, mean in means.items() if mean.numel()}
-    name = max(peaks, key=lambda name: peaks[name], default=None)
-    if name is None or not peaks[name]:
+def _witness(name: str, mean: Tensor, parameter: nn.Parameter) -> Witness | None:
+    place = int(mean.abs().argmax()) if mean.numel() else 0
+    if not mean.numel() or not bool(mean[place]):
         return None
-    place = int(means[name].abs().argmax())
-    p = in_memory_order(parameters[name].detach(), parameters[name])
-    return Witness(p, place, float(p[place]))
+    p = in_memory_order(parameter.detach(), parameter)
+    return Witness(name, p, place, float(p[place]))
 
 
 def _any(x: Tensor) -> bool:

@@ -102,6 +102,9 @@ class Staged:
             held = self._committed[name]
             self._spare[name] = empty(held.numel(), held.dtype, held.device)
         self._staged.add(name)
+        if name in self._closing:  # what waited has been handed out in an earlier part of this step
+            self._closing.discard(name)
+            return torch.zeros_like(self._committed[name]), self._spare[name]
         return self._committed[name], self._spare[name]
 
     def continues(self, name: str) -> bool:
