@@ -239,15 +239,19 @@ def test_what_waits_beside_momentum_is_applied_when_it_is_removed(ranks: Ranks) 
 # --- resuming from the optimizer alone ---
 
 
-def _optimizer_alone(forget: bool) -> str:
+def _optimizer_alone(forget: bool, late: bool = False) -> str:
     old = Training("several buckets", tw.recipes.dgc(density=0.05, minimum_size=64)).run(range(3))
     file = io.BytesIO()
     torch.save(old.optimizer.state_dict(), file)
     file.seek(0)
     new = Training("several buckets")
     new.model.load_state_dict(old.model.state_dict())
-    new.optimizer.load_state_dict(torch.load(file))
-    attachment = new.attach(tw.recipes.dgc(density=0.05, minimum_size=64))
+    if late:
+        attachment = new.attach(tw.recipes.dgc(density=0.05, minimum_size=64))
+        new.optimizer.load_state_dict(torch.load(file))
+    else:
+        new.optimizer.load_state_dict(torch.load(file))
+        attachment = new.attach(tw.recipes.dgc(density=0.05, minimum_size=64))
     if forget:
         attachment.forget()
         new.run(range(3, 5))
@@ -257,8 +261,9 @@ def _optimizer_alone(forget: bool) -> str:
 
 
 def test_an_optimizer_whose_momentum_was_elsewhere_asks_for_it(ranks: Ranks) -> None:
-    with pytest.raises(RankError, match="load that attachment's state too"):
-        ranks.run(1, _optimizer_alone, False)
+    for late in (False, True):
+        with pytest.raises(RankError, match="load that attachment's state too"):
+            ranks.run(1, _optimizer_alone, False, late)
     assert ranks.run(2, _optimizer_alone, True) == ["trained"] * 2
 
 
@@ -300,6 +305,50 @@ def _raising_closure() -> tuple[Any, ...]:
 
 def test_a_closure_that_raises_leaves_the_settings_as_they_were(ranks: Ranks) -> None:
     assert ranks.run(1, _raising_closure) == [(0.9, 0.1)]
+
+
+def _twice_attached(options: str) -> tuple[float, bool]:
+    """Wrap anew and attach again while the old attachment is still held: it must leave the optimizer alone."""
+    plain, ours = _pair("several buckets", "dgc all", **OPTIONS[options])
+    held = ours.run(range(3)).attachment
+    ours.model = DistributedDataParallel(ours.model.module, **ours.scenario.options)
+    ours.attach(WHOLE["dgc all"]())
+    return _apart(plain.run(range(8)), ours.run(range(3, 8))), held.ended
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_attachment_that_has_ended_leaves_the_optimizer_alone(ranks: Ranks, options: str) -> None:
+    for apart, ended in ranks.run(2, _twice_attached, options):
+        assert apart < 1e-12
+        assert ended
+
+
+def _own_momentum_removed() -> None:
+    training = Training("several buckets", momentum=0.0)
+    tw.attach(training.model, tw.recipes.dgc(momentum=0.9, density=0.05, minimum_size=64)).remove()
+
+
+def test_momentum_that_nobody_can_take_back_is_not_dropped(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match="no optimizer is there to take it back"):
+        ranks.run(1, _own_momentum_removed)
+
+
+def _step_that_raises() -> tuple[Any, ...]:
+    training = Training("several buckets", "dgc", weight_decay=0.1).run(range(2))
+    handle = training.optimizer.register_step_pre_hook(_raise)
+    training.backward(2)
+    with pytest.raises(ArithmeticError):
+        training.optimizer.step()
+    handle.remove()
+    return tuple(training.optimizer.state_dict()["param_groups"][0][key] for key in ("momentum", "weight_decay"))
+
+
+def _raise(*arguments: object) -> None:
+    raise ArithmeticError("broken")
+
+
+def test_a_step_that_raises_leaves_the_settings_as_they_were(ranks: Ranks) -> None:
+    assert ranks.run(1, _step_that_raises) == [(0.9, 0.1)]
 
 
 # --- ranks that stand differently ---

@@ -234,3 +234,15 @@ def test_coarse_values_leave_a_residual_in_bf16_by_lot(values: formats.Format) -
     waiting = memory.state()["w"]["residual"].double()
     assert float(delivered[0] + waiting[0]) == pytest.approx(100, abs=5)
     assert float((delivered + waiting)[1:].abs().max()) < 5
+
+
+def test_what_was_released_in_a_step_is_not_there_when_the_step_goes_on() -> None:
+    memory = memories.ErrorFeedback()
+    memory.compensate("w", torch.ones(8), 1.0).tensor()
+    memory.commit()
+    released = torch.zeros(8)
+    memory.release("w", released, 1.0)
+    assert torch.equal(memory.compensate("w", torch.full((8,), 2.0), 1.0).tensor(), torch.full((8,), 2.0))
+    memory.commit()
+    assert torch.equal(released, torch.ones(8))
+    assert torch.equal(memory.state()["w"]["residual"], torch.full((8,), 2.0))

@@ -440,6 +440,63 @@ def test_what_waits_is_sent_after_the_recipe_is_removed(ranks: Ranks, recipe: st
         assert empty
 
 
+def _assigned(recipe: str) -> tuple[float, bool]:
+    """Put a gradient of this rank's own into .grad before backward adds to it, as one from torch.autograd.grad."""
+    training = _training(recipe)
+    books = Books(training)
+    for step in range(4):
+        own = training.local_gradients(100 + step)
+        books.offer(step)
+        books.offer(100 + step)
+        for name, p in training.parameters().items():
+            p.grad = own[name].clone()
+        training.backward(step)
+        training.optimizer.step()
+    return books.missing(), training.attachment.verify_replicas()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_a_gradient_may_be_put_in_place_by_hand(ranks: Ranks, recipe: str) -> None:
+    for missing, alike in ranks.run(2, _assigned, recipe):
+        assert missing < 1e-12
+        assert alike
+
+
+def _shared_module(recipe: str) -> tuple[float, bool]:
+    """Train two wrapped models that share a module, both of whose gradients are thrown away now and then."""
+    shared = Training("one bucket", dtype=torch.float64).model.module
+    models = [DistributedDataParallel(nn.Sequential(shared, nn.Linear(4, 4, dtype=torch.float64))) for _ in range(2)]
+    attachments = [tw.attach(model, RECIPES[recipe].make()) for model in models]
+    optimizer = torch.optim.SGD([*shared.parameters(), *(p for m in models for p in m.module[1].parameters())], lr=RATE)
+    weight = shared.get_parameter("2.weight")
+    start, offered = flat(weight, weight).clone(), torch.zeros(weight.numel(), dtype=torch.float64)
+    for step in range(6):
+        optimizer.zero_grad()
+        x = batch(step, 0, torch.float64)
+        losses = [model.module(x).square().mean() for model in models]
+        mine = flat(torch.autograd.grad(losses[0] + losses[1], [weight])[0], weight)
+        for model in models:
+            model(x).square().mean().backward()
+        if step % 3 != 1:
+            offered += mine / dist.get_world_size()
+            optimizer.step()
+    waiting = torch.zeros_like(start)
+    for memory in (memory for attachment in attachments for memory in attachment.state_dict()["memories"]):
+        if "residual" in memory.get("0.2.weight", {}):
+            waiting += memory["0.2.weight"]["residual"]
+    dist.all_reduce(waiting)
+    dist.all_reduce(offered)
+    missing = float((offered - (start - flat(weight, weight)) / RATE - waiting).norm() / offered.norm())
+    return missing, all(attachment.verify_replicas() for attachment in attachments)
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_two_models_may_share_a_module(ranks: Ranks, recipe: str) -> None:
+    for missing, alike in ranks.run(2, _shared_module, recipe):
+        assert missing < 1e-12
+        assert alike
+
+
 # --- backward that breaks off on one rank ---
 
 
