@@ -37,6 +37,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "maximize": {"maximize": True, "weight_decay": 0.1},
 }
 whole = pytest.mark.parametrize("recipe", WHOLE)
+either = pytest.mark.parametrize("recipe", ["uncompressed", "dgc all"])
+"""Where everything goes another way, and where it goes the way of what is chosen."""
 
 
 def _pair(scenario: str | Scenario, recipe: str, **options: Any) -> tuple[Training, Training]:
@@ -78,7 +80,7 @@ def _accumulated(recipe: str, options: str, synchronised: bool) -> float:
 
 @pytest.mark.parametrize("synchronised", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
-@whole
+@either
 def test_momentum_is_applied_once_a_step(ranks: Ranks, recipe: str, options: str, synchronised: bool) -> None:
     assert max(ranks.run(2, _accumulated, recipe, options, synchronised)) < 1e-12
 
@@ -109,7 +111,7 @@ def _experts(recipe: str, options: str, call: Callable[..., Tensor], in_place: b
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("call", [_own_branch, _in_turn, _now_and_then])
 @pytest.mark.parametrize("options", ["momentum", "decay"])
-@whole
+@either
 def test_what_only_some_ranks_use_is_trained_as_by_sgd(
     ranks: Ranks, recipe: str, options: str, call: Callable[..., Tensor], in_place: bool
 ) -> None:
@@ -127,7 +129,7 @@ def _joined(recipe: str, options: str, initial: bool) -> float:
 
 @pytest.mark.parametrize("initial", [True, False])
 @pytest.mark.parametrize("options", ["momentum", "decay", "nesterov"])
-@whole
+@either
 def test_uneven_inputs_are_trained_as_by_sgd(ranks: Ranks, recipe: str, options: str, initial: bool) -> None:
     assert max(ranks.run(2, _joined, recipe, options, initial)) < 1e-12
 
@@ -144,7 +146,7 @@ def _scheduled(recipe: str) -> float:
     return _apart(plain, ours)
 
 
-@whole
+@either
 def test_schedules_of_rate_momentum_and_decay_are_followed(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(2, _scheduled, recipe)) < 1e-12
 
@@ -158,7 +160,7 @@ def _loaded_late(recipe: str) -> float:
     return _apart(plain.run(range(3, 9)), ours.run(range(3, 9)))
 
 
-@whole
+@either
 def test_a_plain_optimizers_state_can_be_loaded_after_attaching(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(2, _loaded_late, recipe)) < 1e-12
 
@@ -182,7 +184,7 @@ def _several(recipe: str) -> float:
     return _apart(*results)
 
 
-@whole
+@either
 def test_several_optimizers_may_hold_the_model(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(2, _several, recipe)) < 1e-12
 
@@ -200,7 +202,7 @@ def _sharded(recipe: str) -> float:
     return _apart(plain.run(range(6)), ours.run(range(6)))
 
 
-@whole
+@either
 def test_an_optimizer_with_sharded_state_is_served(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(2, _sharded, recipe)) < 1e-12
 
@@ -212,7 +214,7 @@ def _removed(recipe: str, options: str) -> float:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@whole
+@either
 def test_the_optimizer_gets_its_momentum_back(ranks: Ranks, recipe: str, options: str) -> None:
     assert max(ranks.run(2, _removed, recipe, options)) < 1e-12
 
