@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from thinwire.exchanges.compat import Group
-from thinwire.integrations.attachment import Attachment, LossScaler, Workers, kinds
+from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.fingerprint import check_fingerprint
+from thinwire.integrations.joining import Divisor
 from thinwire.integrations.momentum import Handover
+from thinwire.integrations.state import kinds
 from thinwire.reducer import Reducer
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -26,7 +28,7 @@ def assembled(
     settings: str,
     optimizer: Optimizers,
     scaler: LossScaler | None,
-    workers: Workers,
+    divisor: Divisor,
     may_be_unused: bool,
 ) -> Attachment:
     """Return the recipe at work on these parameters; `names` has those whose gradients are dense. A collective.
@@ -48,7 +50,7 @@ def assembled(
         parameters,
         group,
         handover=Handover(recipe.memories(), optimizers, names),
-        workers=workers,
+        divisor=divisor,
         scaler=scaler,
         may_be_unused=may_be_unused,
     )

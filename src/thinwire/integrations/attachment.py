@@ -11,7 +11,8 @@ from torch.futures import Future
 
 from thinwire.exchanges.compat import Group
 from thinwire.integrations import replicas, state
-from thinwire.integrations.gradients import Gradients
+from thinwire.integrations.gradients import Gradients, shaped_like
+from thinwire.integrations.joining import Divisor
 from thinwire.integrations.momentum import Handover, corrections
 from thinwire.integrations.optimizers import listen, stop_listening
 from thinwire.integrations.steps import Reduced, Steps, read
@@ -24,13 +25,6 @@ class LossScaler(Protocol):
 
     def get_scale(self) -> float:
         """Return the factor on the loss."""
-
-
-class Workers(Protocol):
-    """Who takes part."""
-
-    def begin(self, *, joined: bool, continues: bool) -> int:
-        """Return by how many to divide in the reduction that begins. Raises RuntimeError where that must not be."""
 
 
 @final
@@ -48,14 +42,14 @@ class Attachment:
         group: Group,
         *,
         handover: Handover,
-        workers: Workers,
+        divisor: Divisor,
         scaler: LossScaler | None,
         may_be_unused: bool,
     ) -> None:
         self.recipe = recipe
         self._parameters = dict(parameters)
         self._names = {p: name for name, p in parameters.items()}
-        self._group, self._handover, self._workers = group, handover, workers
+        self._group, self._handover, self._divisor = group, handover, divisor
         self._scaler, self._may_be_unused = scaler, may_be_unused
         self._watch = any(memory.stateful for memory in recipe.memories())
         self._loss_scale = 1.0  # of what waits
@@ -159,16 +153,22 @@ class Attachment:
     def ready(self, optimizer: torch.optim.Optimizer, *, evaluated: bool) -> None:
         """Apply what is left of momentum; what a closure has evaluated is taken, however often it is called."""
         self._handover.apply(optimizer)
-        if not evaluated:
-            return
+        if evaluated and isinstance(optimizer, torch.optim.LBFGS):
+            self._take_exactly(optimizer)
+        elif evaluated:
+            self.steps.stepped(optimizer)
+
+    def _take_exactly(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep what was staged, or raise RuntimeError where that leaves something waiting."""
         waited = self.waits
-        if self.steps.stepped(optimizer) and isinstance(optimizer, torch.optim.LBFGS) and self.waits:
-            if not waited:
-                self.forget()
-            raise RuntimeError(
-                "LBFGS compares gradients of several evaluations, and with this recipe a part of each waits for a "
-                "later one: use recipes.dense(), or an optimizer that takes one gradient a step"
-            )
+        if not self.steps.stepped(optimizer) or not self.waits:
+            return
+        if not waited:
+            self.forget()
+        raise RuntimeError(
+            "LBFGS compares gradients of several evaluations, and with this recipe a part of each waits for a later "
+            "one: use recipes.dense(), or an optimizer that takes one gradient a step"
+        )
 
     def broke_off(self, optimizer: torch.optim.Optimizer) -> None:
         """Put back what was laid aside."""
@@ -239,7 +239,7 @@ class Attachment:
     def _alike(self, earlier: "Attachment") -> Iterable[tuple[Memory, Memory]]:
         """Return this one's memories beside the earlier one's, if those are alike."""
         mine, theirs = self.recipe.memories(), earlier.recipe.memories()
-        return zip(mine, theirs, strict=True) if kinds(mine) == kinds(theirs) else ()
+        return zip(mine, theirs, strict=True) if state.kinds(mine) == state.kinds(theirs) else ()
 
     @property
     def ended(self) -> bool:
@@ -302,7 +302,7 @@ class Attachment:
         self._handover.check_paid()
         continues = self.steps.begin(joined=joined)
         self._handover.follow()
-        divisor = self._workers.begin(joined=joined, continues=continues)
+        divisor = self._divisor(joined, continues)
         self._round = Round(
             step=self.steps.step,
             draw=self.steps.draw,
@@ -349,13 +349,8 @@ def _put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> Non
     for slot, mean in zip(bucket.slots, bucket.views(), strict=True):
         p = parameters[slot.name]
         if p.grad is not None and not p.grad.is_sparse:
-            p.grad.copy_(mean.as_strided(p.shape, torch.empty_like(p, device="meta").stride()))
+            p.grad.copy_(shaped_like(p, mean))
 
 
 def _nothing() -> None:
     """Return what is left of an attachment in a copy."""
-
-
-def kinds(memories: Sequence[Memory]) -> list[list[str]]:
-    """Return what each memory keeps, by which those of two recipes are compared."""
-    return [sorted(memory.fields) for memory in memories]

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
-from thinwire.integrations.joining import Joining
+from thinwire.integrations.joining import active_ranks
 from thinwire.integrations.managed import bucket_caps, managed, with_sparse_gradients
 from thinwire.integrations.plain_steps import PlainSteps
 from thinwire.integrations.rebroadcast import broadcast_every
@@ -66,7 +66,7 @@ def attach(
         settings=f"{ddp}, rebroadcast={rebroadcast}",
         optimizer=optimizer,
         scaler=scaler,
-        workers=Joining(model, fixed=rebroadcast is not None),
+        divisor=active_ranks(model, all_of_them=rebroadcast is not None),
         may_be_unused=may_be_unused,
     )
     if isinstance(recipe, Adaptive) and names and not may_be_unused and rebroadcast is None:

@@ -113,6 +113,11 @@ def in_memory_order(x: Tensor, p: nn.Parameter) -> Tensor:
     return x.detach().as_strided((p.numel(),), (1,), x.storage_offset())
 
 
+def shaped_like(p: nn.Parameter, flat: Tensor) -> Tensor:
+    """Undo `in_memory_order`, as a view."""
+    return flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride(), flat.storage_offset())
+
+
 def _accumulator(p: nn.Parameter) -> Any:
     """Return autograd's node that adds to `p.grad`. Unlike hooks on `p`, it is not run by torch.autograd.grad."""
     with torch.enable_grad():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import MomentumError
+from thinwire.integrations.gradients import shaped_like
 from thinwire.integrations.optimizers import skipped_by_scaler
 from thinwire.memories import Memory, MomentumCorrection
 
@@ -159,17 +160,16 @@ class Handover:
         for optimizer, group, p in self._parameters():
             velocity = velocities.get(self._names[p])
             if velocity is not None:
-                shaped = velocity.as_strided(p.shape, torch.empty_like(p, device="meta").stride())
-                _buffer(optimizer, p).add_(shaped, alpha=-1 if group["maximize"] else 1)
+                _buffer(optimizer, p).add_(shaped_like(p, velocity), alpha=-1 if group["maximize"] else 1)
         self.end()
 
     def apply_once(self, waiting: Mapping[str, Tensor]) -> None:
         """Apply what waits on all ranks, flat: it has its momentum already."""
         for _, group, p in self._parameters():
             if self._names[p] in waiting:
-                shaped = waiting[self._names[p]].as_strided(p.shape, torch.empty_like(p, device="meta").stride())
+                shaped = shaped_like(p, waiting[self._names[p]]).to(p.dtype)
                 with torch.no_grad():
-                    p.add_(shaped.to(p.dtype), alpha=float(group["lr"]) * (1 if group["maximize"] else -1))
+                    p.add_(shaped, alpha=float(group["lr"]) * (1 if group["maximize"] else -1))
 
     def _parameters(self) -> Iterator[tuple[torch.optim.Optimizer, Group, nn.Parameter]]:
         for optimizer in self._optimizers:

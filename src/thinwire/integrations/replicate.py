@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.exchanges.compat import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
-from thinwire.integrations.joining import Everybody
 from thinwire.integrations.managed import sparse_weights
 from thinwire.reducer import Reducer
 
@@ -152,6 +151,7 @@ def replicate(
     if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
         raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
     names = {p: name for name, p in parameters.items() if p not in sparse_weights(whole)}
+    size = group.size()
     attachment = assembled(
         recipe,
         parameters,
@@ -160,7 +160,7 @@ def replicate(
         settings="replicate",
         optimizer=optimizer,
         scaler=scaler,
-        workers=Everybody(group.size()),
+        divisor=lambda joined, continues: size,
         may_be_unused=False,
     )
     for tensor in (*whole.parameters(), *whole.buffers()):

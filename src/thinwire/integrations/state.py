@@ -52,6 +52,11 @@ def words(recipe: Reducer) -> str:
     return _ADDRESS.sub("", repr(recipe))
 
 
+def kinds(memories: Sequence[Memory]) -> list[list[str]]:
+    """Return what each memory keeps, by which those of two recipes are compared."""
+    return [sorted(memory.fields) for memory in memories]
+
+
 def dump(
     place: Place,
     *,
@@ -72,7 +77,7 @@ def dump(
         "draw": draw,
         "loss_scale": loss_scale,
         "momentum": [list(pair) for pair in momentum],
-        "fields": [sorted(memory.fields) for memory in memories],
+        "fields": kinds(memories),
         "memories": [
             {name: {field: x.clone() for field, x in fields.items()} for name, fields in memory.state().items()}
             for memory in memories
@@ -158,8 +163,8 @@ def _check_place(state: Mapping[str, Any], place: Place) -> None:
 
 def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
     memories, saved = recipe.memories(), state["memories"]
-    fields = [sorted(memory.fields) for memory in memories]
-    if (len(saved), len(state["momentum"]), state["fields"]) != (len(memories), len(corrections(memories)), fields):
+    expected = (len(memories), len(corrections(memories)), kinds(memories))
+    if (len(saved), len(state["momentum"]), state["fields"]) != expected:
         raise ValueError("attachment state is of a recipe with other memories; attach the recipe it was saved with")
     for memory, by_name in zip(memories, saved, strict=True):
         for name, values in by_name.items():
