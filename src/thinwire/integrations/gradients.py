@@ -59,8 +59,7 @@ class Gradients:
     def forget(self, names: Iterable[str]) -> None:
         """Remember these means no longer: an optimizer has taken them, and what is in place may be anybody's."""
         self._reduced.difference_update(names)
-        for name in names:
-            self._means.pop(name, None)
+        self._drop_means(names)
 
     def note_replaced(self, name: str) -> None:
         """Remember that this rank's gradient has come in the place of a mean, past autograd's node."""
@@ -90,6 +89,8 @@ class Gradients:
 
     def take_out(self, names: Sequence[str], gradients: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Subtract the means from these flat gradients, and return what to add again, each with its mean."""
+        if not self._means:
+            return []
         found = [(g, self._means[name]) for name, g in zip(names, gradients, strict=True) if name in self._means]
         for gradient, mean in found:
             gradient.sub_(mean)
@@ -97,20 +98,23 @@ class Gradients:
 
     def note_reduced(self, names: Iterable[str], empty: Collection[str] = ()) -> None:
         """Remember that these .grad hold a mean now, whole and alone; some a mean of nothing but zeros."""
-        for name in names:
-            self._reduced.add(name)
-            self._added.discard(name)
-            self._means.pop(name, None)
+        self._reduced.update(names)
+        self._added.difference_update(names)
+        self._drop_means(names)
         self._empty.difference_update(names)
         self._empty.update(empty)
+
+    def _drop_means(self, names: Iterable[str]) -> None:
+        for name in names if self._means else ():
+            self._means.pop(name, None)
 
 
 def in_memory_order(x: Tensor, p: nn.Parameter) -> Tensor:
     """Return `x`, shaped like `p`, flat and in the order in which `p`, and its gradient in a bucket, lies in memory."""
-    like = torch.empty_like(p, dtype=x.dtype, device="meta")
+    x, like = x.detach(), torch.empty_like(p, dtype=x.dtype, device="meta")
     if x.stride() != like.stride():
-        x = torch.empty_like(p, dtype=x.dtype).copy_(x)
-    return x.detach().as_strided((p.numel(),), (1,), x.storage_offset())
+        x = torch.empty_like(p, dtype=x.dtype).detach().copy_(x)
+    return x.as_strided((p.numel(),), (1,), x.storage_offset())
 
 
 def shaped_like(p: nn.Parameter, flat: Tensor) -> Tensor:
@@ -126,7 +130,6 @@ def _accumulator(p: nn.Parameter) -> Any:
     return node.next_functions[0][0]
 
 
-@torch.no_grad()
 def _before_adding(gradients: "weakref.ref[Gradients]", name: str, grads: object) -> None:
     me = gradients()
     if me is not None:

@@ -43,13 +43,13 @@ class Bucket:
 
     def coalesced(self) -> "Bucket":
         """Join slots that lie side by side. Their names no longer mean a parameter."""
-        joined: list[Slot] = []
+        runs: list[tuple[Slot, int]] = []  # the first slot of each, and where it ends
         for slot in sorted(self.slots, key=lambda slot: slot.offset):
-            if joined and joined[-1].offset + joined[-1].length == slot.offset:
-                joined[-1] = replace(joined[-1], length=joined[-1].length + slot.length)
+            if runs and runs[-1][1] == slot.offset:
+                runs[-1] = runs[-1][0], slot.offset + slot.length
             else:
-                joined.append(slot)
-        return self.only(joined)
+                runs.append((slot, slot.offset + slot.length))
+        return self.only(replace(first, length=end - first.offset) for first, end in runs)
 
 
 @final
