@@ -12,7 +12,7 @@ ROOT = Path(thinwire.__file__).parent
 FLOORS = [
     ("errors", "schedules", "trace"),
     ("kernels",),
-    ("formats",),
+    ("collectives", "formats"),
     ("payloads", "signals"),
     ("codecs", "memories", "exchanges"),
     ("reducer",),
@@ -57,7 +57,7 @@ def test_every_room_has_a_floor() -> None:
 @pytest.mark.parametrize(
     ("library", "rooms"),
     [
-        ("torch.distributed", {"exchanges", "integrations", "bench"}),
+        ("torch.distributed", {"collectives", "exchanges", "integrations", "bench"}),
         ("torch.nn.parallel", {"integrations", "pipeline", "bench"}),
         ("numba", {"kernels"}),
         ("triton", {"kernels"}),

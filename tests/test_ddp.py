@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 from thinwire import trace
 from thinwire.codecs import TopK
-from thinwire.exchanges import AllGather, compat
+from thinwire.collectives import groups
+from thinwire.exchanges import AllGather
 from thinwire.integrations.fingerprint import check_fingerprint
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Bucket, Compressed, Reducer, Round, WarmUp
@@ -209,7 +210,7 @@ def _events(recipe: str) -> list[list[str]]:
     patched = pytest.MonkeyPatch()
     found = []
     with patched.context() as patch:
-        for module, function in ((dist, "all_reduce"), (compat, "_all_gather")):
+        for module, function in ((dist, "all_reduce"), (groups, "_all_gather")):
             patch.setattr(module, function, _noted(getattr(module, function), events))
         for step in range(3):
             training.step(step)

@@ -22,8 +22,8 @@ def late():
 import torch, torch.distributed as dist
 from torch import nn
 import thinwire as tw
-from thinwire.exchanges import settle
-from thinwire.exchanges.lane import lane
+from thinwire.collectives import exit as leaving
+from thinwire.collectives import communication_thread
 from thinwire.payloads import Dense
 torch.set_num_threads(1)
 path = sys.argv[1]
@@ -56,7 +56,10 @@ def together(start):
 COLLECTIVES = {
     "all_reduce": "together(lambda: tw.exchanges.AllReduce().start(Dense(values=torch.ones(3)), group))",
     "all_gather": "together(lambda: tw.exchanges.AllGather().start(Dense(values=torch.ones(3)), group))",
-    "lane": "lane(group); together(lambda: lane(group).submit(lambda own: dist.barrier(own), torch.device('cpu')))",
+    "communication thread": (
+        "thread = communication_thread(group);"
+        "together(lambda: thread.submit(lambda own: dist.barrier(own), torch.device('cpu')))"
+    ),
 }
 
 
@@ -93,53 +96,53 @@ ddp = nn.parallel.DistributedDataParallel(Net())
 tw.attach(ddp, tw.recipes.{recipe})
 for _ in range(2):
     ddp(torch.arange(6)).square().mean().backward()
-from thinwire.exchanges import lane as lanes
-opened = [weakref.ref(one._group) for one in lanes._lanes.values()]
+from thinwire.collectives import thread as threads
+opened = [weakref.ref(one._group) for one in threads._open.values()]
 def all_lent_is_back():
-    return not settle._lent
-def lane_opened():
-    return len(opened) == {lanes}
-def no_lane_has_a_group():
+    return not leaving._lent
+def thread_opened():
+    return len(opened) == {threads}
+def no_thread_has_a_group():
     return not any(group() for group in opened)
-after += [all_lent_is_back, lane_opened, no_lane_has_a_group]
+after += [all_lent_is_back, thread_opened, no_thread_has_a_group]
 """
 
 
 @pytest.mark.parametrize("destroy", ["", "dist.destroy_process_group()"], ids=["kept", "destroyed"])
 @pytest.mark.parametrize(
-    ("recipe", "lanes"),
+    ("recipe", "threads"),
     [("topk(minimum_size=1)", 0), ("randomk(minimum_size=1)", 0), ("gtopk(minimum_size=1)", 1), ("s2_reducer()", 1)],
 )
-def test_nothing_is_lent_and_no_lane_has_a_group_when_the_interpreter_ends(
-    recipe: str, lanes: int, destroy: str
+def test_nothing_is_lent_and_no_thread_has_a_group_when_the_interpreter_ends(
+    recipe: str, threads: int, destroy: str
 ) -> None:
-    done = _end(f"{TRAIN.format(recipe=recipe, lanes=lanes)}\n{destroy}")
+    done = _end(f"{TRAIN.format(recipe=recipe, threads=threads)}\n{destroy}")
     assert done.returncode == 0, done.stderr
 
 
 def test_a_peer_that_is_gone_does_not_hold_up_the_exit() -> None:
     done = _end("""
-lane(group)
+communication_thread(group)
 if rank == 1:
     os.close(1), os.close(2)  # nobody waits for this one
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(0)
-lane(group).submit(lambda own: dist.barrier(own), torch.device("cpu"))
+communication_thread(group).submit(lambda own: dist.barrier(own), torch.device("cpu"))
 """)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
     done = _end("""
-lane(group)
-kept = settle.lend(torch.ones(3))
+communication_thread(group)
+kept = leaving.lend(torch.ones(3))
 child = os.fork()
 if child:
-    settle._lent.clear()
+    leaving._lent.clear()
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def expects_nothing():
-    return not settle._lent
+    return not leaving._lent
 after.append(expects_nothing)
 """)
     assert done.returncode == 0, done.stderr

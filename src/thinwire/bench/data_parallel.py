@@ -15,7 +15,7 @@ from thinwire.bench.methods import METHODS
 from thinwire.bench.problems import Problem
 from thinwire.bench.timing import timed_step
 from thinwire.bench.training import RowJob
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.integrations import replicas
 from thinwire.integrations.managed import sparse_weights
 

@@ -14,7 +14,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import recipes, trace
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.integrations import attach
 from thinwire.integrations.managed import sparse_weights
 from thinwire.planner import Budget

@@ -17,7 +17,7 @@ from thinwire.bench.problems import BadInput, Problem
 from thinwire.bench.problems.base import Feed, Parts, size
 from thinwire.bench.training import Emit
 from thinwire.bench.worker import join_group
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.integrations.profiling import profile
 from thinwire.pipeline.profiling import probe_crossings
 from thinwire.planner import Budget, Profile

@@ -7,8 +7,8 @@ from typing import ClassVar, final
 
 from torch.futures import Future
 
+from thinwire.collectives import Group, all_gather
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
-from thinwire.exchanges.compat import Group, all_gather
 from thinwire.payloads import Payload
 
 

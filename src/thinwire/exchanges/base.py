@@ -9,8 +9,7 @@ from typing import ClassVar, Literal, Protocol, final
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group
-from thinwire.exchanges.lane import lane
+from thinwire.collectives import Group, communication_thread
 from thinwire.payloads import Payload
 
 Transport = Literal["all_reduce", "all_gather", "point_to_point"]
@@ -136,7 +135,7 @@ class Rounds(Exchange):
     @final
     def prepare(self, group: Group) -> None:
         """Open the lane."""
-        lane(group)
+        communication_thread(group)
 
     @final
     def start(
@@ -144,7 +143,7 @@ class Rounds(Exchange):
     ) -> "Future[Exchanged]":
         """Queue the exchange."""
         seeds = seeds or [0] * len(payload.spans)
-        return lane(group).submit(lambda own: self.run(payload, own, seeds), payload.values.device)
+        return communication_thread(group).submit(lambda own: self.run(payload, own, seeds), payload.values.device)
 
     @abstractmethod
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:

@@ -7,9 +7,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
+from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops, Rounds, together
-from thinwire.exchanges.compat import Group
-from thinwire.exchanges.post import Post
 from thinwire.exchanges.tables import complete_bytes, expected_union, merged, message_bytes, table
 from thinwire.payloads import Dense, Keyed, Payload, wire
 from thinwire.payloads.keyed import spread
@@ -28,22 +27,22 @@ class RecursiveDoubling(Rounds):
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait."""
-        post, own = Post(group, payload.values.device), table(payload, "RecursiveDoubling")
-        core = 1 << (post.world_size.bit_length() - 1)
-        partner = post.rank ^ core
+        peers, own = Peers(group, payload.values.device), table(payload, "RecursiveDoubling")
+        core = 1 << (peers.world_size.bit_length() - 1)
+        partner = peers.rank ^ core
         current = _thrifty(merged([own]))
-        if post.rank >= core:
-            _swap(post, partner, current, receive=False)
-        elif partner < post.world_size:
-            current = _sum(current, _swap(post, partner, current, send=False))
-        if post.rank < core:
+        if peers.rank >= core:
+            _swap(peers, partner, current, receive=False)
+        elif partner < peers.world_size:
+            current = _sum(current, _swap(peers, partner, current, send=False))
+        if peers.rank < core:
             for bit in range(core.bit_length() - 1):
-                current = _sum(current, _swap(post, post.rank ^ (1 << bit), current))
-        if post.rank >= core:
-            current = _swap(post, partner, current, send=False)
-        elif partner < post.world_size:
-            _swap(post, partner, current, receive=False)
-        return Exchanged(total=current, delivered=payload, sent_bytes=post.sent_bytes)
+                current = _sum(current, _swap(peers, peers.rank ^ (1 << bit), current))
+        if peers.rank >= core:
+            current = _swap(peers, partner, current, send=False)
+        elif partner < peers.world_size:
+            _swap(peers, partner, current, receive=False)
+        return Exchanged(total=current, delivered=payload, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """Over the rounds, what 1, 2, 4, … ranks picked together; 8 bytes before each message."""
@@ -64,10 +63,10 @@ class RecursiveDoubling(Rounds):
         return [Hops(stride=stride, count=2, nbytes=size / 2, swap=True) for stride, size in sizes]
 
 
-def _swap(post: Post, peer: int, rows: Keyed, *, send: bool = True, receive: bool = True) -> Keyed:
+def _swap(peers: Peers, peer: int, rows: Keyed, *, send: bool = True, receive: bool = True) -> Keyed:
     """Send rows to `peer`, or receive some, or both; return what came, or `rows`."""
     outgoing = {peer: _message(rows)} if send else {}
-    inbox = post.swap(outgoing, [peer] if receive else [])
+    inbox = peers.swap(outgoing, [peer] if receive else [])
     return _read(rows, inbox[peer]) if receive else rows
 
 

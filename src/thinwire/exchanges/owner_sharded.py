@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops, Rounds, together
-from thinwire.exchanges.compat import Group
-from thinwire.exchanges.post import Post
 from thinwire.exchanges.tables import expected_union, merged, message_bytes, table
 from thinwire.payloads import Keyed, Payload
 
@@ -24,11 +23,11 @@ class OwnerSharded(Rounds):
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait."""
-        post, own = Post(group, payload.values.device), table(payload, "OwnerSharded")
-        shards = _shards(merged([own]), post.world_size)
-        mine = merged(_in_rank_order(post, shards[post.rank], _swap_all(post, shards)))
-        sums = _in_rank_order(post, mine, _swap_all(post, [mine] * post.world_size))
-        return Exchanged(total=merged(sums), delivered=payload, sent_bytes=post.sent_bytes)
+        peers, own = Peers(group, payload.values.device), table(payload, "OwnerSharded")
+        shards = _shards(merged([own]), peers.world_size)
+        mine = merged(_in_rank_order(peers, shards[peers.rank], _swap_all(peers, shards)))
+        sums = _in_rank_order(peers, mine, _swap_all(peers, [mine] * peers.world_size))
+        return Exchanged(total=merged(sums), delivered=payload, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """All but 1/K of the own rows, then 1/K of everybody's to each; 8 bytes before each message."""
@@ -48,12 +47,12 @@ def _shards(rows: Keyed, world_size: int) -> list[Keyed]:
     return [rows.rekeyed(rows.keys[owner == rank], rows.rows[owner == rank]) for rank in range(world_size)]
 
 
-def _swap_all(post: Post, shards: list[Keyed]) -> dict[int, Keyed]:
+def _swap_all(peers: Peers, shards: list[Keyed]) -> dict[int, Keyed]:
     """Send shard r to rank r, and return what the others sent here."""
-    peers = [rank for rank in range(post.world_size) if rank != post.rank]
-    inbox = post.swap({rank: shards[rank].to_buffer() for rank in peers}, peers)
+    peers = [rank for rank in range(peers.world_size) if rank != peers.rank]
+    inbox = peers.swap({rank: shards[rank].to_buffer() for rank in peers}, peers)
     return {rank: shards[0].received(message) for rank, message in inbox.items()}
 
 
-def _in_rank_order(post: Post, mine: Keyed, theirs: dict[int, Keyed]) -> list[Keyed]:
-    return [mine if rank == post.rank else theirs[rank] for rank in range(post.world_size)]
+def _in_rank_order(peers: Peers, mine: Keyed, theirs: dict[int, Keyed]) -> list[Keyed]:
+    return [mine if rank == peers.rank else theirs[rank] for rank in range(peers.world_size)]

@@ -8,9 +8,8 @@ from typing import NamedTuple, final
 
 import torch
 
+from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops, Rounds
-from thinwire.exchanges.compat import Group
-from thinwire.exchanges.post import Post
 from thinwire.exchanges.tables import merged, table
 from thinwire.payloads import Keyed, Payload
 from thinwire.payloads.keyed import spread
@@ -58,15 +57,15 @@ class GlobalTopKTree(Rounds):
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait."""
-        post, own = Post(group, payload.values.device), table(payload, "GlobalTopKTree")
-        outcome, dropped = _up(post, own, own.span_counts())
-        outcome = _down(post, outcome, own)
+        peers, own = Peers(group, payload.values.device), table(payload, "GlobalTopKTree")
+        outcome, dropped = _up(peers, own, own.span_counts())
+        outcome = _down(peers, outcome, own)
         delivered = _DELIVERED["paper" if self.exact_values else self.merge](own, dropped, outcome)
         if self.exact_values:
             rows = spread(delivered, outcome.keys)
-            post.all_reduce(rows)
+            peers.all_reduce(rows)
             outcome = outcome.rekeyed(outcome.keys, rows)
-        return Exchanged(total=outcome, delivered=delivered, sent_bytes=post.sent_bytes)
+        return Exchanged(total=outcome, delivered=delivered, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """K − 1 messages go up the tree and as many down."""
@@ -81,31 +80,31 @@ class GlobalTopKTree(Rounds):
         return [Hops(stride=1 << level, every=2 << level, count=2, nbytes=nbytes) for level in levels]
 
 
-def _up(post: Post, own: Keyed, counts: list[int]) -> tuple[Keyed, list[Keyed]]:
+def _up(peers: Peers, own: Keyed, counts: list[int]) -> tuple[Keyed, list[Keyed]]:
     """Merge towards rank 0; return what this rank passed on or, at the root, kept, and what its merges dropped."""
     current, dropped = merged([own]), []
     reach = 1
-    while reach < post.world_size:
-        if post.rank % (2 * reach):
-            post.send(current.filled(own.keys.numel()).to_buffer(), post.rank - reach)
+    while reach < peers.world_size:
+        if peers.rank % (2 * reach):
+            peers.send(current.filled(own.keys.numel()).to_buffer(), peers.rank - reach)
             break
-        if post.rank + reach < post.world_size:
-            theirs = own.received(post.receive(own.nbytes, post.rank + reach))
+        if peers.rank + reach < peers.world_size:
+            theirs = own.received(peers.receive(own.nbytes, peers.rank + reach))
             current, rest = _largest(merged([current, theirs]), counts)
             dropped.append(rest)
         reach *= 2
     return current, dropped
 
 
-def _down(post: Post, outcome: Keyed, like: Keyed) -> Keyed:
+def _down(peers: Peers, outcome: Keyed, like: Keyed) -> Keyed:
     """Send the root's outcome to all, along the same tree."""
-    outcome = merged([outcome.filled(like.keys.numel())]) if post.rank == 0 else outcome  # as the others will read it
-    reach = 1 << max(0, (post.world_size - 1).bit_length() - 1)
+    outcome = merged([outcome.filled(like.keys.numel())]) if peers.rank == 0 else outcome  # as the others will read it
+    reach = 1 << max(0, (peers.world_size - 1).bit_length() - 1)
     while reach:
-        if post.rank % (2 * reach) == reach:
-            outcome = like.received(post.receive(like.nbytes, post.rank - reach))
-        elif post.rank % (2 * reach) == 0 and post.rank + reach < post.world_size:
-            post.send(outcome.filled(like.keys.numel()).to_buffer(), post.rank + reach)
+        if peers.rank % (2 * reach) == reach:
+            outcome = like.received(peers.receive(like.nbytes, peers.rank - reach))
+        elif peers.rank % (2 * reach) == 0 and peers.rank + reach < peers.world_size:
+            peers.send(outcome.filled(like.keys.numel()).to_buffer(), peers.rank + reach)
         reach //= 2
     return outcome
 

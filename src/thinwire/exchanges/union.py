@@ -9,9 +9,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from thinwire.collectives import Group, Peers, all_or
 from thinwire.exchanges.base import Encoder, Exchanged, Hops, Rounds, Transport, together
-from thinwire.exchanges.compat import Group, all_or
-from thinwire.exchanges.post import Post
 from thinwire.exchanges.tables import expected_union, table
 from thinwire.payloads import Keyed, Payload, fitted
 from thinwire.payloads.keyed import spread
@@ -38,12 +37,12 @@ class UnionAllReduce(Rounds):
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait. Raises TypeError where `packed` encodes to what cannot be added."""
-        post, own = Post(group, payload.values.device), table(payload, "UnionAllReduce")
-        keys = _union(post, own, group)
+        peers, own = Peers(group, payload.values.device), table(payload, "UnionAllReduce")
+        keys = _union(peers, own, group)
         total = own.rekeyed(keys, spread(own, keys))
         if keys.numel():
-            total = total.rekeyed(total.keys, self._sum(post, total, seeds))
-        return Exchanged(total=total, delivered=payload, sent_bytes=post.sent_bytes)
+            total = total.rekeyed(total.keys, self._sum(peers, total, seeds))
+        return Exchanged(total=total, delivered=payload, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """Bitmap and packed rows, 2(K − 1)/K times each."""
@@ -63,17 +62,17 @@ class UnionAllReduce(Rounds):
         sample = torch.zeros(1 << 16)
         return self.packed.encode(sample).values.nbytes / sample.nbytes
 
-    def _sum(self, post: Post, mine: Keyed, seeds: Sequence[int]) -> Tensor:
+    def _sum(self, peers: Peers, mine: Keyed, seeds: Sequence[int]) -> Tensor:
         """Return the sums of the rows, in the order of `mine`."""
         if self.packed is None:
             rows = mine.rows.contiguous()
-            post.all_reduce(rows)
+            peers.all_reduce(rows)
             return rows
         payload = _encoded(self.packed, mine.rows.split(mine.span_counts()), seeds)
         if not payload.summable or isinstance(payload, Keyed):
             raise TypeError(f"packed is {self.packed!r}, which does not add up to all rows; {_FIX}")
         values = payload.values.clone()
-        post.all_reduce(values)
+        peers.all_reduce(values)
         # An estimate may be larger than any sum can be: cut to the range, its error is smaller.
         return fitted(payload.with_values(values).dense(), mine.rows.dtype).view(mine.rows.shape)
 
@@ -85,10 +84,10 @@ def _encoded(packed: Encoder, spans: Sequence[Tensor], seeds: Sequence[int]) -> 
     return type(parts[0]).assemble(parts, starts, end)
 
 
-def _union(post: Post, own: Keyed, group: Group) -> Tensor:
+def _union(peers: Peers, own: Keyed, group: Group) -> Tensor:
     """Return the keys that any rank holds, ascending."""
     flags = torch.zeros(own.key_space, dtype=torch.int16, device=own.keys.device)
     flags[own.keys] = 1
     anywhere, nbytes = all_or(flags, group)
-    post.count_ring(nbytes)
+    peers.count_ring(nbytes)
     return anywhere.nonzero().view(-1).to(torch.int32)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.fingerprint import check_fingerprint
 from thinwire.integrations.joining import Divisor

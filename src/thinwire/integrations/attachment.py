@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.integrations import replicas, state
 from thinwire.integrations.gradients import Gradients, shaped_like
 from thinwire.integrations.joining import Divisor

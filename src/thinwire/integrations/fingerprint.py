@@ -3,8 +3,8 @@
 import torch.distributed as dist
 from torch import nn
 
+from thinwire.collectives import Group
 from thinwire.errors import FingerprintError
-from thinwire.exchanges.compat import Group
 from thinwire.integrations.state import words
 from thinwire.reducer import Reducer
 

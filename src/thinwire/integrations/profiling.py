@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.integrations.managed import bucket_caps, managed, with_sparse_gradients
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.integrations.attachment import Attachment
 
 

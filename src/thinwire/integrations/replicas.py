@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from thinwire.exchanges.compat import Group, all_gather
+from thinwire.collectives import Group, all_gather
 
 _COLUMNS = 4096
 # 64-bit elements as two halves: weights are odd, so differences of 2⁶³ would cancel.

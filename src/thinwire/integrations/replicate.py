@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.managed import sparse_weights

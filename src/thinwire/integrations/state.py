@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from thinwire.collectives import Group
 from thinwire.errors import StateError
-from thinwire.exchanges.compat import Group
 from thinwire.integrations.momentum import corrections
 from thinwire.memories import Memory
 from thinwire.reducer import Reducer, Slot

@@ -6,9 +6,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from thinwire.collectives import Group, Peers
 from thinwire.exchanges import Link
-from thinwire.exchanges.compat import Group
-from thinwire.exchanges.post import Post
 from thinwire.pipeline.boundary import Boundary
 from thinwire.pipeline.topk import TopKBoundary
 from thinwire.planner.boundaries import Crossings, Cut
@@ -66,12 +65,12 @@ def _crossed(boundary: Boundary, x: Tensor) -> float:
 
 def _link(stage: int, stages: Group, ranks: Ranks, seconds: float) -> Link:
     """Return what fits messages that a stage and the next send each other at once; other stages look on."""
-    post, left, points = Post(stages, ranks.device), seconds, list[tuple[int, float]]()
+    peers, left, points = Peers(stages, ranks.device), seconds, list[tuple[int, float]]()
     share = stages.size() / 2  # of all ranks, two of each replica's are at it
-    peer = {stage: stage + 1, stage + 1: stage}.get(post.rank)
+    peer = {stage: stage + 1, stage + 1: stage}.get(peers.rank)
     for size in SIZES:
         message = torch.zeros(size, dtype=torch.uint8, device=ranks.device)
-        times = [0.0] if peer is None else [_swapped(post, peer, message) for _ in range(_CROSSINGS + 1)][1:]
+        times = [0.0] if peer is None else [_swapped(peers, peer, message) for _ in range(_CROSSINGS + 1)][1:]
         took, spent = (per_rank * share for per_rank in ranks.mean([median(times), sum(times)]))
         points.append((size, took))
         left -= spent
@@ -80,7 +79,7 @@ def _link(stage: int, stages: Group, ranks: Ranks, seconds: float) -> Link:
     return fit(points, None, 2)
 
 
-def _swapped(post: Post, peer: int, message: Tensor) -> float:
+def _swapped(peers: Peers, peer: int, message: Tensor) -> float:
     before = stamp(message.device)
-    post.cross({peer: message}, {peer: message.numel()})
+    peers.cross({peer: message}, {peer: message.numel()})
     return stamp(message.device).since(before)

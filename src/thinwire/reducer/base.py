@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
-from thinwire.exchanges.compat import Group, all_reduce
+from thinwire.collectives import Group, all_reduce
 from thinwire.memories import Memory
 
 

@@ -10,8 +10,8 @@ from torch.futures import Future
 
 from thinwire import trace
 from thinwire.codecs import Codec
+from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
-from thinwire.exchanges.compat import Group
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot

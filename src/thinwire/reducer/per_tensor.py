@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.memories import Memory
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.futures import all_true

@@ -10,9 +10,8 @@ from torch.futures import Future
 
 from thinwire import kernels, trace
 from thinwire.codecs import Codec, Identity
+from thinwire.collectives import Group, communication_thread
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
-from thinwire.exchanges.compat import Group
-from thinwire.exchanges.lane import lane
 from thinwire.memories import Memory, Noted
 from thinwire.payloads import Dense, Payload, fitted
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot
@@ -42,7 +41,7 @@ class PowerSGD(Reducer):
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Open the lane, and compile the kernels that decode."""
-        lane(group)
+        communication_thread(group)
         self.small.prepare(group, samples)
         for x in samples:
             one = x.new_zeros(1, 1, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -73,7 +72,7 @@ class PowerSGD(Reducer):
         with trace.span("encode"):
             work = [self._multiply(slot, g, at) for slot, g in zip(bucket.slots, bucket.views(), strict=True)]
         watch = at.watch
-        return lane(at.group).submit(lambda own: self._rounds(work, own, watch), bucket.flat.device)
+        return communication_thread(at.group).submit(lambda own: self._rounds(work, own, watch), bucket.flat.device)
 
     def _multiply(self, slot: Slot, gradient: Tensor, at: Round) -> "_Work":
         x = self.memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name)).tensor()

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
+from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
-from thinwire.exchanges.compat import Group
 from thinwire.memories import Memory
 from thinwire.payloads import Blocks, Keyed
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot

@@ -8,7 +8,7 @@ from typing import NamedTuple, Never, final
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live.life import live

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.exchanges.compat import Group, all_gather
+from thinwire.collectives import Group, all_gather
 
 
 def gathered(figures: Sequence[float], group: Group, device: torch.device | None = None) -> Tensor:

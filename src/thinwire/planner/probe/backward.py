@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from thinwire.exchanges.compat import Group, all_reduce
+from thinwire.collectives import Group, all_reduce
 from thinwire.planner.probe.agreed import gathered, longest
 from thinwire.planner.probe.clock import Stamp, stamp
 

@@ -7,9 +7,9 @@ from statistics import median
 import torch
 
 from thinwire import trace
+from thinwire.collectives import Group
 from thinwire.exchanges import AllGather, Transport
 from thinwire.exchanges.base import Link
-from thinwire.exchanges.compat import Group
 from thinwire.memories import ErrorFeedback
 from thinwire.payloads import Payload
 from thinwire.planner.candidates import Candidate

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.collectives import Group, Peers, all_gather, all_reduce
 from thinwire.exchanges import AllGather, AllReduce, Exchange, Link, Transport
-from thinwire.exchanges.compat import Group, all_gather, all_reduce
-from thinwire.exchanges.post import Post
 from thinwire.planner.probe.agreed import gathered
 from thinwire.planner.probe.clock import synchronize
 
@@ -105,9 +104,9 @@ def _gather(x: Tensor, group: Group) -> Callable[[], object]:
 
 def _shift(x: Tensor, group: Group) -> Callable[[], object]:
     """Send to the next rank while the one before sends here."""
-    post, message = Post(group, x.device), x.view(torch.uint8)
-    after, before = (post.rank + 1) % post.world_size, (post.rank - 1) % post.world_size
-    return lambda: post.cross({after: message}, {before: message.numel()})
+    peers, message = Peers(group, x.device), x.view(torch.uint8)
+    after, before = (peers.rank + 1) % peers.world_size, (peers.rank - 1) % peers.world_size
+    return lambda: peers.cross({after: message}, {before: message.numel()})
 
 
 _RUNS: Mapping[Transport, Callable[[Tensor, Group], Callable[[], object]]] = {

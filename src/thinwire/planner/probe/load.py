@@ -6,7 +6,7 @@ import zlib
 
 import torch
 
-from thinwire.exchanges.compat import Group
+from thinwire.collectives import Group
 from thinwire.planner.probe.agreed import gathered
 
 

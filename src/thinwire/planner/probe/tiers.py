@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from thinwire.collectives import Group, Peers
 from thinwire.exchanges import Link
-from thinwire.exchanges.compat import Group
-from thinwire.exchanges.post import Post
 from thinwire.planner.probe.agreed import gathered, longest
 from thinwire.planner.probe.clock import stamp
 
@@ -70,17 +69,17 @@ def _pairs(stride: int, group: Group, device: torch.device) -> Link:
 
 
 def _longest_swap(size: int, stride: int, group: Group, device: torch.device) -> float:
-    post = Post(group, device)
-    peer = post.rank ^ stride
+    peers = Peers(group, device)
+    peer = peers.rank ^ stride
     message = torch.zeros(size, dtype=torch.uint8, device=device)
     taken = [0.0]
     longest(0.0, group, device)
-    if peer < post.world_size:
-        taken = [_swap(post, peer, message, device) for _ in range(_REPEATS)]
+    if peer < peers.world_size:
+        taken = [_swap(peers, peer, message, device) for _ in range(_REPEATS)]
     return longest(median(taken), group, device)
 
 
-def _swap(post: Post, peer: int, message: torch.Tensor, device: torch.device) -> float:
+def _swap(peers: Peers, peer: int, message: torch.Tensor, device: torch.device) -> float:
     before = stamp(device)
-    post.cross({peer: message}, {peer: message.numel()})
+    peers.cross({peer: message}, {peer: message.numel()})
     return stamp(device).since(before)

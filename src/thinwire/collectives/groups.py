@@ -1,11 +1,11 @@
-"""What differs between versions of torch and between backends."""
+"""Collectives and groups, where versions of torch and backends differ."""
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.exchanges.settle import lend
+from thinwire.collectives.exit import lend
 
 Group = dist.ProcessGroup
 

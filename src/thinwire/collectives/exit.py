@@ -1,4 +1,4 @@
-"""Before the interpreter ends, the threads of collectives let go of what is Python's.
+"""An orderly exit: before the interpreter ends, the threads of collectives let go of Python's objects.
 
 A collective delivers its result first, and lets go of callbacks, of what they returned and of its tensors a moment
 later, in a thread of its own. Each of these takes the interpreter's lock. Before Python 3.14, a thread that asks for

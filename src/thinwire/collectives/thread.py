@@ -1,6 +1,7 @@
-"""A thread and a process group on which exchanges of several rounds run, in the order in which they were started.
+"""The communication thread: exchanges of several rounds run on it, in the order in which they were started.
 
-DDP's hook may not block, and a collective issued from a callback would be issued in an order that differs by rank.
+Why a thread? DDP's hook must not block, and a collective started in a callback would start in another order on each
+rank. The thread has a process group of its own, so that its messages never mix with those of the group it serves.
 """
 
 import atexit
@@ -15,29 +16,29 @@ from typing import Any, TypeVar, final
 import torch
 from torch.futures import Future
 
-from thinwire.exchanges.compat import Group, end_group, same_group
-from thinwire.exchanges.settle import patience_ends
+from thinwire.collectives.exit import patience_ends
+from thinwire.collectives.groups import Group, end_group, same_group
 
 _T = TypeVar("_T")
 _Job = tuple[Callable[[Group], Any], Group, "Future[Any]"]
 
 
 @final
-class Lane:
-    """Work on a group with the same ranks as `group`, so that it never mixes with what others send on that one."""
+class CommunicationThread:
+    """A thread that works through what is submitted, on a new group of the same ranks as `group`."""
 
     def __init__(self, group: Group) -> None:
         self._group = same_group(group)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._process = os.getpid()
         # A daemon: at exit, waiting for a peer that is gone would take until the group's timeout.
-        self._thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name="thinwire-lane")
+        self._thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name="thinwire-communication")
         self._thread.start()
         _threads.add(self._thread)
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, work: Callable[[Group], _T], device: torch.device) -> "Future[_T]":
-        """Queue `work`, which gets the lane's group. Its result holds tensors on `device`."""
+        """Queue `work`, which is given the thread's group. Its result holds tensors on `device`."""
         future: Future[_T] = Future(devices=[device] if device.type == "cuda" else [])
         self._jobs.put((_after_current_stream(work, device), self._group, future))
         return future
@@ -54,28 +55,31 @@ class Lane:
             del self._group
 
 
-def lane(group: Group) -> Lane:
-    """Return the lane of `group`. A collective where it is the first time; call it in the same order on every rank."""
-    found = _lanes.get(group)
+def communication_thread(group: Group) -> CommunicationThread:
+    """Return the communication thread of `group`.
+
+    The first call for a group is a collective: make it in the same order on every rank.
+    """
+    found = _open.get(group)
     if found is None:
-        found = _lanes[group] = Lane(group)
+        found = _open[group] = CommunicationThread(group)
     return found
 
 
-_lanes: weakref.WeakKeyDictionary[Group, Lane] = weakref.WeakKeyDictionary()
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # also of lanes that are gone
+_open: weakref.WeakKeyDictionary[Group, CommunicationThread] = weakref.WeakKeyDictionary()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # also those whose owner is gone
 
 
 @atexit.register
 def _end_all() -> None:
-    """Bring all lanes to their end before the interpreter comes to its own; see `settle`."""
-    lanes = list(_lanes.values())
-    for open_lane in lanes:
-        open_lane.close()
-    for thread in list(_threads):
-        thread.join(max(0.0, patience_ends() - time.monotonic()))
-    for closed_lane in lanes:
-        closed_lane.end()
+    """End all communication threads before the interpreter ends; `exit` says why."""
+    threads = list(_open.values())
+    for thread in threads:
+        thread.close()
+    for running in list(_threads):
+        running.join(max(0.0, patience_ends() - time.monotonic()))
+    for thread in threads:
+        thread.end()
 
 
 def _serve(jobs: "SimpleQueue[_Job | None]") -> None:

@@ -1,4 +1,4 @@
-"""Messages between two ranks."""
+"""Messages from one rank to another."""
 
 from collections.abc import Iterable, Mapping
 from typing import final
@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.exchanges.compat import Group
+from thinwire.collectives.groups import Group
 
 
 @final
-class Post:
+class Peers:
     """Sends uint8 buffers within a group, and counts what it sends in `sent_bytes`."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
