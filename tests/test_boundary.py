@@ -14,7 +14,7 @@ from thinwire import PayloadError
 from thinwire.codecs.laplace_threshold import laplace_quantile
 from thinwire.formats import Sign
 from thinwire.payloads import narrowed
-from thinwire.payloads.cut import cut, widened
+from thinwire.payloads.words import shortened, widened
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary, sparsify
 
 Make = Callable[[], Boundary]
@@ -82,7 +82,7 @@ def returned(boundary: Boundary, gradient: Tensor) -> Tensor:
     if bits >= 8 * gradient.dtype.itemsize:
         return gradient
     bits = min(32, bits)
-    return widened(cut(gradient.reshape(-1), bits), gradient.numel(), bits).view_as(gradient).to(gradient.dtype)
+    return widened(shortened(gradient.reshape(-1), bits), gradient.numel(), bits).view_as(gradient).to(gradient.dtype)
 
 
 @boundaries

@@ -22,7 +22,7 @@ def _step(memory: memories.Memory, case: CodecCase, gradient: Tensor, seed: int,
     """Send one gradient through the memory, and return what was delivered."""
     payload = case.codec.encode_signal(memory.compensate("w", gradient, scale), seed=seed)
     delivered = payload.dense().double()
-    memory.retain("w", payload)
+    memory.retain(["w"], payload)
     return delivered
 
 
@@ -228,7 +228,7 @@ def test_coarse_values_leave_a_residual_in_bf16_by_lot(values: formats.Format) -
     for step in range(600):
         payload = codec.encode_signal(memory.compensate("w", gradient, 1.0, seed=step), seed=step)
         delivered += payload.dense().double()
-        memory.retain("w", payload)
+        memory.retain(["w"], payload)
         memory.commit()
         gradient = torch.zeros(400)
     waiting = memory.state()["w"]["residual"].double()

@@ -185,7 +185,7 @@ def _steps(codec: KeptThreshold | SteeredThreshold, sizes: list[float]) -> list[
         signal = memory.compensate("w", size * x.sample((20_000,)), 1.0)
         payload = codec.at(step).encode_signal(signal)
         sent.append(int((payload.values != 0).sum()))
-        memory.retain("w", payload)
+        memory.retain(["w"], payload)
         memory.commit()
     return sent
 

@@ -1,19 +1,22 @@
 """Reducers on buckets: the mean everywhere, one collective each, and wrappers that hand on."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.distributed as dist
-from cases import EXCHANGES, RECIPES, vector
-from ranks import Ranks
+from cases import EXCHANGES, MEMORIES, RECIPES, vector
+from ranks import Ranks, told
 from torch import Tensor
 
 from thinwire import recipes, trace
-from thinwire.codecs import Identity, TopK
+from thinwire.codecs import Codec, Identity, TopK
 from thinwire.exchanges import AllGather, AllReduce, Exchange
-from thinwire.memories import ErrorFeedback, MomentumCorrection, NoMemory
+from thinwire.memories import ErrorFeedback, Memory, MomentumCorrection, NoMemory
+from thinwire.payloads import Dense
 from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Slot, WarmUp, WithRows
+from thinwire.signals import Signal
 
 SLOTS = (
     Slot(name="large", offset=0, length=600, shape=(20, 30)),
@@ -175,5 +178,27 @@ def test_dense_payloads_keep_momentum() -> None:
     for expected in (1.0, 1.5, 1.75):
         payload = Identity().encode_signal(memory.compensate("w", torch.ones(3), 1.0))
         assert torch.equal(payload.dense(), torch.full((3,), expected))
-        memory.retain("w", payload)
+        memory.retain(["w"], payload)
         memory.commit()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Blind(Codec):
+    """Sends zeros without having looked."""
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
+        return Dense(values=torch.zeros(signal.numel))
+
+
+@pytest.mark.parametrize("make", MEMORIES.values(), ids=MEMORIES)
+def test_a_codec_that_never_computes_its_signal_is_an_error(make: Callable[[], Memory], ranks: Ranks) -> None:
+    (said,) = ranks.run(1, _reduce_blindly, make())
+    if make().stateful:
+        assert "_Blind() never computed its signal; call signal.tensor()" in said
+    else:
+        assert said == "nothing"
+
+
+def _reduce_blindly(memory: Memory) -> str:
+    reducer = Compressed(memory=memory, codec=_Blind(), exchange=AllReduce())
+    return told(lambda: reducer.reduce(Bucket(flat=torch.ones(NUMEL), slots=SLOTS), _round()).wait())

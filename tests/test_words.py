@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire import PayloadError
 from thinwire.formats import Levels, OffsetFloat, Sign, Ternary
 from thinwire.payloads import Dense, Narrow, Sparse, Words, narrowed
-from thinwire.payloads.cut import LEAST_BITS, cut, widened
+from thinwire.payloads.words import LEAST_BITS, shortened, widened
 
 VALUES: dict[str, Narrow] = {
     "as they are": None,
@@ -200,7 +200,7 @@ def _rounded(x: Tensor, bits: int) -> Tensor:
 @settings(deadline=None, max_examples=500)
 def test_cut_rounds_to_nearest_and_even(numbers: list[float], bits: int) -> None:
     x = torch.tensor(numbers, dtype=torch.float32)
-    found = widened(cut(x, bits), x.numel(), bits)
+    found = widened(shortened(x, bits), x.numel(), bits)
     torch.testing.assert_close(found, _rounded(x, bits), rtol=0, atol=0, equal_nan=True)
     assert torch.equal(found.signbit()[~x.isnan()], x.signbit()[~x.isnan()])
 
@@ -213,7 +213,7 @@ def test_cut_of_odd_numbers(bits: int) -> None:
     nans = torch.tensor([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF - 2**32, 0xFF800001 - 2**32]).int().view(torch.float32)
     halves = (torch.arange(0, 64).int() << (31 - bits if bits < 32 else 0)).add(0x3F800000).view(torch.float32)
     x = torch.cat((odd, nans, patterns.int().view(torch.float32), halves))
-    data = cut(x, bits)
+    data = shortened(x, bits)
     assert data.dtype == torch.uint8
     assert data.numel() == -(-bits * x.numel() // 8)
     for buffer in (data, torch.cat((data, data.new_full((9,), 255)))):

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 
 from thinwire.codecs import TopK
-from thinwire.exchanges.tables import merged
+from thinwire.exchanges.merging import merged
 from thinwire.payloads import Keyed, Sparse
 from thinwire.signals import Plain
 

@@ -28,7 +28,7 @@ class Encoding:
         signal = self.memory.compensate("weight", self.place.gradient(self.step), 1.0, seed=self.step)
         payload = self.codec.encode_signal(signal, seed=self.step)
         buffer = payload.to_buffer()
-        self.memory.retain("weight", payload)
+        self.memory.retain(["weight"], payload)
         self.memory.commit()
         self.step += 1
         return buffer

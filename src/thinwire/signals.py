@@ -26,8 +26,10 @@ class Signal(ABC):
     `dtype` is the gradient's, in which values travel; the vector itself may be held in a wider one. `note` is None
     where the memory keeps none. `share` is how much of the wire's range this rank may use, 1 over the number of ranks,
     where a memory keeps the rest of a value that is cut; None where nothing does, and an overflow is to be seen.
+    `computed` says whether the vector is there: until `tensor` or `select` was called, it may be unwritten memory.
     """
 
+    computed: bool = False
     note: Note | None = None
     share: float | None = None
 
@@ -56,7 +58,7 @@ class Plain(Signal):
     """A flat tensor as it is; `dtype` is its gradient's, where that is another."""
 
     def __init__(self, x: Tensor, dtype: torch.dtype | None = None) -> None:
-        self._x = x
+        self._x, self.computed = x, True
         self.dtype, self.numel, self.device = dtype or x.dtype, x.numel(), x.device
 
     def tensor(self) -> Tensor:

@@ -2,8 +2,9 @@
 
 from thinwire.exchanges.all_gather import AllGather
 from thinwire.exchanges.all_reduce import AllReduce
-from thinwire.exchanges.base import Exchange, Exchanged, Hops, Link, Network, Rounds, Transport
+from thinwire.exchanges.base import Exchange, Exchanged, Hops, Link, Network, Transport
 from thinwire.exchanges.doubling import RecursiveDoubling
+from thinwire.exchanges.merging import Rounds
 from thinwire.exchanges.owner_sharded import OwnerSharded
 from thinwire.exchanges.tree import GlobalTopKTree
 from thinwire.exchanges.union import UnionAllReduce

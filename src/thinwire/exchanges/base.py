@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Protocol, final
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.collectives import Group, communication_thread
+from thinwire.collectives import Group
 from thinwire.payloads import Payload
 
 Transport = Literal["all_reduce", "all_gather", "point_to_point"]
@@ -86,7 +86,7 @@ class Exchange(ABC):
     uneven: ClassVar[bool] = False
     """Whether ranks may have payloads of different lengths."""
     transport: ClassVar[Transport]
-    """What carries it, by which its times are foretold."""
+    """What carries it; a planner measures each and predicts times from that."""
 
     def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
         """Set up what `start` needs, a collective; left out, the first `start` does it, and may block."""
@@ -120,31 +120,3 @@ class Exchange(ABC):
         """Predict the time for payloads of `nbytes` between `world_size` ranks: the sum of count · (α + n/B)."""
         rounds = self.hops(nbytes, world_size, whole) if world_size > 1 else ()
         return sum(hops.count * network.hop(hops, world_size).seconds(hops.nbytes) for hops in rounds)
-
-
-def together(nbytes: float, ranks: float, whole: float) -> float:
-    """Return the bytes of what so many ranks picked, of `whole` bytes, each its own `nbytes` of them."""
-    return ranks * nbytes if whole in (0, math.inf) else whole * (1 - max(0.0, 1 - nbytes / whole) ** ranks)
-
-
-class Rounds(Exchange):
-    """An exchange of several rounds, each of which needs the one before: it runs on a lane of its own."""
-
-    transport: ClassVar[Transport] = "point_to_point"
-
-    @final
-    def prepare(self, group: Group) -> None:
-        """Open the lane."""
-        communication_thread(group)
-
-    @final
-    def start(
-        self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
-    ) -> "Future[Exchanged]":
-        """Queue the exchange."""
-        seeds = seeds or [0] * len(payload.spans)
-        return communication_thread(group).submit(lambda own: self.run(payload, own, seeds), payload.values.device)
-
-    @abstractmethod
-    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        """Exchange and wait. Raises TypeError for a payload of a kind that this exchange cannot sum."""

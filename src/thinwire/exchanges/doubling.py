@@ -8,8 +8,8 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from thinwire.collectives import Group, Peers
-from thinwire.exchanges.base import Exchanged, Hops, Rounds, together
-from thinwire.exchanges.tables import complete_bytes, expected_union, merged, message_bytes, table
+from thinwire.exchanges.base import Exchanged, Hops
+from thinwire.exchanges.merging import Rounds, complete_bytes, expected_union, merged, message_bytes, table, together
 from thinwire.payloads import Dense, Keyed, Payload, wire
 from thinwire.payloads.keyed import spread
 

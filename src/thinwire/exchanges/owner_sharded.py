@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from thinwire.collectives import Group, Peers
-from thinwire.exchanges.base import Exchanged, Hops, Rounds, together
-from thinwire.exchanges.tables import expected_union, merged, message_bytes, table
+from thinwire.exchanges.base import Exchanged, Hops
+from thinwire.exchanges.merging import Rounds, expected_union, merged, message_bytes, table, together
 from thinwire.payloads import Keyed, Payload
 
 
@@ -49,8 +49,8 @@ def _shards(rows: Keyed, world_size: int) -> list[Keyed]:
 
 def _swap_all(peers: Peers, shards: list[Keyed]) -> dict[int, Keyed]:
     """Send shard r to rank r, and return what the others sent here."""
-    peers = [rank for rank in range(peers.world_size) if rank != peers.rank]
-    inbox = peers.swap({rank: shards[rank].to_buffer() for rank in peers}, peers)
+    others = [rank for rank in range(peers.world_size) if rank != peers.rank]
+    inbox = peers.swap({rank: shards[rank].to_buffer() for rank in others}, others)
     return {rank: shards[0].received(message) for rank, message in inbox.items()}
 
 

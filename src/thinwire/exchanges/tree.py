@@ -9,8 +9,8 @@ from typing import NamedTuple, final
 import torch
 
 from thinwire.collectives import Group, Peers
-from thinwire.exchanges.base import Exchanged, Hops, Rounds
-from thinwire.exchanges.tables import merged, table
+from thinwire.exchanges.base import Exchanged, Hops
+from thinwire.exchanges.merging import Rounds, merged, table
 from thinwire.payloads import Keyed, Payload
 from thinwire.payloads.keyed import spread
 

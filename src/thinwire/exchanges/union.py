@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire.collectives import Group, Peers, all_or
-from thinwire.exchanges.base import Encoder, Exchanged, Hops, Rounds, Transport, together
-from thinwire.exchanges.tables import expected_union, table
+from thinwire.exchanges.base import Encoder, Exchanged, Hops, Transport
+from thinwire.exchanges.merging import Rounds, expected_union, table, together
 from thinwire.payloads import Keyed, Payload, fitted
 from thinwire.payloads.keyed import spread
 

@@ -1,9 +1,8 @@
 """Memories: what waits for a later step."""
 
-from thinwire.memories.base import Memory
+from thinwire.memories.base import Memory, NoMemory
 from thinwire.memories.error_feedback import ErrorFeedback
 from thinwire.memories.momentum_correction import MomentumCorrection
-from thinwire.memories.none import NoMemory
 from thinwire.memories.noted import Noted
 
 __all__ = ["ErrorFeedback", "Memory", "MomentumCorrection", "NoMemory", "Noted"]

@@ -2,15 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
 from thinwire.kernels.memory import empty
 from thinwire.payloads import Payload
-from thinwire.signals import Signal
+from thinwire.signals import Plain, Signal
 
 State = dict[str, dict[str, Tensor]]
 
@@ -51,8 +51,8 @@ class Memory(ABC):
         """
 
     @abstractmethod
-    def retain(self, name: str, delivered: Payload) -> None:
-        """Take what was delivered out of the staged memory."""
+    def retain(self, names: Sequence[str], delivered: Payload) -> None:
+        """Take what was delivered out of the staged memory; the payload has a span for each of `names`."""
 
     @abstractmethod
     def commit(self, names: Collection[str] | None = None) -> None:
@@ -78,6 +78,38 @@ class Memory(ABC):
     def nbytes(self) -> int:
         """Bytes held, the second copy that makes steps revocable included."""
         return 2 * sum(tensor.nbytes for fields in self.state().values() for tensor in fields.values())
+
+
+@final
+@dataclass(kw_only=True)
+class NoMemory(Memory):
+    """What a codec drops is lost."""
+
+    stateful: ClassVar[bool] = False
+    fields: ClassVar[frozenset[str]] = frozenset()
+
+    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
+        """Scale the gradient in place, as DDP does."""
+        return Plain(gradient if scale == 1 else gradient.mul_(scale))
+
+    def retain(self, names: Sequence[str], delivered: Payload) -> None:
+        """Do nothing."""
+
+    def commit(self, names: Collection[str] | None = None) -> None:
+        """Do nothing."""
+
+    def rollback(self, names: Collection[str] | None = None) -> None:
+        """Do nothing."""
+
+    def rescale(self, factor: float) -> None:
+        """Do nothing."""
+
+    def state(self) -> State:
+        """Return nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Do nothing."""
 
 
 class Staged:

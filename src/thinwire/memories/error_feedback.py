@@ -1,6 +1,6 @@
 """Error feedback (Seide et al. 2014, Stich et al. 2018): what was not delivered is added to the next gradient."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
@@ -22,7 +22,7 @@ class ErrorFeedback(Memory):
     """r ← r + g − delivered.
 
     `dtype` torch.bfloat16 halves what r takes: 4 bytes per element instead of 8, both copies counted. Sums are then
-    rounded by lot, with the mean unchanged; a codec with values=torch.bfloat16 sends such sums as they are.
+    rounded stochastically, with the mean unchanged; a codec with values=torch.bfloat16 sends such sums as they are.
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"residual"})
@@ -50,17 +50,19 @@ class ErrorFeedback(Memory):
         self._seeds[name] = seed
         return _RoundedSum(out, residual, gradient, scale, seed)
 
-    def retain(self, name: str, delivered: Payload) -> None:
+    def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""
-        staged = self._residual.staged(name)
+        staged = [self._residual.staged(name) for name in names]
         if self.dtype is None:
             delivered.subtract_from(staged)
             return
-        # By lot as well: a small delivery rounded away beside a large residual would be sent again for ever.
-        taken = torch.zeros_like(staged, dtype=torch.float32)
+        # Rounded stochastically too: rounded to nearest, a small delivery could vanish beside a large residual, and
+        # would be sent again for ever.
+        taken = [torch.zeros_like(residual, dtype=torch.float32) for residual in staged]
         delivered.subtract_from(taken)
-        seed = self._seeds[name] + _SECOND_DRAW
-        kernels.integer_backend(staged, taken).accumulate_rounded(staged, staged, taken, 1.0, seed)
+        for name, residual, part in zip(names, staged, taken, strict=True):
+            seed = self._seeds[name] + _SECOND_DRAW
+            kernels.integer_backend(residual, part).accumulate_rounded(residual, residual, part, 1.0, seed)
 
     def waits(self, name: str = "") -> bool:
         """Whether anything waits for parameter `name`, or for any."""
@@ -107,12 +109,12 @@ class _Sum(Signal):
     """residual + scale · gradient, into `out`."""
 
     def __init__(self, out: Tensor, residual: Tensor, gradient: Tensor, scale: float) -> None:
-        self._out, self._inputs, self._pending = out, (residual, gradient, scale), True
+        self._out, self._inputs = out, (residual, gradient, scale)
         self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
 
     def tensor(self) -> Tensor:
-        if self._pending:
-            self._pending = False
+        if not self.computed:
+            self.computed = True
             kernels.backend(self._out, self._inputs[0]).accumulate(self._out, *self._inputs)
         return self._out
 
@@ -121,23 +123,23 @@ class _Sum(Signal):
         return residual[offset::stride].add(gradient[offset::stride], alpha=scale)
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
-        self._pending = False
+        self.computed = True
         kernel = kernels.backend(self._out, self._inputs[0])  # gradients of 16 bits are widened on the way
         return kernel.accumulate_select(self._out, *self._inputs, threshold, capacity)
 
 
 @final
 class _RoundedSum(Signal):
-    """The same in bfloat16, rounded by lot."""
+    """The same in bfloat16, rounded stochastically."""
 
     def __init__(self, out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> None:
-        self._arguments, self._pending = (out, residual, gradient, scale, seed), True
+        self._arguments = (out, residual, gradient, scale, seed)
         self._kernel = kernels.integer_backend(out, residual, gradient)
         self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
 
     def tensor(self) -> Tensor:
-        if self._pending:
-            self._pending = False
+        if not self.computed:
+            self.computed = True
             self._kernel.accumulate_rounded(*self._arguments)
         return self._arguments[0]
 
@@ -146,5 +148,5 @@ class _RoundedSum(Signal):
         return residual[offset::stride].float().add_(gradient[offset::stride], alpha=scale)
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
-        self._pending = False
+        self.computed = True
         return self._kernel.accumulate_rounded_select(*self._arguments, threshold, capacity)

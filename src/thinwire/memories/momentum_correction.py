@@ -1,7 +1,7 @@
 """Momentum correction with factor masking (Deep Gradient Compression, Lin et al. 2018, §3)."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, final
 
@@ -60,12 +60,13 @@ class MomentumCorrection(Memory):
             out, velocity_out, residual, velocity, gradient, scale, momentum=self.momentum, nesterov=self.nesterov
         )
 
-    def retain(self, name: str, delivered: Payload) -> None:
+    def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered, and stop its momentum unless that was everything."""
-        residual = self._residual.staged(name)
-        delivered.subtract_from(residual)
-        if self.masking and not _took_all(delivered, residual):
-            delivered.mask(self._velocity.staged(name))
+        residuals = [self._residual.staged(name) for name in names]
+        delivered.subtract_from(residuals)
+        if self.masking:
+            went = map(_all_went, delivered.counts(), residuals)
+            delivered.mask([None if all_ else self._velocity.staged(n) for n, all_ in zip(names, went, strict=True)])
 
     def _more(self, name: str, gradient: Tensor, scale: float, momentum: float) -> Signal:
         """Add another part of a step's gradient: u ← u + g;  v ← v + g, or v + (1 + m)·g."""
@@ -110,8 +111,8 @@ class MomentumCorrection(Memory):
         return limit / norm if math.isfinite(norm) and norm > limit else 1.0
 
 
-def _took_all(delivered: Payload, residual: Tensor) -> bool:
-    return delivered.values.numel() >= residual.numel() and not bool(residual.any())
+def _all_went(count: int, residual: Tensor) -> bool:
+    return count >= residual.numel() and not bool(residual.any())
 
 
 @final
@@ -132,12 +133,11 @@ class _MomentumSum(Signal):
     ) -> None:
         self._tensors = (out, velocity_out, residual, velocity, gradient)
         self._factors = (scale, momentum, nesterov)
-        self._pending = True
         self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
 
     def tensor(self) -> Tensor:
-        if self._pending:
-            self._pending = False
+        if not self.computed:
+            self.computed = True
             kernels.backend(*self._tensors[:-1]).accumulate_momentum(*self._tensors, *self._factors)
         return self._tensors[0]
 
@@ -148,6 +148,6 @@ class _MomentumSum(Signal):
         return residual.add(velocity, alpha=on_velocity).add_(gradient, alpha=on_gradient)
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
-        self._pending = False
+        self.computed = True
         kernel = kernels.backend(*self._tensors[:-1])  # gradients of 16 bits are widened on the way
         return kernel.accumulate_momentum_select(*self._tensors, *self._factors, threshold, capacity)

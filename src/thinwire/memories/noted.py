@@ -54,9 +54,9 @@ class Noted(Memory):
         """Return the note on parameter `name`."""
         return _Note(self._committed, self._staged, name)
 
-    def retain(self, name: str, delivered: Payload) -> None:
+    def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Hand on."""
-        self.memory.retain(name, delivered)
+        self.memory.retain(names, delivered)
 
     def commit(self, names: Collection[str] | None = None) -> None:
         """Keep what was staged."""

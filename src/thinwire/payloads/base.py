@@ -31,6 +31,10 @@ class Payload(ABC):
         """Length of `to_buffer()` in bytes, header included."""
 
     @abstractmethod
+    def counts(self) -> Sequence[int]:
+        """Return how many values travel for each span."""
+
+    @abstractmethod
     def with_values(self, values: Tensor) -> Self:
         """Return the same payload with other values of the same shape."""
 
@@ -50,12 +54,15 @@ class Payload(ABC):
         """Overwrite the spans of the flat tensor `out` (numel elements) with this vector."""
 
     @abstractmethod
-    def subtract_from(self, x: Tensor) -> None:
-        """Subtract this vector from the flat tensor `x` in place."""
+    def subtract_from(self, parts: Sequence[Tensor]) -> None:
+        """Subtract this vector, span by span, in place: `parts` has a flat tensor for each span."""
 
     @abstractmethod
-    def mask(self, x: Tensor) -> None:
-        """Set `x` to zero where this payload picked out single elements; a payload of everything masks nothing."""
+    def mask(self, parts: Sequence[Tensor | None]) -> None:
+        """Set each span's part to zero where this payload picked out single elements; None is left out.
+
+        A payload of everything masks nothing.
+        """
 
     @abstractmethod
     def is_finite(self, out: Tensor) -> bool:
@@ -65,10 +72,6 @@ class Payload(ABC):
     @abstractmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
         """Place vectors side by side, part i at offsets[i], in a space of `numel` elements."""
-
-    @abstractmethod
-    def split(self) -> list[Self]:
-        """Undo `assemble`: one payload per span, its offsets counted from 0."""
 
     @classmethod
     @abstractmethod

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Self, final
 
@@ -13,7 +14,8 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, wire
 from thinwire.payloads.base import Spans
-from thinwire.payloads.block_rows import BlockRows
+from thinwire.payloads.keyed import Keyed
+from thinwire.payloads.sparse import Sparse
 
 _SHAPE = struct.Struct("<II")
 _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
@@ -21,7 +23,7 @@ _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Blocks(BlockRows):
+class Blocks(Keyed):
     """Block `keys[i]` (int32) holds values[i·width : (i+1)·width]; blocks that are not named are zero.
 
     Every span is cut into blocks of `width` elements, the last one filled up with zeros, and the blocks of all spans
@@ -44,10 +46,43 @@ class Blocks(BlockRows):
         object.__setattr__(self, "runs", self.runs or (self.keys.numel(),))
 
     @property
+    def summable(self) -> bool:
+        """Never: which blocks travel differs by rank."""
+        return False
+
+    @property
+    def rows(self) -> Tensor:
+        """The blocks, of shape (blocks, width)."""
+        return self.values.view(-1, self.width)
+
+    @property
+    def key_space(self) -> int:
+        """How many blocks there are."""
+        return self._edges[-1]
+
+    @property
+    def most_rows(self) -> int:
+        """How many blocks there are."""
+        return self.key_space
+
+    def every_key(self) -> Tensor:
+        """Return the numbers of all blocks."""
+        return torch.arange(self.key_space, dtype=torch.int32, device=self.keys.device)
+
+    def span_counts(self) -> list[int]:
+        """Return how many blocks lie in each span; keys must ascend."""
+        edges = torch.tensor(self._edges, dtype=torch.int32, device=self.keys.device)
+        return torch.searchsorted(self.keys, edges).diff().tolist()
+
+    @property
     def nbytes(self) -> int:
         """Length of `to_buffer()` in bytes."""
         named = self.named_nbytes(self.keys.numel())
         return wire.HEADER_BYTES + _SHAPE.size + numbers.nbytes(self.values, self.coded) + named
+
+    def counts(self) -> list[int]:
+        """Return how many values travel for each span; keys must ascend."""
+        return [count * self.width for count in self.span_counts()]
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same blocks with other values."""
@@ -100,6 +135,29 @@ class Blocks(BlockRows):
         values = numbers.read(body, self.values, self.coded).view(-1)
         return replace(self, keys=keys, values=values, runs=self.runs * rows.shape[0], coded=None)
 
+    def elements(self) -> Sparse:
+        """Return the same vector element by element."""
+        places, inside = self._places()
+        runs, values = tuple(run * self.width for run in self.runs), torch.where(inside, self.values, 0)
+        ascending = len(self.runs) == 1
+        return Sparse(indices=places, values=values, numel=self.numel, spans=self.spans, runs=runs, ascending=ascending)
+
+    def write(self, out: Tensor) -> None:
+        """Set the spans of `out` to zero and add the blocks."""
+        self.elements().write(out)
+
+    def subtract_from(self, parts: Sequence[Tensor]) -> None:
+        """Subtract the blocks of each span from its part."""
+        self._elements_by_span().subtract_from(parts)
+
+    def mask(self, parts: Sequence[Tensor | None]) -> None:
+        """Set each part to zero at every element sent of its span that is not 0."""
+        self._elements_by_span().mask(parts)
+
+    def is_finite(self, out: Tensor) -> bool:
+        """Whether `out` is finite in every block."""
+        return self.elements().is_finite(out)
+
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
         """Place vectors side by side."""
@@ -113,15 +171,6 @@ class Blocks(BlockRows):
             coded=numbers.joined([part.coded for part in parts]),
         )
 
-    def split(self) -> list[Self]:
-        """Return one payload per span."""
-        counts = self.span_counts()
-        parts = zip(self.spans, self._edges, self.keys.split(counts), self.rows.split(counts), strict=False)
-        return [
-            replace(self, keys=keys - edge, values=rows.reshape(-1), numel=length, spans=(), runs=(), coded=None)
-            for (_, length), edge, keys, rows in parts
-        ]
-
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of payloads over the same space: the blocks of all of them."""
@@ -133,7 +182,29 @@ class Blocks(BlockRows):
             coded=None,
         )
 
-    @property
+    @cached_property
+    def _edges(self) -> tuple[int, ...]:
+        """The number of the first block of each span, and of all blocks."""
+        return tuple(accumulate((-(-length // self.width) for _, length in self.spans), initial=0))
+
+    def _elements_by_span(self) -> Sparse:
+        elements = self.elements()
+        return elements if len(self.spans) == 1 else replace(elements, runs=tuple(self.counts()))
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Return the indices (int32) of the blocks' elements, and whether each is one, or fills up a last block.
+
+        What fills up lies at the span's last element, as padding.
+        """
+        device = self.keys.device
+        starts, regions = (torch.tensor(x, device=device, dtype=torch.int32) for x in (self._edges, self.spans))
+        span = torch.searchsorted(starts, self.keys, right=True) - 1
+        first = (self.keys - starts[span]) * self.width
+        within = first[:, None] + torch.arange(self.width, device=device, dtype=torch.int32)
+        last = regions[span, 1, None] - 1
+        return (within.minimum(last) + regions[span, 0, None]).view(-1), (within <= last).view(-1)
+
+    @cached_property
     def _coding(self) -> int:
         return indices.shortest(self.keys.numel(), self.key_space, _CODINGS)
 

@@ -45,6 +45,10 @@ class Dense(Payload):
         """Length of `to_buffer()` in bytes."""
         return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded)
 
+    def counts(self) -> list[int]:
+        """Return the lengths of the spans."""
+        return [length for _, length in self.spans]
+
     def with_values(self, values: Tensor) -> Self:
         """Return the same payload with other values."""
         return replace(self, values=values, coded=None)
@@ -72,17 +76,17 @@ class Dense(Payload):
 
     def write(self, out: Tensor) -> None:
         """Overwrite the spans of `out`."""
-        for (offset, length), part in zip(self.spans, self._parts(), strict=True):
+        for (offset, length), part in zip(self.spans, self._values(), strict=True):
             region = out[offset : offset + length]
             if region.data_ptr() != part.data_ptr():
                 region.copy_(part)
 
-    def subtract_from(self, x: Tensor) -> None:
-        """Subtract the values from the spans of `x`."""
-        for (offset, length), part in zip(self.spans, self._parts(), strict=True):
-            x[offset : offset + length].sub_(part)
+    def subtract_from(self, parts: Sequence[Tensor]) -> None:
+        """Subtract the values of each span from its part."""
+        for part, values in zip(parts, self._values(), strict=True):
+            part.sub_(values)
 
-    def mask(self, x: Tensor) -> None:
+    def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Do nothing: no element was picked out."""
 
     def is_finite(self, out: Tensor) -> bool:
@@ -96,18 +100,14 @@ class Dense(Payload):
         values = parts[0].values if len(parts) == 1 else torch.cat([part.values for part in parts])
         return cls(values=values, numel=numel, spans=spans, coded=numbers.joined([part.coded for part in parts]))
 
-    def split(self) -> list[Self]:
-        """Return one payload per span."""
-        return [type(self)(values=part) for part in self._parts()]
-
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of payloads over the same spans."""
         stacked = torch.stack([p.values for p in payloads])
         return payloads[0].with_values(kernels.backend(stacked).row_sums(stacked))
 
-    def _parts(self) -> tuple[Tensor, ...]:
-        return self.values.split([length for _, length in self.spans])
+    def _values(self) -> tuple[Tensor, ...]:
+        return self.values.split(self.counts())
 
     def _header(self) -> Tensor:
         count = self.values.numel()

@@ -47,6 +47,10 @@ class Sketch(Payload):
         """Length of `to_buffer()` in bytes."""
         return wire.HEADER_BYTES + wire.padded(self.values.nbytes)
 
+    def counts(self) -> list[int]:
+        """Return the sizes of the tables."""
+        return [table.rows * table.buckets for table in self.tables]
+
     def with_values(self, values: Tensor) -> Self:
         """Return a sketch of the same shape and hashes with other tables."""
         return replace(self, values=values)
@@ -66,12 +70,12 @@ class Sketch(Payload):
         for (offset, length), estimate in zip(self.spans, self._estimates(), strict=True):
             out[offset : offset + length].copy_(estimate)
 
-    def subtract_from(self, x: Tensor) -> None:
-        """Subtract the estimates from the spans of `x`."""
-        for (offset, length), estimate in zip(self.spans, self._estimates(), strict=True):
-            x[offset : offset + length].sub_(estimate)
+    def subtract_from(self, parts: Sequence[Tensor]) -> None:
+        """Subtract each span's estimate from its part."""
+        for part, estimate in zip(parts, self._estimates(), strict=True):
+            part.sub_(estimate)
 
-    def mask(self, x: Tensor) -> None:
+    def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Do nothing: no element was picked out."""
 
     def is_finite(self, out: Tensor) -> bool:
@@ -88,14 +92,6 @@ class Sketch(Payload):
             spans=tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True)),
         )
 
-    def split(self) -> list[Self]:
-        """Return one payload per span."""
-        parts = zip(self.spans, self.tables, self._values(), strict=True)
-        return [
-            replace(self, values=values, tables=(table,), numel=length, spans=())
-            for (_, length), table, values in parts
-        ]
-
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of sketches with the same hashes."""
@@ -103,7 +99,7 @@ class Sketch(Payload):
         return payloads[0].with_values(kernels.backend(stacked).row_sums(stacked))
 
     def _values(self) -> tuple[Tensor, ...]:
-        return self.values.split([table.rows * table.buckets for table in self.tables])
+        return self.values.split(self.counts())
 
     def _estimates(self) -> list[Tensor]:
         parts = zip(self.spans, self.tables, self._values(), strict=True)

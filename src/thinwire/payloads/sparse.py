@@ -1,31 +1,33 @@
 """Single elements by index."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
-from thinwire.payloads import indices, numbers, slots, spans, wire
+from thinwire.payloads import indices, numbers, slots, wire
 from thinwire.payloads.base import Spans
-from thinwire.payloads.elements import Elements
-from thinwire.payloads.names import CODINGS, Names
+from thinwire.payloads.keyed import Keyed
+from thinwire.payloads.layout import CODINGS, Layout
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sparse(Elements):
+class Sparse(Keyed):
     """Values at int32 `indices`; elements of the spans that are not named are zero.
 
     `runs` are the lengths of stretches within which no index occurs twice, except as padding with value 0: one for each
     span, unless it is a sum of several payloads. How indices travel depends on their order, which is a property of
-    where they come from, never of the data: `ascending` over all runs; in slot order, where `seeds` has a seed for each
-    span (element p of a run of m lies in slot p of `kernels.slot_of` for m slots; an empty slot holds the span's last
-    index with value 0); or any. `agreed` says that every rank holds these very indices, so that values alone need to
-    travel. With `coded`, codes travel, and `values` are what they stand for.
+    where they come from, never of the data: `ascending` within each run; in slot order, where `seeds` has a seed for
+    each span (element p of a run of m lies in slot p of `kernels.slot_of` for m slots; an empty slot holds the span's
+    last index with value 0); or any. `agreed` says that every rank holds these very indices, so that values alone need
+    to travel. With `coded`, codes travel, and `values` are what they stand for.
     """
 
     indices: Tensor
@@ -48,10 +50,53 @@ class Sparse(Elements):
         if self.seeds and not len(self.seeds) == len(self.spans) == len(self.runs):
             raise PayloadError(f"{len(self.seeds)} seeds for {len(self.spans)} spans and {len(self.runs)} runs")
 
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the elements lie, in which order, and how their indices travel."""
+        return Layout.of(self.spans, self.runs, self.numel, ascending=self.ascending, seeds=self.seeds)
+
+    @property
+    def summable(self) -> bool:
+        """Whether all ranks agreed on the indices beforehand, and values travel as such."""
+        return self.agreed and self.coded is None
+
     @property
     def nbytes(self) -> int:
         """Length of `to_buffer()` in bytes."""
-        return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded) + self._names.nbytes
+        return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded) + self.layout.nbytes
+
+    @property
+    def keys(self) -> Tensor:  # type: ignore[override]  # a table of one column
+        """The indices."""
+        return self.indices
+
+    @property
+    def rows(self) -> Tensor:
+        """The values, one to a row."""
+        return self.values[:, None]
+
+    @property
+    def key_space(self) -> int:
+        """One row for each element."""
+        return self.numel
+
+    @property
+    def most_rows(self) -> int:
+        """How many elements the spans have."""
+        return sum(length for _, length in self.spans)
+
+    def every_key(self) -> Tensor:
+        """Return all indices within the spans."""
+        device = self.values.device
+        return torch.cat([torch.arange(o, o + n, dtype=torch.int32, device=device) for o, n in self.spans])
+
+    def span_counts(self) -> list[int]:
+        """Return how many elements lie in each span."""
+        return list(self.runs)
+
+    def counts(self) -> tuple[int, ...]:
+        """Return how many elements lie in each span."""
+        return self.runs
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same indices with other values."""
@@ -59,30 +104,25 @@ class Sparse(Elements):
 
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
         """Return other elements of the same vector; those outside the spans are left out."""
-        order, runs = spans.by_span(keys, self.spans)
+        order, runs = self.layout.by_span(keys)
         chosen, values = keys.index_select(0, order), rows.view(-1).index_select(0, order)
         return self._plain(chosen, values, runs, ascending=True)
 
     def filled(self, count: int) -> Self:
         """Return this with padding up to `count` elements: the last index of all spans, with value 0."""
-        missing, last = count - self.values.numel(), spans.last_filled(self.spans)
-        index = self.indices.new_full((missing,), max(0, sum(self.spans[last]) - 1))
-        place = max(0, len(self.runs) - len(self.spans) + last)
-        runs = (*self.runs[:place], self.runs[place] + missing, *self.runs[place + 1 :])
+        missing = count - self.values.numel()
+        index, runs = self.layout.padded(missing)
+        found = torch.cat([self.indices, self.indices.new_full((missing,), index)])
         values = torch.cat([self.values, self.values.new_zeros(missing)])
-        return self._plain(torch.cat([self.indices, index]), values, runs, ascending=self._ascends)
+        return self._plain(found, values, runs, ascending=self.layout.ascends)
 
     def named_nbytes(self, count: int) -> int:
         """Return how many bytes name `count` elements, ascending if the spans do."""
-        if not spans.in_order(self.spans):
-            return Names(wire.NUMBERS, self.spans, (count,), self.numel).nbytes
-        return Names.ascending(self.spans, (count,), self.numel).nbytes
+        return Layout.of(self.spans, (count,), self.numel, ascending=True, seeds=()).nbytes
 
     def to_buffer(self) -> Tensor:
         """Return header, values and indices as uint8. Raises PayloadError where indices are not in their order."""
-        if self._ascends and indices.is_cheap_to_check(self.indices):
-            indices.check_ascending(self.indices, strictly=False)
-        named = self._names.section(self.indices, self.seeds)
+        named = self.layout.section(self.indices, self.seeds)
         return wire.pack(self._header(), *numbers.sections(self.values, self.coded), named)
 
     @classmethod
@@ -93,11 +133,11 @@ class Sparse(Elements):
         wire.check_coding(head.coding, CODINGS)
         if not head.count <= head.numel <= indices.LARGEST_SPACE:
             raise PayloadError(f"{head.count} of {head.numel} elements; expected at most all, of at most 2³¹ - 1")
-        names = Names(head.coding, ((0, head.numel),), (head.count,), head.numel)
+        layout = Layout(((0, head.numel),), (head.count,), head.numel, head.coding)
         size = wire.padded(head.count * dtype.itemsize)
-        wire.check_length(buffer, wire.HEADER_BYTES + size + names.nbytes)
+        wire.check_length(buffer, wire.HEADER_BYTES + size + layout.nbytes)
         return cls(
-            indices=names.read(body[:, size:])[0],
+            indices=layout.read(body[:, size:])[0],
             values=numbers.plain(body, head.count, dtype)[0],
             numel=head.numel,
             ascending=head.coding == wire.ELIAS_FANO,
@@ -108,13 +148,29 @@ class Sparse(Elements):
         """Return the sum over ranks of buffers like this payload's: their elements one after the other."""
         wire.check_rows(rows, self._header(), self.nbytes)
         body = rows[:, wire.HEADER_BYTES :]
-        found = self._names.read(body[:, numbers.nbytes(self.values, self.coded) :])
-        if self._ascends and self._names.coding == wire.NUMBERS:
-            indices.check_ascending(found, strictly=False)
-        spans.check_inside(found, self.spans, self.numel, ascending=self._ascends)
+        found = self.layout.read(body[:, numbers.nbytes(self.values, self.coded) :])
         values = numbers.read(body, self.values, self.coded).view(-1)
-        runs, ascending = self.runs * rows.shape[0], self._ascends and rows.shape[0] == 1
+        runs, ascending = self.runs * rows.shape[0], self.layout.ascends and rows.shape[0] == 1
         return self._plain(found.view(-1), values, runs, ascending=ascending)
+
+    def write(self, out: Tensor) -> None:
+        """Set the spans of `out` to zero and add the values."""
+        kernels.backend(out).scatter(out, self.spans, self.indices, self.values, self.runs)
+
+    def subtract_from(self, parts: Sequence[Tensor]) -> None:
+        """Subtract the values of each span from its part."""
+        for part, (found, values, runs) in zip(parts, self._by_span(), strict=True):
+            kernels.backend(part).scatter_add(part, found, values, runs, -1.0)
+
+    def mask(self, parts: Sequence[Tensor | None]) -> None:
+        """Set each part to zero at every index of its span that carries a value other than 0."""
+        for part, (found, values, _) in zip(parts, self._by_span(), strict=True):
+            if part is not None:
+                kernels.backend(part).mask(part, found, values)
+
+    def is_finite(self, out: Tensor) -> bool:
+        """Whether `out` is finite at every index."""
+        return bool(out.index_select(0, self.indices).isfinite().all())
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
@@ -125,40 +181,27 @@ class Sparse(Elements):
             numel=numel,
             spans=tuple((offset, part.numel) for part, offset in zip(parts, offsets, strict=True)),
             runs=tuple(part.values.numel() for part in parts),
-            ascending=all(part._ascends for part in parts),
+            ascending=all(part.layout.ascends for part in parts),
             seeds=sum((part.seeds for part in parts), ()) if all(part.seeds for part in parts) else (),
             agreed=all(part.agreed for part in parts),
             coded=numbers.joined([part.coded for part in parts]),
         )
-
-    def split(self) -> list[Self]:
-        """Return one payload per span."""
-        parts = zip(self.spans, self.indices.split(self.runs), self.values.split(self.runs), strict=True)
-        seeds: list[tuple[int, ...]] = [(seed,) for seed in self.seeds] or [()] * len(self.spans)
-        return [
-            replace(self, indices=i - at, values=v, numel=n, spans=(), runs=(), seeds=seed, coded=None)
-            for ((at, n), i, v), seed in zip(parts, seeds, strict=True)
-        ]
 
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of payloads over the same space: the elements of all of them."""
         found, values = (torch.cat(list(part)) for part in zip(*((p.indices, p.values) for p in payloads), strict=True))
         runs = tuple(run for p in payloads for run in p.runs)
-        return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0]._ascends)
+        return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0].layout.ascends)
 
-    @property
-    def _ascends(self) -> bool:
-        """Whether indices travel as ascending ones."""
-        return self.ascending and not self.seeds and spans.in_order(self.spans)
-
-    @property
-    def _names(self) -> Names:
-        if self.seeds:
-            return Names.in_slots(self.spans, self.runs, self.numel)
-        if self._ascends:
-            return Names.ascending(self.spans, self.runs, self.numel)
-        return Names(wire.NUMBERS, self.spans, self.runs, self.numel)
+    def _by_span(self) -> Iterator[tuple[Tensor, Tensor, tuple[int, ...]]]:
+        """Yield indices, counted from the span's first element, values and runs of each span."""
+        if self.spans == ((0, self.numel),):
+            yield self.indices, self.values, self.runs
+            return
+        parts = zip(self.spans, self.indices.split(self.runs), self.values.split(self.runs), strict=True)
+        for (offset, _), found, values in parts:
+            yield found - offset, values, (values.numel(),)
 
     def _plain(self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool) -> Self:
         """Return other elements, in no slots, agreed by nobody, as plain values."""
@@ -167,5 +210,5 @@ class Sparse(Elements):
         )
 
     def _header(self) -> Tensor:
-        count, coding = self.values.numel(), self._names.coding
+        count, coding = self.values.numel(), self.layout.coding
         return numbers.header(wire.SPARSE, self.values, self.coded, count, self.numel, coding)

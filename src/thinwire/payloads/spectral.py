@@ -42,6 +42,10 @@ class Spectral(Payload):
         """Length of `to_buffer()` in bytes."""
         return wire.HEADER_BYTES + self.coefficients.nbytes
 
+    def counts(self) -> list[int]:
+        """Return how many numbers travel for each span, two for a frequency."""
+        return self.coefficients.counts()
+
     def with_values(self, values: Tensor) -> Self:
         """Return the same frequencies with other values."""
         return replace(self, coefficients=self.coefficients.with_values(values))
@@ -77,12 +81,12 @@ class Spectral(Payload):
         for (offset, length), x in zip(self.spans, self._inverse(), strict=True):
             out[offset : offset + length].copy_(x)
 
-    def subtract_from(self, x: Tensor) -> None:
-        """Subtract the inverse transform from the spans of `x`."""
-        for (offset, length), part in zip(self.spans, self._inverse(), strict=True):
-            x[offset : offset + length].sub_(part)
+    def subtract_from(self, parts: Sequence[Tensor]) -> None:
+        """Subtract the inverse transform of each span from its part."""
+        for part, x in zip(parts, self._inverse(), strict=True):
+            part.sub_(x)
 
-    def mask(self, x: Tensor) -> None:
+    def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Do nothing: no element was picked out."""
 
     def is_finite(self, out: Tensor) -> bool:
@@ -97,11 +101,6 @@ class Spectral(Payload):
         spectrum = Blocks.assemble([part.coefficients for part in parts], starts[:-1], starts[-1])
         spans = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
         return cls(coefficients=spectrum, block=parts[0].block, numel=numel, spans=spans)
-
-    def split(self) -> list[Self]:
-        """Return one payload per span."""
-        parts = zip(self.spans, self.coefficients.split(), strict=True)
-        return [replace(self, coefficients=part, numel=length, spans=()) for (_, length), part in parts]
 
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:

@@ -13,13 +13,15 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Format
 from thinwire.payloads import numbers, wire
-from thinwire.payloads.cut import LEAST_BITS, cut, widened
 from thinwire.payloads.dense import Dense
-from thinwire.payloads.names import Names
+from thinwire.payloads.layout import Layout
 from thinwire.payloads.numbers import Narrow
 from thinwire.payloads.sparse import Sparse
 
 _WORD = 4
+LEAST_BITS = 12
+"""Sign, 8 bits of exponent and 3 of mantissa."""
+_QUIET_NAN = 0x7FC00000
 
 
 @final
@@ -45,18 +47,18 @@ class Words:
     def length(self) -> int:
         """How many words there are."""
         gradient = -(-self.count * LEAST_BITS // 8)
-        return -(-max(self._values_nbytes + self._names_nbytes, gradient) // _WORD)
+        return -(-max(self._values_nbytes + self._indices_nbytes, gradient) // _WORD)
 
     @property
     def gradient_bits(self) -> int:
-        """How many bits an element of the gradient travels in: its own, or those of a cut float32."""
+        """How many bits an element of the gradient travels in: its own, or those of a shortened float32."""
         room, own = 8 * _WORD * self.length // max(1, self.count), 8 * self.dtype.itemsize
         return own if room >= own or not self.count else min(32, room)
 
     def write(self, payload: Sparse | Dense) -> Tensor:
         """Return the words (length) of a payload in this layout."""
         sections = numbers.sections(payload.values, payload.coded)
-        named = [self._names.section(payload.indices, ())] if isinstance(payload, Sparse) else []
+        named = [self._layout.section(payload.indices, ())] if isinstance(payload, Sparse) else []
         return self._laid(*sections, *named)
 
     def read(self, words: Tensor) -> Sparse | Dense:
@@ -73,7 +75,7 @@ class Words:
     def write_gradient(self, values: Tensor) -> Tensor:
         """Return the words (length) for the gradient's elements (count)."""
         bits = self.gradient_bits
-        return self._laid(values if bits == 8 * self.dtype.itemsize else cut(values, bits))
+        return self._laid(values if bits == 8 * self.dtype.itemsize else shortened(values, bits))
 
     def read_gradient(self, words: Tensor) -> Tensor:
         """Return the gradient's elements (count). Raises PayloadError as `read` does."""
@@ -108,20 +110,20 @@ class Words:
         return form.decode(codes, data[:scales].view(torch.float32)).to(self.dtype)
 
     def _indices(self, data: Tensor) -> Tensor:
-        if self._names.coding == wire.NUMBERS:
+        if self._layout.coding == wire.NUMBERS:
             found = data[: 4 * self.count].view(torch.int32)
         else:
-            data = data[: self._names_nbytes].contiguous()
+            data = data[: self._indices_nbytes].contiguous()
             found = kernels.integer_backend(data).elias_fano_decode(data, self.count, self.numel)
         return found.clamp(0, self.numel - 1)
 
     @property
-    def _names(self) -> Names:
-        return Names.ascending(((0, self.numel),), (self.count,), self.numel)
+    def _layout(self) -> Layout:
+        return Layout.of(((0, self.numel),), (self.count,), self.numel, ascending=True, seeds=())
 
     @property
-    def _names_nbytes(self) -> int:
-        return 0 if self.named is None else self._names.nbytes
+    def _indices_nbytes(self) -> int:
+        return 0 if self.named is None else self._layout.nbytes
 
     @property
     def _values_nbytes(self) -> int:
@@ -129,3 +131,25 @@ class Words:
             return wire.padded(self.count * (self.values or self.dtype).itemsize)
         scales, codes = 4 * self.values.scale_count(self.count), -(-self.count * self.values.bits // 8)
         return wire.padded(scales) + wire.padded(codes)
+
+
+def shortened(x: Tensor, bits: int) -> Tensor:
+    """Return the first `bits` (12 to 32) of each float32, rounded to nearest and even: uint8, packed.
+
+    Beyond the largest number values become infinite; NaN stays NaN.
+    """
+    patterns = x.to(torch.float32).contiguous().view(torch.int32)
+    if bits == 32:
+        return patterns.view(torch.uint8)
+    rest = 32 - bits
+    half = (1 << (rest - 1)) - 1 + ((patterns >> rest) & 1)
+    codes = torch.where(x.isnan(), _QUIET_NAN, patterns + half) >> rest
+    return kernels.integer_backend(codes).pack_bits(codes, bits)
+
+
+def widened(data: Tensor, count: int, bits: int) -> Tensor:
+    """Return float32 (count) from what `shortened` packed into uint8 `data`, which may go on after it."""
+    if bits == 32:
+        return data[: 4 * count].view(torch.float32)
+    codes = kernels.integer_backend(data).unpack_bits(data, count, bits, torch.int32)
+    return (codes << (32 - bits)).view(torch.float32)

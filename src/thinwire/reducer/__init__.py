@@ -2,11 +2,9 @@
 
 from thinwire.reducer.base import Bucket, Reducer, Round, Slot
 from thinwire.reducer.compressed import Compressed
-from thinwire.reducer.per_tensor import PerTensor
 from thinwire.reducer.power_sgd import PowerSGD
-from thinwire.reducer.released import Released
 from thinwire.reducer.rows import WithRows
-from thinwire.reducer.wrappers import MinimumSize, WarmUp
+from thinwire.reducer.wrappers import MinimumSize, PerTensor, Released, WarmUp
 
 __all__ = [
     "Bucket",

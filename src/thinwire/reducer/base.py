@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast, final
 
 from torch import Tensor
-from torch.futures import Future
+from torch.futures import Future, collect_all
 
 from thinwire import trace
 from thinwire.collectives import Group, all_reduce
@@ -109,3 +109,17 @@ class Reducer(ABC):
 def _first(done: "Future[Any]") -> Tensor:
     (mean,) = done.value()  # raises what the collective raised
     return cast(Tensor, mean.detach())  # what was lent goes back
+
+
+def completed(finite: bool) -> "Future[bool]":
+    """Return a future that is done."""
+    future: Future[bool] = Future()
+    future.set_result(finite)
+    return future
+
+
+def all_true(futures: "Sequence[Future[bool]]") -> "Future[bool]":
+    """Return a future for whether all hold True; it raises what any of them raised."""
+    if len(futures) == 1:
+        return futures[0]
+    return collect_all(list(futures)).then(lambda done: all(future.value() for future in done.value()))

@@ -14,8 +14,7 @@ from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
-from thinwire.reducer.base import Bucket, Reducer, Round, Slot
-from thinwire.reducer.futures import completed
+from thinwire.reducer.base import Bucket, Reducer, Round, Slot, completed
 
 
 @final
@@ -33,7 +32,7 @@ class Compressed(Reducer):
         for x in samples:
             memory, codec = self.memory.blank(), self.codec.at(0)
             payload = codec.encode_signal(memory.compensate("", x.clone(), 1.0))
-            memory.retain("", payload)
+            memory.retain([""], payload)
             payload.from_rows(payload.to_buffer()[None]).write(torch.empty_like(x))
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
@@ -65,14 +64,15 @@ class Compressed(Reducer):
             signal = self.memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name, shared=False))
             signal.share = at.scale if self.memory.stateful else None
             parts.append(codec.encode_signal(signal, seed=at.seed(slot.name, shared=codec.shared_seed)))
+            if not signal.computed:  # what is retained would be taken out of unwritten memory
+                raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")
         return type(parts[0]).assemble(parts, [slot.offset for slot in bucket.slots], bucket.flat.numel())
 
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
         trace.count("sent_bytes", exchanged.sent_bytes)
         with trace.span("decode"):
             if self.memory.stateful:  # before the total takes the place of gradients that payloads may be views of
-                for slot, delivered in zip(bucket.slots, exchanged.delivered.split(), strict=True):
-                    self.memory.retain(slot.name, delivered)
+                self.memory.retain([slot.name for slot in bucket.slots], exchanged.delivered)
             exchanged.total.write(bucket.flat)
             if not watch or exchanged.total.is_finite(bucket.flat):
                 return True
@@ -95,5 +95,5 @@ class Compressed(Reducer):
             part = wide[slot.offset : slot.offset + slot.length]
             gradient.copy_(fitted(part, gradient.dtype))
             rest = Dense(values=(gradient - part).mul_(scale))
-            self.memory.retain(slot.name, rest)
+            self.memory.retain([slot.name], rest)
         return True

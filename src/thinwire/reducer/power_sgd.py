@@ -14,8 +14,7 @@ from thinwire.collectives import Group, communication_thread
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.memories import Memory, Noted
 from thinwire.payloads import Dense, Payload, fitted
-from thinwire.reducer.base import Bucket, Reducer, Round, Slot
-from thinwire.reducer.futures import all_true, completed
+from thinwire.reducer.base import Bucket, Reducer, Round, Slot, all_true, completed
 from thinwire.signals import Plain
 
 
@@ -26,7 +25,7 @@ class PowerSGD(Reducer):
 
     M is a parameter's vector as a matrix of its first dimension by all others; Q is kept from step to step in the
     memory's note. Parameters for which the two factors are not smaller go to `small`. `codec` and `exchange` say how
-    factors travel. Both rounds run on a lane, so that any number of buckets may be under way.
+    factors travel. Both rounds run on the communication thread, so any number of buckets may be under way.
     """
 
     rank: int
@@ -40,7 +39,7 @@ class PowerSGD(Reducer):
             raise ValueError(f"rank is {self.rank}; expected 1 or more")
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Open the lane, and compile the kernels that decode."""
+        """Start the communication thread, and compile the kernels that decode."""
         communication_thread(group)
         self.small.prepare(group, samples)
         for x in samples:
@@ -49,7 +48,7 @@ class PowerSGD(Reducer):
             kernel.outer_sums(one, kernel.orthonormal(one), one.clone())
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        """Multiply now, exchange and decode on the lane."""
+        """Multiply now, exchange and decode on the communication thread."""
         low = [slot for slot in bucket.slots if self._pays(slot)]
         rest = bucket.only(slot for slot in bucket.slots if not self._pays(slot))
         return all_true([self._low_rank(bucket.only(low), at), self.small.reduce(rest, at)])
@@ -108,9 +107,9 @@ class PowerSGD(Reducer):
 
     def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
         rest = self._write(item, basis, factor)
-        self.memory.retain(item.name, Dense(values=(basis @ share.T).view(-1)))
+        self.memory.retain([item.name], Dense(values=(basis @ share.T).view(-1)))
         if rest is not None:  # this rank's share of it waits
-            self.memory.retain(item.name, Dense(values=rest.view(-1) * -item.scale))
+            self.memory.retain([item.name], Dense(values=rest.view(-1) * -item.scale))
         if bool(factor.any()):
             self.memory.note(item.name).write(factor.reshape(-1).clone())
 

@@ -1,7 +1,39 @@
-"""What exchanges that sum picks on the way have in common."""
+"""Exchanges of several rounds that merge rows on the way: what they have in common."""
 
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+from torch.futures import Future
+
+from thinwire.collectives import Group, communication_thread
+from thinwire.exchanges.base import Exchange, Exchanged, Transport
 from thinwire.payloads import Keyed, Payload, Sparse, wire
 from thinwire.payloads.keyed import union
+
+
+class Rounds(Exchange):
+    """An exchange of several rounds, each of which needs the one before: it runs on the communication thread."""
+
+    transport: ClassVar[Transport] = "point_to_point"
+
+    @final
+    def prepare(self, group: Group) -> None:
+        """Start the communication thread."""
+        communication_thread(group)
+
+    @final
+    def start(
+        self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
+    ) -> "Future[Exchanged]":
+        """Queue the exchange."""
+        seeds = seeds or [0] * len(payload.spans)
+        return communication_thread(group).submit(lambda own: self.run(payload, own, seeds), payload.values.device)
+
+    @abstractmethod
+    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
+        """Exchange and wait. Raises TypeError for a payload of a kind that this exchange cannot sum."""
 
 
 def table(payload: Payload, exchange: str) -> Keyed:
@@ -36,3 +68,8 @@ def message_bytes(like: Keyed, count: float) -> float:
 def complete_bytes(like: Keyed) -> int:
     """Return the length of a message of all rows of `like`."""
     return wire.HEADER_BYTES + wire.padded(like.most_rows * like.rows.shape[1] * like.rows.element_size())
+
+
+def together(nbytes: float, ranks: float, whole: float) -> float:
+    """Return the bytes of what so many ranks picked, of `whole` bytes, each its own `nbytes` of them."""
+    return ranks * nbytes if whole in (0, math.inf) else whole * (1 - max(0.0, 1 - nbytes / whole) ** ranks)
