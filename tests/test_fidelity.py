@@ -25,7 +25,7 @@ from fidelity_parts.program import analyse, parse, train, write
 from fidelity_parts.scan import by_prefix_sum
 from fidelity_parts.synthetic import synthetic
 
-from thinwire.bench.results import Quantiles, Results, Row, Split, WireBytes
+from thinwire.tools.bench.results import Quantiles, Results, Row, Split, WireBytes
 
 SLOW = {"D13", "D14", "D21", "T27", "G2", "G3"}
 

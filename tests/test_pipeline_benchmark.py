@@ -27,10 +27,11 @@ from pipeline_parts.rows import rows  # noqa: E402
 from pipeline_parts.tables import HEADINGS, TEXTS, lines, markdown  # noqa: E402
 from pipeline_parts.training import Material, Run, run  # noqa: E402
 
-from thinwire.bench.problems import BadInput, Batch, Parts, Problem  # noqa: E402
-from thinwire.bench.problems.base import classes, cross_entropy  # noqa: E402
-from thinwire.bench.problems.stages import Chain, feed  # noqa: E402
 from thinwire.pipeline import TopKBoundary  # noqa: E402
+from thinwire.tools.inputs import BadInput  # noqa: E402
+from thinwire.tools.problems import Batch, Parts, Problem  # noqa: E402
+from thinwire.tools.problems.base import classes, cross_entropy  # noqa: E402
+from thinwire.tools.problems.stages import Chain, feed  # noqa: E402
 
 PAGE = ROOT / "docs" / "measurements" / "pipeline.md"
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fidelity_parts.material import Material
-from thinwire.bench.problems import build
+from thinwire.tools.problems import build
 
 
 @dataclass(frozen=True, kw_only=True)

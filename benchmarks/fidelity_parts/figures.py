@@ -15,8 +15,8 @@ from fidelity_parts.claims_dct import deviations
 from fidelity_parts.errors import Measured
 from fidelity_parts.material import Run
 from fidelity_parts.reconstruction import RANGE, absolute_errors, distribution
-from thinwire.bench.canvas import COLOURS, DASHES, FAINT, INK, MUTED
-from thinwire.bench.results import Results, Row
+from thinwire.tools.bench.results import Results, Row
+from thinwire.tools.show.canvas import COLOURS, DASHES, FAINT, INK, MUTED
 
 MARKS = "os^Dv*PX"
 

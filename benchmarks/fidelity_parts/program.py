@@ -29,8 +29,9 @@ from fidelity_parts.methods import methods
 from fidelity_parts.recording import available, record
 from fidelity_parts.report import Report, environment
 from fidelity_parts.tuning import tuned
-from thinwire.bench.problems import Problem
-from thinwire.bench.results import Results, write_atomically
+from thinwire.tools.bench.results import Results
+from thinwire.tools.inputs import write_atomically
+from thinwire.tools.problems import Problem
 
 STEPS, QUICK_STEPS = 200, 8
 

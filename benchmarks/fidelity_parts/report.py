@@ -20,7 +20,7 @@ from rich.table import Table
 from fidelity_parts.claims import FAILS, HOLDS, OPEN, Verdict
 from fidelity_parts.errors import AT_BITS, Measured, at_equal_bytes
 from fidelity_parts.tuning import Tuned
-from thinwire.bench.page import STYLE
+from thinwire.tools.show.page import STYLE
 
 SCHEMA = "thinwire.fidelity/1"
 MORE_STYLE = (

@@ -18,7 +18,8 @@ from pipeline_parts.document import Document, Unfit
 from pipeline_parts.rows import Row, rows
 from pipeline_parts.tables import markdown, table, title
 from pipeline_parts.training import Material, run
-from thinwire.bench.problems import BadInput, Problem, build
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.problems import Problem, build
 
 STEPS = {"dlrm": 1500}
 OTHERWISE = 300

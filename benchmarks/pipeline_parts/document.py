@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_parts.training import Run
-from thinwire.bench.results import write_atomically
+from thinwire.tools.inputs import write_atomically
 
 SCHEMA = "thinwire.pipeline_accuracy/1"
 

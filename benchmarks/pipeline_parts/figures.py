@@ -16,9 +16,9 @@ from pipeline_parts.laws import shape
 from pipeline_parts.looking import DENSITIES, activations, follow
 from pipeline_parts.plots import draw
 from pipeline_parts.training import Material
-from thinwire.bench.problems import BadInput, build
-from thinwire.bench.results import write_atomically
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
+from thinwire.tools.inputs import BadInput, write_atomically
+from thinwire.tools.problems import build
 
 SCHEMA = "thinwire.pipeline_figures/1"
 DENSE = "dense"

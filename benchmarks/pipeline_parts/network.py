@@ -5,8 +5,8 @@ from copy import deepcopy
 
 from torch import Tensor, nn
 
-from thinwire.bench.problems import Batch, Problem
 from thinwire.pipeline import Boundary
+from thinwire.tools.problems import Batch, Problem
 
 INSIDE = {
     "dlrm": ("bottom.2", "bottom.4", "top.2", "top.4", "top.6"),

@@ -4,7 +4,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from thinwire.bench.canvas import COLOURS, INK, MUTED, blank, name, restrain
+from thinwire.tools.show.canvas import COLOURS, INK, MUTED, blank, name, restrain
 
 
 def draw(

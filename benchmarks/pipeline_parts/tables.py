@@ -9,7 +9,7 @@ from rich.table import Table
 from pipeline_parts.document import Document
 from pipeline_parts.rows import BASELINE, Row, rows
 from pipeline_parts.training import Run
-from thinwire.bench.units import UNKNOWN
+from thinwire.tools.show.units import UNKNOWN
 
 HEADINGS = (
     "method",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pipeline_parts.network import Make, Network
-from thinwire.bench.problems import Batch, Problem
 from thinwire.pipeline import Report
+from thinwire.tools.problems import Batch, Problem
 
 SEEN = 48
 """How many of the batches trained on the training loss is taken over, evenly spaced."""
