@@ -12,8 +12,9 @@ from thinwire.signals import Plain, Signal
 
 
 class Codec(ABC):
-    """Turns a vector into a payload. Frozen and stateless: the same vector and seed give the same payload on every rank.
+    """Turns a vector into a payload. Frozen and stateless.
 
+    The same vector and seed give the same payload on every rank.
     If the vector has a NaN or an infinity, the payload decodes to something that is not finite either.
     """
 
