@@ -1,8 +1,8 @@
-"""Errors a caller can tell apart."""
+"""The errors that callers may want to tell apart."""
 
 
 class PayloadError(ValueError):
-    """A buffer is not the payload it should be; nothing was written."""
+    """A buffer is not the payload that was expected. Nothing has been written."""
 
 
 class FingerprintError(RuntimeError):
@@ -10,8 +10,8 @@ class FingerprintError(RuntimeError):
 
 
 class StateError(RuntimeError):
-    """Ranks would go on from different states."""
+    """Ranks are about to go on from different states."""
 
 
 class MomentumError(ValueError):
-    """Momentum would be applied twice, or not at all."""
+    """With this optimizer, momentum would be applied twice or not at all."""

@@ -1,4 +1,4 @@
-"""Numbers that change with the step, such as a density that is warmed up."""
+"""Numbers that change with the step, such as a density that warms up."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,9 +16,9 @@ class Schedule(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Stages(Schedule):
-    """Hold each of `values` for `steps_each` steps, then `final` for ever.
+    """Give each of `values` for `steps_each` steps, then `final` from there on.
 
-    Raises ValueError when `steps_each` is below 1.
+    Raises ValueError if `steps_each` is below 1.
     """
 
     values: Sequence[float]
@@ -36,7 +36,7 @@ class Stages(Schedule):
 
 
 def exponential_warmup(final: float, *, steps_each: int, stages: int = 4) -> Stages:
-    """Return densities 1/4, 1/16, … and then `final`, as Deep Gradient Compression warms up (Lin et al. 2018, §3.3)."""
+    """Return 1/4, 1/16, … and then `final`: the warm-up of Deep Gradient Compression (Lin et al. 2018, §3.3)."""
     values = tuple(max(final, 0.25 ** (stage + 1)) for stage in range(stages))
     return Stages(values=values, steps_each=steps_each, final=final)
 
@@ -48,7 +48,10 @@ def resolve(value: float | Schedule, step: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Every(Schedule):
-    """1 at every `steps`-th step, from the first on, and 0 in between."""
+    """1 at the first step and at every `steps`-th step after it, 0 at the others.
+
+    Raises ValueError if `steps` is below 1.
+    """
 
     steps: int
 
@@ -63,9 +66,11 @@ class Every(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class FollowLearningRate(Schedule):
-    """The density 1 − θ with θ² = smoothness · η(step), as far as `largest_drop` (Wang et al. 2020, Theorem 3.5).
+    """A density 1 − θ that follows the learning rate: θ² = smoothness · η(step) (Wang et al. 2020, Theorem 3.5).
 
-    `learning_rate` maps the step to η; the drop share θ falls with it. `smoothness` is the L of an L-smooth loss.
+    θ is the share that is dropped; it falls with the learning rate, and is at most `largest_drop`. `learning_rate` maps
+    the step to η. `smoothness` is the L of an L-smooth loss. Raises ValueError unless `largest_drop` is in [0, 1) and
+    `smoothness` is 0 or more.
     """
 
     learning_rate: Callable[[int], float]
@@ -85,10 +90,10 @@ class FollowLearningRate(Schedule):
 
 
 def recovery(density: float, *, at_step: int) -> Stages:
-    """Return `density` before `at_step` and 1 from then on: drop nothing, and accuracy recovers (Wang et al. 2020)."""
+    """Return `density` before `at_step` and 1 from then on, so that accuracy recovers (Wang et al. 2020)."""
     return Stages(values=(density,), steps_each=at_step, final=1.0)
 
 
 def gtopk_warmup(final: float = 0.001, *, steps_per_epoch: int) -> Stages:
-    """Return gTop-k's densities of the first four epochs and then `final`: 0.001, or 0.005 for its LSTM."""
+    """Return gTop-k's warm-up: a density for each of the first four epochs, then `final` (0.005 for its LSTM)."""
     return Stages(values=(0.25, 0.0725, 0.015, 0.004), steps_each=steps_per_epoch, final=final)

@@ -1,4 +1,4 @@
-"""Where the time and the bytes of a step go. Costs next to nothing unless somebody listens."""
+"""Where do the time and the bytes of a step go? It costs next to nothing unless somebody listens."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Recorder:
-    """Spans as (name, start, end) in `time.perf_counter` seconds, and running totals."""
+    """What was recorded: spans as (name, start, end) in `time.perf_counter` seconds, and totals by name."""
 
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=dict)
@@ -20,7 +20,7 @@ class Recorder:
         self.totals.clear()
 
     def seconds(self, name: str, since: float = 0.0) -> float:
-        """Return the time spent in spans called `name`, leaving out what lies before `since`."""
+        """Return the seconds spent in spans called `name`, counting only what lies after `since`."""
         return sum(end - max(start, since) for label, start, end in self.spans if label == name and end > since)
 
 

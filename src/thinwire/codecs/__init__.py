@@ -1,4 +1,4 @@
-"""Codecs: vector → payload."""
+"""Codecs: which elements of a vector to send, and in what form."""
 
 from thinwire.codecs.base import Codec
 from thinwire.codecs.block_topk import BlockTopK

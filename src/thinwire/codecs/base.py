@@ -1,4 +1,4 @@
-"""The codec contract: a vector in, a payload out."""
+"""What a codec does: it takes a vector and returns a payload."""
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, replace
@@ -12,17 +12,18 @@ from thinwire.signals import Plain, Signal
 
 
 class Codec(ABC):
-    """Frozen and stateless. The same vector and seed give the same payload on every rank.
+    """Turns a vector into a payload. Frozen and stateless.
 
-    A vector with a NaN or an infinity in it gives a payload that decodes to something non-finite.
+    The same vector and seed give the same payload on every rank.
+    If the vector has a NaN or an infinity, the payload decodes to something that is not finite either.
     """
 
     shared_seed: ClassVar[bool] = False
-    """Whether ranks must draw alike. Otherwise each draws on its own, so that their errors average out."""
+    """Whether all ranks must draw the same. If not, each draws its own, so that their errors average out."""
 
     @property
     def elementwise(self) -> bool:
-        """Whether each element is encoded on its own, so that adjacent tensors may be encoded as one."""
+        """Whether each element is encoded by itself, so that adjacent tensors may be encoded as one."""
         return False
 
     @abstractmethod
@@ -31,12 +32,12 @@ class Codec(ABC):
 
     @final
     def encode(self, x: Tensor, *, seed: int = 0) -> Payload:
-        """Encode a tensor of any shape; the payload is flat and of the tensor's dtype and device."""
+        """Encode a tensor of any shape. The payload is flat, on the tensor's device and of its dtype."""
         return self.encode_signal(Plain(x.detach().reshape(-1)), seed=seed)
 
     @final
     def at(self, step: int) -> Self:
-        """Return this codec with every schedule replaced by its value at `step`, counted from 0."""
+        """Return this codec with each schedule replaced by its value at `step`, which counts from 0."""
         now: dict[str, Any] = {
             f.name: schedules.resolve(value, step)
             for f in fields(self)  # type: ignore[arg-type]  # every concrete codec is a dataclass
@@ -45,18 +46,21 @@ class Codec(ABC):
         return replace(self, **now) if now else self  # type: ignore[type-var]
 
     def contraction(self, numel: int) -> float | None:
-        """Return δ with E‖x − decode(encode(x))‖² ≤ (1 − δ)·‖x‖² for `numel` elements; None if none is known."""
+        """Return δ with E‖x − decode(encode(x))‖² ≤ (1 − δ)·‖x‖² for `numel` elements, or None if none is known."""
         return None
 
 
 def check_density(density: float | schedules.Schedule) -> None:
-    """Raise ValueError unless a plain density lies in (0, 1]."""
+    """Raise ValueError if the density is a plain number outside (0, 1]."""
     if not isinstance(density, schedules.Schedule) and not 0 < density <= 1:
         raise ValueError(f"density is {density}; expected a share of the elements, above 0 and at most 1")
 
 
 def kept(density: float | schedules.Schedule, numel: int) -> int:
-    """Return how many of `numel` elements a density keeps: the nearest whole number, at least one of any."""
+    """Return how many of `numel` elements a density keeps: the nearest whole number, but at least one if there are any.
+
+    Raises TypeError for a schedule, which has no value without a step.
+    """
     if isinstance(density, schedules.Schedule):
         raise TypeError("the density is a schedule; resolve it first with codec.at(step)")
     check_density(density)

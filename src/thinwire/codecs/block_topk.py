@@ -1,4 +1,4 @@
-"""The blocks of largest norm (Ge et al. 2021, §3.2)."""
+"""Block Top-k: send the blocks of largest norm (Ge et al. 2021, §3.2)."""
 
 from dataclasses import dataclass
 from typing import final
@@ -16,9 +16,10 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class BlockTopK(Codec):
-    """Send the round(density · b) of b blocks of `block` adjacent elements whose ℓ2 norm is largest.
+    """Send round(density · b) of the vector's b blocks: those whose ℓ2 norm is largest.
 
-    One number or bit names a whole block, and adjacent elements move together.
+    A block is `block` adjacent elements, which travel together. A single number or bit names it. Raises ValueError for
+    a density outside (0, 1] or a block below 1.
     """
 
     density: float | Schedule
@@ -31,7 +32,7 @@ class BlockTopK(Codec):
             raise ValueError(f"block is {self.block}; expected 1 element or more")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Blocks:
-        """Return whole blocks, the last one filled up with zeros; a norm of NaN counts as largest."""
+        """Return whole blocks; the vector's last one is filled up with zeros. A norm of NaN counts as largest."""
         x = signal.tensor()
         count = kept(self.density, -(-signal.numel // self.block))
         keys = kernels.backend(x).largest_blocks(x, self.block, count)
@@ -39,12 +40,12 @@ class BlockTopK(Codec):
         return Blocks(keys=keys, values=values, numel=signal.numel, width=self.block, coded=coded)
 
     def contraction(self, numel: int) -> float | None:
-        """δ = K/b, attained by blocks of equal norm."""
+        """δ = k/b, with k the blocks sent. Blocks of equal norm attain it."""
         blocks = -(-numel // self.block)
         return None if self.values else kept(self.density, blocks) / max(1, blocks)
 
 
 def _gathered(x: Tensor, keys: Tensor, width: int) -> Tensor:
-    """Return the blocks, one after the other; what lies beyond the end is 0."""
+    """Return the blocks, one after another. What lies beyond the vector's end is 0."""
     indices = (keys.long()[:, None] * width + torch.arange(width, device=x.device)).view(-1)
     return x.index_select(0, indices.clamp(max=x.numel() - 1)).masked_fill_(indices >= x.numel(), 0)

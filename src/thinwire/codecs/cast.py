@@ -1,4 +1,4 @@
-"""Fewer bits per value."""
+"""Send every value, in fewer bits."""
 
 from dataclasses import dataclass
 from typing import final
@@ -14,11 +14,11 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cast(Codec):
-    """Send every value in `values`: float16 or bfloat16, rounded to nearest, or a format of a few bits.
+    """Send every value as `values`: float16 or bfloat16, rounded to nearest, or a format of a few bits.
 
-    Beyond float16's 65504 a value is cut where a memory keeps the rest (`Signal.share`); elsewhere it becomes infinite
-    and so is seen, like any overflow. bfloat16 has float32's range.
-    Formats scale each tensor on its own, and their codes cannot be added on the way: gather them.
+    What happens beyond float16's 65504? If a memory keeps the rest (`Signal.share`), the value is limited. If not, it
+    becomes infinite and shows, like any overflow. bfloat16 has float32's range. Formats scale each tensor on its own.
+    Their codes cannot be added on the way, so gather them. Raises ValueError for other dtypes.
     """
 
     values: torch.dtype | Format = torch.float16
@@ -31,10 +31,10 @@ class Cast(Codec):
 
     @property
     def elementwise(self) -> bool:
-        """Whether no scale is shared."""
+        """Yes, unless elements share a scale."""
         return not isinstance(self.values, Format)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
-        """Return all values, narrowed."""
+        """Return all values, in fewer bits."""
         values, coded = narrowed(signal.tensor(), self.values, signal.dtype, seed, signal.share)
         return Dense(values=values, coded=coded)

@@ -1,4 +1,4 @@
-"""Count sketches (Charikar et al. 2002), as the S2 reducer sends them (Ge et al. 2021, §3.1)."""
+"""Count sketches (Charikar et al. 2002), as the S2 Reducer sends them (Ge et al. 2021, §3.1)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -14,10 +14,12 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class CountSketch(Codec):
-    """Send S[j, h_j(i)] = Σ s_j(i) · x[i], `rows` rows j of ratio · d / rows buckets; h and s are drawn by the seed.
+    """Send a table that can be added: S[j, h_j(i)] = Σ s_j(i) · x[i], with hashes h and signs s that the seed gives.
 
-    `ratio` is the paper's λ: cells over elements, zeros included. Zeros change nothing. Unbiased over seeds: an
-    estimate is the median of the rows, of two middle ones the mean. At one row its variance is about ‖x‖²/buckets.
+    The table has `rows` rows j of ratio · d / rows cells each. `ratio` is the paper's λ: cells over elements, zeros
+    included. Zeros change nothing. An estimate is the median of the rows, or the mean of the two middle ones. It is
+    unbiased over seeds. With one row of c cells its variance is about ‖x‖²/c. Raises ValueError unless there are 1 to
+    63 rows and `ratio` is above 0.
     """
 
     rows: int = 3

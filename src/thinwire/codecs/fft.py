@@ -1,4 +1,4 @@
-"""Sparsification of frequencies (Wang et al. 2020)."""
+"""Send the largest frequencies (Wang et al. 2020)."""
 
 from dataclasses import dataclass
 from typing import final
@@ -14,20 +14,21 @@ from thinwire.payloads.spectral import forward, spectrum_size
 from thinwire.schedules import Schedule
 from thinwire.signals import Signal
 
-# Elements transformed at a time: a spectrum held whole takes as long to write as to compute.
+# Elements transformed at a time. Writing a whole spectrum to memory would take as long as computing it.
 _PART = 1 << 22
 _SAMPLES = 64
-# Blocks differ, so the sample's threshold aims that much higher than k coefficients.
+# Blocks differ, so the sample's threshold aims at this many times k coefficients.
 _SURPLUS = 1.1
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FFT(Codec):
-    """Real Fourier transform of blocks of `block` elements, then the round(density · c) largest of c coefficients.
+    """Transform blocks of `block` elements, and send the round(density · c) largest of the c coefficients.
 
-    The paper drops a share θ = 1 − density. `half` rounds to float16 before the transform, as the paper does for
-    speed on a GPU. Spectra are summed, and the sum transformed back once.
+    It is the real Fourier transform. The paper drops a share θ = 1 − density. `half` rounds to float16 before the
+    transform; the paper does so for speed on a GPU. Ranks' spectra are summed, and the sum is transformed back once.
+    Raises ValueError for a density outside (0, 1] or a block below 2.
     """
 
     density: float | Schedule
@@ -41,7 +42,7 @@ class FFT(Codec):
             raise ValueError(f"block is {self.block}; expected 2 elements or more")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Spectral:
-        """Return coefficients as pairs (real, imaginary); a block with a NaN or an infinity in it counts as largest."""
+        """Return coefficients as pairs (real, imaginary). A block with a NaN or an infinity counts as largest."""
         x = signal.tensor()
         x = (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
         width, count = max(1, min(self.block, x.numel())), spectrum_size(x.numel(), self.block)
@@ -51,7 +52,7 @@ class FFT(Codec):
         return Spectral(coefficients=kept_pairs, block=self.block, numel=signal.numel)
 
     def contraction(self, numel: int) -> float | None:
-        """δ = k/2c: all but the first and the last coefficient of a block stand for two."""
+        """δ = k/2c, because every coefficient of a block but the first and the last stands for two."""
         if self.values or self.half or not numel:
             return None
         count = spectrum_size(numel, self.block)
@@ -71,7 +72,7 @@ def _strongest(x: Tensor, width: int, k: int, count: int) -> tuple[Tensor, Tenso
 
 
 def _threshold(x: Tensor, width: int, density: float) -> Tensor:
-    """Return an energy that a few more coefficients than wanted reach, from blocks at even distances."""
+    """Return an energy that a few more coefficients than wanted reach, estimated from blocks at even distances."""
     whole = x[: x.numel() // width * width].view(-1, width)
     sample = forward(whole[:: whole.shape[0] // _SAMPLES + 1].reshape(-1), width).square().sum(dim=1)
     rank = min(sample.numel(), round(_SURPLUS * density * sample.numel()) + 1)
@@ -79,7 +80,7 @@ def _threshold(x: Tensor, width: int, density: float) -> Tensor:
 
 
 def _reaching(x: Tensor, width: int, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the coefficients that reach the threshold: numbers, pairs and energies."""
+    """Return the coefficients that reach the threshold: their numbers, pairs and energies."""
     found, first = [], 0
     for part in x.split(max(1, _PART // width) * width):
         pairs = forward(part, width)

@@ -1,4 +1,4 @@
-"""DRAGONN's selection (Wang et al. 2022, Alg. 1)."""
+"""DRAGONN's hashed slots (Wang et al. 2022, Alg. 1)."""
 
 import math
 from dataclasses import dataclass
@@ -18,13 +18,18 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class HashedSlots(Codec):
-    """Write every pick into slot h(index) of m = round(density · d) slots; where two meet, the larger magnitude stays.
+    """Write each large element into slot h(index) of m = round(density · d) slots, and send the slots. No sort.
 
-    The threshold aims at `surplus` · m picks. Of n picks m·(1 − (1 − 1/m)ⁿ) slots fill: 63 % at surplus 1, 86 % at 2.
-    A pick that lost its slot was not sent. h is drawn anew for each seed, and one to one with the rest of the index, so
-    that the number of a slot tells part of the index and only the rest travels; an empty slot travels as none.
-    The paper keeps whichever was written last, which delays large elements at random; with momentum correction
-    it made training unstable (docs/measurements).
+    Where two elements meet in a slot, the larger magnitude stays; the other is not sent. A threshold picks about
+    `surplus` · m elements. n picks fill m·(1 − (1 − 1/m)ⁿ) slots: 63 % at surplus 1, 86 % at 2.
+
+    Which slot is it? `slot_of` in kernels/hashing/reference.py says. h is new for each seed and can be undone: slot and
+    quotient together give the index back. So the slot's number tells part of the index, and only the quotient travels.
+    An empty slot travels as a code of its own.
+
+    The paper keeps whichever element was written last. That delays large elements at random, and with momentum
+    correction it made training unstable (docs/design/decisions.md). Raises ValueError for a density outside (0, 1] or a
+    surplus of 0 or less.
     """
 
     density: float | Schedule
@@ -37,7 +42,7 @@ class HashedSlots(Codec):
             raise ValueError(f"surplus is {self.surplus}; expected more than 0")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return m slots; NaN counts as largest, so that a collision does not hide it."""
+        """Return m slots. NaN counts as largest, so a collision cannot hide it."""
         m = kept(self.density, signal.numel)
         picks = candidates(signal, min(signal.numel, math.ceil(self.surplus * m)), seed)
         magnitudes = picks.values.abs().to(torch.float32).view(torch.int32)

@@ -1,4 +1,4 @@
-"""No compression."""
+"""No compression: send every value."""
 
 from dataclasses import dataclass
 from typing import final
@@ -15,14 +15,14 @@ class Identity(Codec):
 
     @property
     def elementwise(self) -> bool:
-        """Always."""
+        """Yes."""
         return True
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
-        """Return all values in the gradient's dtype."""
+        """Return all values, in the gradient's dtype."""
         values, _ = narrowed(signal.tensor(), None, signal.dtype, seed, signal.share)
         return Dense(values=values)
 
     def contraction(self, numel: int) -> float | None:
-        """Nothing is lost."""
+        """δ = 1, because nothing is lost."""
         return 1.0

@@ -16,11 +16,12 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class KeptThreshold(Codec):
-    """Send all |x| ≥ τ, where τ is the k-th largest magnitude of an earlier step, k = round(density · d).
+    """Send all |x| ≥ τ, where τ is the k-th largest magnitude of an earlier step, and k = round(density · d).
 
-    τ is measured anew at steps for which `refresh` is not 0, and kept in the memory's note in between: with a memory
-    that keeps no notes it is measured every time. At most ⌈bound · k⌉ elements are sent, the largest; fewer leave
-    padding. What does not fit waits.
+    τ is measured again at steps where `refresh` is not 0. In between it is kept in the memory's note; with a memory
+    that keeps no notes it is measured every time. The payload has room for ⌈bound · k⌉ elements. If more reach τ, the
+    largest are sent and the others wait. If fewer do, the rest is padding. Raises ValueError for a density outside
+    (0, 1] or a bound below 1.
     """
 
     density: float | Schedule

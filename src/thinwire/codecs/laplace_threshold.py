@@ -17,10 +17,12 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class LaplaceThreshold(Codec):
-    """Send all |x| ≥ τ with τ = b · ln(d/k), b the mean magnitude: k = round(density · d) of a Laplace law.
+    """Send all |x| ≥ τ with τ = b · ln(d/k), where b is the mean magnitude. No sort, no state.
 
-    Other laws give another density: heavier tails send more at low density and fewer at high. At most ⌈bound · k⌉ are
-    sent, the largest; fewer leave padding. No sort, no state.
+    If values follow a Laplace law, k = round(density · d) elements reach τ. With other laws the density differs:
+    heavier tails send more at low density and fewer at high density. The payload has room for ⌈bound · k⌉ elements. If
+    more reach τ, the largest are sent. If fewer do, the rest is padding. Raises ValueError for a density outside (0, 1]
+    or a bound below 1.
     """
 
     density: float | Schedule
@@ -41,10 +43,10 @@ class LaplaceThreshold(Codec):
 
 
 def laplace_quantile(mean: Tensor, scale: Tensor, share: float) -> Tensor:
-    """Return τ with P(|R| ≥ τ) = `share`, R of the Laplace law of this mean μ and scale b (both 0-dim).
+    """Return τ with P(|R| ≥ τ) = `share`, where R follows the Laplace law with mean μ and scale b (both 0-dim).
 
-    With t = e^(−2|μ|/b) and c = 1 − share, that is |μ| + b · ln((1 + t) / (2 · share)) where this is |μ| or more, else
-    |μ| + b · ln(c + √(c² + t)).
+    Let t = e^(−2|μ|/b) and c = 1 − share. Then τ is |μ| + b · ln((1 + t) / (2 · share)) if that is |μ| or more, and
+    |μ| + b · ln(c + √(c² + t)) otherwise.
     """
     center, rest = mean.abs(), 1 - share
     tail = torch.exp(-2 * center / scale.clamp(min=torch.finfo(scale.dtype).tiny))

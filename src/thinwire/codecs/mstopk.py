@@ -1,4 +1,4 @@
-"""Approximate Top-k by bisection of the threshold (MSTopK, Shi et al. 2021, Alg. 1)."""
+"""Approximate Top-k, by bisection of a threshold (MSTopK, Shi et al. 2021, Alg. 1)."""
 
 from dataclasses import dataclass
 from typing import final
@@ -16,12 +16,13 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class MSTopK(Codec):
-    """Send k = round(density · d): all above a threshold that k or fewer reach, the rest from just below it.
+    """Send k = round(density · d) elements: all above a threshold that k or fewer reach, and some just below it.
 
-    `rounds` times the interval from mean to largest magnitude is halved; each round counts, among the 2k largest: what
-    lies below them more than k reach anyway. What fills up is a stretch, drawn by the seed, of those between the
-    tightest thresholds on either side. As the search begins at the mean, a density so high that the k-th largest lies
-    below it leaves much to the lot.
+    The interval from the mean to the largest magnitude is halved `rounds` times. Each round counts how many of the 2k
+    largest reach the middle; a threshold below those is reached by more than k anyway. The seed chooses which elements
+    between the two tightest thresholds fill the payload up: a stretch of neighbours. The search begins at the mean. So
+    if the density is so high that the k-th largest lies below the mean, much is left to chance. Raises ValueError for a
+    density outside (0, 1].
     """
 
     density: float | Schedule
@@ -32,7 +33,7 @@ class MSTopK(Codec):
         check_density(self.density)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return k elements; where something is not finite, the largest exactly."""
+        """Return k elements. If something is not finite, they are exactly the largest."""
         x = signal.tensor()
         k = kept(self.density, signal.numel)
         picks = largest(x, 2 * k)
@@ -45,7 +46,7 @@ class MSTopK(Codec):
 
 
 def _pick(magnitudes: Tensor, mean: Tensor, k: int, rounds: int, seed: int) -> Tensor:
-    """Return 1 for the k magnitudes chosen and 0 for the others; the magnitudes if one is not finite."""
+    """Return 1 for the k magnitudes chosen and 0 for the others, or the magnitudes if one of them is not finite."""
     above, below = _thresholds(magnitudes, mean, k, rounds)
     sure = magnitudes >= above
     maybe = (magnitudes >= below) & ~sure
@@ -57,7 +58,7 @@ def _pick(magnitudes: Tensor, mean: Tensor, k: int, rounds: int, seed: int) -> T
 
 
 def _thresholds(magnitudes: Tensor, mean: Tensor, k: int, rounds: int) -> tuple[Tensor, Tensor]:
-    """Return the lowest threshold tried that at most k reach, infinite if none, and the highest that more do, or 0."""
+    """Return the lowest threshold tried that at most k reach, or inf, and the highest that more than k reach, or 0."""
     low, high = mean, magnitudes.amax().double()
     above, below = torch.full_like(low, torch.inf), torch.zeros_like(low)
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Elements chosen by lot, alike on every rank."""
+"""Random-k: elements drawn at random, the same on every rank."""
 
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -15,11 +15,12 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class RandomK(Codec):
-    """Send one element from each of k = round(density · d) equal strata, drawn by the seed.
+    """Send one element, drawn at random, of each of k = round(density · d) equal strata.
 
-    All ranks draw the same elements, so the indices need not travel and the values are summed on the way. `unbiased`
-    divides each value by its probability of being drawn, so that the expectation over seeds is the vector; with error
-    feedback leave it off. Strata make the draw cost k instead of d, and its error is that of Random-k.
+    All ranks draw the same elements from the seed. So indices need not travel, and values are summed on the way.
+    `unbiased` divides each value by its probability of being drawn, so that the average over seeds is the vector. Leave
+    it off with error feedback. With strata the draw costs k instead of d, and the error is that of Random-k. Raises
+    ValueError for a density outside (0, 1].
     """
 
     density: float | Schedule
@@ -31,7 +32,7 @@ class RandomK(Codec):
         check_density(self.density)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return k elements. If any element is not finite, every value sent is NaN."""
+        """Return k elements. If any element of the vector is not finite, every value sent is NaN."""
         peak = signal.select(torch.tensor(torch.inf), 0).peak
         x = signal.tensor()
         indices, widths = _draw(signal.numel, kept(self.density, signal.numel), seed, signal.device)
@@ -43,7 +44,7 @@ class RandomK(Codec):
         return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel, agreed=True, coded=coded)
 
     def contraction(self, numel: int) -> float | None:
-        """δ = 1/⌈d/k⌉: the least likely element is drawn once in so many seeds."""
+        """δ = 1/⌈d/k⌉, because the least likely element is drawn once in ⌈d/k⌉ seeds."""
         plain = not self.values and not self.unbiased and numel > 0
         return 1 / -(-numel // kept(self.density, numel)) if plain else None
 

@@ -1,4 +1,4 @@
-"""The largest magnitudes of each row (Gupta et al. 2021, Algorithm 2)."""
+"""Top-k of each row: of each sample of a batch (Gupta et al. 2021, Algorithm 2)."""
 
 from dataclasses import dataclass
 from typing import final
@@ -17,9 +17,10 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class RowTopK(Codec):
-    """Send the k = round(density · width) largest magnitudes of every `width` elements: of each sample of a batch.
+    """Send the k = round(density · width) largest magnitudes of each row. A row is `width` elements: a sample, say.
 
-    Exactly k, as the paper's mask |x| ≥ τ would let everything pass where a ReLU left a row with fewer than k.
+    It sends exactly k. The paper's mask |x| ≥ τ would let everything pass where a ReLU leaves fewer than k elements
+    that are not zero. Raises ValueError for a density outside (0, 1] or a width below 1.
     """
 
     density: float | Schedule
@@ -32,26 +33,27 @@ class RowTopK(Codec):
             raise ValueError(f"width is {self.width}; expected 1 element or more")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return k elements of each row, and its share of a last row that is shorter."""
+        """Return k elements of each row. A shorter last row keeps the same share."""
         x = signal.tensor()
         indices = largest_in_rows(x, self.width, self.density)
         values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed, signal.share)
         return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
 
     def contraction(self, numel: int) -> float | None:
-        """δ = k / width, or the last row's share if that is less, attained by rows of equal magnitudes."""
+        """δ = k / width, or the last row's share if that is less. Rows of equal magnitudes attain it."""
         rest = numel % self.width
         widths = [w for w, some in ((self.width, numel >= self.width), (rest, rest > 0)) if some]
         return None if self.values else min((kept(self.density, w) / w for w in widths), default=1.0)
 
 
 def largest_in_rows(x: Tensor, width: int, density: float | Schedule) -> Tensor:
-    """Return the indices (int32, ascending) of the largest of every `width` elements of a flat tensor, and of the rest.
+    """Return the indices (int32, ascending) of the largest magnitudes in each row of a flat tensor.
 
-    NaN counts as largest, and of equal ones the lowest index comes first.
+    A row is `width` elements; what is left over is a shorter row. NaN counts as largest, and of equal magnitudes the
+    lowest index comes first.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    # A NaN that was widened may have other bits than the next one, and would not be its equal.
+    # Widened NaNs may have different bits, and would then not count as equal.
     x = (wide if wide.dtype == x.dtype else torch.where(wide.isnan(), torch.nan, wide)).contiguous()
     whole = x.numel() // width * width
     picks: Tensor = kernels.backend(x).largest_in_rows(x[:whole], width, kept(density, width))

@@ -1,4 +1,4 @@
-"""Deep Gradient Compression's selection."""
+"""Top-k by a threshold that a sample gives: the selection of Deep Gradient Compression (Lin et al. 2018)."""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from thinwire.signals import Signal
 class SampledThreshold(Codec):
     """Send k = round(density · d) of the largest magnitudes, found with a threshold estimated from a sample.
 
-    The threshold aims at `surplus` times as many; of what reaches it the k largest are sent, which are the exact k
-    largest whenever k or more do. Where fewer do, the rest of the payload is padding: the last index, value 0.
+    The threshold aims at `surplus` · k elements. Of those that reach it, the k largest are sent. If k or more reach it,
+    these are exactly the k largest of all. If fewer do, the rest of the payload is padding: the last index, value 0.
+    Raises ValueError for a density outside (0, 1] or a surplus below 1.
     """
 
     density: float | Schedule
@@ -30,7 +31,7 @@ class SampledThreshold(Codec):
             raise ValueError(f"surplus is {self.surplus}; expected 1 or more")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return k elements, padding included; NaN counts as largest."""
+        """Return k elements, padding included. NaN counts as largest."""
         k = kept(self.density, signal.numel)
         picks = candidates(signal, min(signal.numel, math.ceil(self.surplus * k)), seed)
         return strongest(signal, picks, k, self.values, seed)

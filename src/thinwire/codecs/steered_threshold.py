@@ -1,4 +1,4 @@
-"""A threshold that follows the wanted density without sorting."""
+"""A threshold that is steered towards the wanted density, without sorting."""
 
 import math
 from dataclasses import dataclass
@@ -17,11 +17,13 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class SteeredThreshold(Codec):
-    """Send all |x| ≥ τ; where n reached it instead of k = round(density · d), τ ← τ · (1 + gain · ln(n/k) / ln(d/k)).
+    """Send all |x| ≥ τ, and steer τ so that k = round(density · d) elements reach it.
 
-    At gain 1 the step is exact where magnitudes follow an exponential law (values a Laplace law). With error feedback
-    what waits gathers below τ, and small steps are steadier. τ is kept in the memory's note and starts at the k-th
-    largest magnitude. At most ⌈bound · k⌉ are sent, the largest; fewer leave padding.
+    If n reached it, τ ← τ · (1 + gain · ln(n/k) / ln(d/k)). With gain 1 that step is exact where values follow a
+    Laplace law (magnitudes an exponential one). With error feedback what waits gathers below τ, and smaller steps are
+    steadier. τ is kept in the memory's note. It starts at the k-th largest magnitude. The payload has room for
+    ⌈bound · k⌉ elements. If more reach τ, the largest are sent. If fewer do, the rest is padding. Raises ValueError for
+    a density outside (0, 1], a bound below 1 or a gain outside (0, 1].
     """
 
     density: float | Schedule

@@ -1,6 +1,6 @@
-"""A threshold from a sample, and one pass that picks what reaches it (Deep Gradient Compression, Lin et al. 2018).
+"""Estimate a threshold from a sample, and pick what reaches it in one pass (Lin et al. 2018).
 
-Indices of picks (int32) ascend; a GPU fills them up with −1, so that nothing waits to learn their number.
+Indices of picks (int32) ascend. A GPU fills them up with −1, so that nothing has to wait until their number is known.
 """
 
 import math
@@ -14,15 +14,16 @@ from thinwire.kernels import Picks
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.signals import Signal
 
-# The sample holds about this many of the picks: the count of picks then varies by about 1/√80 = 11 %.
+# The sample holds about this many of the picks. So the number of picks varies by about 1/√80 = 11 %.
 PICKS_IN_SAMPLE = 80
 
 
 def candidates(signal: Signal, picks: int, seed: int) -> Picks:
-    """Return about `picks` of the largest magnitudes, at most four times as many.
+    """Return about `picks` of the largest magnitudes, and at most about four times as many.
 
-    The threshold is the ⌈picks/d · s⌉-th largest of s magnitudes, taken at even distances from an offset drawn by
-    `seed`. Where ties or a sample that misleads would yield more, the largest of all are taken exactly.
+    The threshold is the ⌈picks/d · s⌉-th largest of a sample of s magnitudes. The sample is taken at even distances
+    from an offset that `seed` gives. If ties or a misleading sample would yield more, the largest of all are taken
+    exactly.
     """
     if signal.numel == 0:
         return signal.select(torch.tensor(torch.inf), 0)
@@ -35,19 +36,19 @@ def candidates(signal: Signal, picks: int, seed: int) -> Picks:
 
 
 def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:
-    """Return what reaches the threshold (0-dim); of far more than `picks`, the largest."""
+    """Return what reaches the threshold (0-dim). If that is far more than `picks`, return the largest."""
     return signal.select(threshold, min(signal.numel, 4 * picks + PICKS_IN_SAMPLE))
 
 
 def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: int) -> Sparse:
-    """Return a payload of `count` elements: of those picked the largest, and padding where they are fewer."""
+    """Return a payload of `count` elements: the largest of the picks, and padding if there are fewer."""
     indices, values = limited(picks, count)
     values, coded = narrowed(values, narrow, signal.dtype, seed, signal.share)
     return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
 
 
 def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
-    """Return indices and values of `count` elements: of those picked the largest, then −1 with value 0."""
+    """Return indices and values of `count` elements: the largest of the picks, then −1 with value 0."""
     indices, values, _ = picks
     if indices.numel() > count:
         best = largest(values, count)
@@ -57,12 +58,12 @@ def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
 
 
 def filled(indices: Tensor, numel: int) -> Tensor:
-    """Return indices with the last one for −1: with value 0, that is padding."""
+    """Replace −1 by the last index. With the value 0, that is padding."""
     return indices.masked_fill(indices < 0, numel - 1)
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """Return the indices (int32, ascending) of the k largest magnitudes; NaN counts as largest."""
+    """Return the indices (int32, ascending) of the k largest magnitudes. NaN counts as largest."""
     x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
     return kernels.backend(x).largest(x, min(k, x.numel()))
 
@@ -73,11 +74,11 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
 
 
 def check_bound(bound: float) -> None:
-    """Raise ValueError unless a bound allows the wanted number, and is finite."""
+    """Raise ValueError unless `bound` is finite and 1 or more, so that the wanted number fits."""
     if not 1 <= bound < math.inf:
         raise ValueError(f"bound is {bound}; expected 1 or more, and finite")
 
 
 def room(bound: float, k: int, numel: int) -> int:
-    """Return ⌈bound · k⌉, or all elements if those are fewer."""
+    """Return ⌈bound · k⌉, or `numel` if that is less."""
     return min(numel, math.ceil(bound * k))

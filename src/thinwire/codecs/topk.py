@@ -1,4 +1,4 @@
-"""The largest magnitudes, exactly."""
+"""Exact Top-k: the largest magnitudes."""
 
 from dataclasses import dataclass
 from typing import final
@@ -13,7 +13,10 @@ from thinwire.signals import Signal
 @final
 @dataclass(frozen=True, kw_only=True)
 class TopK(Codec):
-    """Send the k = round(density · d) largest magnitudes. `values` narrows the numbers on the wire."""
+    """Send the k = round(density · d) largest magnitudes, exactly. `values` narrows the numbers on the wire.
+
+    Raises ValueError for a density outside (0, 1].
+    """
 
     density: float | Schedule
     values: Narrow = None
@@ -22,12 +25,12 @@ class TopK(Codec):
         check_density(self.density)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return k elements; NaN counts as largest, and of equal ones the lowest index comes first."""
+        """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""
         x = signal.tensor()
         indices = largest(x, kept(self.density, signal.numel))
         values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed, signal.share)
         return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
 
     def contraction(self, numel: int) -> float | None:
-        """δ = k/d, attained by a vector of equal magnitudes (Stich et al. 2018)."""
+        """δ = k/d. A vector of equal magnitudes attains it (Stich et al. 2018)."""
         return None if self.values else kept(self.density, numel) / max(1, numel)

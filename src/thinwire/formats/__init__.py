@@ -1,4 +1,4 @@
-"""Formats: how one number travels in a few bits."""
+"""Formats: how does one number travel in a few bits?"""
 
 from thinwire.formats.base import Format
 from thinwire.formats.coded import Coded

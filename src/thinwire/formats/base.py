@@ -1,4 +1,4 @@
-"""The format contract: numbers in, codes of a few bits and scales out."""
+"""What a format does: it takes numbers and returns scales and codes of a few bits."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,10 +14,10 @@ from thinwire.kernels.memory import empty
 
 
 class Format(ABC):
-    """Frozen, hashable and stateless. A number travels as one of 2^bits codes.
+    """How one number travels: as one of 2^bits codes, times a scale. Frozen, hashable and stateless.
 
-    `group` consecutive numbers share a scale, or None all of a vector. A group with a NaN or an infinity in it
-    (float64 beyond float32 is one) gets scale NaN, so that all of it decodes to NaN.
+    `group` consecutive numbers share a scale; with None a whole vector does. If a group contains a NaN or an infinity
+    (or a float64 beyond float32's range), its scale is NaN, and all of the group decodes to NaN.
     """
 
     bits: int
@@ -26,19 +26,19 @@ class Format(ABC):
     @property
     @abstractmethod
     def unbiased(self) -> bool:
-        """Whether the expectation of decode(encode(x)) over seeds is x."""
+        """Whether decode(encode(x)) is x on average over seeds."""
 
     @abstractmethod
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Return codes `code_dtype` (n) and scales float32 (scale_count(n)) of a flat floating-point tensor (n)."""
+        """Encode a flat floating-point tensor (n): return codes `code_dtype` (n), scales float32 (scale_count(n))."""
 
     @abstractmethod
     def table(self) -> Tensor:
-        """Return what each code stands for at scale 1, float32 (2^bits); NaN for codes that are never sent."""
+        """Return what each code stands for at scale 1: float32 (2^bits), NaN for codes that are never sent."""
 
     @final
     def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Return float32 (n); see `decode_into`."""
+        """Return the numbers as float32 (n); see `decode_into`."""
         out = empty(codes.numel(), torch.float32, codes.device)
         self.decode_into(out, codes, scales)
         return out
@@ -47,7 +47,7 @@ class Format(ABC):
     def decode_into(self, out: Tensor, codes: Tensor, scales: Tensor) -> None:
         """Write the numbers of codes (n) and scales (scale_count(n)) to `out` (n, any floating-point dtype).
 
-        Beyond a narrower dtype's range they become infinite. Raises ValueError when the lengths do not fit.
+        Numbers beyond the range of a narrower dtype become infinite. Raises ValueError if the lengths do not match.
         """
         numel, count = codes.numel(), self.scale_count(codes.numel())
         if out.numel() != numel or scales.numel() != count:
@@ -61,12 +61,12 @@ class Format(ABC):
     @final
     @property
     def code_dtype(self) -> torch.dtype:
-        """The dtype of codes: uint8 up to 8 bits, beyond them int16."""
+        """The dtype of codes: uint8 for up to 8 bits, int16 for more."""
         return torch.uint8 if self.bits <= 8 else torch.int16
 
     @final
     def empty_codes(self, x: Tensor) -> Tensor:
-        """Return room for the codes of `x`."""
+        """Return an uninitialised tensor for the codes of `x`."""
         return empty(x.numel(), self.code_dtype, x.device)
 
     @final
@@ -80,29 +80,29 @@ class Format(ABC):
         return -(-numel // self.width(numel))
 
 
-# A format is a value, so its table is computed once.
+# A format is a value, so its table need be computed only once.
 @lru_cache(maxsize=64)
 def _table(form: Format, device: torch.device) -> Tensor:
     return form.table().to(device)
 
 
 def flat32(x: Tensor) -> Tensor:
-    """Return `x` flat, contiguous and as float32; float64 beyond its range becomes infinite."""
+    """Return `x` flat, contiguous and as float32. A float64 beyond that range becomes infinite."""
     return x.detach().reshape(-1).to(torch.float32).contiguous()
 
 
 def norms(x: Tensor, group: int | None, order: float) -> Tensor:
-    """Return the norm of each group, float64; not finite where an element is not."""
+    """Return the norm of each group, float64. It is not finite where an element is not."""
     return kernels.backend(x).group_norms(x, group or max(1, x.numel()), order)
 
 
 def peaks(x: Tensor, group: int | None) -> Tensor:
-    """Return the largest magnitude of each group, float32; NaN where an element is not finite."""
+    """Return the largest magnitude of each group, float32. It is NaN where an element is not finite."""
     return finite(norms(x, group, math.inf))
 
 
 def finite(scales: Tensor, zero: float = 0.0) -> Tensor:
-    """Return scales as float32, NaN where one is not finite in it, and `zero` for 0."""
+    """Return scales as float32, with NaN for those that are not finite there, and `zero` for 0."""
     if scales.device.type == "cpu":
         return torch.from_numpy(_finite(scales.numpy(), zero))
     scales = scales.to(torch.float32)
@@ -110,7 +110,7 @@ def finite(scales: Tensor, zero: float = 0.0) -> Tensor:
 
 
 def _finite(scales: np.ndarray[Any, Any], zero: float) -> np.ndarray[Any, Any]:
-    # By Numpy, as torch wakes its threads for this little, which takes longer than the encoding where cores are busy.
+    # In NumPy, because torch wakes its threads even for so little. On busy cores that takes longer than the encoding.
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = scales.astype(np.float32)
     narrow[~np.isfinite(narrow)] = np.nan
@@ -119,19 +119,19 @@ def _finite(scales: np.ndarray[Any, Any], zero: float) -> np.ndarray[Any, Any]:
 
 
 def widths(x: Tensor, group: int | None) -> Tensor:
-    """Return how many elements each group has, float64."""
+    """Return the number of elements of each group, float64."""
     width = group or max(1, x.numel())
     starts = torch.arange(0, x.numel(), width, dtype=torch.float64, device=x.device)
     return (x.numel() - starts).clamp_(max=width)
 
 
 def check_bits(bits: int, least: int) -> None:
-    """Raise ValueError unless `bits` lies in least..15."""
+    """Raise ValueError unless `bits` is between `least` and 15."""
     if not least <= bits <= 15:
         raise ValueError(f"bits is {bits}; expected {least} to 15")
 
 
 def check_group(group: int | None) -> None:
-    """Raise ValueError unless a group has an element."""
+    """Raise ValueError unless a group has at least one element."""
     if group is not None and group < 1:
         raise ValueError(f"group is {group}; expected at least 1 value per scale, or None for one scale in all")

@@ -1,4 +1,4 @@
-"""Numbers on their way: codes, their scales, and the format that reads them."""
+"""Encoded numbers: codes, their scales, and the format that decodes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,10 @@ from thinwire.kernels.memory import empty
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coded:
-    """Codes of the format's `code_dtype` (n) and scales float32 of vectors of lengths `runs`, one behind the other.
+    """Several vectors, one after another, encoded in one format. `runs` has their lengths; by default it is one vector.
 
-    Groups begin anew with each run. Raises PayloadError when codes, scales and runs do not fit each other.
+    codes: (n), of the format's `code_dtype`. scales: float32. Each run begins a new group. Raises PayloadError if
+    codes, scales and runs do not match.
     """
 
     codes: Tensor
@@ -38,13 +39,13 @@ class Coded:
 
     @classmethod
     def of(cls, x: Tensor, format: Format, *, seed: int = 0) -> Self:
-        """Encode a tensor of any shape as one run."""
+        """Encode a tensor of any shape as a single run."""
         codes, scales = format.encode(x.detach().reshape(-1), seed=seed)
         return cls(codes=codes, scales=scales, format=format)
 
     @classmethod
     def unpack(cls, buffer: Tensor, scales: Tensor, runs: tuple[int, ...], format: Format) -> Self:
-        """Read what `packed` wrote. Raises PayloadError unless uint8 of its length with zeros for padding."""
+        """Read what `packed` wrote. Raises PayloadError unless it is uint8, of that length, padded with zeros."""
         bits = sum(runs) * format.bits
         if buffer.dtype != torch.uint8 or buffer.numel() != -(-bits // 8):
             raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")
@@ -55,7 +56,7 @@ class Coded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed codes and the scales."""
+        """The bytes that packed codes and scales take."""
         return -(-self.codes.numel() * self.format.bits // 8) + self.scales.nbytes
 
     def packed(self) -> Tensor:
@@ -63,13 +64,13 @@ class Coded:
         return kernels.integer_backend(self.codes).pack_bits(self.codes, self.format.bits)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """Return the numbers (n); beyond a narrower dtype's range they become infinite."""
+        """Return the numbers (n). Those beyond the range of a narrower dtype become infinite."""
         out = empty(self.codes.numel(), dtype, self.codes.device)
         self.decode_into(out)
         return out
 
     def decode_into(self, out: Tensor) -> None:
-        """Write the numbers to `out` (n, any floating-point dtype). Raises ValueError when its length is another."""
+        """Write the numbers to `out` (n, any floating-point dtype). Raises ValueError if its length differs."""
         if out.numel() != self.codes.numel():
             raise ValueError(f"room for {out.numel()} numbers; expected {self.codes.numel()}")
         for part, place in zip(self.split(), out.split(self.runs), strict=True):
@@ -77,7 +78,7 @@ class Coded:
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """Lay parts of one format behind one another. Raises ValueError when their formats differ."""
+        """Join parts of the same format, one after another. Raises ValueError if their formats differ."""
         if any(part.format != parts[0].format for part in parts):
             raise ValueError(f"formats are {', '.join(str(part.format) for part in parts)}; expected one and the same")
         return cls(
@@ -88,7 +89,7 @@ class Coded:
         )
 
     def split(self) -> list[Self]:
-        """Return one part per run."""
+        """Return one part for each run."""
         parts = zip(self.codes.split(self.runs), self.scales.split(self._scale_counts), strict=True)
         return [type(self)(codes=codes, scales=scales, format=self.format) for codes, scales in parts]
 

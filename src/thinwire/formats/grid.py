@@ -1,7 +1,7 @@
-"""The grid of the offset float: float32 numbers with few mantissa bits, from a smallest one on.
+"""The grid of the offset float: float32 numbers with few mantissa bits, starting from a smallest one.
 
-Of positive float32 numbers the greater has the greater bit pattern, so that a pattern without its last bits, less that
-of the smallest number, counts the grid's numbers.
+Of two positive float32 numbers the greater has the greater bit pattern. So drop a pattern's last bits and subtract the
+smallest number's pattern: that is the position on the grid.
 """
 
 import math
@@ -17,26 +17,26 @@ _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 def pattern(value: float) -> int:
-    """Return the bits of a float32."""
+    """Return the bits of `value` as a float32."""
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
 def number(bits: int) -> float:
-    """Return the float32 of these bits."""
+    """Return the float32 that has these bits."""
     return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The float32 numbers whose last `shift` bits are 0, from the one whose other bits are `base` (pbase)."""
+    """The float32 numbers whose last `shift` bits are 0, starting at the one whose other bits are `base` (pbase)."""
 
     shift: int
     base: int
 
     @classmethod
     def of(cls, mantissa: int, eps: float) -> Self:
-        """Return the grid of `mantissa` bits from eps on, itself cut to that many."""
+        """Return the grid of `mantissa` bits that starts at eps, which is cut to that many bits too."""
         shift = MANTISSA - mantissa
         return cls(shift=shift, base=pattern(eps) >> shift)
 
@@ -46,18 +46,18 @@ class Grid:
         return number(self.base << self.shift)
 
     def index(self, value: float) -> int:
-        """Return which number of the grid `value` is cut to: 1 for the smallest, at most 0 below it."""
+        """Return the position of the number that `value` is cut to: 1 for the smallest, 0 or less below it."""
         return (pattern(value) >> self.shift) - self.base + 1
 
     def at(self, index: int) -> float:
-        """Return the number of an index from 1 on."""
+        """Return the number at a position, which counts from 1."""
         return number((index + self.base - 1) << self.shift)
 
 
 def balanced_eps(*, bits: int, mantissa: int, max: float) -> float:
-    """Return the eps at which 2^(bits-1) - 1 positive numbers reach up to `max`, and as many negative ones to -max.
+    """Return the eps from which 2^(bits-1) - 1 positive numbers reach up to `max`, and as many negative ones to -max.
 
-    Raises ValueError when there is none: so few bits of mantissa would reach below float32's normal numbers.
+    Raises ValueError if there is none: with so few bits of mantissa eps would lie below float32's normal numbers.
     """
     check_mantissa(mantissa)
     check_number("max", max)
@@ -66,11 +66,11 @@ def balanced_eps(*, bits: int, mantissa: int, max: float) -> float:
 
 
 def tuned_eps(*, bits: int, mantissa: int, max: float, min: float | None = None, start: float = 0.002) -> float:
-    """Return the eps of the paper's tuning: it falls while code 1…1 decodes below `min`, and rises otherwise.
+    """Return the eps that the paper's tuning finds: it falls while code 1…1 decodes below `min`, and rises otherwise.
 
-    One number of the grid per step, from `start`. It comes to swing between two; returned is the greater, at which
-    code 1…1 still reaches `min`. For min = -max this is `balanced_eps`. Raises ValueError when eps falls below
-    float32's normal numbers.
+    Each step moves eps by one number of the grid, from `start` on. In the end it swings between two numbers. This
+    returns the greater one, at which code 1…1 still reaches `min`. For min = -max that is `balanced_eps`. Raises
+    ValueError if eps falls below float32's normal numbers.
     """
     check_mantissa(mantissa)
     shift = MANTISSA - mantissa
@@ -84,7 +84,7 @@ def tuned_eps(*, bits: int, mantissa: int, max: float, min: float | None = None,
 
 
 def _last(base: int, top: int, bits: int) -> int:
-    """Return the magnitude, as a pattern on the grid, that code 1…1 decodes to."""
+    """Return the magnitude that code 1…1 decodes to, as a pattern on the grid."""
     positives = top - base + 1
     return 2**bits - 1 - positives + base - 1
 
@@ -96,15 +96,16 @@ def _normal(base: int, shift: int, what: str) -> float:
 
 
 def least_mantissa(bits: int) -> int:
-    """Return the least mantissa that has a balanced eps for max = 1."""
+    """Return the smallest number of mantissa bits for which max = 1 has a balanced eps."""
     # 127 binades of 2^m numbers lie between float32's least normal number and 1.
     return next(m for m in range(MANTISSA) if 126 * 2**m + 1 >= 2 ** (bits - 1) - 1)
 
 
 def powers(peak: Tensor, top: float, reach: float) -> Tensor:
-    """Return for each peak the power of two, float32, that divides it into (top/2, top]; 1 for zero, NaN for NaN.
+    """Return a power of two, float32, for each peak: dividing by it brings the peak into (top/2, top].
 
-    The power and `reach` times it stay normal float32 numbers, so a great peak may stay above the top.
+    It is 1 for a peak of zero and NaN for NaN. The power, and `reach` times it, stay normal float32 numbers, so a very
+    large peak may stay above the top.
     """
     fraction, exponent = math.frexp(top)
     fractions, exponents = torch.frexp(torch.where(peak > 0, peak, top))
@@ -114,7 +115,7 @@ def powers(peak: Tensor, top: float, reach: float) -> Tensor:
 
 
 def check_mantissa(mantissa: int) -> None:
-    """Raise ValueError unless a float32 has that many bits of mantissa."""
+    """Raise ValueError unless `mantissa` is between 0 and the 23 bits of a float32."""
     if not 0 <= mantissa <= MANTISSA:
         raise ValueError(f"mantissa is {mantissa}; expected 0 to {MANTISSA} bits")
 

@@ -1,4 +1,4 @@
-"""Uniform levels with random rounding: QSGD."""
+"""Uniform levels with stochastic rounding: QSGD."""
 
 import math
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ _ORDERS = {"l2": 2.0, "max": math.inf}
 @final
 @dataclass(frozen=True, kw_only=True)
 class Levels(Format):
-    """QSGD (Alistarh et al. 2017): x / norm rounded by lot to one of s = 2^(bits-1) - 1 levels of either sign, or zero.
+    """QSGD (Alistarh et al. 2017): x / norm, rounded stochastically to zero or one of s levels of either sign.
 
-    The scale is the group's norm, and code c stands for (c - s) / s of it. A norm beyond float32 counts as not finite.
+    s = 2^(bits-1) - 1. The scale is the group's norm, and code c stands for (c - s) / s of it. A norm beyond float32's
+    range counts as not finite. Raises ValueError for bits, norm or group out of range.
     """
 
     bits: int = 4
@@ -37,14 +38,14 @@ class Levels(Format):
         return True
 
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Return codes 0..2s and the norms; 1 for a group of zeros."""
+        """Return codes 0..2s and the norms, with 1 for a group of zeros."""
         x = flat32(x)
         scales, codes = finite(norms(x, self.group, _ORDERS[self.norm]), zero=1.0), self.empty_codes(x)
         kernels.backend(x, scales).levels_encode(codes, x, scales, self.width(x.numel()), self._levels, seed)
         return codes, scales
 
     def table(self) -> Tensor:
-        """Return -1 to 1 in steps of 1/s, and NaN."""
+        """Return -1 to 1 in steps of 1/s, then NaN for the code that is left."""
         codes = torch.arange(2 * self._levels + 1, dtype=torch.float32)
         return torch.cat(((codes - self._levels) / self._levels, torch.tensor([torch.nan])))
 

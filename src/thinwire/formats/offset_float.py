@@ -1,4 +1,4 @@
-"""A float of few bits whose numbers lie where gradients do."""
+"""A float of few bits, whose numbers lie where gradients lie."""
 
 from dataclasses import dataclass
 from typing import Self, final, get_args
@@ -15,14 +15,15 @@ from thinwire.kernels.reference import OffsetGrid, Rounding
 @final
 @dataclass(frozen=True, kw_only=True)
 class OffsetFloat(Format):
-    """Wang et al. 2020, Algorithm 1: float32 cut to `mantissa` bits, from `eps` to `max` and down to `min` (-max).
+    """A float32 cut to `mantissa` bits, from `eps` to `max` and from -eps to `min` (Wang et al. 2020, Algorithm 1).
 
-    Code 0 is zero, 1..P are eps..max, P+1.. are -eps..min. Beyond max and min values saturate. Below eps "truncate"
-    gives zero, "nearest" eps from eps/2 on (ties go away from zero), and "stochastic" eps with probability |x|/eps.
-    All three ends are cut to the grid. `scaled` divides each group by the power of two that brings its largest
-    magnitude into (max/2, max], so that the grid follows the gradients. The power and what max decodes to are
-    normal float32 numbers, so magnitudes beyond 2^127 may saturate (for max < 1, beyond max · 2^127). Raises ValueError
-    when the numbers do not fit into 2^bits codes.
+    `min` is -max unless given. Code 0 is zero, 1..P are eps..max, P+1.. are -eps..min. eps, max and min are themselves
+    cut to the grid. Values beyond max and min saturate. Below eps, "truncate" gives zero; "nearest" gives eps from
+    eps/2 on (ties go away from zero); "stochastic" gives eps with probability |x|/eps.
+
+    `scaled` divides each group by the power of two that brings its largest magnitude into (max/2, max]. So the grid
+    follows the gradients. The power, and what max decodes to, are normal float32 numbers. So magnitudes beyond 2^127
+    may saturate (for max < 1, beyond max · 2^127). Raises ValueError if the numbers do not fit into 2^bits codes.
     """
 
     bits: int = 8
@@ -55,7 +56,7 @@ class OffsetFloat(Format):
         scaled: bool = True,
         group: int | None = None,
     ) -> Self:
-        """Return the format with as many positive as negative numbers. Raises ValueError when there is none."""
+        """Return the format with as many positive as negative numbers. Raises ValueError if there is none."""
         check_bits(bits, 2)
         eps = balanced_eps(bits=bits, mantissa=mantissa, max=max)
         return cls(bits=bits, mantissa=mantissa, eps=eps, max=max, rounding=rounding, scaled=scaled, group=group)
@@ -70,11 +71,11 @@ class OffsetFloat(Format):
         scaled: bool = True,
         group: int | None = None,
     ) -> Self:
-        """Return the balanced format of least squared error on `sample`, over every mantissa up to `bits`.
+        """Try every mantissa up to `bits`, and return the balanced format with the least squared error on `sample`.
 
-        Unless `scaled`, its range is that of the sample, for good: the paper's tuning on the first gradients. Of
-        equals, that of fewest bits of mantissa. Raises ValueError when the sample is empty, not finite or, unless
-        `scaled`, all zeros.
+        Of equally good formats it takes the one with the fewest bits of mantissa. Unless `scaled`, the range is the
+        sample's and stays so: this is how the paper tunes on the first gradients. Raises ValueError if the sample is
+        empty, is not finite or, unless `scaled`, is all zeros.
         """
         check_bits(bits, 2)
         sample = flat32(sample)
@@ -106,11 +107,11 @@ class OffsetFloat(Format):
 
     @property
     def unbiased(self) -> bool:
-        """With stochastic rounding, and a scale that lets nothing saturate."""
+        """With stochastic rounding and a scale that lets nothing saturate."""
         return self.rounding == "stochastic" and self.scaled and self.negatives >= self.positives
 
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Return codes and one power of two per group; 1 for a group of zeros, or unless `scaled`."""
+        """Return codes and a power of two for each group. It is 1 for a group of zeros, and unless `scaled`."""
         x = flat32(x)
         scales, codes = self._scales(peaks(x, self.group)), self.empty_codes(x)
         grid = OffsetGrid(self.grid.shift, self.grid.base, self.positives, self.negatives)
@@ -119,7 +120,7 @@ class OffsetFloat(Format):
         return codes, scales
 
     def table(self) -> Tensor:
-        """Return zero, eps..max, -eps..min and NaN for the rest."""
+        """Return zero, eps..max, -eps..min, and NaN for the codes that are left."""
         positive, negative = (self._numbers(count) for count in (self.positives, self.negatives))
         rest = torch.full((2**self.bits - 1 - len(positive) - len(negative),), torch.nan)
         return torch.cat((torch.zeros(1), positive, -negative, rest))

@@ -1,4 +1,4 @@
-"""One bit: the sign, scaled."""
+"""One bit for a number: its sign, scaled."""
 
 from dataclasses import dataclass, field
 from typing import final
@@ -13,9 +13,9 @@ from thinwire.formats.base import Format, check_group, finite, flat32, norms, wi
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sign(Format):
-    """EF-signSGD (Karimireddy et al. 2019): the sign times the mean magnitude. A zero counts as plus.
+    """EF-signSGD (Karimireddy et al. 2019): the sign times the group's mean magnitude. A zero counts as plus.
 
-    It is biased and wants error feedback. A vector of zeros stays one, its scale being 0.
+    It is biased and needs error feedback. A vector of zeros stays zero, because its scale is 0.
     """
 
     group: int | None = None

@@ -1,4 +1,4 @@
-"""Minus, zero or plus: TernGrad."""
+"""Minus one, zero or one, scaled: TernGrad."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,10 +14,11 @@ from thinwire.formats.base import Format, check_group, flat32, norms, peaks, wid
 @final
 @dataclass(frozen=True, kw_only=True)
 class Ternary(Format):
-    """TernGrad (Wen et al. 2017): ±scale with probability |x| / scale, else zero; the scale is the largest magnitude.
+    """TernGrad (Wen et al. 2017): ±scale with probability |x| / scale, otherwise zero.
 
-    `clip` first cuts magnitudes to clip · σ (2.5 in the paper), σ being taken about zero so that equal values are not
-    cut to nothing; this lowers the variance and is biased.
+    The scale is the group's largest magnitude. `clip` first limits magnitudes to clip · σ (2.5 in the paper). That
+    lowers the variance and is biased. σ is taken about zero, so that equal values are not cut to nothing. Raises
+    ValueError unless `clip` is positive and finite, or None.
     """
 
     clip: float | None = None
@@ -31,11 +32,11 @@ class Ternary(Format):
 
     @property
     def unbiased(self) -> bool:
-        """Unless it clips."""
+        """Yes, unless it clips."""
         return self.clip is None
 
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Return codes 0 (zero), 1 (plus) or 2 (minus), and scales; 0 for a group of zeros."""
+        """Return codes 0 (zero), 1 (plus) or 2 (minus), and the scales, with 0 for a group of zeros."""
         x = flat32(x)
         scales = peaks(x, self.group)
         if self.clip is not None:

@@ -15,10 +15,11 @@ def dct_dp(
     bound: float = 1.5,
     minimum_size: int = 1024,
 ) -> Reducer:
-    """Send what reaches each tensor's threshold, which is measured every `life` steps and kept in between.
+    """Send what reaches each tensor's threshold. The threshold is measured every `life` steps and kept in between.
 
-    `life=None` steers the threshold towards the wanted density at every step instead, without sorting. At most
-    `bound` times the wanted number of elements is sent.
+    `life=None` steers the threshold towards the wanted density at every step instead, without sorting. It sends at most
+    `bound` times the wanted number of elements; what does not fit waits. Tensors below `minimum_size` elements go
+    uncompressed.
     """
     memory = Noted(memory=ErrorFeedback())
     large = Compressed(memory=memory, codec=_codec(density, life, bound), exchange=AllGather())

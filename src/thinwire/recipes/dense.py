@@ -7,5 +7,5 @@ from thinwire.reducer import Compressed, Reducer
 
 
 def dense(*, memory: Memory | None = None) -> Reducer:
-    """Return the uncompressed all-reduce, bit for bit DDP's own. With a `memory`, it passes through that."""
+    """Return the uncompressed all-reduce, with the same bits as DDP's own. Gradients pass through `memory`, if any."""
     return Compressed(memory=memory or NoMemory(), codec=Identity(), exchange=AllReduce())

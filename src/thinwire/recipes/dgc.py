@@ -1,4 +1,4 @@
-"""Deep Gradient Compression (Lin et al. 2018): sampled threshold, momentum correction with factor masking."""
+"""Deep Gradient Compression (Lin et al. 2018): sampled threshold, and momentum correction with factor masking."""
 
 from thinwire.codecs import SampledThreshold
 from thinwire.exchanges import AllGather
@@ -17,8 +17,9 @@ def dgc(
 ) -> Reducer:
     """Send the largest `density` share of each momentum-corrected tensor.
 
-    Momentum moves out of the optimizer: attach with `optimizer=`. A schedule as density warms up
-    (`schedules.exponential_warmup`). `clip_norm` clips each worker's gradients, per tensor.
+    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`. To warm up, pass a schedule
+    as density (`schedules.exponential_warmup`). `clip_norm` clips each worker's gradients, per tensor. Tensors below
+    `minimum_size` elements go uncompressed.
     """
     memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
     large = Compressed(memory=memory, codec=SampledThreshold(density=density), exchange=AllGather())

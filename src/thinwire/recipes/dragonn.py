@@ -1,4 +1,4 @@
-"""DRAGONN (Wang et al. 2022): hashed slots on Deep Gradient Compression's memory."""
+"""DRAGONN (Wang et al. 2022): hashed slots, with the memory of Deep Gradient Compression."""
 
 from thinwire.codecs import HashedSlots
 from thinwire.exchanges import AllGather
@@ -15,10 +15,10 @@ def dragonn(
     clip_norm: float | None = None,
     minimum_size: int = 1024,
 ) -> Reducer:
-    """Send `density` · d slots of each momentum-corrected tensor, filled by hashing twice as many of the largest.
+    """Send `density` · d slots of each momentum-corrected tensor. Twice as many large elements are hashed into them.
 
-    Momentum moves out of the optimizer: attach with `optimizer=`. `clip_norm` clips each worker's gradients, per
-    tensor.
+    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`. `clip_norm` clips each
+    worker's gradients, per tensor. Tensors below `minimum_size` elements go uncompressed.
     """
     memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
     large = Compressed(memory=memory, codec=HashedSlots(density=density), exchange=AllGather())

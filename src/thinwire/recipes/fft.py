@@ -21,10 +21,10 @@ def fft(
     memory: Memory | None = None,
     minimum_size: int = 1024,
 ) -> Reducer:
-    """Send the largest `density` share of each tensor's frequencies, 1 − θ in the paper, in 10 bits each.
+    """Send the largest `density` share of each tensor's frequencies (1 − θ in the paper), in 10 bits each.
 
-    Without a `memory` what is dropped is lost, as in the paper; `ErrorFeedback()` keeps it. For the paper's schedules
-    see `schedules.FollowLearningRate` and `schedules.recovery`.
+    Without a `memory`, what is dropped is lost, as in the paper; `ErrorFeedback()` keeps it. For the paper's schedules
+    see `schedules.FollowLearningRate` and `schedules.recovery`. Tensors below `minimum_size` elements go uncompressed.
     """
     codec = FFT(density=density, block=block, half=half, values=values)
     large = Compressed(memory=memory or NoMemory(), codec=codec, exchange=AllGather())

@@ -15,10 +15,10 @@ def gtopk(
     exact_values: bool = False,
     minimum_size: int = 1024,
 ) -> Reducer:
-    """Send each worker's largest `density` share up a tree that keeps the largest sums; all get the same k elements.
+    """Send each worker's largest `density` share up a tree that keeps the largest sums. All get the same k elements.
 
-    The paper takes k over the whole model, and warms the density up (`schedules.gtopk_warmup`); here each tensor has
-    its own. For `merge` and `exact_values` see GlobalTopKTree.
+    The paper takes k over the whole model and warms the density up (`schedules.gtopk_warmup`). Here each tensor has its
+    own k. For `merge` and `exact_values` see GlobalTopKTree. Tensors below `minimum_size` elements go uncompressed.
     """
     exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
     large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=exchange)

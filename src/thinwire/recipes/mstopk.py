@@ -1,4 +1,4 @@
-"""MSTopK (Shi et al. 2021) with error feedback: Top-k by bisection of a threshold."""
+"""MSTopK (Shi et al. 2021) with error feedback: approximate Top-k, by bisection of a threshold."""
 
 from thinwire.codecs import MSTopK
 from thinwire.exchanges import AllGather
@@ -9,6 +9,6 @@ from thinwire.schedules import Schedule
 
 
 def mstopk(*, density: float | Schedule = 0.01, rounds: int = 25, minimum_size: int = 1024) -> Reducer:
-    """Send a `density` share of each tensor, nearly the largest; tensors below `minimum_size` go uncompressed."""
+    """Send a `density` share of each tensor, nearly the largest. Tensors below `minimum_size` go uncompressed."""
     large = Compressed(memory=ErrorFeedback(), codec=MSTopK(density=density, rounds=rounds), exchange=AllGather())
     return MinimumSize(numel=minimum_size, small=dense(), large=large)

@@ -12,9 +12,9 @@ from thinwire.reducer import PowerSGD, Reducer, WarmUp
 
 
 def powersgd(*, rank: int = 4, values: Narrow = None, start: int = 10) -> Reducer:
-    """Send each matrix as two factors of `rank` columns; the first `start` steps, and all else, uncompressed.
+    """Send each matrix as two factors of `rank` columns. Everything else, and the first `start` steps, go uncompressed.
 
-    `values` narrows the factors: a dtype is summed on the way, codes of a format are gathered.
+    `values` narrows the factors. A dtype is summed on the way; codes of a format are gathered.
     """
     exchange = AllGather() if isinstance(values, Format) else AllReduce()
     memory = Noted(memory=ErrorFeedback())

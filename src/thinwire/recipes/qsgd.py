@@ -13,7 +13,8 @@ from thinwire.reducer import Compressed, MinimumSize, Reducer
 def qsgd(*, bits: int = 4, group: int = 512, norm: Literal["l2", "max"] = "max", minimum_size: int = 1024) -> Reducer:
     """Send every value in `bits` bits, sign included, and a norm for every `group` values. Unbiased, so no memory.
 
-    The paper's analysis scales by the ℓ2 norm (norm="l2"), its experiments by the largest magnitude, as is done here.
+    The paper's analysis scales by the ℓ2 norm (norm="l2"). Its experiments scale by the largest magnitude, and so does
+    this recipe. Tensors below `minimum_size` elements go uncompressed.
     """
     codec = Cast(values=Levels(bits=bits, group=group, norm=norm))
     large = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())

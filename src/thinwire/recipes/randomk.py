@@ -9,6 +9,6 @@ from thinwire.schedules import Schedule
 
 
 def randomk(*, density: float | Schedule = 0.01, minimum_size: int = 1024) -> Reducer:
-    """Send a `density` share of each tensor, drawn anew each step; tensors below `minimum_size` go uncompressed."""
+    """Send a `density` share of each tensor, drawn anew each step. Tensors below `minimum_size` go uncompressed."""
     large = Compressed(memory=ErrorFeedback(), codec=RandomK(density=density), exchange=AllReduce())
     return MinimumSize(numel=minimum_size, small=dense(), large=large)

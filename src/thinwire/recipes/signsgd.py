@@ -11,8 +11,9 @@ from thinwire.reducer import Compressed, MinimumSize, Reducer
 def signsgd(*, group: int | None = 512, minimum_size: int = 1024) -> Reducer:
     """Send every sign, and the mean magnitude of every `group` values.
 
-    The paper takes the mean of a tensor (`group=None`). Where gradients differ much within one, as in an output layer
-    over rare words, that is unstable (docs/measurements/recipes.md).
+    The paper takes the mean over a whole tensor (`group=None`). That is unstable where magnitudes within a tensor
+    differ a lot, as in an output layer over rare words (docs/measurements/recipes.md). Tensors below `minimum_size`
+    elements go uncompressed.
     """
     large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group=group)), exchange=AllGather())
     return MinimumSize(numel=minimum_size, small=dense(), large=large)

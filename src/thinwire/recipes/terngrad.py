@@ -1,4 +1,4 @@
-"""TernGrad (Wen et al. 2017): −1, 0 or 1 times the largest magnitude."""
+"""TernGrad (Wen et al. 2017): every value as −1, 0 or 1 times the largest magnitude."""
 
 from thinwire.codecs import Cast
 from thinwire.exchanges import AllGather
@@ -9,6 +9,9 @@ from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
 def terngrad(*, clip: float | None = 2.5, minimum_size: int = 1024) -> Reducer:
-    """Send every value in 2 bits, after clipping each tensor at `clip` standard deviations. No memory."""
+    """Send every value in 2 bits, after clipping each tensor at `clip` standard deviations. Nothing waits.
+
+    Tensors below `minimum_size` elements go uncompressed.
+    """
     large = Compressed(memory=NoMemory(), codec=Cast(values=Ternary(clip=clip)), exchange=AllGather())
     return MinimumSize(numel=minimum_size, small=dense(), large=large)

@@ -9,6 +9,6 @@ from thinwire.schedules import Schedule
 
 
 def topk(*, density: float | Schedule = 0.01, minimum_size: int = 1024) -> Reducer:
-    """Send the largest `density` share of each tensor; tensors below `minimum_size` elements go uncompressed."""
+    """Send the largest `density` share of each tensor. Tensors below `minimum_size` elements go uncompressed."""
     large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=AllGather())
     return MinimumSize(numel=minimum_size, small=dense(), large=large)
