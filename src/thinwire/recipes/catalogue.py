@@ -46,7 +46,7 @@ class Method:
     conserving: what is not delivered waits for later steps, so nothing is lost.
     rows: sums the rows of sparse embeddings on the way. Otherwise they go as DDP sends them.
     pipelines: works between the replicas of a pipeline's stage.
-    benched: `thinwire bench` has it. planned: the planner may choose it.
+    benched: a row of `thinwire bench`, whose `dense` is plain DDP itself. planned: the planner may choose it.
     """
 
     name: str
@@ -114,6 +114,7 @@ _ROWS = (
         summary="no compression: what plain DDP does",
         sends="every value",
         summed=True,
+        benched=False,
         planned=True,
     ),
     Method(
