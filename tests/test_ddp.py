@@ -16,7 +16,7 @@ import thinwire as tw
 from thinwire import trace
 from thinwire.codecs import TopK
 from thinwire.exchanges import AllGather, compat
-from thinwire.integrations.fingerprint import check_fingerprint
+from thinwire.integrations.assembly import check_fingerprint
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Bucket, Compressed, Reducer, Round, WarmUp
 from thinwire.schedules import exponential_warmup

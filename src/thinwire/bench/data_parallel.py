@@ -16,7 +16,7 @@ from thinwire.bench.problems import Problem
 from thinwire.bench.timing import timed_step
 from thinwire.bench.training import RowJob
 from thinwire.exchanges.compat import Group
-from thinwire.integrations import replicas
+from thinwire.integrations.drift import differing
 from thinwire.integrations.managed import sparse_weights
 
 
@@ -56,7 +56,7 @@ class DataParallel:
 
     def differing(self) -> list[str]:
         """Compare the replicas."""
-        return replicas.differing(dict(self._model.module.named_parameters()), self._model.process_group)
+        return differing(dict(self._model.module.named_parameters()), self._model.process_group)
 
 
 def wrapped(

@@ -18,7 +18,7 @@ from thinwire.bench.methods import METHODS
 from thinwire.bench.problems import BadInput, Problem
 from thinwire.bench.problems.base import Parts
 from thinwire.bench.training import RowJob
-from thinwire.integrations import replicas
+from thinwire.integrations.drift import differing
 from thinwire.pipeline import sparsify
 
 _CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ class Hybrid:
 
     def differing(self) -> list[str]:
         """Compare the replicas of this stage."""
-        return replicas.differing(dict(self._own.named_parameters()), self._mesh.get_group("replica"))
+        return differing(dict(self._own.named_parameters()), self._mesh.get_group("replica"))
 
     def _loss(self, batch: tuple[Tensor, ...]) -> Tensor:
         args, kwargs, target = self._parts.feed(batch)
