@@ -24,7 +24,7 @@ from thinwire.memories import ErrorFeedback
 from thinwire.planner import Budget, Plan, step_seconds
 from thinwire.planner.live import Adaptive
 from thinwire.planner.plan import reducer
-from thinwire.planner.probe.agreed import longest
+from thinwire.planner.probe.measure import longest
 
 SMALLEST = 1024  # elements of a tensor that is compressed where one candidate is used for all
 BUDGET = Budget(names=("fp16", "qsgd", "topk", "doubling", "gtopk"), densities=(0.01,))

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.attachment import Attachment
 from thinwire.planner.live import Adaptive
-from thinwire.planner.probe.clock import Stamp, stamp
+from thinwire.planner.probe.measure import Stamp, stamp
 from thinwire.planner.profile import Gradient
 
 

@@ -15,7 +15,7 @@ from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
 from thinwire.planner.plan import Plan
 from thinwire.planner.probe import Backward, probe_backward, probe_candidates, probe_links, probe_tiers
-from thinwire.planner.probe.load import contention
+from thinwire.planner.probe.links import contention
 from thinwire.planner.probe.tiers import described
 from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
 

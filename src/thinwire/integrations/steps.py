@@ -235,9 +235,7 @@ def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Ques
         return Reduced(
             bad=frozenset(name for name, mean in means.items() if not mean.isfinite().all()) or frozenset(means)
         )
-    all_zeros = (
-        frozenset(name for name, mean in means.items() if not _any(mean)) if questions.all_zeros else frozenset[str]()
-    )
+    all_zeros = frozenset(name for name, mean in means.items() if questions.all_zeros and not _any(mean))
     found = (_witness(name, means[name], parameters[name]) for name in means.keys() & questions.witnesses)
     return Reduced(all_zeros=all_zeros, witnesses=tuple(witness for witness in found if witness is not None))
 

@@ -10,8 +10,7 @@ import torch
 from thinwire.exchanges import Link
 from thinwire.exchanges.compat import Group
 from thinwire.exchanges.post import Post
-from thinwire.planner.probe.agreed import gathered, longest
-from thinwire.planner.probe.clock import stamp
+from thinwire.planner.probe.measure import gathered, longest, stamp
 
 _SIZES = (1 << 8, 1 << 18)  # bytes
 _REPEATS = 5
