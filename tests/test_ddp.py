@@ -17,7 +17,7 @@ from thinwire import trace
 from thinwire.codecs import TopK
 from thinwire.collectives import groups
 from thinwire.exchanges import AllGather
-from thinwire.integrations.fingerprint import check_fingerprint
+from thinwire.integrations.assembly import check_fingerprint
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Bucket, Compressed, Reducer, Round, WarmUp
 from thinwire.schedules import exponential_warmup

@@ -22,9 +22,9 @@ import thinwire as tw
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Plan, decide
 from thinwire.planner.live import Adaptive
+from thinwire.planner.live.policy import Alarm
 from thinwire.planner.live.race import proposals, winner
-from thinwire.planner.live.steps import Decided, Life, steps
-from thinwire.planner.live.watch import Alarm
+from thinwire.planner.live.steps import Decided, Policy, steps
 from thinwire.planner.probe.links import fit
 from thinwire.reducer import Bucket, Round, Slot
 
@@ -102,7 +102,7 @@ def test_a_link_on_which_size_does_not_tell_is_taken_for_fast() -> None:
 # --- nothing is lost ---
 
 
-def _scripted(*choices: dict[str, str]) -> Life[Any]:
+def _scripted(*choices: dict[str, str]) -> Policy[Any]:
     for choice in choices:
         yield from steps(choice, 1, "as the script has it")
     while True:
@@ -115,8 +115,8 @@ def _adaptive(choices: tuple[dict[str, str], ...]) -> Adaptive:
     assert group is not None
     for candidate in adaptive.budget.candidates():
         candidate.reducer(adaptive.memories()[0]).prepare(group)
-    adaptive._life = _scripted(*choices)
-    next(adaptive._life)
+    adaptive._policy = _scripted(*choices)
+    next(adaptive._policy)
     return adaptive
 
 
@@ -254,7 +254,7 @@ def test_without_a_recipe_it_measures_decides_and_says_why(ranks: Ranks, argumen
 
 def _script(*choices: dict[str, str]) -> AbstractContextManager[object]:
     """Within, whoever attaches a budget goes through these choices."""
-    return patch("thinwire.planner.live.adaptive.live", lambda *_: _scripted(*choices))
+    return patch("thinwire.planner.live.adaptive.policy", lambda *_: _scripted(*choices))
 
 
 def _until_something_pays() -> tuple[list[bool], bool, int, list[float], list[float]]:

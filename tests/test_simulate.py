@@ -22,9 +22,8 @@ from thinwire.exchanges import (
     RecursiveDoubling,
 )
 from thinwire.planner import Bucket, Cost, Curve, Gradient, Profile, Timeline, papers, papers_dragonn
-from thinwire.planner.network import Limited, Regions, Tiers
+from thinwire.planner.network import Limited, Regions, Tiers, ring, slowest_edge
 from thinwire.planner.profile import TRANSPORTS
-from thinwire.planner.ring import ring, slowest_edge
 from thinwire.planner.scaling import PLANNED, on, scaled
 from thinwire.planner.texts import described, parse_link, parse_tiers, read_regions
 from thinwire.tools.cli import app

@@ -20,7 +20,7 @@ from thinwire.memories import ErrorFeedback
 from thinwire.planner import Budget, Plan, step_seconds
 from thinwire.planner.live import Adaptive
 from thinwire.planner.plan import reducer
-from thinwire.planner.probe.agreed import longest
+from thinwire.planner.probe.measure import longest
 from thinwire.tools.cluster.serve import Emit
 from thinwire.tools.cluster.workers import join_group, wrapped
 from thinwire.tools.problems import Problem, build

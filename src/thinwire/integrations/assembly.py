@@ -1,18 +1,18 @@
-"""From a recipe and a model's parameters to what reduces their gradients, whoever hands them over."""
+"""Putting an attachment together from a recipe and parameters, once all ranks agree on them."""
 
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from thinwire.collectives import Group
-from thinwire.integrations.attachment import Attachment, LossScaler
-from thinwire.integrations.fingerprint import check_fingerprint
-from thinwire.integrations.joining import Divisor
+from thinwire.errors import FingerprintError
+from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.momentum import Handover
-from thinwire.integrations.state import kinds
+from thinwire.integrations.state import kinds, words
 from thinwire.reducer import Reducer
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -31,11 +31,11 @@ def assembled(
     divisor: Divisor,
     may_be_unused: bool,
 ) -> Attachment:
-    """Return the recipe at work on these parameters; `names` has those whose gradients are dense. A collective.
+    """Return the attachment of a recipe to these parameters. `names` has those with dense gradients. A collective.
 
-    What waits in an earlier attachment to any of them is taken over. Raises FingerprintError where ranks disagree,
-    MomentumError where momentum would be applied twice or not at all, and RuntimeError where something waits that
-    this recipe cannot keep.
+    The attachment takes over what waits in an earlier one to any of them. Raises FingerprintError where ranks
+    disagree, MomentumError where momentum would be applied twice or not at all, and RuntimeError where something waits
+    that this recipe cannot keep.
     """
     optimizers = _listed(optimizer)
     earlier = _earlier(parameters)
@@ -62,9 +62,26 @@ def assembled(
 
 
 def check_free(recipe: Reducer) -> None:
-    """Raise RuntimeError where a recipe's memories hold something already."""
+    """Raise RuntimeError where the recipe's memories hold something already."""
     if any(id(memory) in _serving or memory.state() for memory in recipe.memories()):
         raise RuntimeError("this recipe is at work on a model already; make another one")
+
+
+def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
+    """Compare recipe, parameters and settings over ranks. A collective.
+
+    Raises FingerprintError on every rank where they differ, naming what does.
+    """
+    mine = {"recipe": words(recipe), "what DDP or the optimizer is set to": settings} | {
+        f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()
+    }
+    everyone: list[dict[str, str]] = [{} for _ in range(group.size())]
+    dist.all_gather_object(everyone, mine, group=group)
+    for rank, theirs in enumerate(everyone):
+        for key in everyone[0] | theirs:
+            first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
+            if first != other:
+                raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
 
 
 # Which attachment a memory serves, by the memory's id.
@@ -73,9 +90,9 @@ _alive: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
-    """Return the attachment that has served these parameters until now, if something is left of it.
+    """Return the attachment that has served these parameters until now, if there is one.
 
-    One that serves others as well, which are still trained, goes on beside the new one.
+    One that also serves other parameters that are still trained goes on beside the new one.
     """
     mine = set(parameters.values())
     serving = [each for each in _alive if not each.ended and not mine.isdisjoint(each.parameters.values())]
@@ -106,7 +123,7 @@ def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
 
 
 def _described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
-    """Return in words what of optimizers must be alike on all ranks."""
+    """Return in words the optimizers' settings that must agree on all ranks."""
     keys = ("momentum", "nesterov", "dampening", "weight_decay", "maximize")
     groups = [{k: g[k] for k in keys if k in g} for each in optimizers for g in each.param_groups]
     return f"optimizer groups {groups}"

@@ -1,27 +1,32 @@
 """What `attach` returns: the recipe at work on one model."""
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
 from thinwire.collectives import Group
-from thinwire.integrations import replicas, state
-from thinwire.integrations.gradients import Gradients, shaped_like
-from thinwire.integrations.joining import Divisor
-from thinwire.integrations.momentum import Handover, corrections
-from thinwire.integrations.optimizers import listen, stop_listening
+from thinwire.integrations import state
+from thinwire.integrations.drift import differing
+from thinwire.integrations.gradients import put_in_place
+from thinwire.integrations.momentum import Handover
+from thinwire.integrations.optimizers import observe, stop_observing
 from thinwire.integrations.steps import Reduced, Steps, read
-from thinwire.memories import Memory
 from thinwire.reducer import Bucket, Reducer, Released, Round, Slot
+
+Divisor = Callable[[bool, bool], int]
+"""Returns what turns sums into means: the number of ranks, or of those that still have data.
+
+Takes whether this rank has run out of data, and whether the reduction that begins goes on with a step. Raises
+RuntimeError where the two do not go together.
+"""
 
 
 class LossScaler(Protocol):
-    """What is asked of a torch.amp.GradScaler."""
+    """What we need of a torch.amp.GradScaler."""
 
     def get_scale(self) -> float:
         """Return the factor on the loss."""
@@ -29,10 +34,11 @@ class LossScaler(Protocol):
 
 @final
 class Attachment:
-    """Reduces gradients by a recipe, and keeps what its memories staged for those that an optimizer takes.
+    """Reduces the gradients of one model by a recipe, and keeps what waits between steps. `attach` returns one.
 
-    A step is what an optimizer takes. Gradients that add up over several backward passes are one step; those that are
-    thrown away leave every memory as it was.
+    A step is what an optimizer takes. Gradients that add up over several backward passes are one step. Gradients that
+    are thrown away leave every memory as it was. `parameters`, by name, are those whose gradients are reduced; `names`
+    is the reverse. `ended`: whether a later attachment has taken over.
     """
 
     def __init__(
@@ -47,25 +53,25 @@ class Attachment:
         may_be_unused: bool,
     ) -> None:
         self.recipe = recipe
-        self._parameters = dict(parameters)
-        self._names = {p: name for name, p in parameters.items()}
+        self.parameters: Mapping[str, nn.Parameter] = dict(parameters)
+        self.names: Mapping[nn.Parameter, str] = {p: name for name, p in parameters.items()}
         self._group, self._handover, self._divisor = group, handover, divisor
         self._scaler, self._may_be_unused = scaler, may_be_unused
         self._watch = any(memory.stateful for memory in recipe.memories())
         self._loss_scale = 1.0  # of what waits
         self._round = Round(step=0, group=group, scale=1.0)
         self._agreed = False
-        self._ended = False
-        self.steps = Steps(self._parameters, recipe.memories())
-        listen(self)
+        self.ended = False
+        self.steps = Steps(self.parameters, recipe.memories())
+        observe(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be left behind where the model is copied or saved, as DDP leaves its hook."""
+        """Stay behind when the model is copied or saved, as DDP's own hook does."""
         return _nothing, ()
 
     @property
     def step(self) -> int:
-        """Steps done since attaching, those before a resumed checkpoint and those called off included."""
+        """Steps done so far. Steps before a resumed checkpoint and steps called off count too."""
         self.steps.close_if_done()
         return self.steps.step
 
@@ -81,39 +87,25 @@ class Attachment:
         held = ((m.free, fields) for m in memories for fields in m.state().values())
         return any(bool(x.any()) for free, fields in held for field, x in fields.items() if field not in free)
 
-    @property
-    def parameters(self) -> Mapping[str, nn.Parameter]:
-        """The parameters whose gradients are reduced, by name."""
-        return self._parameters
-
-    @property
-    def names(self) -> Mapping[nn.Parameter, str]:
-        """The names of these parameters."""
-        return self._names
-
-    @property
-    def gradients(self) -> Gradients:
-        """What every .grad is made of."""
-        return self.steps.gradients
-
     def keep_step(self) -> None:
-        """Tell that the gradients in place have been applied.
+        """Say that the gradients in place have been applied.
 
-        Needed only where neither a torch.optim optimizer nor an update in place does that, as with master weights that
-        are kept elsewhere.
+        Call it only if neither a torch.optim optimizer nor an update in place applies them, for example where master
+        weights are kept elsewhere.
         """
         self.steps.settle_all(keep=True)
 
     def drop_step(self) -> None:
-        """Tell that the gradients in place will not be applied. Zeroing them says so as well."""
+        """Say that the gradients in place will not be applied. Zeroing them says the same."""
         self.steps.settle_all(keep=False)
 
     def reduce(
         self, flat: Tensor, parameters: list[nn.Parameter], gradients: list[Tensor], *, joined: bool = False
     ) -> "Future[Tensor]":
-        """Start reducing a bucket of which `gradients` are views; the future holds `flat` when it is the mean.
+        """Start reducing a bucket of which `gradients` are views. The future holds `flat` once that is the mean.
 
-        `joined`: this rank has no data left and keeps the others company.
+        `joined`: this rank has run out of data, and keeps the others company. Raises RuntimeError where another
+        attachment has taken over.
         """
         names = self._enter(parameters, joined=joined)
         origin = flat.storage_offset()
@@ -122,16 +114,16 @@ class Attachment:
             for name, g in zip(names, gradients, strict=True)
         ]
         bucket = Bucket(flat=flat, slots=tuple(slots))
-        means = self.gradients.take_out(names, bucket.views())
+        means = self.steps.gradients.take_out(names, bucket.views())
         return self._finishing(self.recipe.reduce(bucket, self._round), names, bucket, means)
 
     def reduce_sparse(
         self, gradient: Tensor, parameters: list[nn.Parameter], *, joined: bool = False
     ) -> "Future[Tensor]":
-        """Start reducing the sparse gradient of an nn.Embedding(sparse=True)."""
+        """Start reducing the sparse gradient of an nn.Embedding(sparse=True). The future holds the mean, sparse too."""
         (name,) = self._enter(parameters, joined=joined)
         future = self.recipe.reduce_rows(gradient, name, self._round)
-        note = self.steps.outcome([name])
+        _, note = self.steps.started([name])
 
         def finish(done: "Future[Tensor]") -> Tensor:
             mean = done.value()  # raises what the reducer raised
@@ -141,25 +133,17 @@ class Attachment:
 
         return future.then(finish)
 
-    def count_plain_step(self) -> None:
-        """Note that DDP has reduced a step by itself."""
-        self.steps.step += 1
-        self.steps.draw += 1
+    def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
+        """Keep what was staged for the gradients this optimizer takes. Raises RuntimeError for LBFGS if some waits.
 
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lay aside momentum that the memories apply. Raises MomentumError where it would be applied twice."""
-        self._handover.before_step(optimizer)
-
-    def ready(self, optimizer: torch.optim.Optimizer, *, evaluated: bool) -> None:
-        """Apply what is left of momentum; what a closure has evaluated is taken, however often it is called."""
-        self._handover.apply(optimizer)
+        What a closure has evaluated is taken, however often the optimizer calls it.
+        """
         if evaluated and isinstance(optimizer, torch.optim.LBFGS):
             self._take_exactly(optimizer)
-        elif evaluated:
-            self.steps.stepped(optimizer)
+        elif self.steps.stepped(optimizer) and not evaluated:
+            _kept_by.setdefault(optimizer, set()).add(self)
 
     def _take_exactly(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep what was staged, or raise RuntimeError where that leaves something waiting."""
         waited = self.waits
         if not self.steps.stepped(optimizer) or not self.waits:
             return
@@ -170,28 +154,18 @@ class Attachment:
             "one: use recipes.dense(), or an optimizer that takes one gradient a step"
         )
 
-    def broke_off(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put back what was laid aside."""
-        self._handover.give_back()
-
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep what was staged for the gradients that this optimizer has taken."""
-        self._handover.after_step(optimizer)
-        if self.steps.stepped(optimizer):
-            _kept_by.setdefault(optimizer, set()).add(self)
-
     def verify_replicas(self) -> bool:
         """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
         return not self.differing_parameters()
 
     def differing_parameters(self) -> list[str]:
         """Return the names of parameters that differ between ranks. A collective: call it on every rank."""
-        return replicas.differing(self._parameters, self._group)
+        return differing(self.parameters, self._group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's memories and step: tensors and plain containers. Each rank has its own; save them all.
+        """Return this rank's memories and step, as tensors and plain containers. Save it on every rank.
 
-        Gradients that no optimizer has taken yet are not in it.
+        It leaves out gradients that no optimizer has taken yet.
         """
         self.steps.close_if_done()
         return state.dump(
@@ -210,124 +184,94 @@ class Attachment:
         Raises ValueError on every rank, changing nothing, where a state does not fit its rank or the others'.
         """
         place = state.Place.of(self._group)
-        state.agree(self._group, lambda: state.check(saved, self.recipe, self._parameters, place))
+        state.agree(self._group, lambda: state.check(saved, self.recipe, self.parameters, place))
         self._agreed = True
         self.steps.restart(int(saved["step"]), int(saved.get("draw", saved["step"])))
         self._follow_loss_scale(float(saved["loss_scale"]))
-        state.load(saved, self.recipe.memories(), self._parameters)
+        state.load(saved, self.recipe.memories(), self.parameters)
         self._handover.restore(saved["momentum"], saved.get("weight_decay", {}))
 
     def forget(self) -> None:
-        """Drop everything that waits, momentum in the memories included. Call it on every rank."""
+        """Drop everything that waits, including momentum in the memories. Call it on every rank."""
         self.steps.settle_all(keep=False)
         for memory in self.recipe.memories():
             memory.restore({})
-        self._handover.paid()
+        self._handover.accept()
 
     def take_over(self, earlier: "Attachment") -> None:
-        """Go on with what waits in an attachment that has served some of these parameters until now, and end that."""
+        """Take over what waits in an earlier attachment to some of these parameters, and end that one."""
         earlier.steps.settle_by_gradients()
-        names = {name: self._names[p] for name, p in earlier.parameters.items() if p in self._names}
-        for mine, theirs in self._alike(earlier):
-            held = theirs.state()
-            mine.restore({new: held[old] for old, new in names.items() if old in held})
+        names = {name: self.names[p] for name, p in earlier.parameters.items() if p in self.names}
+        mine, theirs = self.recipe.memories(), earlier.recipe.memories()
+        for memory, other in zip(mine, theirs, strict=True) if state.kinds(mine) == state.kinds(theirs) else ():
+            held = other.state()
+            memory.restore({new: held[old] for old, new in names.items() if old in held})
         self.steps.restart(earlier.step, earlier.steps.draw)
         self._loss_scale = earlier._loss_scale
-        self._handover.paid()
+        self._handover.accept()
         earlier.end()
 
-    def _alike(self, earlier: "Attachment") -> Iterable[tuple[Memory, Memory]]:
-        """Return this one's memories beside the earlier one's, if those are alike."""
-        mine, theirs = self.recipe.memories(), earlier.recipe.memories()
-        return zip(mine, theirs, strict=True) if state.kinds(mine) == state.kinds(theirs) else ()
-
-    @property
-    def ended(self) -> bool:
-        """Whether another has taken over."""
-        return self._ended
-
     def end(self) -> None:
-        """Free what is held; gradients are no longer followed."""
-        self._ended = True
-        stop_listening(self)
+        """Free what is held, and follow gradients no longer."""
+        self.ended = True
+        stop_observing(self)
         self._handover.end()
-        self.steps.gradients.close()
+        self.steps.stop_following()
         for memory in self.recipe.memories():
             memory.restore({})
         for attachments in _kept_by.values():
             attachments.discard(self)
 
     def remove(self) -> None:
-        """Give the model back: from now on gradients are averaged as they are. A collective; call it between steps.
+        """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
-        Momentum goes back to the optimizer. What waited beside it is applied at once; what waits for other recipes is
-        sent along with the next gradients. DDP cannot drop a hook: it stays, and passes through.
+        Momentum goes back to the optimizer, and what waited beside it is applied at once. What waits for other recipes
+        goes out with the next gradients. DDP cannot drop a hook: it stays, and does nothing more. Raises RuntimeError
+        where the recipe has a momentum of its own and no optimizer can take it back.
         """
         self._handover.check_returnable()
         self.steps.settle_by_gradients()
-        memories = self.recipe.memories()
         if self._handover.active:
-            self._handover.apply_once(self._summed("residual"))
-            self._handover.take_back(self._summed("velocity"))
+            self._handover.give_up(self.parameters, self._group, self._loss_scale)
             self.forget()
-        self.recipe = Released(waiting=tuple(memories))
+        self.recipe = Released(waiting=tuple(self.recipe.memories()))
 
-    def _summed(self, field: str) -> dict[str, Tensor]:
-        """Return the sum over ranks of what waits under `field`, by parameter."""
-        found: dict[str, Tensor] = {}
-        for memory in corrections(self.recipe.memories()):
-            held = memory.state()
-            for name in self._parameters:  # on some ranks there may be nothing
-                mine = held.get(name, {}).get(field)
-                p = self._parameters[name]
-                dtype = memory.held(p.dtype)
-                total = torch.zeros(p.numel(), dtype=dtype, device=p.device) if mine is None else mine.clone()
-                dist.all_reduce(total, group=self._group)
-                found[name] = total / self._loss_scale
-        return found
-
-    def _enter(self, parameters: list[nn.Parameter], *, joined: bool) -> list[str]:
+    def _enter(self, parameters: Sequence[nn.Parameter], *, joined: bool) -> list[str]:
         """Note that these parameters are being reduced, and return their names."""
-        if self._ended:
+        if self.ended:
             raise RuntimeError("another attachment to these parameters has taken over; train the model it was given")
-        names = [self._names[p] for p in parameters]
-        if self.steps.begins_with(names):
+        names = [self.names[p] for p in parameters]
+        if self.steps.enter(names, joined=joined):
             self._begin(joined=joined)
         return names
 
     def _begin(self, *, joined: bool) -> None:
+        """Get ready for a reduction."""
+        steps = self.steps
         if not self._agreed:
-            state.agree(self._group, lambda: state.Standing(step=self.steps.step, draw=self.steps.draw))
+            state.agree(self._group, lambda: state.Standing(step=steps.step, draw=steps.draw))
             self._agreed = True
-        self._handover.check_paid()
-        continues = self.steps.begin(joined=joined)
-        self._handover.follow()
-        divisor = self._divisor(joined, continues)
-        self._round = Round(
-            step=self.steps.step,
-            draw=self.steps.draw,
-            group=self._group,
-            scale=1 / divisor,
-            watch=self._watch,
-        )
+        if self._handover.active:
+            self._handover.prepare()
+        scale = 1 / self._divisor(joined, steps.open)
+        self._round = Round(step=steps.step, draw=steps.draw, group=self._group, scale=scale, watch=self._watch)
         self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
 
     def _finishing(
         self, future: "Future[bool]", names: Sequence[str], bucket: Bucket, means: Sequence[tuple[Tensor, Tensor]]
     ) -> "Future[Tensor]":
-        """Remember what the future says, but not the future: what holds it at exit can end the process."""
-        note = self.steps.outcome(names)
-        parameters = {slot.name: self._parameters[slot.name] for slot in bucket.slots}
-        questions = self.steps.questions(parameters)
+        """Return the future of the mean. We keep its outcome only: a future held at exit can end the process."""
+        questions, note = self.steps.started(names)
+        parameters = {name: self.parameters[name] for name in names}
         # DDP leaves the .grad of what no rank has used as it is, and an optimizer would take that.
-        idle = self._may_be_unused and not self.gradients.adds_to_all(names)
+        idle = self._may_be_unused and not self.steps.gradients.added.issuperset(names)
 
         def finish(done: "Future[bool]") -> Tensor:
             finite = done.value()  # raises what the reducer raised
             for gradient, mean in means:
                 gradient.add_(mean)
             if idle:
-                _put_in_place(bucket, parameters)
+                put_in_place(bucket, parameters)
             note(read(bucket, parameters, questions, finite=finite))
             return bucket.flat
 
@@ -344,13 +288,5 @@ class Attachment:
 _kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = weakref.WeakKeyDictionary()
 
 
-def _put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Write the means to every .grad that is there."""
-    for slot, mean in zip(bucket.slots, bucket.views(), strict=True):
-        p = parameters[slot.name]
-        if p.grad is not None and not p.grad.is_sparse:
-            p.grad.copy_(shaped_like(p, mean))
-
-
 def _nothing() -> None:
-    """Return what is left of an attachment in a copy."""
+    """Stand in for an attachment in a copy of the model."""

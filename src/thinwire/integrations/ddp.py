@@ -1,4 +1,4 @@
-"""DistributedDataParallel."""
+"""Attaching to DistributedDataParallel: its hook, and its Join for uneven inputs."""
 
 import weakref
 from collections.abc import Mapping
@@ -10,11 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
-from thinwire.integrations.attachment import Attachment, LossScaler
-from thinwire.integrations.joining import active_ranks
-from thinwire.integrations.managed import bucket_caps, managed, with_sparse_gradients
+from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
+from thinwire.integrations.drift import rebroadcast_every
+from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.plain_steps import PlainSteps
-from thinwire.integrations.rebroadcast import broadcast_every
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
 from thinwire.planner.plan import Plan
@@ -32,20 +31,21 @@ def attach(
 ) -> Attachment:
     """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
 
-    `plan`, in place of a recipe: "auto", as where neither is given, measures the links, plans within the default
-    `Budget` or the one given, races the plan against uncompressed steps and plans again when the links change; what
-    `thinwire.plan` has returned is used as it is, and leaves plain DDP, without a hook, where nothing pays.
-    `optimizer`, one or several: recipes with momentum correction apply the momentum of this SGD in its stead.
-    `scaler`: the GradScaler in use, if any; what waits in memory then follows its loss scale.
-    `rebroadcast`: send rank 0's parameters to all after every so many steps (Wang et al. 2020, §4, take 10). The
-    replicas of these recipes are bit-identical without; it mends what else has made them drift.
+    `plan`, in place of a recipe: "auto" (also the default, if you give neither) measures the links, plans within the
+    default `Budget` or within the one you pass, races the plan against uncompressed steps, and plans again when the
+    links change. A plan from `thinwire.plan` is used as it is. Where nothing pays, DDP stays plain, without a hook.
+    `optimizer`: one or several SGDs whose momentum the recipe applies, if it corrects momentum.
+    `scaler`: the GradScaler you use, if any. What waits in memory then follows its loss scale.
+    `rebroadcast`: send rank 0's parameters to all ranks after every so many steps (Wang et al. 2020, §4, take 10).
+    The replicas are bit-identical without it; it repairs drift that something else has caused.
 
-    What waits in an earlier attachment to the same parameters is taken over, as after wrapping them in DDP anew.
+    An attachment takes over what waits in an earlier one to the same parameters, for example after you wrap the module
+    in DDP anew.
 
-    Raises TypeError for anything but DDP, or for both a recipe and a plan or neither kind, ValueError for a plan of
-    another model or a `rebroadcast` below 1, FingerprintError where
-    ranks disagree, MomentumError where momentum would be applied twice or not at all, and RuntimeError where the
-    model's hook is taken, or where something waits in an earlier attachment that this recipe cannot keep.
+    Raises TypeError for a model that is not DDP, for both a recipe and a plan, or for something that is neither;
+    ValueError for a plan of another model or a `rebroadcast` below 1; FingerprintError where ranks disagree;
+    MomentumError where momentum would be applied twice or not at all; and RuntimeError where the model has a hook
+    already, or where something waits in an earlier attachment that this recipe cannot keep.
     """
     asked = _asked(recipe, plan)
     _check(model, asked)
@@ -53,7 +53,7 @@ def attach(
         raise ValueError(f"rebroadcast is {rebroadcast}; expected every how many steps, 1 or more, or None for never")
     parameters = managed(model)
     group = model.process_group
-    sparse = with_sparse_gradients(model)
+    sparse = sparse_weights(model.module)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
     recipe = _reducer(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
@@ -66,7 +66,7 @@ def attach(
         settings=f"{ddp}, rebroadcast={rebroadcast}",
         optimizer=optimizer,
         scaler=scaler,
-        divisor=active_ranks(model, all_of_them=rebroadcast is not None),
+        divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
         may_be_unused=may_be_unused,
     )
     if isinstance(recipe, Adaptive) and names and not may_be_unused and rebroadcast is None:
@@ -75,12 +75,12 @@ def attach(
         install(model, attachment)
     _attached.add(model)
     if rebroadcast is not None:
-        broadcast_every(rebroadcast, attachment, group)
+        rebroadcast_every(rebroadcast, attachment.steps, group)
     return attachment
 
 
 def install(model: DistributedDataParallel, attachment: Attachment) -> None:
-    """Let DDP hand its buckets to the attachment, from now on."""
+    """Make DDP hand its buckets to the attachment from now on."""
     model.register_comm_hook(attachment, _hook)
 
 
@@ -128,14 +128,48 @@ def _check(model: object, asked: object) -> None:
 _attached: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
+def _active_ranks(model: DistributedDataParallel, *, all_of_them: bool) -> Divisor:
+    """Return what counts the ranks. Within Join it may count only those with data; counting is a collective then.
+
+    With `all_of_them`, Join is refused.
+    """
+    held = weakref.ref(model)
+
+    def divisor(joined: bool, continues: bool) -> int:
+        model = held()
+        assert model is not None  # its hook is what calls
+        if not model._join_config.enable:
+            return model.process_group.size()
+        _check_join(joined, continues, all_of_them)
+        if model._divide_by_initial_world_size:
+            return model.process_group.size()
+        active = torch.tensor([0 if joined else 1], device=next(model.parameters()).device)
+        dist.all_reduce(active, group=model.process_group)
+        return int(active)
+
+    return divisor
+
+
+def _check_join(joined: bool, continues: bool, all_of_them: bool) -> None:
+    if all_of_them:
+        raise RuntimeError(
+            "rebroadcast= and Join do not go together, as ranks that have joined take no steps: leave out either"
+        )
+    if continues and not joined:
+        raise RuntimeError(
+            "within Join a rank that has joined cannot know that gradients accumulate: use model.no_sync() for all but "
+            "the last backward of a step"
+        )
+
+
 # DDP inspects this signature: a plain function whose second argument is called bucket.
 def _hook(
     attachment: Attachment,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # a C++ class that torch's stubs leave out
 ) -> torch.futures.Future[torch.Tensor]:
     flat = bucket.buffer()
-    # A rank that Join has no data for shadows the others outside of backward, so that nothing is added to any gradient.
-    joined = not attachment.gradients.added and not attachment.steps.begun
+    # Within Join, a rank without data follows the others outside of backward: nothing is added to any gradient.
+    joined = not attachment.steps.gradients.added and not attachment.steps.begun
     if flat.is_sparse:
         return attachment.reduce_sparse(flat, bucket.parameters(), joined=joined)
     return attachment.reduce(flat, bucket.parameters(), bucket.gradients(), joined=joined)

@@ -1,4 +1,4 @@
-"""What DDP reduces."""
+"""Which parameters DDP reduces, which have sparse gradients, and how large its buckets are."""
 
 import torch
 from torch import nn
@@ -26,18 +26,13 @@ def managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
     return {name: p for p, name in names.items()}
 
 
-def with_sparse_gradients(model: DistributedDataParallel) -> set[torch.Tensor]:
-    """Return the weights of sparse embeddings."""
-    return sparse_weights(model.module)
-
-
 def sparse_weights(module: nn.Module) -> set[torch.Tensor]:
-    """Return the weights of sparse embeddings."""
+    """Return the weights of the module's sparse embeddings, whose gradients are sparse."""
     embeddings = (m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
     return {m.weight for m in embeddings if m.sparse}
 
 
 def bucket_caps(model: DistributedDataParallel) -> list[int]:
-    """Return the bytes at which DDP's first bucket is full, and any other."""
+    """Return the bytes at which DDP's first bucket is full, and those at which every other one is."""
     other = int(model.bucket_bytes_cap)
     return [_FIRST_BYTES if getattr(model, "bucket_bytes_cap_default", False) else other, other]

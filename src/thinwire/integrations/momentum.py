@@ -1,4 +1,4 @@
-"""Moving momentum from the optimizer into the memory, and seeing to it that it is not applied twice."""
+"""Momentum that the memories apply in the optimizer's place, once and never twice."""
 
 import uuid
 import weakref
@@ -7,14 +7,17 @@ from functools import partial
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from thinwire.collectives import Group
 from thinwire.errors import MomentumError
 from thinwire.integrations.gradients import shaped_like
-from thinwire.integrations.optimizers import skipped_by_scaler
+from thinwire.integrations.optimizers import skipped_by_scaler, take_part
 from thinwire.memories import Memory, MomentumCorrection
 
-Group = dict[str, Any]
+Settings = dict[str, Any]
+"""One of an optimizer's param_groups."""
 
 _MARK = "momentum_in_memory"
 _FIX = (
@@ -29,11 +32,12 @@ def corrections(memories: Sequence[Memory]) -> list[MomentumCorrection]:
 
 @final
 class Handover:
-    """Applies SGD's momentum to gradients in the memories, in SGD's stead.
+    """Hands SGD's momentum over to the memories of a recipe that corrects it, and back.
 
-    SGD's buffer b ← m·b + g + λ·p is linear. The memories take g, which differs by rank. What all ranks have alike
-    stays with the optimizer, in its own buffer: weight decay λ·p, and what was there before. So settings stay in the
-    optimizer's groups, and schedules and its `state_dict` work as ever; they are laid aside while it steps.
+    SGD's buffer b ← m·b + g + λ·p is linear. The memories take g, which differs by rank. The rest is the same on all
+    ranks and stays in the optimizer's own buffer: weight decay λ·p, and what was there before. The settings stay in
+    the optimizer's groups too, so schedules and its `state_dict` work as always. We lay them aside while it steps.
+    `active`: whether memories apply momentum.
     """
 
     def __init__(
@@ -44,37 +48,134 @@ class Handover:
     ) -> None:
         self._memories = corrections(memories)
         _check_memories(self._memories, memories, optimizers)
-        self._names = names
+        self._names, self.active = names, bool(self._memories)
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers if self._memories else ())
-        self._lent: list[tuple[Group, Group]] = []
+        self._laid_aside: list[tuple[Settings, Settings]] = []
         self._own = next((memory.momentum for memory in self._memories if memory.momentum is not None), None)
         self._moved = 0.0
-        self._token, self._accepts = uuid.uuid4().hex, False
+        self._token, self._accepted = uuid.uuid4().hex, False
         for optimizer in self._optimizers:
             optimizer.register_state_dict_pre_hook(partial(_give_back_first, weakref.ref(self)))
         if self._optimizers:
-            _check_holdings(list(self._groups()), names)
-            _check_kind(self._groups())
-            self.follow()
-
-    @property
-    def active(self) -> bool:
-        """Whether memories apply momentum."""
-        return bool(self._memories)
+            groups = list(self._groups())
+            _check_holdings(groups, names)
+            _check_kind(groups)
+            self._follow()
+        if self.active:
+            take_part(self)
 
     def check_returnable(self) -> None:
-        """Raise RuntimeError where memories apply momentum and no optimizer is known that could go on with it."""
-        if self._memories and not self._optimizers:
+        """Raise RuntimeError where memories apply momentum and no optimizer is there to take it back."""
+        if self.active and not self._optimizers:
             raise RuntimeError(
                 "the recipe applies a momentum of its own, and no optimizer is there to take it back: attach with "
                 "optimizer=, or drop what waits with forget() and wrap the model anew"
             )
 
-    def follow(self) -> None:
-        """Take on the momentum that the optimizer is set to now.
+    def prepare(self) -> None:
+        """Get ready for a reduction: adopt the momentum the optimizer has now.
 
-        Raises MomentumError where it cannot be applied in its stead, or where what the memories held is missing.
+        Raises MomentumError where the memories cannot apply it, or where the optimizer's state was saved beside
+        memories that nobody has loaded.
         """
+        if not self._accepted and any(group.get(_MARK, self._token) != self._token for group in self._groups()):
+            raise MomentumError(
+                "when this optimizer's state was saved, its momentum was in the memory of an attachment: load that "
+                "attachment's state too, with load_state_dict, or go on without what it held: attachment.forget()"
+            )
+        self._follow()
+
+    def accept(self) -> None:
+        """Accept the optimizer's state as it is: what belongs to it is in the memories, or is not wanted."""
+        self._accepted = True
+        for group in self._groups():
+            group.pop(_MARK, None)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lay aside momentum and weight decay. Raises MomentumError for another optimizer that has momentum."""
+        if optimizer not in self._optimizers:
+            _refuse_second_momentum(optimizer, self._names if self.active else {})
+            return
+        self.give_back()
+        for group in self._groups(optimizer):
+            kept = {key: group[key] for key in ("momentum", "nesterov", "weight_decay")}
+            self._laid_aside.append((group, kept))
+            group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
+
+    @torch.no_grad()
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """Compute b ← m·b + λ·p and p ← p − η·b, or p − η·(λ·p + m·b) with Nesterov's momentum."""
+        if optimizer not in self._optimizers or skipped_by_scaler(optimizer):
+            return
+        for group, kept in self._laid_aside:
+            momentum, decay, rate = kept["momentum"] or self._own or 0.0, kept["weight_decay"], float(group["lr"])
+            held = [p for p in group["params"] if p in self._names and p.grad is not None]
+            if not momentum and decay and held:
+                torch._foreach_mul_(held, 1 - rate * decay)
+            held = [p for p in held if momentum and (decay or _has_buffer(optimizer, p))]
+            if held:
+                buffers = [_buffer(optimizer, p) for p in held]
+                torch._foreach_mul_(buffers, momentum)
+                torch._foreach_add_(buffers, held, alpha=decay)
+                if kept["nesterov"]:
+                    torch._foreach_mul_(held, 1 - rate * decay)
+                torch._foreach_add_(held, buffers, alpha=-rate * (momentum if kept["nesterov"] else 1))
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put momentum and weight decay back, and mark the optimizer's state: its momentum is in the memories."""
+        if optimizer in self._optimizers:
+            self.give_back()
+            for group in self._groups(optimizer):
+                group[_MARK] = self._token
+            self._accepted = False
+
+    def give_back(self) -> None:
+        """Put back what is laid aside, if anything. A step may have raised."""
+        while self._laid_aside:
+            group, kept = self._laid_aside.pop()
+            group.update(kept)
+
+    def end(self) -> None:
+        """Leave the optimizer alone from now on."""
+        self.give_back()
+        self._optimizers, self._memories, self.active = weakref.WeakSet(), [], False
+
+    def settings(self) -> list[list[Any]]:
+        """Return [momentum, nesterov] of each memory, for `restore`."""
+        return [[memory.momentum, memory.nesterov] for memory in self._memories]
+
+    def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
+        """Take over what `settings` returned, and weight decay by parameter as state version 1 has it."""
+        self.accept()
+        for memory, (momentum, nesterov) in zip(self._memories, settings, strict=True):
+            if not self._moved:
+                memory.adopt(momentum, nesterov=nesterov)
+        for group in self._groups():
+            saved = {abs(decay[self._names[p]]) for p in group["params"] if self._names.get(p) in decay}
+            if saved and not group["weight_decay"]:
+                group["weight_decay"] = saved.pop()
+            if not group["momentum"] and self._own is None:
+                group["momentum"], group["nesterov"] = settings[0]
+        self._follow()
+
+    def give_up(self, parameters: Mapping[str, nn.Parameter], group: Group, loss_scale: float) -> None:
+        """Give momentum back to the optimizer, which applies it alone from now on. A collective.
+
+        What waits has its momentum already, so we apply it at once.
+        """
+        residuals = _summed(self._memories, "residual", parameters, group, loss_scale)
+        for _, settings, p in self._parameters():
+            shaped = shaped_like(p, residuals[self._names[p]]).to(p.dtype)
+            with torch.no_grad():
+                p.add_(shaped, alpha=float(settings["lr"]) * (1 if settings["maximize"] else -1))
+        velocities = _summed(self._memories, "velocity", parameters, group, loss_scale)
+        self.accept()
+        for optimizer, settings, p in self._parameters():
+            velocity = shaped_like(p, velocities[self._names[p]])
+            _buffer(optimizer, p).add_(velocity, alpha=-1 if settings["maximize"] else 1)
+        self.end()
+
+    def _follow(self) -> None:
         if not self._optimizers:
             return
         momentum, nesterov = _one_setting([self._set(group) for group in self._groups()])
@@ -92,118 +193,39 @@ class Handover:
             if momentum or memory.momentum is None:
                 memory.adopt(momentum, nesterov=nesterov)
 
-    def check_paid(self) -> None:
-        """Raise MomentumError where the optimizer's state was saved beside memories that nobody has loaded."""
-        if not self._accepts and any(group.get(_MARK, self._token) != self._token for group in self._groups()):
-            raise MomentumError(
-                "when this optimizer's state was saved, its momentum was in the memory of an attachment: load that "
-                "attachment's state too, with load_state_dict, or go on without what it held: attachment.forget()"
-            )
-
-    def paid(self) -> None:
-        """Note that what belongs to the optimizer's state is here, or is not wanted."""
-        self._accepts = True
-        for group in self._groups():
-            group.pop(_MARK, None)
-
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lay aside momentum and weight decay. Raises MomentumError for another optimizer that has some."""
-        if optimizer not in self._optimizers:
-            _refuse_second_momentum(optimizer, self._names if self._memories else {})
-            return
-        self.give_back()
-        for group in self._groups(optimizer):
-            kept = {key: group[key] for key in ("momentum", "nesterov", "weight_decay")}
-            self._lent.append((group, kept))
-            group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
-
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put momentum and weight decay back in their place."""
-        if optimizer in self._optimizers:
-            self.give_back()
-            for group in self._groups(optimizer):
-                group[_MARK] = self._token
-            self._accepts = False
-
-    def give_back(self) -> None:
-        """Put back what is laid aside, also after a step that raised."""
-        while self._lent:
-            group, kept = self._lent.pop()
-            group.update(kept)
-
-    def end(self) -> None:
-        """Leave the optimizer alone from now on."""
-        self.give_back()
-        self._optimizers, self._memories = weakref.WeakSet(), []
-
-    def settings(self) -> list[list[Any]]:
-        """Return [momentum, nesterov] of each memory."""
-        return [[memory.momentum, memory.nesterov] for memory in self._memories]
-
-    def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
-        """Take over settings as `settings` gave them, and weight decay as version 1 moved it, by parameter."""
-        self.paid()
-        for memory, (momentum, nesterov) in zip(self._memories, settings, strict=True):
-            if not self._moved:
-                memory.adopt(momentum, nesterov=nesterov)
-        for group in self._groups():
-            saved = {abs(decay[self._names[p]]) for p in group["params"] if self._names.get(p) in decay}
-            if saved and not group["weight_decay"]:
-                group["weight_decay"] = saved.pop()
-            if not group["momentum"] and self._own is None:
-                group["momentum"], group["nesterov"] = settings[0]
-        self.follow()
-
-    def take_back(self, velocities: Mapping[str, Tensor]) -> None:
-        """Add all ranks' velocities, flat, to the optimizer's own buffers: from now on it applies momentum alone."""
-        self.paid()
-        for optimizer, group, p in self._parameters():
-            velocity = velocities.get(self._names[p])
-            if velocity is not None:
-                _buffer(optimizer, p).add_(shaped_like(p, velocity), alpha=-1 if group["maximize"] else 1)
-        self.end()
-
-    def apply_once(self, waiting: Mapping[str, Tensor]) -> None:
-        """Apply what waits on all ranks, flat: it has its momentum already."""
-        for _, group, p in self._parameters():
-            if self._names[p] in waiting:
-                shaped = shaped_like(p, waiting[self._names[p]]).to(p.dtype)
-                with torch.no_grad():
-                    p.add_(shaped, alpha=float(group["lr"]) * (1 if group["maximize"] else -1))
-
-    def _parameters(self) -> Iterator[tuple[torch.optim.Optimizer, Group, nn.Parameter]]:
+    def _parameters(self) -> Iterator[tuple[torch.optim.Optimizer, Settings, nn.Parameter]]:
         for optimizer in self._optimizers:
             for group in self._groups(optimizer):
                 yield from ((optimizer, group, p) for p in group["params"] if p in self._names)
 
-    def _groups(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[Group]:
+    def _groups(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[Settings]:
         """Return the groups that hold any of these parameters."""
         for each in self._optimizers if optimizer is None else [optimizer]:
             yield from (group for group in each.param_groups if any(p in self._names for p in group["params"]))
 
-    def _set(self, group: Group) -> tuple[float, bool]:
-        """Return a group's (momentum, nesterov), be they laid aside."""
-        kept = next((kept for lent, kept in self._lent if lent is group), group)
+    def _set(self, group: Settings) -> tuple[float, bool]:
+        """Return the (momentum, nesterov) of a group, laid aside or not."""
+        kept = next((kept for other, kept in self._laid_aside if other is group), group)
         return float(kept["momentum"]), bool(kept["nesterov"])
 
-    @torch.no_grad()
-    def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compute b ← m·b + λ·p and p ← p − η·b, or p − η·(λ·p + m·b) with Nesterov's momentum."""
-        if optimizer not in self._optimizers or skipped_by_scaler(optimizer):
-            return
-        for group, kept in self._lent:
-            momentum, decay, rate = kept["momentum"] or self._own or 0.0, kept["weight_decay"], float(group["lr"])
-            held = [p for p in group["params"] if p in self._names and p.grad is not None]
-            if not momentum and decay and held:
-                torch._foreach_mul_(held, 1 - rate * decay)
-            held = [p for p in held if momentum and (decay or _has_buffer(optimizer, p))]
-            if held:
-                buffers = [_buffer(optimizer, p) for p in held]
-                torch._foreach_mul_(buffers, momentum)
-                torch._foreach_add_(buffers, held, alpha=decay)
-                if kept["nesterov"]:
-                    torch._foreach_mul_(held, 1 - rate * decay)
-                torch._foreach_add_(held, buffers, alpha=-rate * (momentum if kept["nesterov"] else 1))
+
+def _summed(
+    memories: Sequence[MomentumCorrection],
+    field: str,
+    parameters: Mapping[str, nn.Parameter],
+    group: Group,
+    loss_scale: float,
+) -> dict[str, Tensor]:
+    """Return the sum over ranks of what waits under `field`, flat, by parameter. A collective."""
+    found: dict[str, Tensor] = {}
+    for memory in memories:
+        held = memory.state()
+        for name, p in parameters.items():  # on some ranks there may be nothing
+            mine, dtype = held.get(name, {}).get(field), memory.held(p.dtype)
+            total = torch.zeros(p.numel(), dtype=dtype, device=p.device) if mine is None else mine.clone()
+            dist.all_reduce(total, group=group)
+            found[name] = total / loss_scale
+    return found
 
 
 def _give_back_first(handover: "weakref.ref[Handover]", optimizer: torch.optim.Optimizer) -> None:
@@ -235,7 +257,7 @@ def _check_memories(
         raise MomentumError(f"this recipe corrects momentum but knows none: {_FIX}, or give the recipe momentum=")
 
 
-def _check_holdings(groups: list[Group], names: Mapping[nn.Parameter, str]) -> None:
+def _check_holdings(groups: Sequence[Settings], names: Mapping[nn.Parameter, str]) -> None:
     held = {p for group in groups for p in group["params"]}
     if missing := [name for p, name in names.items() if p not in held]:
         raise MomentumError(
@@ -252,7 +274,7 @@ def _check_holdings(groups: list[Group], names: Mapping[nn.Parameter, str]) -> N
             )
 
 
-def _check_kind(groups: Iterator[Group]) -> None:
+def _check_kind(groups: Sequence[Settings]) -> None:
     for group in groups:
         if "dampening" not in group:
             raise MomentumError(

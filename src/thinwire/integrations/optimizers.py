@@ -1,7 +1,7 @@
-"""What optimizers do: every step of every torch.optim optimizer, told to those who want to know."""
+"""Following what optimizers do: each step of each torch.optim optimizer is told to observers and participants."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Protocol
 
@@ -11,40 +11,54 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Listener(Protocol):
-    """Who is told of steps, for as long as it lives."""
+class Observer(Protocol):
+    """Learns of the gradients that optimizers take."""
+
+    def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
+        """Note that the optimizer takes its gradients; with `evaluated`, from a closure that it may call again."""
+
+
+class Participant(Protocol):
+    """Does a part of an optimizer's step in its place."""
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that a step begins. What is raised prevents it."""
+        """Get ready for a step. An exception prevents it."""
 
-    def ready(self, optimizer: torch.optim.Optimizer, *, evaluated: bool) -> None:
-        """Note that the gradients it takes are in place; `evaluated` by a closure, which may be called again."""
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do the part: the gradients of this step are in place now."""
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that the step was taken."""
+        """Clean up after a step."""
 
-    def broke_off(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that the closure has raised."""
+    def give_back(self) -> None:
+        """Clean up after a closure that raised."""
 
 
-def listen(listener: Listener) -> None:
-    """Tell `listener` of every optimizer's steps."""
+def observe(observer: Observer) -> None:
+    """Tell the observer of all steps, for as long as it lives."""
     _register()
-    _listeners.add(listener)
+    _observers.add(observer)
 
 
-def stop_listening(listener: Listener) -> None:
-    """Tell it no longer."""
-    _listeners.discard(listener)
+def stop_observing(observer: Observer) -> None:
+    """Tell the observer no longer."""
+    _observers.discard(observer)
+
+
+def take_part(participant: Participant) -> None:
+    """Let the participant take part in all steps, for as long as it lives."""
+    _register()
+    _participants.add(participant)
 
 
 def skipped_by_scaler(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a GradScaler has left it to this fused optimizer to skip a step whose gradients are not finite."""
+    """Whether the GradScaler has told this fused optimizer to skip a step whose gradients are not finite."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
 
 
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+_observers: weakref.WeakSet[Observer] = weakref.WeakSet()
+_participants: weakref.WeakSet[Participant] = weakref.WeakSet()
 
 
 @cache
@@ -55,13 +69,13 @@ def _register() -> None:
 
 
 def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    for listener in _alive():
-        listener.before_step(optimizer)
+    for participant in list(_participants):
+        participant.before_step(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if callable(closure):
         return args[:1], kwargs | {"closure": partial(_evaluate, closure, optimizer)}
-    for listener in _alive():
-        listener.ready(optimizer, evaluated=False)
+    for participant in list(_participants):
+        participant.apply(optimizer)
     return args, kwargs
 
 
@@ -69,18 +83,18 @@ def _evaluate(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> A
     try:
         loss = closure()
     except BaseException:
-        for listener in _alive():
-            listener.broke_off(optimizer)
+        for participant in list(_participants):
+            participant.give_back()
         raise
-    for listener in _alive():
-        listener.ready(optimizer, evaluated=True)
+    for participant in list(_participants):
+        participant.apply(optimizer)
+    for observer in list(_observers):
+        observer.taken(optimizer, evaluated=True)
     return loss
 
 
 def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for listener in _alive():
-        listener.after_step(optimizer)
-
-
-def _alive() -> Iterator[Listener]:
-    return iter(list(_listeners))
+    for participant in list(_participants):
+        participant.after_step(optimizer)
+    for observer in list(_observers):
+        observer.taken(optimizer)

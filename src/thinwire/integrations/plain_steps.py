@@ -1,4 +1,4 @@
-"""DDP as it is, for as long as nothing pays."""
+"""Plain DDP steps: DDP works without a hook for as long as nothing pays, and `Adaptive` looks on."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.attachment import Attachment
 from thinwire.planner.live import Adaptive
-from thinwire.planner.probe.clock import Stamp, stamp
+from thinwire.planner.probe.measure import Stamp, stamp
 from thinwire.planner.profile import Gradient
 
 
 @final
 class PlainLog:
-    """Moments of a step that DDP reduces by itself, from the forward pass on. Every gradient is a bucket of its own."""
+    """When things happened in a step that DDP reduced itself, from the forward pass on. Each gradient is a bucket."""
 
     def __init__(self, gradients: Sequence[Gradient], forward: Stamp) -> None:
         self._gradients, self._forward, self._next = gradients, forward, forward
@@ -47,10 +47,10 @@ class PlainLog:
 class PlainSteps:
     """Lets `adaptive` look on while DDP works without a hook, and installs the hook as soon as something pays.
 
-    A step that has been reduced ends where the next forward pass that will be reduced begins: nothing is under way
-    there, and every rank comes by once a step, whatever it runs in between. One parameter's gradient, which every rank
-    must have in every step, tells that a step has been reduced. Within DDP's Join the hook is installed at once, as
-    ranks that have joined take no steps.
+    A reduced step ends where the next forward pass that DDP will reduce begins. Nothing is under way there, and every
+    rank gets there once a step, whatever it runs in between. One parameter's gradient, which every rank must have in
+    every step, shows that a step was reduced. Within DDP's Join we install the hook at once, as ranks that have joined
+    take no steps.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PlainSteps:
         weakref.finalize(model, _remove, self._noting)
 
     def __call__(self, model: nn.Module, inputs: object) -> None:
-        """End the step before, and begin one, as a forward pass begins."""
+        """End the previous step and begin one: a forward pass begins."""
         assert isinstance(model, DistributedDataParallel)
         if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
             self._accumulating |= torch.is_grad_enabled()
@@ -94,17 +94,18 @@ class PlainSteps:
         if not self._adaptive.idle or model._join_config.enable:
             _remove(self._handles)
             if not self._accumulating:  # what lies in .grad, if anything, is DDP's mean
-                self._attachment.gradients.note_reduced(self._attachment.parameters)
+                self._attachment.steps.gradients.note_reduced(self._attachment.parameters)
             self._install(model, self._attachment)
         self._accumulating = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be left behind where the model is copied or saved, as DDP leaves its hook."""
+        """Stay behind when the model is copied or saved, as DDP's own hook does."""
         return _Nobody, ()
 
     def _count(self, p: Tensor) -> None:
         if self._log is not None and self._last not in self._log.ready:
-            self._attachment.count_plain_step()
+            self._attachment.steps.step += 1
+            self._attachment.steps.draw += 1
             self._note(self._last, p)
 
     def _note(self, name: str, p: Tensor) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collectives import Group
-from thinwire.integrations.managed import bucket_caps, managed, with_sparse_gradients
+from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
 from thinwire.planner.plan import Plan
 from thinwire.planner.probe import Backward, probe_backward, probe_candidates, probe_links, probe_tiers
-from thinwire.planner.probe.load import contention
+from thinwire.planner.probe.links import contention
 from thinwire.planner.probe.tiers import described
 from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
 
@@ -34,7 +34,7 @@ def profile(
     Gradients, buffers and random numbers are put back.
     """
     parameters, group = managed(model), model.process_group
-    sparse = with_sparse_gradients(model)
+    sparse = sparse_weights(model.module)
     device = next(iter(parameters.values())).device
     with model.no_sync():
         backward = probe_backward(step, parameters, list(model.module.buffers()), group, update=update)

@@ -1,6 +1,6 @@
-"""Replicas without DistributedDataParallel: gradients are exchanged when a step's backward is over.
+"""Replicas without DistributedDataParallel: they exchange gradients after the whole backward of a step.
 
-DDP wants to see forward and backward one after the other, which the schedules of a pipeline do not grant it.
+DDP needs forward and backward to follow each other, and a pipeline's schedule interleaves them.
 """
 
 import weakref
@@ -24,7 +24,7 @@ _BUCKET_BYTES = 25 << 20
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Room for the gradients of some parameters, one behind the other."""
+    """Memory for the gradients of some parameters, one behind the other."""
 
     flat: Tensor
     parameters: list[nn.Parameter]
@@ -52,7 +52,7 @@ class _Bucket:
 
 @final
 class Replicas:
-    """What `replicate` returns. `attachment` has state_dict, verify_replicas and the like, as of `thinwire.attach`."""
+    """What `replicate` returns. `attachment` is as from `thinwire.attach`: state_dict, verify_replicas and so on."""
 
     def __init__(self, whole: nn.Module, attachment: Attachment, group: Group) -> None:
         weights = sparse_weights(whole)
@@ -64,11 +64,12 @@ class Replicas:
         self._frozen = [(name, p) for name, p in whole.named_parameters() if not p.requires_grad]
 
     def reduce(self) -> None:
-        """Replace every gradient by its mean over the replicas, as the recipe has it. A collective.
+        """Replace every gradient by its mean over the replicas, through the recipe. A collective.
 
-        Call it once a step, after the last backward (of a pipeline, after `schedule.step`) and before the optimizer.
-        A parameter without a gradient counts as having zeros; one that no replica has a gradient for is left alone.
-        Raises RuntimeError where a parameter has a gradient that was frozen when the replicas were made.
+        Call it once a step, after the last backward (in a pipeline, after `schedule.step`) and before the optimizer.
+        A missing gradient counts as zeros; a parameter for which no replica has a gradient is left alone. Raises
+        RuntimeError where a parameter has a gradient now and was frozen when the replicas were made, and where a
+        gradient was reduced a second time before any optimizer took it.
         """
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate anew")
@@ -85,21 +86,21 @@ class Replicas:
             p.grad = mean if p in used else None
 
     def _notice_replaced(self) -> None:
-        """Find gradients that have come past autograd, as zero-bubble schedules hand out those of weights."""
+        """Find gradients that were set without autograd. Zero-bubble schedules set those of weights that way."""
         steps = self.attachment.steps
         steps.close_if_done()
         for name, p in self.attachment.parameters.items():
-            if p.grad is None or p.grad.is_sparse or steps.gradients.adds_to(name):
+            if p.grad is None or p.grad.is_sparse or name in steps.gradients.added:
                 continue
             there, mean = self._handed.get(name, (lambda: None, p))
             if there() is p.grad and torch.equal(p.grad, mean):
                 continue
-            if steps.is_pending(name) and there() is p.grad:
+            if name in steps.pending and there() is p.grad:
                 raise RuntimeError(
                     f"the gradient of {name!r} was reduced, and no optimizer has taken it; what has been put there "
                     "since cannot be told from it: call reduce() once a step, or zero_grad() after a skipped one"
                 )
-            steps.gradients.note_replaced(name)
+            steps.note_replaced(name)
 
     def _note_handed(self, bucket: _Bucket) -> None:
         """Remember which tensors hold the means in this bucket."""
@@ -133,10 +134,10 @@ def replicate(
 ) -> Replicas:
     """Make replicas of a module, or of this rank's stages of a pipeline, over `group` (by default all ranks).
 
-    A collective: parameters and buffers of the group's first rank go to all others, buffers this once. From then on
-    call `reduce()` in every step. Recipe, `optimizer` and `scaler` are as in `thinwire.attach`; nothing overlaps with
-    backward, and gradients take as much memory again. Raises TypeError for anything but a recipe, for complex
-    parameters and for DistributedDataParallel, which reduces gradients itself, and what `thinwire.attach` does.
+    A collective: the group's first rank sends its parameters and buffers to all others, buffers this once only. From
+    then on call `reduce()` in every step. `recipe`, `optimizer` and `scaler` are as in `thinwire.attach`. Nothing
+    overlaps with backward, and gradients take twice the memory. Raises TypeError for anything but a recipe, for complex
+    parameters, and for DistributedDataParallel, which reduces gradients itself; and whatever `thinwire.attach` raises.
     """
     if not isinstance(recipe, Reducer):
         raise TypeError(f"replicate takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
@@ -169,7 +170,7 @@ def replicate(
 
 
 def _buckets(parameters: list[nn.Parameter]) -> Iterator[_Bucket]:
-    """Gather parameters of one dtype and device, the last ones first, as their gradients come first."""
+    """Group parameters of one dtype and device, the last ones first, as their gradients come first."""
     kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for p in reversed(parameters):
         held = kinds.setdefault((p.dtype, p.device), [])

@@ -1,4 +1,4 @@
-"""What an attachment saves: tensors and plain containers, checked and compared between ranks before they are used."""
+"""What an attachment saves: tensors and plain containers. They are checked and compared over ranks before use."""
 
 import math
 import re
@@ -26,21 +26,21 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 @final
 @dataclass(frozen=True)
 class Place:
-    """Whose state it is."""
+    """The rank, and the world size, that a state belongs to."""
 
     rank: int
     world_size: int
 
     @classmethod
     def of(cls, group: Group) -> "Place":
-        """Return this rank's place."""
+        """Return this rank's place in the group."""
         return cls(group.rank(), group.size())
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What ranks must have alike to go on together."""
+    """What must agree on all ranks to go on together."""
 
     step: int
     draw: int
@@ -48,12 +48,12 @@ class Standing:
 
 
 def words(recipe: Reducer) -> str:
-    """Return a recipe in words, the same in every process."""
+    """Return the recipe in words, which are the same in every process."""
     return _ADDRESS.sub("", repr(recipe))
 
 
 def kinds(memories: Sequence[Memory]) -> list[list[str]]:
-    """Return what each memory keeps, by which those of two recipes are compared."""
+    """Return the fields each memory keeps. Two recipes have the same memories if these are equal."""
     return [sorted(memory.fields) for memory in memories]
 
 
@@ -67,7 +67,7 @@ def dump(
     memories: Sequence[Memory],
     momentum: Sequence[Sequence[Any]],
 ) -> dict[str, Any]:
-    """Return copies of everything that outlives a step. Memories are listed in the recipe's order."""
+    """Return copies of everything that outlives a step. Memories come in the recipe's order."""
     return {
         "version": VERSION,
         "rank": place.rank,
@@ -86,9 +86,9 @@ def dump(
 
 
 def agree(group: Group, mine: Callable[[], Standing]) -> None:
-    """Compare where ranks stand, which each finds out by `mine`. A collective.
+    """Compare where the ranks stand; `mine` says where this one does. A collective.
 
-    Raises ValueError on every rank where one raises that, and StateError where they stand differently.
+    Raises ValueError on every rank if `mine` raises one on any, and StateError where ranks stand differently.
     """
     error, standing = None, {}
     try:
@@ -110,7 +110,7 @@ def agree(group: Group, mine: Callable[[], Standing]) -> None:
 
 
 def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], place: Place) -> Standing:
-    """Return where `state` stands. Raises ValueError where `dump` did not make it for such a recipe, model and rank."""
+    """Return where `state` stands. Raises ValueError unless `dump` made it for such a recipe, model and rank."""
     if not isinstance(state, Mapping) or not state.keys() >= _KEYS.get(_version(state), _KEYS[VERSION]):
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"an attachment's state has the keys {sorted(_KEYS[VERSION])}; got {got}")
@@ -133,7 +133,7 @@ def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter]
 
 
 def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Take `state` over into the memories, on the parameters' devices."""
+    """Load `state` into the memories, on the parameters' devices."""
     for memory, saved in zip(memories, state["memories"], strict=True):
         memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
 
@@ -192,7 +192,7 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
 
 
 def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
-    """Refuse what would wait for ever, as the recipe in use keeps nothing for this parameter."""
+    """Refuse what would wait forever, as the recipe in use keeps nothing for this parameter."""
     slot = Slot(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
     if recipe.memory_of(slot) is not memory and any(bool(x.any()) for f, x in fields.items() if f not in memory.free):
         raise ValueError(

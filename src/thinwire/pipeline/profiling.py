@@ -11,9 +11,8 @@ from thinwire.exchanges import Link
 from thinwire.pipeline.boundary import Boundary
 from thinwire.pipeline.topk import TopKBoundary
 from thinwire.planner.boundaries import Crossings, Cut
-from thinwire.planner.probe.agreed import Ranks
-from thinwire.planner.probe.clock import stamp
 from thinwire.planner.probe.links import SIZES, fit
+from thinwire.planner.probe.measure import Ranks, stamp
 
 _WARMUP, _REPEATS, _CROSSINGS = 2, 7, 4
 

@@ -1,13 +1,10 @@
 """Does compression pay here? Measure, decide, predict, and say why."""
 
-from thinwire.planner.boundaries import BoundaryRow, Crossings, Cut, decide_boundaries
+from thinwire.planner.boundaries import BoundaryRow, Crossings, Cut, PipelinePlan, decide_boundaries
 from thinwire.planner.candidates import DENSE, NAMES, Budget, Candidate, candidate, renamed
-from thinwire.planner.curve import Curve
-from thinwire.planner.decide import break_even, decide
-from thinwire.planner.pipeline_plan import PipelinePlan
+from thinwire.planner.decide import break_even, decide, minimum_ratio
 from thinwire.planner.plan import Plan, Row
-from thinwire.planner.profile import Bucket, Cost, Gradient, Profile, Timeline
-from thinwire.planner.ratio import minimum_ratio
+from thinwire.planner.profile import Bucket, Cost, Curve, Gradient, Profile, Timeline
 from thinwire.planner.search import fastest
 from thinwire.planner.timeline import Span, spans, step_seconds
 

@@ -6,8 +6,7 @@ from math import log2
 from typing import final
 
 from thinwire.exchanges import AllGather, GlobalTopKTree, Link
-from thinwire.planner.curve import Curve
-from thinwire.planner.profile import TRANSPORTS, Bucket, Cost, Gradient, Profile, Timeline
+from thinwire.planner.profile import TRANSPORTS, Bucket, Cost, Curve, Gradient, Profile, Timeline
 from thinwire.planner.scaling import Scale, scaled
 
 ALPHA, BETA = 0.436e-3, 3.6e-8

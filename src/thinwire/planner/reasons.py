@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from thinwire.exchanges import Link
 from thinwire.planner.candidates import DENSE, Budget
-from thinwire.planner.curve import Curve
-from thinwire.planner.profile import Cost, Gradient, Profile
+from thinwire.planner.profile import Cost, Curve, Gradient, Profile
 from thinwire.planner.search import fastest
 from thinwire.planner.timeline import Work, step_seconds, work
 

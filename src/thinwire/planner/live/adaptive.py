@@ -11,11 +11,10 @@ from torch.futures import Future
 from thinwire.collectives import Group
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.candidates import Budget
-from thinwire.planner.live.life import live
-from thinwire.planner.live.log import Log, StepLog
-from thinwire.planner.live.steps import Choice, Life
+from thinwire.planner.live.policy import policy
+from thinwire.planner.live.steps import Choice, Log, Policy, StepLog
 from thinwire.planner.plan import reducer
-from thinwire.planner.probe.agreed import Ranks
+from thinwire.planner.probe.measure import Ranks
 from thinwire.reducer import Bucket, Reducer, Round, Slot
 
 _log = logging.getLogger("thinwire")
@@ -43,7 +42,7 @@ class Adaptive(Reducer):
         self.budget, self._sizes, self._caps = budget or Budget(), tuple(sizes), caps
         self.history: list[Decision] = []
         self._memory = ErrorFeedback()
-        self._life: Life[Never] | None = None
+        self._policy: Policy[Never] | None = None
         self._log: StepLog | None = None
         self._reducer = reducer({}, self._memory)
 
@@ -61,8 +60,8 @@ class Adaptive(Reducer):
         for candidate in self.budget.candidates():
             candidate.reducer(self._memory).prepare(group, samples)
         if group.size() > 1 and samples and self._sizes:
-            self._life = live(self.budget, self._sizes, Ranks(group=group, device=samples[0].device), self._caps)
-            next(self._life)
+            self._policy = policy(self.budget, self._sizes, Ranks(group=group, device=samples[0].device), self._caps)
+            next(self._policy)
 
     @property
     def idle(self) -> bool:
@@ -72,13 +71,13 @@ class Adaptive(Reducer):
     @property
     def settled(self) -> bool:
         """Whether something has been decided, or nothing will ever be."""
-        return self._life is None or bool(self.history)
+        return self._policy is None or bool(self.history)
 
     def go_on(self, log: Log, step: int, rank: int) -> None:
         """Take the log of a step that is over, and choose for number `step`, which begins; may take collectives."""
-        if self._life is None:
+        if self._policy is None:
             return
-        decided = self._life.send(log)
+        decided = self._policy.send(log)
         if decided.reason:
             self.history.append(Decision(step, decided.choice, decided.reason))
             _log.log(logging.DEBUG if rank else logging.INFO, "step %d: %s", step, decided.reason)

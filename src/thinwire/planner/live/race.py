@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from thinwire.planner.candidates import DENSE, Budget
 from thinwire.planner.decide import chosen
-from thinwire.planner.live.log import Log, median_period
-from thinwire.planner.live.steps import Choice, Decided, Life, compressed, in_words, steps
-from thinwire.planner.probe.agreed import Ranks
+from thinwire.planner.live.steps import Choice, Decided, Log, Policy, compressed, in_words, median_period, steps
+from thinwire.planner.probe.measure import Ranks
 from thinwire.planner.profile import Profile
 from thinwire.planner.search import fastest
 from thinwire.planner.timeline import step_seconds
@@ -20,7 +19,7 @@ _OBVIOUS = 1.5  # times slower than the best prediction: not worth a lap
 
 def decision(
     profile: Profile, budget: Budget, now: Choice, why: str, ranks: Ranks, *, dense_seconds: float | None = None
-) -> Life[Decided]:
+) -> Policy[Decided]:
     """Race what the plan proposes against what is in use `now`, and return the winner.
 
     `dense_seconds`: of uncompressed steps, where they have just been observed.
@@ -66,7 +65,7 @@ def winner(seconds: Sequence[float]) -> int:
     return next(place for place, took in enumerate(seconds) if took <= limit)
 
 
-def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> Life[list[float]]:
+def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> Policy[list[float]]:
     """Let arms take turns, and return the seconds of a step of each."""
     logs: dict[int, list[Log]] = {place: [] for place in range(len(arms)) if place not in known}
     for _ in range(_LAPS):

@@ -1,15 +1,36 @@
-"""What a life is made of."""
+"""Steps as a policy sees them: what each goes by, and when things happened in it on this rank."""
 
-from collections.abc import Generator, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple, Protocol, TypeVar, final
+
+import torch
 
 from thinwire.planner.candidates import DENSE
-from thinwire.planner.live.log import Log
+from thinwire.planner.probe.measure import Stamp, stamp
+from thinwire.planner.profile import Gradient
+from thinwire.reducer import Bucket, Slot
 
 Choice = Mapping[str, str]
 """The candidate's name for each tensor that is compressed."""
 
 _T = TypeVar("_T")
+
+
+class Log(Protocol):
+    """What a life asks of a step that is over."""
+
+    @property
+    def period(self) -> float:
+        """Seconds from one moment of the step to the same of the next."""
+
+    @property
+    def buckets(self) -> Sequence[tuple[Gradient, ...]]:
+        """Gradients that came together, alike on all ranks."""
+
+    @property
+    def offsets(self) -> Sequence[float]:
+        """Seconds from the step's beginning to each of these."""
 
 
 class Decided(NamedTuple):
@@ -19,11 +40,11 @@ class Decided(NamedTuple):
     reason: str = ""
 
 
-Life = Generator[Decided, Log, _T]
+Policy = Generator[Decided, Log, _T]
 """Yields what each step goes by, takes that step's log, and returns what has been found out."""
 
 
-def steps(choice: Choice, count: int, reason: str = "") -> Life[list[Log]]:
+def steps(choice: Choice, count: int, reason: str = "") -> Policy[list[Log]]:
     """Go through so many steps."""
     logs = []
     for index in range(count):
@@ -40,3 +61,63 @@ def in_words(choice: Choice) -> str:
     """Return how many tensors go by what."""
     given = list(choice.values())
     return " and ".join(f"{given.count(name)} tensors by {name}" for name in dict.fromkeys(given)) or "uncompressed"
+
+
+@final
+class StepLog:
+    """Moments of one step of our own, which begins where the one `before` was over."""
+
+    def __init__(self, device: torch.device, before: "StepLog | None") -> None:
+        self._device = device
+        self._first, self._began = stamp(device), before and before._last
+        self._names: set[str] = set()
+        self._ready: list[Stamp] = []
+        self._done: list[Stamp] = []
+        self._next: Stamp | None = None
+        self._buckets: list[tuple[tuple[Slot, ...], int]] = []
+
+    def add(self, bucket: Bucket) -> None:
+        """Note that a bucket is there."""
+        self._ready.append(stamp(self._device))
+        self._buckets.append((bucket.slots, bucket.flat.element_size()))
+        self._names.update(slot.name for slot in bucket.slots)
+
+    def finish(self) -> None:
+        """Note that a bucket has been exchanged."""
+        self._done.append(stamp(self._device))
+
+    def close(self) -> None:
+        """Note that the next step's first bucket is there."""
+        self._next = stamp(self._device)
+
+    def holds(self, slots: tuple[Slot, ...]) -> bool:
+        """Whether any of these has been seen."""
+        return any(slot.name in self._names for slot in slots)
+
+    @property
+    def buckets(self) -> list[tuple[Gradient, ...]]:
+        """The gradients of each bucket."""
+        return [
+            tuple(Gradient(name=slot.name, numel=slot.length, itemsize=size) for slot in slots)
+            for slots, size in self._buckets
+        ]
+
+    @property
+    def period(self) -> float:
+        """Seconds from the first bucket to that of the next step."""
+        assert self._next is not None
+        return self._next.since(self._first)
+
+    @property
+    def offsets(self) -> list[float]:
+        """Seconds from the beginning to each bucket."""
+        return [ready.since(self._began or self._first) for ready in self._ready]
+
+    @property
+    def _last(self) -> Stamp | None:
+        return self._done[-1] if self._done else None
+
+
+def median_period(logs: Sequence[Log]) -> float:
+    """Return the median of the steps' periods."""
+    return median(log.period for log in logs)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.collectives import Group, all_reduce
-from thinwire.planner.probe.agreed import gathered, longest
-from thinwire.planner.probe.clock import Stamp, stamp
+from thinwire.planner.probe.measure import Stamp, gathered, longest, stamp
 
 _WARMUP, _REPEATS, _UPDATES = 2, 7, 3
 

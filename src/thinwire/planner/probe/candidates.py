@@ -13,10 +13,8 @@ from thinwire.exchanges.base import Link
 from thinwire.memories import ErrorFeedback
 from thinwire.payloads import Payload
 from thinwire.planner.candidates import Candidate
-from thinwire.planner.curve import Curve
-from thinwire.planner.probe.agreed import gathered, longest
-from thinwire.planner.probe.clock import synchronize
-from thinwire.planner.profile import Cost
+from thinwire.planner.probe.measure import gathered, longest, synchronize
+from thinwire.planner.profile import Cost, Curve
 from thinwire.reducer import Bucket, Compressed, Round, Slot
 
 _REPEATS = 4

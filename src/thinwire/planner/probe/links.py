@@ -1,6 +1,9 @@
 """What messages cost: α and β of each transport, from timings of a few sizes."""
 
+import os
+import socket
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from statistics import median
@@ -11,8 +14,7 @@ from torch import Tensor
 
 from thinwire.collectives import Group, Peers, all_gather, all_reduce
 from thinwire.exchanges import AllGather, AllReduce, Exchange, Link, Transport
-from thinwire.planner.probe.agreed import gathered
-from thinwire.planner.probe.clock import synchronize
+from thinwire.planner.probe.measure import gathered, synchronize
 
 SIZES = (1 << 8, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of the vectors that are sent."""
@@ -45,6 +47,17 @@ def ping(nbytes: int, group: Group, device: torch.device) -> float:
     run = _reduce(torch.zeros(-(-nbytes // 4), device=device), group)
     gathered([0.0], group, device)  # start together
     return float(gathered([min(_timed(run, device)[0] for _ in range(_PINGS))], group, device).min())
+
+
+def contention(group: Group, device: torch.device) -> float:
+    """Return by how many seconds a processor second of each rank's communication delays what they compute.
+
+    0 where backward runs elsewhere or leaves cores free.
+    """
+    host = float(zlib.crc32(socket.gethostname().encode()))
+    ranks = gathered([host], group, device)[:, 0].eq(host).sum().item()
+    load = ranks * torch.get_num_threads() / (os.cpu_count() or 1)
+    return float(gathered([load if device.type == "cpu" and load >= 1 else 0.0], group, device).max())
 
 
 def _probe(

@@ -9,8 +9,7 @@ import torch
 
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges import Link
-from thinwire.planner.probe.agreed import gathered, longest
-from thinwire.planner.probe.clock import stamp
+from thinwire.planner.probe.measure import gathered, longest, stamp
 
 _SIZES = (1 << 8, 1 << 18)  # bytes
 _REPEATS = 5

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinwire.integrations import replicas
+from thinwire.integrations.drift import differing
 from thinwire.tools.bench.methods import METHODS
 from thinwire.tools.bench.timing import timed_step
 from thinwire.tools.bench.training import RowJob
@@ -54,7 +54,7 @@ class DataParallel:
 
     def differing(self) -> list[str]:
         """Compare the replicas."""
-        return replicas.differing(dict(self._model.module.named_parameters()), self._model.process_group)
+        return differing(dict(self._model.module.named_parameters()), self._model.process_group)
 
 
 def dense_bytes(model: nn.Module, world: int) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinwire import trace
-from thinwire.integrations import replicas
+from thinwire.integrations.drift import differing
 from thinwire.pipeline import sparsify
 from thinwire.tools.bench.data_parallel import dense_bytes
 from thinwire.tools.bench.methods import METHODS
@@ -85,7 +85,7 @@ class Hybrid:
 
     def differing(self) -> list[str]:
         """Compare the replicas of this stage."""
-        return replicas.differing(dict(self._own.named_parameters()), self._mesh.get_group("replica"))
+        return differing(dict(self._own.named_parameters()), self._mesh.get_group("replica"))
 
     def _loss(self, batch: tuple[Tensor, ...]) -> Tensor:
         args, kwargs, target = self._parts.feed(batch)

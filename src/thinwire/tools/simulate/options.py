@@ -6,8 +6,7 @@ from pathlib import Path
 
 from thinwire.exchanges import Link, Network
 from thinwire.planner import Profile, papers_dragonn
-from thinwire.planner.network import Regions, Tiers
-from thinwire.planner.ring import MOST, ring
+from thinwire.planner.network import MOST, Regions, Tiers, ring
 from thinwire.planner.scaling import Scale, scaled
 from thinwire.planner.texts import described, parse_link, parse_tiers, read_regions
 from thinwire.tools.inputs import BadInput

@@ -1,13 +1,32 @@
-"""Figures that all ranks hold alike, so that they decide alike."""
+"""Measuring together: moments on a device, and figures that all ranks hold alike so that they decide alike."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
 from thinwire.collectives import Group, all_gather
+
+
+class Stamp(Protocol):
+    """A moment in a device's work; taking one does not wait for the device, reading one does."""
+
+    def since(self, earlier: Any) -> float:
+        """Return the seconds from an earlier stamp of the same device to this one."""
+
+
+def stamp(device: torch.device) -> Stamp:
+    """Return the moment at which the device has done what it has been told on the current stream."""
+    return _Event(device) if device.type == "cuda" else _Now()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def gathered(figures: Sequence[float], group: Group, device: torch.device | None = None) -> Tensor:
@@ -42,3 +61,23 @@ class Ranks:
     def most(self, figures: Sequence[float]) -> list[float]:
         """Return the largest of all ranks."""
         return gathered(figures, self.group, self.device).max(dim=0).values.tolist()
+
+
+@final
+class _Now:
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+
+    def since(self, earlier: "_Now") -> float:
+        return self.seconds - earlier.seconds
+
+
+@final
+class _Event:
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record(torch.cuda.current_stream(device))
+
+    def since(self, earlier: "_Event") -> float:
+        self._event.synchronize()
+        return 1e-3 * earlier._event.elapsed_time(self._event)

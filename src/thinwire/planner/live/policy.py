@@ -1,0 +1,126 @@
+"""The policy behind plan="auto": observe, decide, watch the links, and decide again when they change."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Never, final
+
+from thinwire.planner.candidates import Budget
+from thinwire.planner.decide import chosen
+from thinwire.planner.live.race import TOLERANCE, decision
+from thinwire.planner.live.steps import Decided, Log, Policy, compressed, median_period, steps
+from thinwire.planner.probe import ping, probe_candidates, probe_links
+from thinwire.planner.probe.links import contention
+from thinwire.planner.probe.measure import Ranks
+from thinwire.planner.profile import Bucket, Profile, Timeline
+from thinwire.planner.timeline import step_seconds
+
+_SETTLE, _OBSERVE = 3, 6  # steps; DDP cuts its buckets anew after the first
+_LOOK = 8  # steps between two looks, at least
+_SHARE = 0.005  # of the time goes to looking, at most
+_PING_SECONDS, _PINGS = 1e-3, 4
+_LEAST, _MOST = 1 << 12, 1 << 24  # bytes of a ping
+_PROBE_SECONDS = 1.0
+_LAX = 5.0  # the factor at most
+
+
+def policy(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[int] | None = None) -> Policy[Never]:
+    """Go on for ever, alike on all ranks, as every figure that counts is exchanged first.
+
+    `caps`: of DDP's buckets, where the first logs tell of single gradients.
+    """
+    group, device = ranks.group, ranks.device
+    links, busy = probe_links(group, device)
+    costs = probe_candidates(budget.candidates(), group, device, links, sizes)
+    slowdown = contention(group, device)
+    yield from steps({}, _SETTLE)
+    logs = yield from steps({}, _OBSERVE)
+    timeline = observed(logs, ranks)
+    profile = Profile(
+        world_size=group.size(),
+        timeline=timeline if caps is None else timeline.cut(caps),
+        links=links,
+        busy=busy,
+        costs=costs,
+        slowdown=slowdown,
+        made={"world_size": group.size()},
+    )
+    (seconds,) = ranks.mean([median_period(logs)])
+    profile = _with_rest(profile, seconds)
+    decided = yield from decision(profile, budget, {}, "first plan", ranks, dense_seconds=seconds)
+    while True:
+        before = profile
+        profile = yield from until_changed(decided, profile, budget, ranks)
+        decided = yield from decision(profile, budget, decided.choice, _change(before, profile), ranks)
+
+
+def observed(logs: Sequence[Log], ranks: Ranks) -> Timeline:
+    """Return the median step on the slowest rank. What an optimizer takes lies at the beginning of the next step."""
+    alike = [log for log in logs if log.buckets == logs[-1].buckets]
+    ready = ranks.most([median(column) for column in zip(*(log.offsets for log in alike), strict=True)])
+    buckets = (Bucket(ready=when, gradients=what) for when, what in zip(ready, logs[-1].buckets, strict=True))
+    return Timeline(buckets=tuple(buckets), computed=max(ready))
+
+
+@final
+@dataclass(kw_only=True)
+class Alarm:
+    """Rings when something takes `factor` times as long as at first, or as short, `times` running."""
+
+    factor: float = 2.0
+    times: int = 2
+    _usual: float | None = field(default=None, init=False)
+    _strikes: int = field(default=0, init=False)
+
+    @property
+    def struck(self) -> bool:
+        """Whether the last look was unusual."""
+        return self._strikes > 0
+
+    def rings(self, seconds: float) -> bool:
+        """Look; the first look shows what is usual."""
+        usual = self._usual = seconds if self._usual is None else self._usual
+        self._strikes = 0 if usual / self.factor < seconds < usual * self.factor else self._strikes + 1
+        return self._strikes >= self.times
+
+
+def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ranks) -> Policy[Profile]:
+    """Go by what was decided until links have changed so that another choice is due; return them as they are now."""
+    alarm, reason, count = Alarm(), decided.reason, _LOOK
+    while True:
+        logs = yield from steps(decided.choice, count, reason)
+        reason = ""
+        seconds = ping(_size(profile), ranks.group, ranks.device)
+        (period,) = ranks.mean([median_period(logs)])
+        rings = alarm.rings(seconds)
+        # what is unusual is looked at again at once
+        count = _LOOK if alarm.struck else max(_LOOK, math.ceil(_PINGS * seconds / (_SHARE * period)))
+        if rings:
+            alarm = Alarm(factor=min(_LAX, 1.5 * alarm.factor))  # it may be false, and probing costs
+            links = probe_links(ranks.group, ranks.device, seconds=_PROBE_SECONDS).links
+            now = replace(profile, links=links)
+            if compressed(chosen(now, budget, TOLERANCE)) != decided.choice:
+                return now
+            profile = now
+
+
+def _with_rest(profile: Profile, seconds: float) -> Profile:
+    """Count as rest, such as the optimizer or the loader, what uncompressed steps took beyond what is known of."""
+    rest = max(0.0, seconds - step_seconds(profile))
+    return replace(profile, timeline=replace(profile.timeline, rest=rest))
+
+
+def _change(before: Profile, after: Profile) -> str:
+    was, now = (profile.links["all_reduce"] for profile in (before, after))
+    return (
+        f"the link has changed from {8e-6 * was.bandwidth:.0f} to {8e-6 * now.bandwidth:.0f} Mbit/s "
+        f"and from {1e3 * was.latency:.2f} to {1e3 * now.latency:.2f} ms"
+    )
+
+
+def _size(profile: Profile) -> int:
+    """Return how much to send for its bytes to weigh more than its latency: what a link carries in that time."""
+    link = profile.links["all_reduce"]
+    seconds = max(_PING_SECONDS, 2 * profile.world_size * link.latency)
+    return min(_MOST, max(_LEAST, int(seconds * link.bandwidth)))
