@@ -88,7 +88,9 @@ def _large(reducer: Reducer) -> Compressed:
     raise TypeError(f"{type(reducer).__name__} is not one codec and one exchange; expected Compressed")
 
 
-def _with_feedback(codec: Callable[..., Codec], exchange: Exchange) -> Recipe:
+def with_feedback(codec: Callable[..., Codec], exchange: Exchange) -> Recipe:
+    """Return the recipe of a codec that takes `density=`, with error feedback; small tensors go uncompressed."""
+
     def recipe(*, density: float | Schedule = 0.01, minimum_size: int = 1024) -> Reducer:
         large = Compressed(memory=ErrorFeedback(), codec=codec(density=density), exchange=exchange)
         return MinimumSize(numel=minimum_size, small=dense(), large=large)
@@ -147,7 +149,7 @@ _ROWS = (
     ),
     Method(
         name="sampled_topk",
-        recipe=_with_feedback(SampledThreshold, AllGather()),
+        recipe=with_feedback(SampledThreshold, AllGather()),
         summary="Top-k by a sampled threshold, with error feedback",
         sends="nearly always the largest elements of each tensor",
         paper="the selection of Deep Gradient Compression (Lin et al. 2018)",
@@ -191,7 +193,7 @@ _ROWS = (
     ),
     Method(
         name="sampled_gtopk",
-        recipe=_with_feedback(SampledThreshold, GlobalTopKTree()),
+        recipe=with_feedback(SampledThreshold, GlobalTopKTree()),
         summary="gTop-k by a sampled threshold",
         sends="nearly always what gtopk sends",
         paper=_GTOPK,
@@ -201,7 +203,7 @@ _ROWS = (
     ),
     Method(
         name="doubling",
-        recipe=_with_feedback(TopK, RecursiveDoubling()),
+        recipe=with_feedback(TopK, RecursiveDoubling()),
         summary="exact Top-k, summed by sparse recursive doubling",
         sends="what topk picks, then what 2, 4, … ranks picked together",
         paper=_SPARCML,
@@ -211,7 +213,7 @@ _ROWS = (
     ),
     Method(
         name="sampled_doubling",
-        recipe=_with_feedback(SampledThreshold, RecursiveDoubling()),
+        recipe=with_feedback(SampledThreshold, RecursiveDoubling()),
         summary="sampled Top-k, summed by sparse recursive doubling",
         sends="what sampled_topk picks, then what 2, 4, … ranks picked together",
         paper=_SPARCML,
@@ -221,7 +223,7 @@ _ROWS = (
     ),
     Method(
         name="owner",
-        recipe=_with_feedback(TopK, OwnerSharded()),
+        recipe=with_feedback(TopK, OwnerSharded()),
         summary="exact Top-k, every index summed by the rank that owns it",
         sends="what topk picks, to the owners of its indices, and the sums of its own",
         summed=True,
@@ -230,7 +232,7 @@ _ROWS = (
     ),
     Method(
         name="sampled_owner",
-        recipe=_with_feedback(SampledThreshold, OwnerSharded()),
+        recipe=with_feedback(SampledThreshold, OwnerSharded()),
         summary="sampled Top-k, every index summed by the rank that owns it",
         sends="what sampled_topk picks, to the owners of its indices, and the sums of its own",
         summed=True,
@@ -336,7 +338,8 @@ _ROWS = (
 )
 
 
-def _by_name(rows: Iterable[Method]) -> Mapping[str, Method]:
+def by_name(rows: Iterable[Method]) -> Mapping[str, Method]:
+    """Return the rows by their names. Raises ValueError where two share one."""
     found: dict[str, Method] = {}
     for row in rows:
         if row.name in found:
@@ -345,7 +348,7 @@ def _by_name(rows: Iterable[Method]) -> Mapping[str, Method]:
     return MappingProxyType(found)
 
 
-METHODS = _by_name(_ROWS)
+METHODS = by_name(_ROWS)
 """Every method by name: ``for method in METHODS.values(): print(method.name, method.sends)``."""
 
 
