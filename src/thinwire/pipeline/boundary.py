@@ -1,30 +1,51 @@
-"""What an activation goes through between two stages: x → mask ⊙ x on the way there, g → mask ⊙ g on the way back."""
+"""Boundaries between stages: x → mask ⊙ x on the way there, g → mask ⊙ g on the way back."""
 
 import math
 from abc import ABC, abstractmethod
-from typing import final
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import check_density
+from thinwire.codecs.base import check_density, kept
+from thinwire.codecs.row_topk import largest_in_rows
 from thinwire.codecs.thresholding import filled
 from thinwire.formats import Format
 from thinwire.kernels import gather
 from thinwire.payloads import Dense, Narrow, Sparse, Words, narrowed
 from thinwire.payloads.wire import DTYPE_CODES
-from thinwire.pipeline.crossing import pack, unpack
-from thinwire.pipeline.tally import Choice, Report, Tally
+from thinwire.pipeline.autograd import pack, unpack
+
+
+class Choice(NamedTuple):
+    """What travels: flat indices (int32, ascending, −1 for padding), or None for all; and the thresholds used."""
+
+    kept: Tensor | None
+    thresholds: Tensor
+
+
+class Report(NamedTuple):
+    """Densities wanted, sent (padding included), kept by the threshold, and nonzero; and the mean threshold.
+
+    Densities are shares of the activations' elements. NaN before anything was sent.
+    """
+
+    wanted: float
+    sent: float
+    kept: float
+    nonzero: float
+    threshold: float
 
 
 class Boundary(nn.Module, ABC):
-    """Keeps about the share `density` of largest magnitudes of each row; only their gradients return.
+    """Keeps about the share `density` of the largest magnitudes of each row. Only their gradients come back.
 
-    A row is what `flatten(start_dim)` leaves as the last dimension: by default the features of one sample or token;
-    with start_dim=1 a whole sample, as images want it. `values` narrows the numbers on the way there: None leaves them
-    in the activation's own dtype, or another dtype, or a `formats.Format`. Gradients come back in as many bytes: in
-    their own dtype where that fits, else as float32 rounded to the bits there are. As a module in an unsplit model it
-    does to activations and gradients exactly what the crossing does.
+    A row is what `flatten(start_dim)` leaves as the last dimension: by default the features of one sample or token, and
+    with start_dim=1 a whole sample, which suits images. `values` narrows the numbers that travel: None keeps the
+    activation's dtype; otherwise a dtype or a `formats.Format`. Gradients come back in the same number of bytes: in
+    their own dtype if that fits, else as float32 rounded to the bits there are. You can also use a boundary as a module
+    of an unsplit model. It then does exactly what the split model does to activations and gradients.
     """
 
     density: float
@@ -38,15 +59,15 @@ class Boundary(nn.Module, ABC):
             known = ", ".join(map(str, DTYPE_CODES))
             raise TypeError(f"values is {values!r}; expected None, {known} or one of thinwire.formats")
         self.density, self.values, self.start_dim = density, values, start_dim
-        self._tally, self._crossings = Tally(), 0
+        self._sums, self._crossings = _Sums(), 0
 
     @abstractmethod
     def count(self, rows: int, width: int) -> int | None:
-        """Return how many elements of a matrix travel, padding included; None for all of them, which none need name."""
+        """Return how many elements of a matrix travel, padding included. None for all, sent without indices."""
 
     @abstractmethod
     def choose(self, matrix: Tensor) -> Choice:
-        """Choose `count` elements of a matrix (rows, width) that is not empty, one row per sample."""
+        """Choose `count` elements of a matrix (rows, width), which is not empty and has a row per sample."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` as it arrives on the other side, of the same shape and dtype."""
@@ -54,9 +75,10 @@ class Boundary(nn.Module, ABC):
 
     @final
     def send(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what travels in place of floating-point `x`: float32 words (n), and a frame without elements.
+        """Return what travels in place of floating-point `x`: float32 words (n), and an empty frame.
 
-        The frame, of shape (*x.shape, 0), tells the receiver the shape and the dtype. n depends on these alone.
+        The frame, of shape (*x.shape, 0), tells the receiver the shape and dtype, on which alone n depends. Raises
+        TypeError where `x` is not floating-point.
         """
         if not x.is_floating_point():
             raise TypeError(f"an activation is floating-point; got {x.dtype}")
@@ -66,23 +88,23 @@ class Boundary(nn.Module, ABC):
 
     @final
     def receive(self, words: Tensor, frame: Tensor) -> Tensor:
-        """Return what was sent, zero where nothing was.
+        """Return what was sent, and zero elsewhere.
 
-        Words may hold anything, as pipelines try shapes out on memory that nobody has written. Raises PayloadError
-        where there are more or fewer than this boundary sends for such a frame.
+        The words may hold anything: pipelines try shapes out on uninitialised memory. Raises PayloadError unless there
+        are as many words as this boundary sends for such a frame.
         """
         return unpack(words, frame, self._layout(frame.shape[:-1], frame.dtype))
 
     @final
     def nbytes(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> int:
-        """Return how many bytes cross for an activation of this shape, in each direction: those of the words."""
+        """Return the bytes of the words that cross, in each direction, for an activation of this shape."""
         return 4 * self._layout(shape, dtype).length
 
     @final
     def report(self) -> Report:
-        """Return the means over what was packed since the last report."""
-        tally, self._tally = self._tally, Tally()
-        return tally.report(self.density)
+        """Return the means over what was sent since the last report."""
+        sums, self._sums = self._sums, _Sums()
+        return sums.report(self.density)
 
     def _chosen(self, flat: Tensor, width: int) -> tuple[Sparse | Dense, Tensor | None]:
         if not flat.numel():
@@ -90,7 +112,7 @@ class Boundary(nn.Module, ABC):
         choice = self.choose(flat.view(-1, width))
         taken = flat if choice.kept is None else gather(flat, choice.kept)
         values, coded = narrowed(taken, self.values, flat.dtype, self._crossings)
-        self._tally.add(flat.numel(), values, choice)
+        self._sums.add(flat.numel(), values, choice)
         if choice.kept is None:
             return Dense(values=values, coded=coded), None
         indices = filled(choice.kept, flat.numel())
@@ -109,3 +131,56 @@ class Boundary(nn.Module, ABC):
                 f"start_dim is {self.start_dim}; an activation of shape {tuple(shape)} has no such dimension"
             )
         return math.prod(shape[self.start_dim :])
+
+
+@final
+class TopKBoundary(Boundary):
+    """Keeps the k = round(density · width) largest magnitudes of each row, exactly (Gupta et al. 2021, Algorithm 2).
+
+    A row with fewer than k nonzero elements sends some zeros. Of equal magnitudes the first are kept. At density 1
+    everything travels, unchanged unless `values` narrows it.
+    """
+
+    def __init__(self, density: float, *, values: Narrow = None, start_dim: int = -1) -> None:
+        super().__init__(density, values, start_dim)
+
+    def count(self, rows: int, width: int) -> int | None:
+        """Return k for each row, or None at k = width."""
+        k = kept(self.density, width)
+        return rows * k if k < width else None
+
+    def choose(self, matrix: Tensor) -> Choice:
+        """Choose k of each row; the thresholds are the rows' k-th largest magnitudes."""
+        rows, width = matrix.shape
+        if self.count(rows, width) is None:
+            return Choice(None, matrix.abs().amin(1))
+        flat = matrix.view(-1)
+        picks = largest_in_rows(flat, width, self.density)
+        return Choice(picks, flat.index_select(0, picks).view(rows, -1).abs().amin(1))
+
+
+@dataclass
+class _Sums:
+    """Sums over crossings. They stay on the device, so counting does not make the host wait."""
+
+    crossings: int = 0
+    elements: int = 0
+    sent: int = 0
+    kept: Tensor | int = 0
+    nonzero: Tensor | int = 0
+    thresholds: Tensor | float = 0.0
+
+    def add(self, elements: int, values: Tensor, choice: Choice) -> None:
+        """Count one activation of so many elements, of which `values` travel."""
+        self.crossings += 1
+        self.elements += elements
+        self.sent += values.numel()
+        self.kept = self.kept + (values.numel() if choice.kept is None else (choice.kept >= 0).sum())
+        self.nonzero = self.nonzero + values.count_nonzero()
+        self.thresholds = self.thresholds + choice.thresholds.mean()
+
+    def report(self, wanted: float) -> Report:
+        """Return the means so far."""
+        n, calls = self.elements or math.nan, self.crossings or math.nan
+        kept, nonzero = float(self.kept) / n, float(self.nonzero) / n
+        return Report(wanted, self.sent / n, kept, nonzero, float(self.thresholds) / calls)

@@ -10,8 +10,7 @@ from thinwire.codecs.laplace_threshold import laplace_quantile
 from thinwire.codecs.thresholding import check_bound, limited, near, room
 from thinwire.formats import Coded, Format
 from thinwire.payloads import Narrow
-from thinwire.pipeline.boundary import Boundary
-from thinwire.pipeline.tally import Choice
+from thinwire.pipeline.boundary import Boundary, Choice
 from thinwire.signals import Plain
 
 _RECENT = 15
@@ -19,13 +18,13 @@ _RECENT = 15
 
 @final
 class LaplaceBoundary(Boundary):
-    """Keeps 0 < |x| ≥ τ, τ being what the share `density` of a Laplace law of the batch's mean and variance exceeds.
+    """Keeps 0 < |x| ≥ τ, where the share `density` of a Laplace law with the batch's mean and variance exceeds τ.
 
-    No sort; the law fits roughly, so the real density strays: `report()` tells it. At most ⌈bound · density · d⌉ of a
-    batch's d elements are sent, the largest, and always so many travel; at density 1 everything. `recent` (15,) keeps
-    the thresholds of the last batches in training, NaN where there were fewer, and goes with the state_dict; evaluation
-    uses their median, and so fits nothing. A median, as pipelines try shapes out on memory that nobody has written, and
-    that is a batch too.
+    It needs no sort. The law fits only roughly, so the real density differs: see `report()`. Of a batch's d elements
+    always ⌈bound · density · d⌉ travel, the largest and padding; at density 1 everything does. `recent` (15,) keeps the
+    thresholds of the last training batches, NaN where there were fewer, and is in the state_dict. Evaluation fits
+    nothing and uses their median, which bears with the batches of uninitialised memory on which pipelines try shapes.
+    Raises ValueError for a format of values that has no zero.
     """
 
     recent: Tensor
@@ -40,7 +39,7 @@ class LaplaceBoundary(Boundary):
 
     @property
     def threshold(self) -> Tensor:
-        """What evaluation uses, 0-dim: NaN before training."""
+        """The threshold in evaluation, 0-dim: NaN before training."""
         return self.recent.nanmedian()
 
     def count(self, rows: int, width: int) -> int | None:

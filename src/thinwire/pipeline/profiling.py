@@ -1,4 +1,4 @@
-"""Measuring what crosses between stages, where it is to cross."""
+"""Measuring what crosses between stages, on the machines where the model will train."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges import Link
-from thinwire.pipeline.boundary import Boundary
-from thinwire.pipeline.topk import TopKBoundary
+from thinwire.pipeline.boundary import Boundary, TopKBoundary
 from thinwire.planner.boundaries import Crossings, Cut
 from thinwire.planner.probe.links import SIZES, fit
 from thinwire.planner.probe.measure import Ranks, stamp
@@ -28,9 +27,9 @@ def probe_crossings(
 ) -> Crossings:
     """Measure links between neighbouring `stages`, and `TopKBoundary(density, values=bfloat16)` at each cut.
 
-    activations: what each stage but the last sends of a micro-batch. A collective of `everyone`, all replicas of all
-    stages, which work at once; means over them count, and all return the same. Sizes of messages that would take the
-    links beyond `seconds` are left out.
+    activations: what each stage but the last sends for a micro-batch. A collective of `everyone`: all replicas of all
+    stages, which measure at the same time. Every rank returns the means over them. Message sizes with which a link
+    would take longer than its share of `seconds` are left out.
     """
     ranks = Ranks(group=everyone, device=activations[0].device)
     boundary = TopKBoundary(density, values=torch.bfloat16)

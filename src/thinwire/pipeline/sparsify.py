@@ -1,4 +1,4 @@
-"""Boundaries between the stages of a split model, by hooks, so that modules and parameters keep their names."""
+"""Putting boundaries between the stages of a split model. Hooks do it, so modules and parameters keep their names."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,11 @@ from torch.utils.hooks import RemovableHandle
 from thinwire import trace
 from thinwire.errors import PayloadError
 from thinwire.payloads import Narrow
-from thinwire.pipeline.boundary import Boundary
-from thinwire.pipeline.tally import Report
-from thinwire.pipeline.topk import TopKBoundary
+from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
 
 
 class Stage(Protocol):
-    """What `torch.distributed.pipelining.PipelineStage` is to us."""
+    """What we need of a `torch.distributed.pipelining.PipelineStage`."""
 
     submod: nn.Module
     stage_index: int
@@ -27,11 +25,11 @@ class Stage(Protocol):
 
 Make: TypeAlias = Callable[[], Boundary]
 PREFIX = "boundary_"
-"""Begins the names under which a stage keeps its boundary's buffers: as a submodule, nn.Sequential would run it."""
+"""A stage keeps its boundary's buffers under names that begin so. nn.Sequential would run a submodule."""
 
 
 class _Place(NamedTuple):
-    """A module and where it stands."""
+    """A module, and whether it is the first or the last stage."""
 
     module: nn.Module
     first: bool
@@ -47,11 +45,11 @@ class Sparsified:
     _hooks: Sequence[RemovableHandle]
 
     def reports(self) -> dict[int, Report]:
-        """Return what each boundary has let through since the last call."""
+        """Return the report of each boundary since the last call, by the index of its stage."""
         return {index: boundary.report() for index, boundary in self.boundaries.items()}
 
     def remove(self) -> None:
-        """Make the stages what they were; they can be sparsified again then."""
+        """Remove the boundaries. The stages can be sparsified again then."""
         for hook in self._hooks:
             hook.remove()
         for module in self._senders:
@@ -69,10 +67,12 @@ def sparsify(
 ) -> Sparsified:
     """Put a boundary behind every stage but the last: TopKBoundary(density, …), or what `boundary()` returns.
 
-    `stages` are either the modules of the whole split model, in order, or the PipelineStages of this rank, before their
-    first step and made without example arguments, as what travels has another shape than what stages compute. Every
-    floating-point tensor that a stage returns is sparsified; others travel as they are. DistributedDataParallel may be
-    around a module already. Raises ValueError for stages that are neither, have a boundary, or were told their shapes.
+    `stages` are either the modules of the whole split model, in order, or this rank's PipelineStages before their first
+    step. Make PipelineStages without example arguments, as what travels has another shape than what stages compute.
+    Every floating-point tensor that a stage returns is sparsified; others travel unchanged. A module may already be
+    wrapped in DistributedDataParallel. Raises ValueError for stages of neither kind, for stages that have a boundary or
+    know their shapes, and unless you pass either a density or `boundary`; TypeError where `boundary()` returns no
+    Boundary.
     """
     make, places = _maker(density, values, start_dim, boundary), _places(stages)
     _check_new([place.module for place in places.values()])
@@ -83,7 +83,7 @@ def sparsify(
 
 
 def _hooked(place: _Place, boundary: Boundary) -> Iterator[RemovableHandle]:
-    """Hang a boundary before and behind a module; what lies before it only receives, which takes no state."""
+    """Put a boundary before and behind a module. The one before it only receives, which takes no state."""
     if not place.first:
         yield place.module.register_forward_pre_hook(partial(_receive, boundary))
     if not place.last:

@@ -1,4 +1,4 @@
-"""A reducer that follows a plan, and changes it."""
+"""The reducer behind plan="auto": it follows a plan and changes it."""
 
 import logging
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _log = logging.getLogger("thinwire")
 
 
 class Decision(NamedTuple):
-    """From `step` on tensors go by `choice` (those left out uncompressed), for the reason given in words."""
+    """From `step` on, tensors go by `choice`; those left out go uncompressed. `reason` says why, in words."""
 
     step: int
     choice: Choice
@@ -30,10 +30,11 @@ class Decision(NamedTuple):
 
 @final
 class Adaptive(Reducer):
-    """Observe uncompressed steps, plan, try the plan against them, keep what is fastest; again when the link changes.
+    """Observe uncompressed steps, plan, race the plan against them, and keep the fastest; again when the link changes.
 
-    All ranks decide alike, from figures that they have exchanged. What waits for a tensor whose candidate keeps
-    nothing is sent along with its next gradient. `history` holds what was decided, and logger "thinwire" says it.
+    All ranks decide the same, from figures that they exchange first. If a tensor's new candidate has no error feedback,
+    what waits for that tensor goes out with its next gradient. `history` lists the decisions, and the logger "thinwire"
+    logs them.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Adaptive(Reducer):
         self._reducer = reducer({}, self._memory)
 
     def __repr__(self) -> str:
-        """Return what must be alike on all ranks."""
+        """Return what must agree on all ranks."""
         return f"Adaptive({self.budget})"
 
     @property
@@ -56,7 +57,7 @@ class Adaptive(Reducer):
         return self._reducer.chosen
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Measure links and candidates, which takes seconds."""
+        """Measure links and candidates, which takes a few seconds. A collective."""
         for candidate in self.budget.candidates():
             candidate.reducer(self._memory).prepare(group, samples)
         if group.size() > 1 and samples and self._sizes:
@@ -65,16 +66,16 @@ class Adaptive(Reducer):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is compressed, and nothing waits: DDP may as well do it."""
+        """Whether nothing is compressed and nothing waits, so that DDP may as well reduce by itself."""
         return not self.choice and not self._memory.waits()
 
     @property
     def settled(self) -> bool:
-        """Whether something has been decided, or nothing will ever be."""
+        """Whether there is a decision, or there will never be one."""
         return self._policy is None or bool(self.history)
 
     def go_on(self, log: Log, step: int, rank: int) -> None:
-        """Take the log of a step that is over, and choose for number `step`, which begins; may take collectives."""
+        """Take the log of a step that is over, and choose for number `step`, which begins. May be a collective."""
         if self._policy is None:
             return
         decided = self._policy.send(log)
@@ -85,7 +86,7 @@ class Adaptive(Reducer):
             self._reducer = reducer(decided.choice, self._memory)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        """Start as was decided; with a step's first bucket life goes on, which may take collectives."""
+        """Start by the current choice. A step's first bucket lets the policy go on, which may take collectives."""
         log = self._logged(bucket, at)
         self._release(bucket, at)
         at = replace(at, watch=at.watch and not self.idle)
@@ -93,7 +94,7 @@ class Adaptive(Reducer):
         return future.then(lambda done: _finished(done, log))
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        """Uncompressed."""
+        """Start reducing it uncompressed."""
         return self._reducer.reduce_rows(gradient, name, at)
 
     def memories(self) -> Sequence[Memory]:
@@ -101,11 +102,11 @@ class Adaptive(Reducer):
         return (self._memory,)
 
     def memory_of(self, slot: Slot) -> Memory:
-        """Return the memory: what waits in it is released where a candidate keeps nothing."""
+        """Return the memory. What waits in it is released where a candidate has no error feedback."""
         return self._memory
 
     def _logged(self, bucket: Bucket, at: Round) -> StepLog:
-        """Note the bucket in the step's log; one that brings back a gradient begins the next step."""
+        """Note the bucket in the step's log. A gradient that comes a second time begins the next step."""
         log = self._log
         if log is None or log.holds(bucket.slots):
             if log is not None:

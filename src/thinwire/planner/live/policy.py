@@ -26,9 +26,10 @@ _LAX = 5.0  # the factor at most
 
 
 def policy(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[int] | None = None) -> Policy[Never]:
-    """Go on for ever, alike on all ranks, as every figure that counts is exchanged first.
+    """Observe uncompressed steps, decide, and decide again whenever the links change, forever.
 
-    `caps`: of DDP's buckets, where the first logs tell of single gradients.
+    All ranks decide the same, as they exchange every figure that counts first. `caps`: the bytes of DDP's buckets,
+    where the first logs are of single gradients.
     """
     group, device = ranks.group, ranks.device
     links, busy = probe_links(group, device)
@@ -56,7 +57,7 @@ def policy(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[in
 
 
 def observed(logs: Sequence[Log], ranks: Ranks) -> Timeline:
-    """Return the median step on the slowest rank. What an optimizer takes lies at the beginning of the next step."""
+    """Return the median step on the slowest rank. The optimizer's time lies at the beginning of the next step."""
     alike = [log for log in logs if log.buckets == logs[-1].buckets]
     ready = ranks.most([median(column) for column in zip(*(log.offsets for log in alike), strict=True)])
     buckets = (Bucket(ready=when, gradients=what) for when, what in zip(ready, logs[-1].buckets, strict=True))
@@ -66,7 +67,7 @@ def observed(logs: Sequence[Log], ranks: Ranks) -> Timeline:
 @final
 @dataclass(kw_only=True)
 class Alarm:
-    """Rings when something takes `factor` times as long as at first, or as short, `times` running."""
+    """Rings when something is `factor` times slower or faster than at first, `times` times in a row."""
 
     factor: float = 2.0
     times: int = 2
@@ -79,14 +80,14 @@ class Alarm:
         return self._strikes > 0
 
     def rings(self, seconds: float) -> bool:
-        """Look; the first look shows what is usual."""
+        """Return whether the alarm rings for what this look found. The first look sets what is usual."""
         usual = self._usual = seconds if self._usual is None else self._usual
         self._strikes = 0 if usual / self.factor < seconds < usual * self.factor else self._strikes + 1
         return self._strikes >= self.times
 
 
 def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ranks) -> Policy[Profile]:
-    """Go by what was decided until links have changed so that another choice is due; return them as they are now."""
+    """Go by the decision until the links have changed so much that another choice is due. Return the new profile."""
     alarm, reason, count = Alarm(), decided.reason, _LOOK
     while True:
         logs = yield from steps(decided.choice, count, reason)
@@ -106,7 +107,7 @@ def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ran
 
 
 def _with_rest(profile: Profile, seconds: float) -> Profile:
-    """Count as rest, such as the optimizer or the loader, what uncompressed steps took beyond what is known of."""
+    """Count as rest what uncompressed steps took beyond the prediction: the optimizer, the loader and so on."""
     rest = max(0.0, seconds - step_seconds(profile))
     return replace(profile, timeline=replace(profile.timeline, rest=rest))
 
@@ -120,7 +121,7 @@ def _change(before: Profile, after: Profile) -> str:
 
 
 def _size(profile: Profile) -> int:
-    """Return how much to send for its bytes to weigh more than its latency: what a link carries in that time."""
+    """Return how many bytes to send so that bandwidth counts for more than latency."""
     link = profile.links["all_reduce"]
     seconds = max(_PING_SECONDS, 2 * profile.world_size * link.latency)
     return min(_MOST, max(_LEAST, int(seconds * link.bandwidth)))

@@ -1,4 +1,4 @@
-"""Prediction proposes, steps decide."""
+"""Racing choices against each other: prediction proposes, measured steps decide."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ def decision(
 ) -> Policy[Decided]:
     """Race what the plan proposes against what is in use `now`, and return the winner.
 
-    `dense_seconds`: of uncompressed steps, where they have just been observed.
+    `dense_seconds`: the seconds of an uncompressed step, if they have just been observed.
     """
     arms = proposals(profile, budget, now)
     predicted = [step_seconds(profile, arm) for arm in arms]
@@ -39,10 +39,11 @@ def decision(
 
 
 def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
-    """Return what is worth racing, kindest to the loss first: uncompressed, what is in use, the plan, and rivals.
+    """Return the choices worth racing: uncompressed, the one in use, the plan, and its rivals.
 
-    Rivals are predicted to be nearly as fast: other candidates, and the plan with its smaller tensors uncompressed.
-    Where nothing is compressed and nothing pays, there is nothing to race.
+    They come in the order of the budget, kindest to the loss first. Rivals are predicted to be nearly as fast: other
+    candidates, and the plan with its smaller tensors uncompressed. If nothing is compressed and nothing pays, the only
+    choice is uncompressed.
     """
     candidates = budget.candidates()
     plan = compressed(chosen(profile, budget, TOLERANCE))
@@ -60,13 +61,13 @@ def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
 
 
 def winner(seconds: Sequence[float]) -> int:
-    """Return the first that is within tolerance of the fastest."""
+    """Return the index of the first that is within tolerance of the fastest."""
     limit = min(seconds) * (1 + TOLERANCE)
     return next(place for place, took in enumerate(seconds) if took <= limit)
 
 
 def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> Policy[list[float]]:
-    """Let arms take turns, and return the seconds of a step of each."""
+    """Let the choices take turns, and return the seconds of a step of each."""
     logs: dict[int, list[Log]] = {place: [] for place in range(len(arms)) if place not in known}
     for _ in range(_LAPS):
         for place in logs:

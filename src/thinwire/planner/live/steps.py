@@ -18,34 +18,34 @@ _T = TypeVar("_T")
 
 
 class Log(Protocol):
-    """What a life asks of a step that is over."""
+    """What a policy asks of a step that is over."""
 
     @property
     def period(self) -> float:
-        """Seconds from one moment of the step to the same of the next."""
+        """Seconds from a moment of the step to the same moment of the next."""
 
     @property
     def buckets(self) -> Sequence[tuple[Gradient, ...]]:
-        """Gradients that came together, alike on all ranks."""
+        """Gradients that came together, the same on all ranks."""
 
     @property
     def offsets(self) -> Sequence[float]:
-        """Seconds from the step's beginning to each of these."""
+        """Seconds from the beginning of the step to each bucket."""
 
 
 class Decided(NamedTuple):
-    """What the next step goes by, and a reason where that has been decided anew."""
+    """What the next step goes by, and the reason if this is a new decision."""
 
     choice: Choice
     reason: str = ""
 
 
 Policy = Generator[Decided, Log, _T]
-"""Yields what each step goes by, takes that step's log, and returns what has been found out."""
+"""A generator that yields what each step goes by, takes that step's log, and returns what it has found out."""
 
 
 def steps(choice: Choice, count: int, reason: str = "") -> Policy[list[Log]]:
-    """Go through so many steps."""
+    """Go through `count` steps by this choice, and return their logs."""
     logs = []
     for index in range(count):
         logs.append((yield Decided(choice, "" if index else reason)))
@@ -53,19 +53,19 @@ def steps(choice: Choice, count: int, reason: str = "") -> Policy[list[Log]]:
 
 
 def compressed(choice: Choice) -> Choice:
-    """Return the choice without what goes uncompressed."""
+    """Return the choice without uncompressed tensors."""
     return {name: given for name, given in choice.items() if given != DENSE.name}
 
 
 def in_words(choice: Choice) -> str:
-    """Return how many tensors go by what."""
+    """Return in words how many tensors use which candidate."""
     given = list(choice.values())
     return " and ".join(f"{given.count(name)} tensors by {name}" for name in dict.fromkeys(given)) or "uncompressed"
 
 
 @final
 class StepLog:
-    """Moments of one step of our own, which begins where the one `before` was over."""
+    """When things happened in a step that we reduce ourselves. It begins where the one `before` ended."""
 
     def __init__(self, device: torch.device, before: "StepLog | None") -> None:
         self._device = device
@@ -77,7 +77,7 @@ class StepLog:
         self._buckets: list[tuple[tuple[Slot, ...], int]] = []
 
     def add(self, bucket: Bucket) -> None:
-        """Note that a bucket is there."""
+        """Note that a bucket has arrived."""
         self._ready.append(stamp(self._device))
         self._buckets.append((bucket.slots, bucket.flat.element_size()))
         self._names.update(slot.name for slot in bucket.slots)
@@ -87,11 +87,11 @@ class StepLog:
         self._done.append(stamp(self._device))
 
     def close(self) -> None:
-        """Note that the next step's first bucket is there."""
+        """Note that the next step's first bucket has arrived."""
         self._next = stamp(self._device)
 
     def holds(self, slots: tuple[Slot, ...]) -> bool:
-        """Whether any of these has been seen."""
+        """Whether any of these has arrived in this step."""
         return any(slot.name in self._names for slot in slots)
 
     @property

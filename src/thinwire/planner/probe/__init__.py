@@ -1,4 +1,4 @@
-"""Measuring, on every rank of a group at once: links, candidates, backward. All of it is collective."""
+"""Measuring links, candidates and backward on all ranks of a group at once. All of these are collectives."""
 
 from thinwire.planner.probe.backward import Backward, probe_backward
 from thinwire.planner.probe.candidates import probe_candidates

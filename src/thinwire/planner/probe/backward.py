@@ -1,4 +1,4 @@
-"""When each gradient is there."""
+"""Measuring backward: when each gradient is ready, and what the optimizer takes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ _WARMUP, _REPEATS, _UPDATES = 2, 7, 3
 
 
 class Backward(NamedTuple):
-    """Seconds from the start of a step: of each gradient, of the end of backward; and what the update takes."""
+    """Seconds from the start of a step to each gradient and to the end of backward, and those of the update."""
 
     ready: dict[str, float]
     computed: float
@@ -38,10 +38,10 @@ def probe_backward(
 ) -> Backward:
     """Run `step` (forward; returns the loss) and backward a few times, and then `update`, if given; time them.
 
-    Ranks start together and the slowest counts; the median is taken over repeats. Nothing may be exchanged in between.
-    Gradients, buffers and the generators of random numbers are put back afterwards. What `update` changes is not, but
-    it gets the means of the ranks' gradients, so that replicas stay alike. A parameter without gradient counts as
-    ready at the end.
+    A collective. Ranks start together, the slowest counts, and we take the median over repeats. `step` must exchange
+    nothing. Gradients, buffers and random number generators are restored afterwards. What `update` changes is not, but
+    it gets the means of the ranks' gradients, so replicas stay alike. A parameter without a gradient counts as ready
+    at the end.
     """
     device = next(iter(parameters.values())).device
     with _untouched(list(parameters.values()), buffers):

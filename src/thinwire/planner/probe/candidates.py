@@ -1,4 +1,4 @@
-"""What candidates cost, by size."""
+"""Measuring what candidates cost, by the size of the tensor."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +33,9 @@ def probe_candidates(
     *,
     seconds: float = 6.0,
 ) -> dict[str, Cost]:
-    """Time each candidate but the uncompressed one on random gradients of a few of `sizes` elements.
+    """Time each candidate but the uncompressed one, on random gradients of a few of the `sizes`. A collective.
 
-    Sizes that would take a candidate beyond its share of `seconds` are left out.
+    It leaves out sizes with which a candidate would exceed its share of `seconds`.
     """
     chosen = [candidate for candidate in candidates if candidate.name != "dense"]
     share = seconds / max(1, len(chosen))
@@ -43,7 +43,7 @@ def probe_candidates(
 
 
 def _spread(sizes: Sequence[int], count: int = 4) -> list[int]:
-    """Return a few sizes in about equal ratios: the smallest, and then from the largest down."""
+    """Return a few sizes in about equal ratios: the smallest first, then from the largest down."""
     ordered = sorted({min(max(1, size), _MOST_ELEMENTS) for size in sizes})
     low, high = ordered[0], ordered[-1]
     wanted = [low * (high / low) ** (i / (count - 1)) for i in range(count)]

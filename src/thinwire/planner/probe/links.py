@@ -1,4 +1,4 @@
-"""What messages cost: α and β of each transport, from timings of a few sizes."""
+"""What messages cost: latency α and inverse bandwidth β of each transport, fitted to timings of a few sizes."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ _FREE = Link(latency=0.0, bandwidth=1e15)  # where there is nobody to send to
 
 
 class Links(NamedTuple):
-    """Per transport, what fits the time of messages, and what fits the processor seconds that one rank spends on them.
+    """Per transport: `links` fits the time of messages, `busy` the processor seconds that a rank spends on them.
 
     A message of n bytes takes latency + n / bandwidth seconds.
     """
@@ -35,7 +35,7 @@ class Links(NamedTuple):
 def probe_links(
     group: Group, device: torch.device, *, seconds: float = 4.0, sizes: Sequence[int] = SIZES, repeats: int = _REPEATS
 ) -> Links:
-    """Time collectives and messages between neighbours. Sizes that would take this beyond `seconds` are left out."""
+    """Time collectives and messages between neighbours. A collective; it leaves out sizes that exceed `seconds`."""
     if group.size() == 1:
         return Links(dict.fromkeys(_RUNS, _FREE), {})
     found = {name: _probe(name, group, device, seconds / len(_RUNS), sizes, repeats) for name in _RUNS}
@@ -43,16 +43,16 @@ def probe_links(
 
 
 def ping(nbytes: int, group: Group, device: torch.device) -> float:
-    """Return the seconds of an all-reduce of so many bytes: the best of a few, on the rank that waited least."""
+    """Return the seconds of an all-reduce of so many bytes: the best of a few, on the fastest rank. A collective."""
     run = _reduce(torch.zeros(-(-nbytes // 4), device=device), group)
     gathered([0.0], group, device)  # start together
     return float(gathered([min(_timed(run, device)[0] for _ in range(_PINGS))], group, device).min())
 
 
 def contention(group: Group, device: torch.device) -> float:
-    """Return by how many seconds a processor second of each rank's communication delays what they compute.
+    """Return the seconds by which a processor second of communication on each rank delays computing. A collective.
 
-    0 where backward runs elsewhere or leaves cores free.
+    0 where backward runs on another device or leaves cores free.
     """
     host = float(zlib.crc32(socket.gethostname().encode()))
     ranks = gathered([host], group, device)[:, 0].eq(host).sum().item()
@@ -79,10 +79,10 @@ def _probe(
 
 
 def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_size: int) -> Link:
-    """Return the link by which the exchange (a single message, if None) takes such seconds.
+    """Return the link on which the exchange (a single message, if None) takes these (bytes, seconds).
 
-    β is the median slope between the three largest sizes, α the median of what remains at the others: small messages
-    may pass a shaper for free or wait for its clock, and one of them must not tilt the line.
+    β is the median slope between the three largest sizes, and α the median of the remainder at the others. A traffic
+    shaper may let a small message pass at once or delay it, and no single one may tilt the line.
     """
     count, share = 1.0, 1.0
     if exchange is not None:
@@ -98,7 +98,7 @@ def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_si
 
 
 def _timed(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Return the seconds by the clock, and those of this process on any core."""
+    """Return the seconds by the clock, and the processor seconds of this process."""
     synchronize(device)
     start, busy = time.perf_counter(), time.process_time()
     run()

@@ -1,4 +1,4 @@
-"""Measuring together: moments on a device, and figures that all ranks hold alike so that they decide alike."""
+"""Measuring together: times on a device, and figures shared by all ranks, so that all decide the same."""
 
 import time
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from thinwire.collectives import Group, all_gather
 
 
 class Stamp(Protocol):
-    """A moment in a device's work; taking one does not wait for the device, reading one does."""
+    """A moment in a device's work. Taking a stamp does not wait for the device; reading it does."""
 
     def since(self, earlier: Any) -> float:
-        """Return the seconds from an earlier stamp of the same device to this one."""
+        """Return the seconds since an earlier stamp of the same device."""
 
 
 def stamp(device: torch.device) -> Stamp:
-    """Return the moment at which the device has done what it has been told on the current stream."""
+    """Return the moment at which the device will have done what the current stream holds now."""
     return _Event(device) if device.type == "cuda" else _Now()
 
 
@@ -30,7 +30,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def gathered(figures: Sequence[float], group: Group, device: torch.device | None = None) -> Tensor:
-    """Return every rank's figures, a row for each rank, in float64 on the CPU."""
+    """Return every rank's figures, a row (len(figures),) per rank, in float64 on the CPU. A collective."""
     mine = torch.tensor(list(figures), dtype=torch.float64, device=device).view(torch.uint8)
     rows = mine.new_empty(group.size() * mine.numel())
     all_gather(rows, mine, group).wait()
@@ -38,14 +38,14 @@ def gathered(figures: Sequence[float], group: Group, device: torch.device | None
 
 
 def longest(seconds: float, group: Group, device: torch.device | None = None) -> float:
-    """Return the largest over ranks; also a way to start together."""
+    """Return the largest value of all ranks. A collective, and so also a way to start together."""
     return float(gathered([seconds], group, device).max())
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Ranks that measure the same things, and where their tensors are."""
+    """Ranks that measure the same things, and the device of their tensors."""
 
     group: Group
     device: torch.device
@@ -53,10 +53,6 @@ class Ranks:
     def mean(self, figures: Sequence[float]) -> list[float]:
         """Return the means over ranks."""
         return gathered(figures, self.group, self.device).mean(dim=0).tolist()
-
-    def least(self, figures: Sequence[float]) -> list[float]:
-        """Return the smallest of all ranks."""
-        return gathered(figures, self.group, self.device).min(dim=0).values.tolist()
 
     def most(self, figures: Sequence[float]) -> list[float]:
         """Return the largest of all ranks."""

@@ -17,7 +17,7 @@ _APART = 3.0  # times slower: another tier
 
 
 class Tier(NamedTuple):
-    """Ranks in groups of `size` neighbours, within which messages see `link`; `hosts` says if these share a host."""
+    """Groups of `size` neighbouring ranks, whose messages see `link`. `same_host`: whether a group shares a host."""
 
     size: int
     link: Link
@@ -25,9 +25,9 @@ class Tier(NamedTuple):
 
 
 def probe_tiers(group: Group, device: torch.device) -> list[Tier]:
-    """Return tiers from the nearest on: one where all ranks are about equally far.
+    """Return tiers, the nearest first: a single one where all ranks are about equally far. A collective.
 
-    Rank i sends to i XOR 1, 2, 4, …: ranks are taken to be numbered host by host, as torchrun does.
+    Rank i sends to i XOR 1, 2, 4, …: we assume ranks are numbered host by host, as torchrun does.
     """
     host = float(zlib.crc32(socket.gethostname().encode()))
     hosts = gathered([host], group, device)[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Packing and unpacking as autograd sees them: what one side does in forward the other undoes in backward."""
+"""Packing and unpacking as autograd functions. Each side undoes in backward what the other did in forward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +15,13 @@ Choose = Callable[[Tensor], tuple[Sparse | Dense, Tensor | None]]
 
 
 def pack(x: Tensor, layout: Words, choose: Choose) -> tuple[Tensor, Tensor]:
-    """Return the words of what is chosen of `x`, and its shape and dtype as an empty tensor of one dimension more."""
+    """Return what `choose` takes of `x` as words, and an empty frame (*x.shape, 0) with its shape and dtype."""
     words, frame = _Pack.apply(x, layout, choose)
     return words, frame
 
 
 def unpack(words: Tensor, frame: Tensor, layout: Words) -> Tensor:
-    """Return what `pack` was given, zero where nothing was chosen."""
+    """Return what `pack` was given where it was chosen, and zero elsewhere."""
     flat: Tensor = _Unpack.apply(words, frame, layout)
     return flat.view(frame.shape[:-1])
 
@@ -67,7 +67,7 @@ class _Unpack(torch.autograd.Function):
 
 
 def _placed(values: Tensor, kept: Tensor | None, numel: int) -> Tensor:
-    """Return a vector of zeros with the values where they belong; what comes for padding falls off the end."""
+    """Return zeros with the values in their places. Values for padding fall off the end."""
     if kept is None:
         return values.clone()
     out = values.new_zeros(numel + 1)
