@@ -29,9 +29,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.bench.cluster import Cluster
-from thinwire.bench.link import Rate, parse_rate
-from thinwire.bench.units import UNKNOWN, human_bytes, milliseconds
+from thinwire.tools.cluster.link import Rate, parse_rate
+from thinwire.tools.cluster.local import Cluster
+from thinwire.tools.show.units import UNKNOWN, human_bytes, milliseconds
 
 HANDLER = "exchanges_parts.worker:handle"
 SCHEMA = "thinwire.exchanges/1"

@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from thinwire.bench.canvas import COLOURS, INK, MUTED, blank, name, restrain
-from thinwire.bench.cluster import Cluster
-from thinwire.bench.link import parse_rate
-from thinwire.bench.options import Line
-from thinwire.bench.results import write_atomically
+from thinwire.tools.bench.options import Line
+from thinwire.tools.cluster.link import parse_rate
+from thinwire.tools.cluster.local import Cluster
+from thinwire.tools.inputs import write_atomically
+from thinwire.tools.show.canvas import COLOURS, INK, MUTED, blank, name, restrain
 
 SCHEMA = "thinwire.pipeline_steps/1"
 STAGES, REPLICAS, MICRO_BATCHES = 2, 2, 4
@@ -55,7 +55,7 @@ def steps(
     problems, links = problem or ["transformer", "dlrm"], link or ["100mbit", "1gbit"]
     runs: Runs = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     with (
-        Cluster(STAGES * REPLICAS, parse_rate(links[0]), "thinwire.bench.worker:handle") as cluster,
+        Cluster(STAGES * REPLICAS, parse_rate(links[0]), "thinwire.tools.bench.worker:handle") as cluster,
         Progress(console=console) as progress,
     ):
         task = progress.add_task("", total=rounds * len(problems) * len(links) * len(LINES))

@@ -30,11 +30,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.bench.cluster import Cluster
-from thinwire.bench.link import parse_rate
-from thinwire.bench.units import milliseconds
 from thinwire.planner import Curve, Profile, step_seconds
 from thinwire.planner.profile import Cost
+from thinwire.tools.cluster.link import parse_rate
+from thinwire.tools.cluster.local import Cluster
+from thinwire.tools.show.units import milliseconds
 
 HANDLER = "planner_parts.worker:handle"
 CHANGES = ((0, "1gbit"), (120, "50mbit"), (270, "1gbit"))  # of the link, at these steps

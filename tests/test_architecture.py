@@ -19,8 +19,10 @@ FLOORS = [
     ("planner",),
     ("recipes",),
     ("integrations", "pipeline"),
-    ("bench",),
-    ("cli",),
+    ("tools", "tools.inputs"),
+    ("tools.cluster", "tools.problems", "tools.show"),
+    ("tools.bench", "tools.plan", "tools.simulate"),
+    ("tools.cli",),
     ("__main__",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
@@ -38,16 +40,22 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _room(path: Path) -> str:
-    return path.relative_to(ROOT).with_suffix("").parts[0]
+    return _room_of(_module(path))
+
+
+def _room_of(name: str) -> str:
+    """The room that a module or a name in it lies in: of the tools, each has its own."""
+    _, *parts = name.split(".")
+    depth = 2 if parts[0] == "tools" else 1
+    return ".".join(parts[:depth])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_level_imports_only_lower_ones(path: Path) -> None:
     here = _room(path)
     for name in _imports(path):
-        parts = name.split(".")
-        if parts[0] == "thinwire" and len(parts) > 1 and parts[1] in LEVEL and parts[1] != here:
-            assert LEVEL[parts[1]] < LEVEL[here], f"{here} imports {name}"
+        if name.startswith("thinwire.") and (room := _room_of(name)) in LEVEL and room != here:
+            assert LEVEL[room] < LEVEL[here], f"{here} imports {name}"
 
 
 def test_every_room_has_a_floor() -> None:
@@ -57,14 +65,14 @@ def test_every_room_has_a_floor() -> None:
 @pytest.mark.parametrize(
     ("library", "rooms"),
     [
-        ("torch.distributed", {"exchanges", "integrations", "bench"}),
-        ("torch.nn.parallel", {"integrations", "pipeline", "bench"}),
+        ("torch.distributed", {"exchanges", "integrations", "tools.bench", "tools.cluster", "tools.plan"}),
+        ("torch.nn.parallel", {"integrations", "pipeline", "tools.bench", "tools.cluster"}),
         ("numba", {"kernels"}),
         ("triton", {"kernels"}),
-        ("rich", {"bench"}),
-        ("pyroute2", {"bench"}),
-        ("matplotlib", {"bench"}),
-        ("typer", {"cli"}),
+        ("rich", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
+        ("pyroute2", {"tools.cluster"}),
+        ("matplotlib", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
+        ("typer", {"tools.cli"}),
     ],
 )
 def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:

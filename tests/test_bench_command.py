@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire import recipes
-from thinwire.bench import options
-from thinwire.bench.methods import METHODS
-from thinwire.bench.problems import PROBLEMS
-from thinwire.bench.results import Results
-from thinwire.cli import app
+from thinwire.tools.bench import options
+from thinwire.tools.bench.methods import METHODS
+from thinwire.tools.bench.results import Results
+from thinwire.tools.cli import app
+from thinwire.tools.problems import PROBLEMS
 
 BENCH = [sys.executable, "-m", "thinwire", "bench"]
 SHORT = ["--steps", "6", "--recipes", "topk,dense", "--density", "0.05"]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from thinwire.bench.options import Line
-from thinwire.bench.results import Row
-from thinwire.bench.rows import HEADER_BYTES, Record, percentiles, seconds_to
+from thinwire.tools.bench.options import Line
+from thinwire.tools.bench.results import Row
+from thinwire.tools.bench.rows import HEADER_BYTES, Record, percentiles, seconds_to
 
 
 def _step(step: int, **changes: float) -> dict[str, Any]:

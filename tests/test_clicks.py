@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.bench.problems import BadInput, Batch, build, clicks, criteo, dlrm
-from thinwire.bench.problems.impressions import Impressions
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.problems import Batch, build, clicks, criteo, dlrm
+from thinwire.tools.problems.impressions import Impressions
 
 TEACHER = clicks.teacher(np.random.default_rng(0))
 MANY = TEACHER.show(np.random.default_rng(1), 200_000)

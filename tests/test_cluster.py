@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from thinwire.bench.cluster import Cluster, SupervisorDied, WorkerDied, interface_bytes
-from thinwire.bench.link import Rate
-from thinwire.bench.problems.base import BadInput
+from thinwire.tools.cluster.link import Rate, interface_bytes
+from thinwire.tools.cluster.local import Cluster, SupervisorDied, WorkerDied
+from thinwire.tools.inputs import BadInput
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -137,8 +137,8 @@ def _traces() -> tuple[set[str], set[str]]:
 def _script(body: str, *launcher: str) -> subprocess.Popen[str]:
     """Start a process that opens a cluster, and does what `body` says with it."""
     script = f"""
-from thinwire.bench.cluster import Cluster
-from thinwire.bench.link import Rate
+from thinwire.tools.cluster.local import Cluster
+from thinwire.tools.cluster.link import Rate
 with Cluster(2, Rate(100_000_000), "test_cluster:work") as cluster:
     {body}
 """

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.bench import options
-from thinwire.bench.cluster import Cluster
-from thinwire.bench.hybrid import check_stages
-from thinwire.bench.options import Line
-from thinwire.bench.problems import BadInput, build
-from thinwire.bench.rows import HEADER_BYTES
-from thinwire.cli import app
+from thinwire.tools.bench import options
+from thinwire.tools.bench.options import Line
+from thinwire.tools.bench.rows import HEADER_BYTES
+from thinwire.tools.cli import app
+from thinwire.tools.cluster.local import Cluster
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.problems import build
+from thinwire.tools.problems.stages import check_stages
 
 STEPS = 3
 JOB = {"steps": STEPS, "most_steps": STEPS, "every": STEPS, "micro_batches": 4}
@@ -20,13 +21,13 @@ JOB = {"steps": STEPS, "most_steps": STEPS, "every": STEPS, "micro_batches": 4}
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Cluster]:
-    with Cluster(4, None, "thinwire.bench.worker:handle") as cluster:
+    with Cluster(4, None, "thinwire.tools.bench.worker:handle") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Cluster]:
-    with Cluster(2, None, "thinwire.bench.worker:handle") as cluster:
+    with Cluster(2, None, "thinwire.tools.bench.worker:handle") as cluster:
         yield cluster
 
 
@@ -64,7 +65,7 @@ def test_any_recipe_keeps_the_replicas_of_a_stage_identical(four: Cluster, recip
 
 
 def test_three_stages_in_one_replica() -> None:
-    with Cluster(3, None, "thinwire.bench.worker:handle") as three:
+    with Cluster(3, None, "thinwire.tools.bench.worker:handle") as three:
         losses = _losses(_train(three, recipe="dense", stages=3, boundary=0.25)[0])
     assert losses[-1] < losses[0]
 

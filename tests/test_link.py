@@ -2,8 +2,8 @@
 
 import pytest
 
-from thinwire.bench.link import Rate, interface_bytes, parse_rate
-from thinwire.bench.problems.base import BadInput
+from thinwire.tools.cluster.link import Rate, interface_bytes, parse_rate
+from thinwire.tools.inputs import BadInput
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from papers.lab.material import Material, Run
 from papers.lab.measuring import error
 from papers.lab.program import analyse, parse, train, write
 from papers.lab.recording import synthetic
-from thinwire.bench.results import Quantiles, Results, Row, Split, WireBytes
+from thinwire.tools.bench.results import Quantiles, Results, Row, Split, WireBytes
 
 DCT_FIGURES = replace(DCT, checks={}, elsewhere={})
 SLOW = {"D13", "D14", "D21", "T27", "G2", "G3"}

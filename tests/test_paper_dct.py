@@ -23,10 +23,11 @@ from papers.dct.model_parallel import app  # noqa: E402
 from papers.dct.results import HEADINGS, TEXTS, Document, Unfit, lines, markdown  # noqa: E402
 from papers.dct.rows import rows  # noqa: E402
 from papers.dct.training import INSIDE, Material, Network, Run, run  # noqa: E402
-from thinwire.bench.problems import BadInput, Batch, Parts, Problem  # noqa: E402
-from thinwire.bench.problems.base import classes, cross_entropy  # noqa: E402
-from thinwire.bench.problems.stages import Chain, feed  # noqa: E402
 from thinwire.pipeline import TopKBoundary  # noqa: E402
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.problems import Batch, Parts, Problem  # noqa: E402
+from thinwire.tools.problems.base import classes, cross_entropy  # noqa: E402
+from thinwire.tools.problems.stages import Chain, feed  # noqa: E402
 
 PAGE = ROOT / "papers" / "dct" / "README.md"
 

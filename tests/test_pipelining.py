@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage, SplitPoint
 
-from thinwire.bench.cluster import Cluster, interface_bytes
-from thinwire.bench.rows import HEADER_BYTES
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary, sparsify
+from thinwire.tools.bench.rows import HEADER_BYTES
+from thinwire.tools.cluster.link import interface_bytes
+from thinwire.tools.cluster.local import Cluster
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 # Older pipelines want a gradient for everything that they sent, whole numbers too.

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from plans import profile
 from typer.testing import CliRunner
 
-from thinwire.bench.plan_words import boundary_reason
-from thinwire.cli import app
 from thinwire.exchanges import Link
 from thinwire.pipeline import TopKBoundary
 from thinwire.planner import BoundaryRow, Crossings, Cut, PipelinePlan, decide, decide_boundaries
+from thinwire.tools.cli import app
+from thinwire.tools.plan.words import boundary_reason
 
 SLOW = Link(latency=0.001, bandwidth=1e6)
 CUT = Cut(stage=0, dense_bytes=100_000, nbytes=4_000, codec=0.002, link=SLOW)

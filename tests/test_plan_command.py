@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.bench import plan_options, plan_sources, plan_subject
-from thinwire.bench.plan_plots import least_ratio, passes
-from thinwire.bench.plan_report import html
-from thinwire.bench.plan_rows import every, folded
-from thinwire.bench.plan_words import bit_rate, conclusions
-from thinwire.bench.problems import BadInput
-from thinwire.cli import app
 from thinwire.exchanges import Link
 from thinwire.planner import Bucket, Cost, Curve, Gradient, Profile, Timeline, decide, spans, step_seconds
 from thinwire.planner.profile import TRANSPORTS
+from thinwire.tools.cli import app
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.plan import options, sources, subject
+from thinwire.tools.plan.plots import least_ratio, passes
+from thinwire.tools.plan.report import html
+from thinwire.tools.plan.rows import every, folded
+from thinwire.tools.plan.words import bit_rate, conclusions
 
 SLOW, FAST = Link(latency=1e-4, bandwidth=1e6), Link(latency=1e-5, bandwidth=1e11)
 USER = """
@@ -266,7 +266,7 @@ def test_without_error_feedback_nothing_waits(tmp_path: Path) -> None:
 
 
 def test_a_profile_is_planned_with_what_it_was_measured_for() -> None:
-    wishes = plan_options.wishes(densities=None, candidates=None, error_feedback=True)
+    wishes = options.wishes(densities=None, candidates=None, error_feedback=True)
     profile = replace(_profile(TWO, SLOW), costs={"topk:0.05": _cost(15), "topk:0.002": _cost(300)})
     names = [candidate.name for candidate in wishes.among(profile).candidates()]
     assert names == ["dense", "topk:0.05", "topk:0.002"]
@@ -354,14 +354,14 @@ def test_a_model_of_the_users_that_is_none(
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(BadInput, match=re.escape(message)):
-        plan_subject.of_user(target.replace("FILE", str(user_file)))
+        subject.of_user(target.replace("FILE", str(user_file)))
 
 
 def test_a_step_that_returns_no_loss(user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    subject = plan_subject.of_user(f"{user_file}:vector")
+    given = subject.of_user(f"{user_file}:vector")
     with pytest.raises(BadInput, match=re.escape("returned Tensor of shape (8, 2); expected the loss")):
-        subject.loss(subject.module)
+        given.loss(given.module)
 
 
 def test_an_error_in_what_the_user_imports_is_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +369,7 @@ def test_an_error_in_what_the_user_imports_is_theirs(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "imports_more.py").write_text("import no_such_thing")
     with pytest.raises(ModuleNotFoundError, match="no_such_thing"):
-        plan_subject.of_user("imports_more:build")
+        subject.of_user("imports_more:build")
 
 
 def test_a_users_model_measured_saved_and_planned_again(user_file: Path, tmp_path: Path) -> None:
@@ -407,8 +407,8 @@ def test_what_workers_refuse_is_bad_input(user_file: Path, build: str, message: 
 
 
 def test_one_worker_is_measured_too(user_file: Path) -> None:
-    source = plan_sources.Measured(kind="user", subject={"target": f"{user_file}:build"}, workers=1, rate=None)
-    known = source.known(plan_options.wishes(densities=None, candidates="fp16", error_feedback=True))
+    source = sources.Measured(kind="user", subject={"target": f"{user_file}:build"}, workers=1, rate=None)
+    known = source.known(options.wishes(densities=None, candidates="fp16", error_feedback=True))
     assert not decide(known.profile, known.budget).pays
 
 

@@ -15,9 +15,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from thinwire.bench.data_parallel import sgd
-from thinwire.bench.problems import PROBLEMS, BadInput, Batch, Parts, Problem, build, stdlib
-from thinwire.bench.problems.sampling import share, spaced
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.problems import PROBLEMS, Batch, Parts, Problem, build, stdlib
+from thinwire.tools.problems.base import sgd
+from thinwire.tools.problems.sampling import share, spaced
 
 NOISE = np.random.default_rng(5)
 DATA = os.environ.get("THINWIRE_DATA")

@@ -15,13 +15,13 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from thinwire.bench import plots
-from thinwire.bench.progress import BenchProgress
-from thinwire.bench.report import html, write_html
-from thinwire.bench.results import Quantiles, Results, Row, Split, WireBytes
-from thinwire.bench.table import print_table
-from thinwire.bench.units import duration, human_bytes
-from thinwire.bench.words import in_words
+from thinwire.tools.bench import plots
+from thinwire.tools.bench.report import html, write_html
+from thinwire.tools.bench.results import Quantiles, Results, Row, Split, WireBytes
+from thinwire.tools.bench.table import print_table
+from thinwire.tools.bench.words import in_words
+from thinwire.tools.show.progress import BenchProgress
+from thinwire.tools.show.units import duration, human_bytes
 
 STEPS = 300
 DENSE_BYTES = 3_010_000.0

@@ -11,10 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from thinwire.bench import simulate_papers
-from thinwire.bench.problems import BadInput
-from thinwire.bench.simulate_options import worlds
-from thinwire.cli import app
 from thinwire.exchanges import (
     AllGather,
     AllReduce,
@@ -31,6 +27,10 @@ from thinwire.planner.profile import TRANSPORTS
 from thinwire.planner.ring import ring, slowest_edge
 from thinwire.planner.scaling import PLANNED, on, scaled
 from thinwire.planner.texts import described, parse_link, parse_tiers, read_regions
+from thinwire.tools.cli import app
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.simulate.options import worlds
+from thinwire.tools.simulate.papers import PAPERS
 
 EXCHANGES = (AllReduce(), AllGather(), GlobalTopKTree(), RecursiveDoubling(), OwnerSharded())
 HOST, RACK, HALL = (Link(latency=a, bandwidth=b) for a, b in ((1e-5, 8e9), (5e-5, 4e9), (1e-4, 1e9)))
@@ -533,7 +533,7 @@ def test_simulate_takes_a_profile_and_regions(tmp_path: Path) -> None:
     assert seconds["dense"] == pytest.approx(0.020 + 4 * (0.03 + 4_000_400 / 3 / 5e7))
 
 
-@pytest.mark.parametrize("paper", sorted(simulate_papers.PAPERS))
+@pytest.mark.parametrize("paper", sorted(PAPERS))
 def test_a_paper_is_printed_drawn_and_written(tmp_path: Path, paper: str) -> None:
     out, plot = tmp_path / "o.json", tmp_path / "o.png"
     code, said, _ = _simulate("--paper", paper, "--json", str(out), "--plot", str(plot))

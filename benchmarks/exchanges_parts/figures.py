@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from exchanges_parts.worker import WAYS
-from thinwire.bench.rows import HEADER_BYTES, percentiles
 from thinwire.exchanges import Link
+from thinwire.tools.bench.rows import HEADER_BYTES, percentiles
 
 Event = Mapping[str, Any]
 

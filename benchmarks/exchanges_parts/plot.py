@@ -12,8 +12,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from exchanges_parts.figures import Row
 from exchanges_parts.worker import WAYS
-from thinwire.bench.canvas import COLOURS, FAINT, INK, MUTED
-from thinwire.bench.plots import round_bytes
+from thinwire.tools.bench.plots import round_bytes
+from thinwire.tools.show.canvas import COLOURS, FAINT, INK, MUTED
 
 STYLES = dict(zip(WAYS, zip((INK, *COLOURS, MUTED), "ovs^DPX*", strict=True), strict=True))
 APART = 1.022  # between the points of one number of workers, which would hide one another

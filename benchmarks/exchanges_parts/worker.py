@@ -14,9 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.bench.link import interface_bytes
-from thinwire.bench.meter import Meter
-from thinwire.bench.training import Emit
 from thinwire.codecs import BlockTopK, Codec, CountSketch, Identity, TopK
 from thinwire.exchanges import (
     AllGather,
@@ -28,6 +25,9 @@ from thinwire.exchanges import (
     UnionAllReduce,
 )
 from thinwire.payloads import Payload
+from thinwire.tools.cluster.link import interface_bytes
+from thinwire.tools.cluster.meter import Meter
+from thinwire.tools.cluster.serve import Emit
 
 LEAD = 0.1  # seconds in which all ranks come to rest before they start together
 

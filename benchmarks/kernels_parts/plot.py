@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from kernels_parts.rows import Row
 from kernels_parts.runner import TARGET_DENSITY
-from thinwire.bench.canvas import COLOURS, FAINT, INK, MUTED
+from thinwire.tools.show.canvas import COLOURS, FAINT, INK, MUTED
 
 GROUPS = {
     "steps": "Whole encodes",

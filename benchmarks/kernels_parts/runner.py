@@ -19,7 +19,7 @@ from kernels_parts.timing import Times, baseline, clock, interleave
 from kernels_parts.travelling import CASES as TRAVELLING
 from kernels_parts.work import Case, Place, Work
 from thinwire import kernels
-from thinwire.bench.rows import percentiles
+from thinwire.tools.bench.rows import percentiles
 
 CASES: dict[str, Case] = {**STEPS, **TRAVELLING, **SELECTING, **SCATTERING, **CODING, **QUANTISING, **ADDING}
 TARGET_DENSITY = 1e-3

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from kernels_parts.rows import Row
 from kernels_parts.targets import concerned, targets
-from thinwire.bench.units import UNKNOWN
+from thinwire.tools.show.units import UNKNOWN
 
 
 def size_table(numel: int, rows: Sequence[Row]) -> Table:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loops_parts.recipes import BY_NAME
-from thinwire.bench.cluster import Cluster, WorkerDied
+from thinwire.tools.cluster.local import Cluster, WorkerDied
 
 HANDLER = "loops_parts.worker:handle"
 WORKERS = 2

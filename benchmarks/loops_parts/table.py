@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from loops_parts.running import Row
-from thinwire.bench.units import UNKNOWN
+from thinwire.tools.show.units import UNKNOWN
 
 HEADINGS = ("loop", "recipe", "last loss", "plain DDP's", "distance", "replicas alike", "skipped", "verdict")
 TEXTS = 2

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from planner_parts.figures import Cell
 from planner_parts.worker import AGAIN, PLANNED, WATCHED
-from thinwire.bench.canvas import COLOURS, FAINT, INK, MUTED
+from thinwire.tools.show.canvas import COLOURS, FAINT, INK, MUTED
 
 COLOUR = dict(zip(("fp16", "qsgd", "topk:0.01", "doubling:0.01", "gtopk:0.01"), COLOURS, strict=False)) | {
     "dense": INK,

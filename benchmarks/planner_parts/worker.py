@@ -15,16 +15,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.bench.data_parallel import sgd, wrapped
-from thinwire.bench.problems import Problem, build
-from thinwire.bench.training import Emit
-from thinwire.bench.worker import join_group
 from thinwire.integrations import Attachment
 from thinwire.memories import ErrorFeedback
 from thinwire.planner import Budget, Plan, step_seconds
 from thinwire.planner.live import Adaptive
 from thinwire.planner.plan import reducer
 from thinwire.planner.probe.agreed import longest
+from thinwire.tools.cluster.serve import Emit
+from thinwire.tools.cluster.workers import join_group, wrapped
+from thinwire.tools.problems import Problem, build
+from thinwire.tools.problems.base import sgd
 
 SMALLEST = 1024  # elements of a tensor that is compressed where one candidate is used for all
 BUDGET = Budget(names=("fp16", "qsgd", "topk", "doubling", "gtopk"), densities=(0.01,))

@@ -17,7 +17,8 @@ from rich.progress import Progress
 from papers.dct.results import Document, Unfit, markdown, table, title
 from papers.dct.rows import Row, rows
 from papers.dct.training import Material, run
-from thinwire.bench.problems import BadInput, Problem, build
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.problems import Problem, build
 
 STEPS = {"dlrm": 1500}
 OTHERWISE = 300

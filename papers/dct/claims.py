@@ -17,10 +17,10 @@ from papers.lab.claims import Finding
 from papers.lab.figures import label, side_by_side
 from papers.lab.material import Absent, Material, Run
 from papers.lab.measuring import ratio, seconds
-from thinwire.bench.canvas import COLOURS
-from thinwire.bench.problems import build
 from thinwire.codecs import BlockTopK, LaplaceThreshold, SampledThreshold, TopK
 from thinwire.codecs.thresholding import kth_largest
+from thinwire.tools.problems import build
+from thinwire.tools.show.canvas import COLOURS
 
 
 def deviations(thresholds: list[float]) -> list[float]:

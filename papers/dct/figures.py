@@ -15,9 +15,9 @@ from papers.dct.accuracy import OTHERWISE, STEPS, environment
 from papers.dct.looking import DENSITIES, activations, follow, shape
 from papers.dct.plots import draw
 from papers.dct.training import Material
-from thinwire.bench.problems import BadInput, build
-from thinwire.bench.results import write_atomically
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
+from thinwire.tools.inputs import BadInput, write_atomically
+from thinwire.tools.problems import build
 
 SCHEMA = "thinwire.pipeline_figures/1"
 DENSE = "dense"

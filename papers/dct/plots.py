@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from papers.dct.looking import DENSITIES
-from thinwire.bench.canvas import COLOURS, FAINT, INK, MUTED, blank, name, restrain
+from thinwire.tools.show.canvas import COLOURS, FAINT, INK, MUTED, blank, name, restrain
 
 Document = Mapping[str, Any]
 Line = tuple[Sequence[float], Sequence[float]]

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from papers.dct.rows import BASELINE, Row, rows
 from papers.dct.training import Run
-from thinwire.bench.results import write_atomically
-from thinwire.bench.units import UNKNOWN
+from thinwire.tools.inputs import write_atomically
+from thinwire.tools.show.units import UNKNOWN
 
 SCHEMA = "thinwire.pipeline_accuracy/1"
 

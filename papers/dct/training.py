@@ -10,8 +10,8 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
-from thinwire.bench.problems import Batch, Problem
 from thinwire.pipeline import Boundary, Report
+from thinwire.tools.problems import Batch, Problem
 
 INSIDE = {
     "dlrm": ("bottom.2", "bottom.4", "top.2", "top.4", "top.6"),

@@ -14,9 +14,9 @@ from papers.fft import FFT_PAPER
 from papers.lab.errors import offset
 from papers.lab.figures import MARKS, label, side_by_side
 from papers.lab.material import Run
-from thinwire.bench.canvas import COLOURS, DASHES, FAINT
 from thinwire.codecs import FFT, Cast, Codec, TopK
 from thinwire.formats import Levels, Ternary
+from thinwire.tools.show.canvas import COLOURS, DASHES, FAINT
 
 THETA = 0.85
 FOUR: dict[str, Codec] = {

@@ -11,8 +11,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from papers.lab.errors import Measured
 from papers.lab.material import Run
-from thinwire.bench.canvas import COLOURS, DASHES, FAINT, INK, MUTED
-from thinwire.bench.results import Results, Row
+from thinwire.tools.bench.results import Results, Row
+from thinwire.tools.show.canvas import COLOURS, DASHES, FAINT, INK, MUTED
 
 MARKS = "os^Dv*PX"
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from papers.lab.material import Material
-from thinwire.bench.problems import build
+from thinwire.tools.problems import build
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.bench.problems import Problem
+from thinwire.tools.problems import Problem
 
 Gradients = dict[str, Tensor]
 """A gradient per parameter, in the parameter's shape."""

@@ -16,8 +16,9 @@ from papers.lab.errors import Measured, measure, methods
 from papers.lab.material import Material, Run
 from papers.lab.recording import available, record
 from papers.lab.report import Report, environment
-from thinwire.bench.problems import Problem
-from thinwire.bench.results import Results, write_atomically
+from thinwire.tools.bench.results import Results
+from thinwire.tools.inputs import write_atomically
+from thinwire.tools.problems import Problem
 
 STEPS, QUICK_STEPS = 200, 8
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from papers.lab.material import Alpha, Gradients, Run, Snapshot, Stale, flat
-from thinwire.bench.problems import BadInput, Problem, build
 from thinwire.codecs import FFT
 from thinwire.formats import OffsetFloat
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.problems import Problem, build
 
 FOLDERS = {"lstm": ("wikitext2", "wikitext-2"), "resnet20": ("cifar10", "cifar-10")}
 DENSITY = 0.05

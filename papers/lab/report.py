@@ -19,7 +19,7 @@ from rich.table import Table
 
 from papers.lab.claims import FAILS, HOLDS, OPEN, Sheet, Verdict
 from papers.lab.errors import AT_BITS, Measured, at_equal_bytes
-from thinwire.bench.page import STYLE
+from thinwire.tools.show.page import STYLE
 
 SCHEMA = "thinwire.fidelity/1"
 MORE_STYLE = (

@@ -1,5 +1,5 @@
 """`python -m thinwire`."""
 
-from thinwire.cli import main
+from thinwire.tools.cli import main
 
 main()

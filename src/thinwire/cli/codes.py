@@ -1,3 +1,0 @@
-"""Exit codes."""
-
-BAD_INPUT = 2

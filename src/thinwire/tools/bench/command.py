@@ -1,0 +1,97 @@
+"""`thinwire bench`, from checked options to printed table and written files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from thinwire.tools.bench.methods import METHODS
+from thinwire.tools.bench.options import Options
+from thinwire.tools.bench.report import write_html
+from thinwire.tools.bench.results import Results
+from thinwire.tools.bench.session import Session
+from thinwire.tools.bench.table import print_table
+from thinwire.tools.bench.worker import handle
+from thinwire.tools.cluster.workers import ended, is_first, started
+from thinwire.tools.inputs import check_writable
+from thinwire.tools.problems import PROBLEMS, build
+from thinwire.tools.problems.stages import check_stages
+from thinwire.tools.show.progress import BenchProgress
+from thinwire.tools.show.terminal import complain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where results go. Raises BadInput when a file cannot be written, before anything has been measured."""
+
+    console: Console
+    json: Path | None
+    html: Path | None
+
+    def __post_init__(self) -> None:
+        check_writable((self.json, self.html))
+
+    def save(self, results: Results) -> None:
+        """Write the files."""
+        if self.json is not None:
+            results.write(self.json)
+        if self.html is not None:
+            write_html(results, self.html)
+
+    def show(self, results: Results) -> None:
+        """Write the files and print the table."""
+        self.save(results)
+        if results.rows:
+            print_table(self.console, results)
+        for path in (self.json, self.html):
+            if path is not None and path.exists():
+                self.say(f"written: {path}")
+
+    def say(self, line: str) -> None:
+        """Print a line as it is."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def run(options: Options, *, json: Path | None, html: Path | None) -> int:
+    """Run the bench, print the table, write the files, and return the exit code.
+
+    Rows that are finished are printed and written whatever ends the run. Raises BadInput before anything is started.
+    """
+    first = is_first()
+    outputs = Outputs(console=Console(quiet=not first), json=json if first else None, html=html if first else None)
+    session = Session(options, _describe(options))
+    code, reason = ended(lambda: _train(session, outputs))
+    outputs.show(session.results(reason))
+    if reason:
+        complain("bench", reason)
+    return code
+
+
+def _train(session: Session, outputs: Outputs) -> None:
+    options = session.options
+    with started(options.workers, options.rate, handle) as workers:
+        outputs.say(f"{session.description}; {options.workers} workers; {workers.label}")
+        with BenchProgress(outputs.console, rows=len(options.rows())) as progress:
+            session.run(workers, progress, on_row=outputs.save)
+
+
+def print_listing() -> None:
+    """Print the recipes and models."""
+    console = Console()
+    for title, entries in (
+        ("recipe", {name: method.description for name, method in METHODS.items()}),
+        ("model", {name: entry.summary for name, entry in PROBLEMS.items()}),
+    ):
+        table = Table(title, "what it is", box=None, title_justify="left")
+        for name, text in entries.items():
+            table.add_row(name, text)
+        console.print(table)
+
+
+def _describe(options: Options) -> str:
+    """Build the problem once here, so that bad data ends the run before workers start."""
+    problem = build(options.model, seed=options.seed, data=options.data, scale=options.scale)
+    if options.pipeline > 1:
+        check_stages(problem, options.pipeline, options.micro_batches)
+    return problem.description

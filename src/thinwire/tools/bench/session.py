@@ -1,0 +1,115 @@
+"""A whole bench run: every row in turn on the same workers, over the same link."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from thinwire.tools.bench.environment import describe
+from thinwire.tools.bench.options import Line, Options
+from thinwire.tools.bench.results import Results, Row, label
+from thinwire.tools.bench.rows import Record, percentiles
+from thinwire.tools.cluster.workers import Workers
+
+_WARMUP = 20  # steps, in runs at least four times as long; they are in no figure but the loss
+
+
+class Watcher(Protocol):
+    """Who is told how the run goes: see `progress.BenchProgress`."""
+
+    def start_row(self, label: str, steps: int) -> None:
+        """A row begins."""
+
+    def advance(self, step: int, loss: float | None, step_seconds: float) -> None:
+        """A step is done."""
+
+    def finish_row(self, summary: str) -> None:
+        """A row ends."""
+
+
+@dataclass
+class Session:
+    """Rows finished so far stay in `results()` whatever ends the run."""
+
+    options: Options
+    description: str
+    _link: str = "not started"
+    _throttled: bool = False
+    _rows: list[Row] = field(default_factory=list)
+    _overhead: dict[str, float] = field(default_factory=dict)
+    _free: list[float] = field(default_factory=list)
+
+    def run(self, workers: Workers, watcher: Watcher, on_row: Callable[[Results], None]) -> None:
+        """Train every row; `on_row` gets the results after each."""
+        self._link, self._throttled = workers.label, workers.throttled
+        for line in self.options.rows():
+            if workers.throttled:
+                self._sample_free_network(workers)
+            self._train(workers, watcher, line)
+            on_row(self.results("the run goes on"))
+
+    def results(self, reason: str | None = None) -> Results:
+        """Return what has been measured; `reason` says why rows are missing, if any are."""
+        environment = describe(self.options) | {
+            "model_description": self.description,
+            "link": self._link,
+            "throttled": self._throttled,
+            "target_loss": self._target(),
+            "free_network_step_seconds": asdict(percentiles(self._free)) if self._free else None,
+            "protocol_overhead": self._overhead,
+            "complete": len(self._rows) == len(self.options.rows()),
+            "reason": None if len(self._rows) == len(self.options.rows()) else reason,
+        }
+        return Results(environment=environment, rows=tuple(self._rows))
+
+    def _train(self, workers: Workers, watcher: Watcher, line: Line) -> None:
+        steps = self.options.steps
+        record = Record(line, steps, _skip(steps))
+        watcher.start_row(label(*line), steps)
+        loss = None
+        for event in self._events(workers, line, steps, target=self._target()):
+            record.add(event)
+            loss = event.get("loss", loss)
+            if event["kind"] == "step":
+                watcher.advance(event["step"] + 1, loss, event["total"])
+        row = record.row(dense=self._dense(), target=self._target())
+        self._rows.append(row)
+        overhead = record.protocol_overhead()
+        if overhead is not None:
+            self._overhead[row.label] = overhead
+        watcher.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
+
+    def _sample_free_network(self, workers: Workers) -> None:
+        """Take a few uncompressed steps with the link lifted: what a step costs when the network is free."""
+        workers.throttle(False)
+        steps = max(3, min(16, self.options.steps // 5))
+        record = Record(Line("dense", 1.0), steps, _skip(steps))
+        for event in self._events(workers, record.line, steps, target=None, quick=True):
+            record.add(event)
+        self._free += record.step_seconds()
+        workers.throttle(True)
+
+    def _events(
+        self, workers: Workers, line: Line, steps: int, *, target: float | None, quick: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        most = steps if target is None else max(steps, round(self.options.extend * steps))
+        row = line._asdict() | {"steps": steps, "most_steps": most, "target": target}
+        row |= {"stages": self.options.pipeline, "micro_batches": self.options.micro_batches}
+        row["skip"] = _skip(steps)
+        row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
+        row["every"] = most + 1 if quick else self.options.every
+        problem = {k: getattr(self.options, k) for k in ("data", "seed", "scale")} | {"name": self.options.model}
+        problem["data"] = None if problem["data"] is None else str(problem["data"])
+        for rank, event in workers.run({"row": row, "problem": problem}):
+            if rank == 0:
+                yield event
+
+    def _dense(self) -> Row | None:
+        return next((row for row in self._rows if row.is_dense), None)
+
+    def _target(self) -> float | None:
+        dense = self._dense()
+        return self.options.target if self.options.target is not None or dense is None else dense.final_loss
+
+
+def _skip(steps: int) -> int:
+    return min(_WARMUP, steps // 4)

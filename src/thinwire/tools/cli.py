@@ -1,0 +1,219 @@
+"""The command line. What a command needs is imported only when it runs."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+except ImportError:
+    sys.exit("thinwire's command line needs its extra packages: pip install 'thinwire[bench]'")
+
+BAD_INPUT = 2
+"""The exit code where something that the user gave cannot be used."""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def thinwire() -> None:
+    """Compressed gradients for distributed PyTorch training over slow links."""
+
+
+@app.command()
+def bench(
+    workers: Annotated[int | None, typer.Option(help="Worker processes on this machine.", show_default="2")] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Rate of each worker's link, such as 1gbit, or none.", show_default="100mbit")
+    ] = None,
+    recipes: Annotated[
+        str,
+        typer.Option(
+            help="Rows, separated by commas, each with a density of its own if wanted, as topk:0.02; see --list."
+        ),
+    ] = ("dense,torch_fp16,torch_powersgd,topk,dgc,dragonn"),
+    density: Annotated[str, typer.Option(help="Share of elements to send; each of several is a row.")] = "0.01",
+    pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
+    boundary: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of activations, and of their gradients, to send between stages; each of several is a row.",
+            show_default="1,0.05",
+        ),
+    ] = None,
+    micro_batches: Annotated[int, typer.Option(help="Parts in which a batch goes through a pipeline.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of each row; losses are compared after so many.")] = 300,
+    model: Annotated[str, typer.Option(help="What to train; see --list.")] = "transformer",
+    data: Annotated[Path | None, typer.Option(help="Data of the model; see --list.")] = None,
+    scale: Annotated[float, typer.Option(help="Size of the xml model; 1 is 126.7 M parameters.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    target: Annotated[float | None, typer.Option(help="Loss to time; by default what dense reaches.")] = None,
+    extend: Annotated[float, typer.Option(help="Train up to so many times --steps to reach the target.")] = 1.5,
+    json: Annotated[Path | None, typer.Option(help="Write the results here, after every row.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Name recipes and models, and exit.")] = False,
+) -> None:
+    """Train a real model over a slow link with each recipe in turn, and say what each saves and what it costs."""
+    from thinwire.tools.bench import command, options
+    from thinwire.tools.inputs import BadInput
+
+    if listing:
+        command.print_listing()
+        return
+    try:
+        asked = options.read(
+            workers=workers,
+            link=link,
+            recipes=recipes,
+            densities=density,
+            pipeline=pipeline,
+            boundaries=boundary,
+            micro_batches=micro_batches,
+            steps=steps,
+            model=model,
+            data=data,
+            scale=scale,
+            seed=seed,
+            target=target,
+            extend=extend,
+        )
+        code = command.run(asked, json=json, html=html)
+    except BadInput as error:
+        typer.echo(f"thinwire bench: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
+@app.command()
+def plan(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE.py:BUILD",
+            help="A model of your own: a function, in a file or as package.module:build, that returns "
+            "(module, step) or (module, step, optimizer), with step(model) -> loss.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes on this machine; with --profile, as if.", show_default="2")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Rate of each worker's link, such as 1gbit, or none; with --profile, as if.", show_default="100mbit"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model of the bench; see thinwire bench --list.", show_default="transformer")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Data of the model; see thinwire bench --list.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Size of the xml model.", show_default="1")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and batches.", show_default="0")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Plan from this profile; nothing is measured.")] = None,
+    save_profile: Annotated[Path | None, typer.Option(help="Write what was measured here.")] = None,
+    pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
+    micro_batches: Annotated[
+        int | None, typer.Option(help="Parts in which a batch goes through a pipeline.", show_default="4")
+    ] = None,
+    boundary: Annotated[
+        float | None,
+        typer.Option(help="Share of activations that may be chosen to cross between stages.", show_default="0.05"),
+    ] = None,
+    density: Annotated[str | None, typer.Option(help="Densities that may be chosen.", show_default="0.01")] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            help="What may be chosen, dearest to the loss first.", show_default="bf16,qsgd,topk,doubling,gtopk"
+        ),
+    ] = None,
+    error_feedback: Annotated[
+        bool, typer.Option("--error-feedback/--no-error-feedback", help="Whether gradients may wait for later steps.")
+    ] = True,
+    unfolded: Annotated[bool, typer.Option("--all", help="Show every tensor on a line of its own.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+) -> None:
+    """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
+    from thinwire.tools.inputs import BadInput
+    from thinwire.tools.plan import command, options
+    from thinwire.tools.plan import pipeline as stages
+
+    try:
+        request = options.Request(
+            target=target,
+            model=model,
+            data=data,
+            scale=scale,
+            seed=seed,
+            workers=workers,
+            link=link,
+            profile=profile,
+            save_profile=save_profile,
+            micro_batches=micro_batches,
+            boundary=boundary,
+        )
+        wishes = options.wishes(densities=density, candidates=candidates, error_feedback=error_feedback)
+        if pipeline == 1:
+            source = request.source()
+            code = command.run(source, wishes, json=json, html=html, profile=save_profile, unfolded=unfolded)
+        else:
+            code = stages.run(request.pipelined(pipeline), wishes, json=json, html=html, unfolded=unfolded)
+    except BadInput as error:
+        typer.echo(f"thinwire plan: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
+@app.command()
+def simulate(
+    workers: Annotated[str, typer.Option(help="How many, such as 8..4096, which doubles, or 4,6,8.")] = "8..4096",
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Link between any two workers, such as 1gbit or 1gbit/5ms; with regions, each worker's own.",
+            show_default="as in the profile; 10gbit/0.1ms with regions",
+        ),
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help="Tiers from the nearest on, such as 8x100gbit/10us,4x25gbit/50us,10gbit: 8 workers a host, which "
+            "share its 25 Gbit/s, 4 hosts a rack, which share its 10 Gbit/s to other racks; or a CSV of regions: "
+            "region_a,region_b,delay_ms,bandwidth_gbps."
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Profile of a model and a machine.", show_default="the DRAGONN paper's XML model"),
+    ] = None,
+    recipes: Annotated[
+        str | None,
+        typer.Option(help="Candidates, such as dense,fp16,topk:0.01.", show_default="all that the profile has"),
+    ] = None,
+    paper: Annotated[
+        str | None, typer.Option(help="Instead of all this, a paper's predictions beside its own: gtopk or dragonn.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the predictions here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw step times and efficiencies here (.png, .svg, .pdf).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+) -> None:
+    """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
+    from thinwire.tools.inputs import BadInput
+    from thinwire.tools.simulate import command, options, outputs, papers
+
+    try:
+        files = outputs.Files(json=json, plot=plot, html=html)
+        if paper is not None:
+            outcome = papers.outcome(paper, beside=(link, topology, profile, recipes))
+        else:
+            asked = options.read(workers=workers, link=link, topology=topology, profile=profile, recipes=recipes)
+            outcome = command.outcome(asked)
+        files.show(outcome)
+    except BadInput as error:
+        typer.echo(f"thinwire simulate: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

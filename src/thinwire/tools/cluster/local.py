@@ -1,0 +1,177 @@
+"""Worker processes on this machine, joined by links of limited rate."""
+
+import os
+import selectors
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from operator import itemgetter
+from signal import Signals
+from typing import Self
+
+from thinwire.tools.cluster.channel import HungUp, Message
+from thinwire.tools.cluster.launch import Processes
+from thinwire.tools.cluster.link import Rate
+from thinwire.tools.inputs import BadInput
+
+_MOST_WORKERS = 254  # as many as a star has addresses for
+_GRACE = 0.3  # seconds for a death to be noticed
+
+
+class WorkerDied(RuntimeError):  # noqa: N818 - it reads better where it is raised and caught
+    """A worker ended, or its handler raised something; all are gone now.
+
+    reason: the traceback, or how the process ended. stderr_tail: the last 16 kB that it printed, traceback included.
+    """
+
+    def __init__(self, rank: int, reason: str, stderr_tail: str) -> None:
+        super().__init__(f"worker {rank} died: {reason.strip().splitlines()[-1]}")
+        self.rank, self.reason, self.stderr_tail = rank, reason, stderr_tail
+
+
+class SupervisorDied(RuntimeError):  # noqa: N818 - it reads better where it is raised and caught
+    """The process that starts and ends the workers is gone, and they with it."""
+
+    def __init__(self, printed: str) -> None:
+        super().__init__(f"the supervisor of the workers died\n{printed}".strip())
+
+
+class Cluster:
+    """Within `with`, `world` processes that run ``module:function`` as `handler(job, emit)`.
+
+    Each has a link of its own, at `rate` each way, or not limited where that is None. Where network namespaces cannot
+    be had or are not wanted, they share the loopback interface. Once started, `throttled` says whether links are
+    limited, and `label` how fast they are or why they are not. Workers are forked, import from where this process
+    does, and have RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS set for torch.
+    """
+
+    label = "not started"
+    throttled = False
+
+    def __init__(self, world: int, rate: Rate | None, handler: str, *, namespaces: bool = True) -> None:
+        if os.name != "posix":
+            raise BadInput("workers on one machine need Linux or macOS; elsewhere start them with torchrun")
+        if not 1 <= world <= _MOST_WORKERS:
+            raise BadInput(f"{world} workers: expected 1 to {_MOST_WORKERS}")
+        self._world, self._rate, self._handler, self._namespaces = world, rate, handler, namespaces
+        self._processes: Processes | None = None
+        self._inbox: deque[Message] = deque()
+        self._busy: set[int] = set()
+        self._raised = (-1, "")
+
+    def __enter__(self) -> Self:
+        """Start the workers; raises SupervisorDied."""
+        rate = None if self._rate is None else self._rate.bits_per_second
+        self._processes = Processes(self._world, rate, self._handler, namespaces=self._namespaces)
+        try:
+            self._settle(self._processes)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def close(self) -> None:
+        """End all processes, whatever they are doing."""
+        if self._processes is not None:
+            self._end(self._processes)
+
+    def throttle(self, on: bool) -> None:
+        """Lift the links' limit, or put it back; does nothing where they have none. Raises as `run` does."""
+        self._running()
+        if self.throttled:
+            self.limit(self._rate if on else None)
+
+    def limit(self, rate: Rate | None) -> None:
+        """Limit the links to another rate, or lift the limit, also while a job runs. Raises as `run` does.
+
+        Does nothing where workers have no links of their own.
+        """
+        processes = self._running()
+        with suppress(HungUp):  # to be found out by listening
+            processes.control.send({"limit": None if rate is None else rate.bits_per_second})
+        self._hear(processes)
+
+    def run(self, job: Message) -> Iterator[tuple[int, Message]]:
+        """Send the job to every worker, then yield (rank, event) as events come, until all workers are done with it.
+
+        Job and events are what JSON can hold. Raises RuntimeError where an earlier job is not done or the cluster is
+        not open, and, while iterating, WorkerDied or SupervisorDied.
+        """
+        processes = self._running()
+        if self._busy:
+            raise RuntimeError("the workers are not done with an earlier job")
+        self._busy = set(range(self._world))
+        for worker in processes.workers:
+            with suppress(HungUp):  # the supervisor will report it
+                worker.send(job)
+        return self._events(processes)
+
+    def _settle(self, processes: Processes) -> None:
+        reason = None if self._namespaces else "not wanted"
+        while "ready" not in (message := self._hear(processes)):
+            reason = message["unavailable"]
+        self.throttled = reason is None and self._rate is not None
+        speed = f"{self._rate} per worker, each way" if self.throttled else "unthrottled"
+        self.label = speed if reason is None else f"{speed} (no network namespaces: {reason})"
+
+    def _running(self) -> Processes:
+        if self._processes is None:
+            raise RuntimeError("the cluster is not open")
+        return self._processes
+
+    def _end(self, processes: Processes) -> str:
+        self._processes = None
+        return processes.end()
+
+    def _events(self, processes: Processes) -> Iterator[tuple[int, Message]]:
+        with selectors.DefaultSelector() as selector:
+            selector.register(processes.control, selectors.EVENT_READ)
+            for rank, worker in enumerate(processes.workers):
+                selector.register(worker, selectors.EVENT_READ, rank)
+            while self._busy:
+                for key, _ in selector.select():
+                    yield from self._listen(processes, key.data)
+
+    def _listen(self, processes: Processes, rank: int | None) -> Iterator[tuple[int, Message]]:
+        if rank is None:
+            self._hear(processes)
+            return
+        with suppress(HungUp):  # the supervisor will report it
+            for message in processes.workers[rank].receive():
+                if "event" in message:
+                    yield rank, message["event"]
+                elif "raised" in message:
+                    self._find_cause(processes, rank, message["raised"])
+                else:
+                    self._busy.discard(rank)
+
+    def _find_cause(self, processes: Processes, rank: int, raised: str) -> None:
+        """Raise WorkerDied: what a worker raised may only be the consequence of another's end."""
+        self._raised = rank, raised
+        if not processes.control.is_ready(_GRACE):
+            processes.control.finish()
+        self._hear(processes)
+
+    def _hear(self, processes: Processes) -> Message:
+        """Wait for the supervisor's next word; raise WorkerDied or SupervisorDied if it is its last."""
+        try:
+            while not self._inbox:
+                self._inbox.extend(processes.control.receive())
+        except HungUp:
+            raise SupervisorDied(self._end(processes)) from None
+        message = self._inbox.popleft()
+        if "dead" in message:
+            self._end(processes)
+            raise self._obituary(**message)
+        return message
+
+    def _obituary(self, dead: list[tuple[int, int]], output: list[str]) -> WorkerDied:
+        rank, reason = self._raised
+        if dead:
+            rank, code = min(dead, key=itemgetter(1))  # whom a signal ended, before those who left
+            reason = f"killed by {Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        return WorkerDied(rank, reason, output[rank])

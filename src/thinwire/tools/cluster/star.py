@@ -1,0 +1,146 @@
+"""Network namespaces around a bridge, each on a cable of limited rate. Linux only; ends with the processes in it."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from thinwire.tools.cluster.link import Rate
+
+INTERFACE = "eth0"
+
+_FRAME = 1514  # bytes
+_QUEUE = 64 * 2**20  # bytes; taken only as it fills, while a short queue would drop packets
+_LIFTED = 2**32 - 1  # bytes per second: the most tbf's field holds, and more than one machine moves
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_LOOPBACK_INDEX = 1
+_LINK_SCOPE, _KERNEL_PROTOCOL = 253, 2
+
+
+class Unavailable(RuntimeError):  # noqa: N818 - it reads better where it is raised and caught
+    """Namespaces cannot be had here; the message is the reason."""
+
+
+class Namespace:
+    """An anonymous network namespace, gone with the last process that refers to it. Making one moves into it."""
+
+    def __init__(self) -> None:
+        from pyroute2 import IPRoute
+
+        _system_call("unshare", _CLONE_NEWNET)
+        self.descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        self.netlink: Any = IPRoute()
+        # the first request opens the socket, which then belongs to this namespace wherever the thread goes
+        self.netlink.link("set", index=_LOOPBACK_INDEX, state="up")
+
+    def enter(self) -> None:
+        """Move the calling thread here; processes that it starts begin here too."""
+        _system_call("setns", self.descriptor, _CLONE_NEWNET)
+
+    def index(self, interface: str) -> int:
+        """Return the number the kernel gave an interface."""
+        return int(self.netlink.link_lookup(ifname=interface)[0])
+
+
+class Star:
+    """Namespaces around a bridge: in the i-th, `address(i)` is on ``eth0``, and every other address within reach.
+
+    Each cable takes `rate` both ways at once. Call it in a process with one thread. Raises Unavailable, and then
+    leaves the calling thread in a namespace that is good for nothing.
+    """
+
+    def __init__(self, size: int, rate: Rate | None) -> None:
+        with _explaining():
+            self._hub = _first_namespace()
+            self._hub.netlink.link("add", ifname="bridge", kind="bridge")
+            self._hub.netlink.link("set", index=self._hub.index("bridge"), state="up")
+            self.spokes = [Namespace() for _ in range(size)]
+            self._ends = [end for number in range(size) for end in self._join(number)]
+            self.shape(rate)
+
+    def shape(self, rate: Rate | None) -> None:
+        """Limit every cable to `rate`, or lift the limit; takes effect at once and drops nothing."""
+        speed = _LIFTED if rate is None else rate.bits_per_second // 8
+        for netlink, index in self._ends:
+            netlink.tc("replace", "tbf", index, rate=speed, burst=_burst(speed), limit=_QUEUE)
+
+    def _join(self, number: int) -> Iterator[tuple[Any, int]]:
+        """Lay a cable from the bridge to a spoke, and yield both its ends."""
+        hub, spoke, port = self._hub, self.spokes[number], f"port{number}"
+        hub.netlink.link("add", ifname=port, kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": spoke.descriptor})
+        hub.netlink.link("set", index=hub.index(port), master=hub.index("bridge"), state="up")
+        _configure(spoke, address(number))
+        yield hub.netlink, hub.index(port)
+        yield spoke.netlink, spoke.index(INTERFACE)
+
+
+def address(number: int) -> str:
+    """Return the IPv4 address of a spoke."""
+    return f"10.77.0.{number + 1}"
+
+
+def _configure(spoke: Namespace, own: str) -> None:
+    index = spoke.index(INTERFACE)
+    spoke.netlink.addr("add", index=index, address=own, prefixlen=24)
+    spoke.netlink.link("set", index=index, state="up")
+    # Reno never slows down unless packets are lost, and none are: what remains of congestion control is the shaper
+    spoke.netlink.route(
+        "replace",
+        dst="10.77.0.0/24",
+        oif=index,
+        prefsrc=own,
+        scope=_LINK_SCOPE,
+        proto=_KERNEL_PROTOCOL,
+        metrics={"cc_algo": "reno"},
+    )
+
+
+def _burst(speed: int) -> int:
+    """Return how many bytes may pass at once: 0.5 ms of the rate, and 1 ms from 1 Gbit/s on; 2 frames at least.
+
+    It has to cover late timers; payloads up to this size pass for free. At 1 ms, TCP's packets of 64 kB fit whole.
+    """
+    seconds = 0.5e-3 * (1 + min(speed / 125e6, 1.0))
+    return max(2 * _FRAME, int(speed * seconds))
+
+
+def _first_namespace() -> Namespace:
+    try:
+        return Namespace()
+    except PermissionError:
+        _become_root()
+        return Namespace()
+
+
+def _become_root() -> None:
+    """Enter a user namespace in which the user is root."""
+    user, group = os.geteuid(), os.getegid()
+    _system_call("unshare", _CLONE_NEWUSER)
+    own = Path("/proc/self")
+    (own / "setgroups").write_text("deny")
+    (own / "uid_map").write_text(f"0 {user} 1")
+    (own / "gid_map").write_text(f"0 {group} 1")
+
+
+def _system_call(name: str, *arguments: int) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+@contextmanager
+def _explaining() -> Iterator[None]:
+    """Turn what can go wrong into Unavailable."""
+    if sys.platform != "linux":
+        raise Unavailable("they need Linux")
+    try:
+        from pyroute2 import NetlinkError
+    except ImportError as error:
+        raise Unavailable(f"pyroute2 cannot be imported: {error}") from error
+    try:
+        yield
+    except (OSError, NetlinkError) as error:
+        raise Unavailable(error.args[-1]) from error

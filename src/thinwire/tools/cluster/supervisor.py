@@ -1,0 +1,149 @@
+"""Starts the workers of a cluster, each on a link of its own if possible, and ends them all when one ends.
+
+`local.Cluster` runs this as ``python -m thinwire.tools.cluster.supervisor SETUP``, and hangs up to end it.
+"""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from thinwire.tools.cluster.channel import Channel, HungUp
+from thinwire.tools.cluster.forked import Captured, exit_code, fork
+from thinwire.tools.cluster.link import INTERFACE_VARIABLE, Rate
+from thinwire.tools.cluster.serve import serve
+from thinwire.tools.cluster.star import INTERFACE, Star, Unavailable, address
+
+_ON_LINKS = {
+    "MASTER_ADDR": address(0),
+    "MASTER_PORT": "29500",
+    "GLOO_SOCKET_IFNAME": INTERFACE,
+    INTERFACE_VARIABLE: INTERFACE,
+}
+_LOOK_AFTER = 0.1  # seconds between looks at whether all workers live
+_UNAVAILABLE = 3  # exit status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What to start, as JSON on the command line; `control` and `workers` are descriptors of sockets."""
+
+    handler: str
+    bits_per_second: int | None
+    namespaces: bool
+    control: int
+    workers: list[int]
+
+    @property
+    def rate(self) -> Rate | None:
+        """The rate of each link."""
+        return _rate(self.bits_per_second)
+
+
+def _rate(bits_per_second: int | None) -> Rate | None:
+    return None if bits_per_second is None else Rate(bits_per_second)
+
+
+class Supervisor:
+    """Watches over the workers from their start to their end."""
+
+    def __init__(self, setup: Setup, control: Channel, star: Star | None) -> None:
+        self._setup, self._control, self._star = setup, control, star
+        self._workers = list(_start(setup, star))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ, self._obey)
+        for worker in self._workers:
+            self._selector.register(worker.pipe, selectors.EVENT_READ, worker.read)
+        control.send({"ready": True})
+
+    def run(self) -> None:
+        """Do as told until a worker ends or control hangs up; then end everything, this process included."""
+        dead: list[tuple[int, int]] = []
+        with suppress(HungUp):
+            while not dead:
+                self._attend(_LOOK_AFTER)
+                dead = self._dead()
+        self._end(dead)
+        with suppress(HungUp):
+            self._control.send({"dead": dead, "output": self._output()})
+        os.killpg(0, signal.SIGKILL)  # whatever the workers started goes too
+
+    def _attend(self, timeout: float) -> bool:
+        """Serve what is ready, and return whether anything was."""
+        ready = self._selector.select(timeout)
+        for key, _ in ready:
+            if not key.data():
+                self._selector.unregister(key.fileobj)
+        return bool(ready)
+
+    def _obey(self) -> bool:
+        for command in self._control.receive():
+            if self._star is not None:
+                self._star.shape(_rate(command["limit"]))
+            self._control.send(command)
+        return True
+
+    def _dead(self) -> list[tuple[int, int]]:
+        codes = [(rank, exit_code(worker.process, wait=False)) for rank, worker in enumerate(self._workers)]
+        return [(rank, code) for rank, code in codes if code is not None]
+
+    def _end(self, dead: list[tuple[int, int]]) -> None:
+        living = [worker.process for rank, worker in enumerate(self._workers) if rank not in dict(dead)]
+        for process in living:
+            os.kill(process, signal.SIGKILL)
+        for process in living:
+            exit_code(process)
+
+    def _output(self) -> list[str]:
+        self._selector.unregister(self._control)
+        while self._attend(0):
+            pass
+        return [worker.output.decode(errors="replace") for worker in self._workers]
+
+
+def _start(setup: Setup, star: Star | None) -> Iterator[Captured]:
+    common = {"WORLD_SIZE": str(len(setup.workers))} | (_on_loopback() if star is None else _ON_LINKS)
+    for rank, descriptor in enumerate(setup.workers):
+        if star is not None:
+            star.spokes[rank].enter()
+        yield Captured.fork(partial(_work, setup.handler, descriptor, common | {"RANK": str(rank)}))
+
+
+def _work(handler: str, descriptor: int, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    serve(Channel(socket.socket(fileno=descriptor)), handler)
+
+
+def _on_loopback() -> dict[str, str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    name = "lo0" if sys.platform == "darwin" else "lo"
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": name}
+
+
+def main() -> None:
+    """Supervise, on links if they can be had."""
+    setup = Setup(**json.loads(sys.argv[1]))
+    control = Channel(socket.socket(fileno=setup.control))
+    # in a child, since a failure half-way spoils a process, and since a forked one has the single thread that is needed
+    if not setup.namespaces or exit_code(fork(lambda: _supervise_linked(setup, control))) == _UNAVAILABLE:
+        Supervisor(setup, control, None).run()
+
+
+def _supervise_linked(setup: Setup, control: Channel) -> None:
+    try:
+        star = Star(len(setup.workers), setup.rate)
+    except Unavailable as why:
+        control.send({"unavailable": str(why)})
+        os._exit(_UNAVAILABLE)
+    Supervisor(setup, control, star).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Workers, whoever started them: a cluster of our own or torchrun; and the process group that they form."""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.exchanges.compat import Group
+from thinwire.tools.cluster.link import Rate
+from thinwire.tools.cluster.local import Cluster, SupervisorDied, WorkerDied
+from thinwire.tools.cluster.serve import Emit, Handler
+
+_DIED, _INTERRUPTED = 1, 130
+
+
+class Workers(Protocol):
+    """Workers that run jobs: `Cluster` or `ThisGroup`."""
+
+    label: str
+    throttled: bool
+
+    def run(self, job: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Run a job on every worker and yield (rank, event)."""
+
+    def throttle(self, on: bool) -> None:
+        """Lift the link's limit, or put it back."""
+
+
+def started(count: int, rate: Rate | None, handler: Handler) -> AbstractContextManager[Workers]:
+    """Return workers that run `handler`, or under torchrun the group that there is."""
+    if in_group():
+        return nullcontext(ThisGroup(handler))
+    return Cluster(count, rate, f"{handler.__module__}:{handler.__name__}")
+
+
+def ended(work: Callable[[], None]) -> tuple[int, str | None]:
+    """Do the work, and return the command's exit code and what cut the work short, if anything did."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        return _INTERRUPTED, "interrupted"
+    except WorkerDied as death:
+        return _DIED, f"{death}\n{death.reason}" if "\n" in death.reason.strip() else str(death)
+    except SupervisorDied as death:
+        return _DIED, str(death)
+    return 0, None
+
+
+def in_group() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_first() -> bool:
+    """Whether this process is the one to speak."""
+    return not in_group() or os.environ["RANK"] == "0"
+
+
+def world_size() -> int:
+    """Return the size of the group that torchrun made."""
+    return int(os.environ["WORLD_SIZE"])
+
+
+class ThisGroup:
+    """Runs every job in this very process, one of the group's; each rank sees its own events as those of rank 0."""
+
+    label = "UNTHROTTLED: the network that torchrun was started on, as it is"
+    throttled = False
+
+    def __init__(self, handler: Callable[[dict[str, Any], Emit], None]) -> None:
+        self._handler = handler
+
+    def run(self, job: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Run the job and yield its events as they come."""
+        events: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        with ThreadPoolExecutor(1) as thread:
+            done: Future[None] = thread.submit(self._handler, job, events.put)
+            done.add_done_callback(lambda _: events.put(None))
+            while (event := events.get()) is not None:
+                yield 0, event
+            done.result()
+
+    def throttle(self, on: bool) -> None:
+        """The network is not ours to limit."""
+
+
+@functools.cache
+def join_group() -> None:
+    """Join the process group that the environment describes, once."""
+    dist.init_process_group("gloo")
+
+
+@functools.cache
+def mesh(stages: int) -> DeviceMesh:
+    """Return the workers as replicas × stages."""
+    return init_device_mesh("cpu", (dist.get_world_size() // stages, stages), mesh_dim_names=("replica", "stage"))
+
+
+def wrapped(
+    module: nn.Module, *, bucket_cap_mb: float | None = None, group: Group | None = None
+) -> DistributedDataParallel:
+    """Wrap a module the way the bench trains it."""
+    return DistributedDataParallel(
+        module,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=bucket_cap_mb,
+        process_group=group,
+        **_without_buffer_sync(),
+    )
+
+
+def _without_buffer_sync() -> dict[str, Any]:
+    """Name the option by which DDP leaves BatchNorm's buffers alone: it changed after torch 2.12."""
+    options = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers": False}

@@ -1,0 +1,68 @@
+"""What a user gives, read or refused with one line that says the fix; and the files a command leaves behind."""
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from zipfile import BadZipFile
+
+
+class BadInput(ValueError):  # noqa: N818 - it reads better where it is raised and caught
+    """Something the user gave cannot be used; the message is one line and says what was expected and the fix."""
+
+
+@contextmanager
+def reading(path: Path, expected: str) -> Iterator[None]:
+    """Raise what reading or decoding `path` may raise as a BadInput that says what was `expected` of it."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        one_line = " ".join(str(reason).split())
+        raise BadInput(f"{path} cannot be used ({one_line}); expected {expected}") from error
+
+
+def require(condition: bool, path: Path, expected: str) -> None:
+    """Raise BadInput unless `path` turned out to hold what was `expected`."""
+    if not condition:
+        raise BadInput(f"{path} cannot be used; expected {expected}")
+
+
+def names(text: str, option: str, example: str) -> tuple[str, ...]:
+    """Read names separated by commas. Raises BadInput where there are none."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise BadInput(f"{option} {text!r} names nothing; expected e.g. {example}")
+    return found
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """Read densities separated by commas. Raises BadInput for anything else."""
+    try:
+        found = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise BadInput(f"{option} {text!r} is not a list of numbers; expected e.g. 0.01 or 0.01,0.001") from error
+    if not found:
+        raise BadInput(f"{option} {text!r} is empty; expected e.g. 0.01")
+    return found
+
+
+def check_writable(paths: Iterable[Path | None]) -> None:
+    """Raise BadInput when one cannot be written; to be called before anything has been measured."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+            raise BadInput(f"cannot write {path}; expected a file in a directory that exists and may be written to")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text``, or leave it as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

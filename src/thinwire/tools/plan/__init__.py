@@ -1,0 +1,1 @@
+"""`thinwire plan`: whether compression pays on a network, for which tensors and by what."""

@@ -1,0 +1,80 @@
+"""`thinwire plan`, from a request to the printed plan and written files."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from thinwire.planner import Plan, Profile, decide
+from thinwire.tools.cluster.workers import ended, is_first
+from thinwire.tools.inputs import BadInput, check_writable, write_atomically
+from thinwire.tools.plan.report import write_html
+from thinwire.tools.plan.rows import every, folded
+from thinwire.tools.plan.sources import Known, Source, Wishes
+from thinwire.tools.plan.table import print_plan
+from thinwire.tools.show.terminal import complain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where a plan goes. Raises BadInput when a file cannot be written, before anything has been measured."""
+
+    console: Console
+    json: Path | None
+    html: Path | None
+    profile: Path | None
+    unfolded: bool
+
+    def __post_init__(self) -> None:
+        check_writable((self.json, self.html, self.profile))
+
+    def keep(self, measured: Profile) -> None:
+        """Write what was measured, which took longest to get."""
+        if self.profile is not None:
+            write_atomically(self.profile, measured.to_json() + "\n")
+
+    def show(self, measured: Profile, plan: Plan) -> None:
+        """Write the files and print the plan."""
+        if self.json is not None:
+            write_atomically(self.json, plan.to_json() + "\n")
+        if self.html is not None:
+            write_html(measured, plan, self.html)
+        print_plan(self.console, measured, plan, every(plan) if self.unfolded else folded(plan))
+        for path in (self.profile, self.json, self.html):
+            if path is not None:
+                self.console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def run(
+    source: Source, wishes: Wishes, *, json: Path | None, html: Path | None, profile: Path | None, unfolded: bool
+) -> int:
+    """Get a profile, decide, print, write the files, and return the exit code. Raises BadInput."""
+    first = is_first()
+    files = {name: path if first else None for name, path in {"json": json, "html": html, "profile": profile}.items()}
+    outputs = Outputs(console=Console(quiet=not first), unfolded=unfolded, **files)
+    return guarded(lambda: _plan(source, wishes, outputs))
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Do the work, say what cut it short if anything did, and return the exit code. Raises BadInput."""
+    code, reason = ended(work)
+    if reason:
+        complain("plan", reason)
+    return code
+
+
+def decided(known: Known) -> Plan:
+    """Decide. Raises BadInput for a profile that cannot be planned for."""
+    try:
+        return decide(known.profile, known.budget)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def _plan(source: Source, wishes: Wishes, outputs: Outputs) -> None:
+    with outputs.console.status("measuring"):
+        known = source.known(wishes)
+        outputs.keep(known.measured)
+        plan = decided(known)
+    outputs.show(known.measured, plan)

@@ -1,0 +1,131 @@
+"""Where a profile comes from: measured now, or saved before."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
+
+from thinwire.exchanges import Link
+from thinwire.planner import Budget, Profile
+from thinwire.tools.cluster.link import Rate
+from thinwire.tools.cluster.workers import started
+from thinwire.tools.inputs import BadInput
+from thinwire.tools.plan.worker import handle
+
+_UNTHROTTLED = 1e15  # bytes per second, which a profile takes for what its processors can do
+
+
+class Asked(NamedTuple):
+    """A link in place of the one measured: what it is called, and what it is."""
+
+    label: str
+    link: Link
+
+    @classmethod
+    def of(cls, rate: Rate | None) -> Self:
+        """Return the link of that rate, which adds no latency."""
+        bandwidth = _UNTHROTTLED if rate is None else rate.bits_per_second / 8
+        return cls("unthrottled" if rate is None else f"{rate}", Link(latency=0.0, bandwidth=bandwidth))
+
+
+class Known(NamedTuple):
+    """A profile as measured, the same as asked for, and what may be chosen among."""
+
+    measured: Profile
+    profile: Profile
+    budget: Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What of a budget the user has named. Raises BadInput."""
+
+    densities: tuple[float, ...] | None
+    names: tuple[str, ...] | None
+    error_feedback: bool
+
+    def __post_init__(self) -> None:
+        self.budget()
+
+    def budget(self) -> Budget:
+        """Return it, filled up with what is usual."""
+        return self._over(Budget())
+
+    def among(self, profile: Profile) -> Budget:
+        """Return it, filled up with what the profile has been measured for. Raises BadInput if it lacks anything."""
+        pairs = [name.partition(":") for name in profile.costs]
+        densities = tuple(dict.fromkeys(float(density) for _, _, density in pairs if density))
+        measured = Budget(
+            densities=densities or Budget().densities, names=tuple(dict.fromkeys(name for name, _, _ in pairs))
+        )
+        budget = self._over(measured)
+        lacking = [c.name for c in budget.candidates() if c.name != "dense" and c.name not in profile.costs]
+        if lacking:
+            has = ", ".join(profile.costs) or "nothing but dense"
+            raise BadInput(f"the profile was not measured for {lacking[0]}; it has {has}: measure anew")
+        return budget
+
+    def _over(self, usual: Budget) -> Budget:
+        try:
+            return Budget(
+                densities=usual.densities if self.densities is None else self.densities,
+                names=usual.names if self.names is None else self.names,
+                error_feedback=self.error_feedback,
+            )
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+
+
+class Source(Protocol):
+    """Where a profile comes from."""
+
+    def known(self, wishes: Wishes) -> Known:
+        """Return it; raises BadInput, WorkerDied, SupervisorDied."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Workers on this machine, or the group that torchrun made; `kind` and `subject` say what they build."""
+
+    kind: str
+    subject: dict[str, Any]
+    workers: int
+    rate: Rate | None
+
+    def known(self, wishes: Wishes) -> Known:
+        """Start the workers, let them measure, and end them."""
+        budget = wishes.budget()
+        with started(self.workers, self.rate, handle) as workers:
+            job = {"kind": self.kind, "subject": self.subject, "budget": asdict(budget)}
+            found = {rank: Profile.from_json(accepted(event)["profile"]) for rank, event in workers.run(job)}
+            label = workers.label
+        measured = replace(found[0], made={**found[0].made, "link": label})
+        return Known(measured, measured, budget)
+
+
+def accepted(event: dict[str, Any]) -> dict[str, Any]:
+    """Return what a worker has measured. Raises BadInput where it refused."""
+    if "refused" in event:
+        raise BadInput(event["refused"])
+    return event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A file that `Profile.save` wrote, with as many workers and such a link in place of those measured, if given."""
+
+    path: Path
+    workers: int | None
+    asked: Asked | None
+
+    def known(self, wishes: Wishes) -> Known:
+        """Read it."""
+        try:
+            measured = Profile.load(self.path)
+        except OSError as error:
+            raise BadInput(f"cannot read {self.path}: {error.strerror}; expected what --save-profile wrote") from error
+        except ValueError as error:
+            raise BadInput(f"{self.path}: {error}; expected what --save-profile wrote") from error
+        profile = measured.on(self.asked and self.asked.link, world_size=self.workers)
+        if self.asked is not None:
+            profile = replace(profile, made={**profile.made, "link": self.asked.label})
+        return Known(measured, profile, wishes.among(measured))

@@ -1,0 +1,85 @@
+"""What a plan says, in sentences."""
+
+import math
+
+from thinwire.planner import BoundaryRow, Plan, Profile
+from thinwire.tools.show.units import UNKNOWN
+
+_TRANSPORTS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "point_to_point": "point to point"}
+_BEYOND = 1e14  # bytes per second: what a probe gives where more bytes took no longer
+_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
+
+
+def bit_rate(bandwidth: float) -> str:
+    """Bytes per second as links are rated: ``6.2 Gbit/s``."""
+    if bandwidth >= _BEYOND:
+        return "beyond measure"
+    bits, unit = 8 * bandwidth, 0
+    while bits >= 999.5 and unit < len(_UNITS) - 1:
+        bits, unit = bits / 1000, unit + 1
+    return f"{bits:.3g} {_UNITS[unit]}"
+
+
+def title(profile: Profile) -> str:
+    """Workers and link, on one line."""
+    workers = "1 worker" if profile.world_size == 1 else f"{profile.world_size} workers"
+    return f"{workers} · {profile.made.get('link', 'the link of the profile')}"
+
+
+def origin(measured: Profile, profile: Profile) -> list[str]:
+    """What was measured, and where it differs from what is asked."""
+    lines = [str(measured.made.get("model", ""))]
+    if (measured.world_size, measured.links) != (profile.world_size, profile.links):
+        lines.append(f"What if: the profile was measured with {title(measured)}.")
+    return [line for line in lines if line]
+
+
+def network(profile: Profile) -> list[tuple[str, str, str]]:
+    """Each transport's name, latency and bandwidth."""
+    if profile.world_size == 1:
+        return []
+    return [
+        (_TRANSPORTS[name], f"{1e3 * link.latency:.2f} ms", bit_rate(link.bandwidth))
+        for name, link in profile.links.items()
+    ]
+
+
+def conclusions(plan: Plan) -> list[str]:
+    """What comes of it: the step, the break-even, and what happens where nothing pays."""
+    lines = [_step(plan), _break_even(plan)]
+    if not plan.pays:
+        lines.insert(0, 'Nothing pays here: thinwire.attach(model, plan="auto") then leaves plain DDP.')
+    return [line for line in lines if line]
+
+
+def boundary_reason(row: BoundaryRow) -> str:
+    """Why a cut is treated as it is, and up to which bandwidth sparsifying pays there."""
+    if math.isinf(row.break_even):
+        return f"{row.reason}; pays at any bandwidth"
+    if not row.break_even:
+        return f"{row.reason}; never pays here, however slow the link"
+    return f"{row.reason}; pays below {bit_rate(row.break_even)} here"
+
+
+def _step(plan: Plan) -> str:
+    dense = f"Predicted step: {1e3 * plan.dense_seconds:.1f} ms uncompressed"
+    if not plan.pays:
+        return f"{dense}."
+    return f"{dense}, {1e3 * plan.seconds:.1f} ms as planned: {speed_up(plan)} times as fast."
+
+
+def speed_up(plan: Plan) -> str:
+    """How many times as fast a step is as planned."""
+    return f"{plan.dense_seconds / plan.seconds:.2f}" if plan.seconds else UNKNOWN
+
+
+def _break_even(plan: Plan) -> str:
+    if plan.profile.world_size == 1 or not plan.rows:
+        return ""
+    if math.isinf(plan.break_even):
+        return "Compression pays here at any bandwidth that these processors can keep up with."
+    if not plan.break_even:
+        return "Compression never pays here, however slow the link."
+    if plan.pays:
+        return f"Compression stops paying above {bit_rate(plan.break_even)} here."
+    return f"Compression would pay below {bit_rate(plan.break_even)} here."

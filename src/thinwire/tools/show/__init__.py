@@ -1,0 +1,1 @@
+"""What the commands show: units, tables, pages, figures and progress."""

@@ -1,0 +1,1 @@
+"""`thinwire simulate`: what a step would take between more workers than there are."""
