@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import pytest
 import torch
 from rich.console import Console
 from rich.progress import Progress
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from papers.__main__ import PAPERS
 from papers.dct import DCT

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +13,19 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from papers.dct import accuracy  # noqa: E402 - found beside the tests' folder
-from papers.dct.looking import criteria, look, shape  # noqa: E402
-from papers.dct.model_parallel import app  # noqa: E402
-from papers.dct.results import HEADINGS, TEXTS, Document, Unfit, lines, markdown  # noqa: E402
-from papers.dct.rows import rows  # noqa: E402
-from papers.dct.training import INSIDE, Material, Network, Run, run  # noqa: E402
-from thinwire.pipeline import TopKBoundary  # noqa: E402
+from papers.dct import accuracy
+from papers.dct.looking import criteria, look, shape
+from papers.dct.model_parallel import app
+from papers.dct.results import HEADINGS, TEXTS, Document, Unfit, lines, markdown
+from papers.dct.rows import rows
+from papers.dct.training import INSIDE, Material, Network, Run, run
+from thinwire.pipeline import TopKBoundary
 from thinwire.tools.inputs import BadInput
-from thinwire.tools.problems import Batch, Parts, Problem  # noqa: E402
-from thinwire.tools.problems.base import classes, cross_entropy  # noqa: E402
-from thinwire.tools.problems.stages import Chain, feed  # noqa: E402
+from thinwire.tools.problems import Batch, Parts, Problem
+from thinwire.tools.problems.base import classes, cross_entropy
+from thinwire.tools.problems.stages import Chain, feed
 
-PAGE = ROOT / "papers" / "dct" / "README.md"
+PAGE = Path(__file__).parents[1] / "papers" / "dct" / "README.md"
 
 
 def _batch(seed: int) -> Batch:

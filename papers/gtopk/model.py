@@ -6,8 +6,7 @@ from math import log2
 from typing import final
 
 from thinwire.exchanges import AllGather, GlobalTopKTree, Link
-from thinwire.planner.curve import Curve
-from thinwire.planner.profile import TRANSPORTS, Bucket, Cost, Gradient, Profile, Timeline
+from thinwire.planner.published import PAIR, published
 from thinwire.planner.scaling import Scale, scaled
 
 ALPHA, BETA = 0.436e-3, 3.6e-8
@@ -15,7 +14,6 @@ ALPHA, BETA = 0.436e-3, 3.6e-8
 LINK = Link(latency=ALPHA, bandwidth=4 / BETA)
 DENSITY, WORKERS = 0.001, 32
 NAMES = ("dense", f"topk:{DENSITY:g}", f"gtopk:{DENSITY:g}")
-_PAIR = 8  # bytes of an index and a value
 _ELEMENTS = 25_000_000
 
 PUBLISHED = {
@@ -44,7 +42,7 @@ class Times:
 
 def times() -> list[Times]:
     """Return Table I: our all-gather is a ring, of P − 1 messages, where theirs counts the latency of log₂ P."""
-    picked = _PAIR * DENSITY * _ELEMENTS
+    picked = PAIR * DENSITY * _ELEMENTS
     return [
         Times(
             workers=workers,
@@ -60,7 +58,7 @@ def times() -> list[Times]:
 
 def crossings() -> tuple[float, float]:
     """Return the workers above which the tree is faster: than their all-gather, and than a ring."""
-    message = LINK.seconds(_PAIR * DENSITY * _ELEMENTS)
+    message = LINK.seconds(PAIR * DENSITY * _ELEMENTS)
 
     def tree(workers: float) -> float:
         return 2 * log2(workers) * message
@@ -101,14 +99,14 @@ class System:
     @property
     def rest(self) -> float:
         """Seconds of their gTop-k step beyond the messages of its tree: computing and selecting, in one."""
-        return self.seconds[2] - GlobalTopKTree().seconds(_PAIR * DENSITY * self.numel, WORKERS, LINK)
+        return self.seconds[2] - GlobalTopKTree().seconds(PAIR * DENSITY * self.numel, WORKERS, LINK)
 
     @property
     def implied(self) -> tuple[float, float]:
         """Bytes per second at which a ring all-reduce and an all-gather would take as long as their steps did."""
         rounds, wire = WORKERS - 1, [found - self.rest for found in self.seconds]
         dense = 2 * rounds * 4 * self.numel / WORKERS / (wire[0] - 2 * rounds * ALPHA)
-        return dense, rounds * _PAIR * DENSITY * self.numel / (wire[1] - rounds * ALPHA)
+        return dense, rounds * PAIR * DENSITY * self.numel / (wire[1] - rounds * ALPHA)
 
     def predicted(self, worlds: Sequence[int] = (WORKERS,)) -> list[Scale]:
         """Predict their steps from α and β, without overlap, as their Eq. 4."""
@@ -121,23 +119,3 @@ SYSTEMS = (
     System(name="AlexNet", numel=61_100_840, batch=64, throughput=(39, 296, 505)),
     System(name="ResNet-50", numel=25_557_032, batch=256, throughput=(343, 978, 1251)),
 )
-
-
-def published(numel: int, computed: float, link: Link, encode: dict[str, float]) -> Profile:
-    """Return the profile of one tensor that is ready at the end of backward, and of candidates that take so to encode.
-
-    Payloads are of 8 bytes an element. Decoding and merging, which are not published, count as free.
-    """
-    gradient = Gradient(name="all parameters", numel=numel)
-    return Profile(
-        world_size=1,
-        timeline=Timeline(buckets=(Bucket(ready=computed, gradients=(gradient,)),), computed=computed),
-        links=dict.fromkeys(TRANSPORTS, link),
-        costs={name: _cost(numel, float(name.partition(":")[2]), seconds) for name, seconds in encode.items()},
-    )
-
-
-def _cost(numel: int, density: float, seconds: float) -> Cost:
-    free = Curve(((float(numel), 0.0),))
-    taken, nbytes = Curve(((float(numel), seconds),)), Curve(((float(numel), _PAIR * density * numel),))
-    return Cost(encode=taken, decode=free, each=free, exchange=free, nbytes=nbytes)

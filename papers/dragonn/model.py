@@ -3,22 +3,17 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from thinwire.exchanges import AllGather, AllReduce, Link
-from thinwire.planner.papers import published
-from thinwire.planner.profile import Profile
+from thinwire.exchanges import AllGather, AllReduce
+from thinwire.planner.published import COMPUTED, LINK, MEASURED, XML, xml
 from thinwire.planner.scaling import scaled
 
-LINK = Link(latency=0.0, bandwidth=25e9 / 8)
-"""Between their machines; their latency is not published."""
-XML = 4096 * 30938
-COMPUTED = 25e-3
 WORKERS, DENSITY = 16, 0.001
 SPEEDUPS = {"dgc": 10.2, "dragonn": 22.4}
 """Over full synchronisation, with 16 GPUs, as published."""
 BREAK_EVEN = 2**21
 """Bytes of a tensor below which their DGC was slower than no compression."""
-_MEASURED = 2**29 / 4  # elements: "512 MB", of tensors whose sizes are powers of two
 _ENCODE = {"dgc": 35.4e-3, "dragonn": 13.2e-3}
+"""Seconds to encode 512 MB."""
 _SHARE = 2 * DENSITY  # of the bytes, with indices
 
 
@@ -37,20 +32,10 @@ class Speeds(NamedTuple):
         return self.full / self.alone
 
 
-def xml(system: str = "dragonn", densities: Sequence[float] = (DENSITY,)) -> Profile:
-    """Return the XML model with the encoding of "dragonn" or "dgc", which takes as long at any density (their 5.2).
-
-    Of their single layer the gradient is there at the end of backward: nothing overlaps.
-    """
-    seconds = _ENCODE[system] * XML / _MEASURED
-    names = [f"{family}:{density:g}" for family in ("topk", "doubling", "gtopk") for density in densities]
-    return published(XML, COMPUTED, LINK, dict.fromkeys(names, seconds))
-
-
 def speeds(worlds: Sequence[int]) -> list[Speeds]:
     """Predict their Fig. 3 (d): all three with one exchange, so that encoding alone tells DGC and DRAGONN apart."""
     name = f"topk:{DENSITY:g}"
-    dgc, dragonn = (scaled(xml(system), ("dense", name), worlds, LINK) for system in ("dgc", "dragonn"))
+    dgc, dragonn = (scaled(xml(encode=_ENCODE[system]), ("dense", name), worlds, LINK) for system in ("dgc", "dragonn"))
     return [
         Speeds(one.world_size, one.seconds["dense"], one.seconds[name], two.seconds[name])
         for one, two in zip(dgc, dragonn, strict=True)
@@ -85,5 +70,5 @@ def implied() -> Implied:
         dense_bandwidth=2 * (WORKERS - 1) / WORKERS * 4 * XML / (full - COMPUTED),
         dgc_decode=full / SPEEDUPS["dgc"] - at.dgc,
         compression=gains,
-        overhead=gains - _ENCODE["dgc"] * BREAK_EVEN / 4 / _MEASURED,
+        overhead=gains - _ENCODE["dgc"] * BREAK_EVEN / 4 / MEASURED,
     )
