@@ -78,7 +78,7 @@ def _figure_10() -> Sheet:
         scales = system.predicted(_WORLDS)
         for recipe in model.NAMES:
             shares = (f"{100 * scale.efficiency(recipe):.1f}" for scale in scales)
-            rows.append([f"{system.recipe} ", recipe, *shares])
+            rows.append([f"{system.name} ", recipe, *shares])
     return Sheet(
         title="Fig. 10: scaling efficiency in %, from alpha and beta",
         headings=["model ", "recipe", *(f"  {world}" for world in _WORLDS)],
