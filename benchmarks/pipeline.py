@@ -1,31 +1,153 @@
-"""What sparsified boundaries between pipeline stages do to training, and what they cost.
+"""Time of a step, two stages x two replicas over slow links: what sparsified boundaries and gradients save.
 
-    python benchmarks/pipeline.py accuracy --json out.json --page tables.md
-    python benchmarks/pipeline.py steps --json steps.json --plot steps.png
-    python benchmarks/pipeline.py figures --json figures.json --folder docs/measurements
+    python benchmarks/pipeline.py --json steps.json --plot docs/measurements/pipeline_steps.png
 
-`accuracy`: losses and accuracies of every method of Gupta et al. 2021, on every seed, as in their Tables 1, 4, 6, 7, 8.
-`figures`: thresholds over training, the distribution of activations, and how far a fitted threshold strays.
-`steps`: time of a step of two stages x two replicas over slow links, beside the paper's.
+What they do to training is in papers/dct.
 """
+
+import json as documents
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
 
 import torch
 import typer
-from pipeline_parts.accuracy import accuracy
-from pipeline_parts.figures import figures
-from pipeline_parts.steps import steps
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
 
-app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-app.command()(accuracy)
-app.command()(figures)
-app.command()(steps)
+from thinwire.tools.bench.options import Line
+from thinwire.tools.cluster.link import parse_rate
+from thinwire.tools.cluster.local import Cluster
+from thinwire.tools.inputs import write_atomically
+from thinwire.tools.show.canvas import COLOURS, INK, MUTED, blank, name, restrain
+
+SCHEMA = "thinwire.pipeline_steps/1"
+STAGES, REPLICAS, MICRO_BATCHES = 2, 2, 4
+LINES = {
+    "plain": Line("dense", 1.0),
+    "DCT-MP": Line("dense", 1.0, 0.1),
+    "DCT-DP": Line("dct_dp", 0.01),
+    "both": Line("dct_dp", 0.01, 0.1),
+    "plain again": Line("dense", 1.0),
+}
+PUBLISHED = {"DCT-MP": -0.1395, "DCT-DP": -0.23, "both": -0.371}
+"""Change in time: Table 5 at 90 %, and Section 3.3, of a production model on 12.5 Gbit/s."""
+
+Runs = dict[str, dict[str, dict[str, list[dict[str, float]]]]]
+"""Problem → link → line → what each round found."""
 
 
-@app.callback()
-def threads(count: int = typer.Option(1, "--threads", min=1, help="Threads of torch and of the kernels.")) -> None:
-    """Set how many threads compute."""
-    torch.set_num_threads(count)
+def steps(
+    json: Annotated[Path, typer.Option(help="Write what was found here, after every round.")],
+    problem: Annotated[list[str] | None, typer.Option(help="Of transformer, dlrm; may be repeated.")] = None,
+    link: Annotated[list[str] | None, typer.Option(help="Rates of each worker's link; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each all lines run, one after the other.")] = 5,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of each line in a round; the first third warms up.")] = 30,
+    plot: Annotated[Path | None, typer.Option(help="Draw the changes here, as PNG.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch and of the kernels.")] = 1,
+) -> None:
+    """Time plain pipelining, sparsified boundaries, sparsified gradients and both, round by round."""
+    torch.set_num_threads(threads)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    problems, links = problem or ["transformer", "dlrm"], link or ["100mbit", "1gbit"]
+    runs: Runs = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    with (
+        Cluster(STAGES * REPLICAS, parse_rate(links[0]), "thinwire.tools.bench.worker:handle") as cluster,
+        Progress(console=console) as progress,
+    ):
+        task = progress.add_task("", total=rounds * len(problems) * len(links) * len(LINES))
+        for _ in range(rounds):
+            for each in problems:
+                for rate in links:
+                    cluster.limit(parse_rate(rate))
+                    for label, line in LINES.items():
+                        progress.update(task, advance=1, description=f"{each}, {rate}, {label}")
+                        runs[each][rate][label].append(_round(cluster, each, line, steps))
+            write_atomically(json, documents.dumps({"schema": SCHEMA, "link": cluster.label, "runs": runs}) + "\n")
+    console.print(table(runs))
+    if plot is not None:
+        draw(runs, PUBLISHED, plot)
+
+
+def _round(cluster: Cluster, problem: str, line: Line, steps: int) -> dict[str, float]:
+    """Train a line for some steps, and return the medians on the first worker. Raises where replicas differ."""
+    row = line._asdict() | {"steps": steps, "most_steps": steps, "every": steps + 1, "skip": steps // 3}
+    row |= {"stages": STAGES, "micro_batches": MICRO_BATCHES}
+    job = {"row": row, "problem": {"name": problem, "seed": 0, "data": None, "scale": 1.0}}
+    events = list(cluster.run(job))
+    if apart := [event["different"] for _, event in events if event["kind"] == "done" and event["different"]]:
+        raise RuntimeError(f"replicas of {problem} with {line} differ in {apart}")
+    counted = [e for rank, e in events if rank == 0 and e["kind"] == "step" and e["step"] >= steps // 3]
+    return {key: median(e[key] for e in counted) for key in ("total", "encode", "decode", "sent_bytes", "dense_bytes")}
+
+
+def changes(rounds: dict[str, list[dict[str, float]]], label: str) -> list[float]:
+    """Return by how much a line's step differs from the plain one of the same round, round by round."""
+    pairs = zip(rounds[label], rounds["plain"], strict=True)
+    return [one["total"] / plain["total"] - 1 for one, plain in pairs]
+
+
+def table(runs: Runs) -> Table:
+    """Return what was found, the paper's figures beside it."""
+    columns = ("model", "link", "line", "step ms", "change", "rounds, from to", "published", "bytes", "codec ms")
+    shown = Table(*columns, title=f"{STAGES} stages x {REPLICAS} replicas; bytes and codec of the first stage")
+    for problem, links in runs.items():
+        for rate, rounds in links.items():
+            for label in LINES:
+                shown.add_row(problem, rate, label, *_cells(rounds, label))
+    return shown
+
+
+def _cells(rounds: dict[str, list[dict[str, float]]], label: str) -> tuple[str, ...]:
+    found, change = rounds[label], changes(rounds, label)
+
+    def mid(*keys: str) -> float:
+        return median(sum(one[key] for key in keys) for one in found)
+
+    published: Any = PUBLISHED.get(label)
+    return (
+        f"{1e3 * mid('total'):.0f}",
+        f"{median(change):+.1%}",
+        f"{min(change):+.1%} {max(change):+.1%}",
+        "" if published is None else f"{published:+.1%}",
+        f"{mid('sent_bytes') / 1e3:.0f} kB",
+        f"{1e3 * mid('encode', 'decode'):.1f}",
+    )
+
+
+def draw(runs: Runs, published: dict[str, float], path: Path) -> None:
+    """Draw a panel per model with the changes as bars and the paper's as lines across them, and write it as PNG."""
+    figure = blank((5.5 * len(runs), 4.4))
+    for panel, (problem, links) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items(), strict=True):
+        for place, (rate, rounds) in enumerate(links.items()):
+            _bars(panel, place, len(links), rate, rounds, list(published))
+        for x, change in enumerate(published.values()):
+            panel.plot(
+                [x - 0.45, x + 0.45], 2 * [100 * change], color=INK, linewidth=1.2, label="published" if not x else None
+            )
+        panel.axhline(0, color=MUTED, linewidth=0.8)
+        panel.set_xticks(range(len(published)), list(published))
+        restrain(panel)
+        name(panel, problem, "2 stages x 2 replicas; dots: rounds")
+        panel.set_ylabel("change in step time, %", fontsize=9.5, color=MUTED)
+        panel.legend(frameon=False, fontsize=9, labelcolor=INK)
+    figure.savefig(path)
+
+
+def _bars(
+    panel: Any, place: int, of: int, rate: str, rounds: dict[str, list[dict[str, float]]], labels: list[str]
+) -> None:
+    width = 0.8 / of
+    for x, label in enumerate(labels):
+        pairs = zip(rounds[label], rounds["plain"], strict=True)
+        change = [100 * (one["total"] / plain["total"] - 1) for one, plain in pairs]
+        at = x - 0.4 + width * (place + 0.5)
+        panel.bar(at, median(change), 0.9 * width, color=COLOURS[place], label=rate if not x else None)
+        panel.plot(len(change) * [at], change, ".", color=INK, markersize=3)
 
 
 if __name__ == "__main__":
-    app()
+    typer.run(steps)

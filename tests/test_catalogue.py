@@ -6,13 +6,13 @@ import pytest
 from cases import RECIPES
 
 from thinwire import recipes
-from thinwire.bench.methods import METHODS as BENCH
 from thinwire.exchanges import AllGather
 from thinwire.memories import MomentumCorrection
 from thinwire.planner.candidates import PLANNED
 from thinwire.recipes import METHODS, Method
 from thinwire.recipes.catalogue import by_name, markdown
 from thinwire.reducer import PowerSGD, WarmUp, WithRows
+from thinwire.tools.bench.methods import METHODS as BENCH
 
 DOCS = Path(__file__).parents[1] / "docs"
 OWN = {"dense", "torch_fp16", "torch_powersgd", "auto"}

@@ -1,4 +1,4 @@
-"""Networks of tiers and regions, steps between more workers than there are, and the papers' figures."""
+"""Networks of tiers and regions, steps between more workers than there are."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from thinwire.exchanges import (
     OwnerSharded,
     RecursiveDoubling,
 )
-from thinwire.planner import Bucket, Cost, Curve, Gradient, Profile, Timeline, papers, papers_dragonn
+from thinwire.planner import Bucket, Cost, Curve, Gradient, Profile, Timeline
 from thinwire.planner.network import Limited, Regions, Tiers, ring, slowest_edge
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.planner.scaling import PLANNED, on, scaled
@@ -29,7 +29,6 @@ from thinwire.planner.texts import described, parse_link, parse_tiers, read_regi
 from thinwire.tools.cli import app
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.simulate.options import worlds
-from thinwire.tools.simulate.papers import PAPERS
 
 EXCHANGES = (AllReduce(), AllGather(), GlobalTopKTree(), RecursiveDoubling(), OwnerSharded())
 HOST, RACK, HALL = (Link(latency=a, bandwidth=b) for a, b in ((1e-5, 8e9), (5e-5, 4e9), (1e-4, 1e9)))
@@ -437,60 +436,6 @@ def test_workers_as_users_write_them() -> None:
             worlds(text)
 
 
-def test_table_1_of_gtopk() -> None:
-    for row in papers.times():
-        assert row.gather_formula == pytest.approx(row.gather_theirs, abs=0.005)
-        assert row.tree_ours == pytest.approx(row.tree_theirs, abs=0.005)
-        levels = math.log2(row.workers)
-        assert row.gather_ours - row.gather_formula == pytest.approx(0.436 * (row.workers - 1 - levels))
-    theirs, ring_of = papers.crossings()
-    assert theirs == pytest.approx(7.5, abs=0.05)
-    assert ring_of - 1 == pytest.approx(2 * math.log2(ring_of))  # one message is as long as another
-
-
-def test_the_order_of_gtopks_methods_is_theirs() -> None:
-    for system in papers.SYSTEMS:
-        (found,) = system.predicted()
-        seconds = [found.seconds[name] for name in papers.NAMES]
-        assert seconds == sorted(seconds, reverse=True), system.name
-        assert system.seconds == sorted(system.seconds, reverse=True)
-        assert seconds[2] == pytest.approx(system.seconds[2]), "from which the rest was taken"
-        assert max(system.implied) < papers.LINK.bandwidth
-
-
-def test_implied_bandwidths_reproduce_what_was_published() -> None:
-    for system in papers.SYSTEMS:
-        dense, gather = (Link(latency=papers.ALPHA, bandwidth=bandwidth) for bandwidth in system.implied)
-        assert system.rest + AllReduce().seconds(4 * system.numel, 32, dense) == pytest.approx(system.seconds[0])
-        assert system.rest + AllGather().seconds(0.008 * system.numel, 32, gather) == pytest.approx(system.seconds[1])
-
-
-def test_dragonn_at_16_gpus() -> None:
-    (at,) = papers_dragonn.speeds((16,))
-    nbytes = 4 * 4096 * 30938
-    assert at.full == pytest.approx(0.025 + 30 / 16 * nbytes / 3.125e9)
-    assert at.dragonn == pytest.approx(0.025 + 0.0132 * nbytes / 2**29 + 15 * 0.002 * nbytes / 3.125e9)
-    assert at.full > at.dgc > at.dragonn
-    assert at.bound == pytest.approx(13.2, abs=0.05)
-    assert papers_dragonn.SPEEDUPS["dragonn"] > at.bound > at.full / at.dragonn > at.full / at.dgc
-
-
-def test_the_gain_of_an_all_gather_ends_at_1000_gpus() -> None:
-    assert papers_dragonn.last_gather() == pytest.approx(1000)
-    n = 4.0 * papers_dragonn.XML
-    dense, gather = (e.seconds(s, 1000, papers_dragonn.LINK) for e, s in ((AllReduce(), n), (AllGather(), 0.002 * n)))
-    assert dense == pytest.approx(gather)
-
-
-def test_what_dragonns_figures_imply() -> None:
-    known = papers_dragonn.implied()
-    # 15 (2/16 − 0.002) 2²¹ / 3.125e9
-    assert known.compression == pytest.approx(15 * 0.123 * 2**21 / 3.125e9)
-    assert known.compression - known.overhead == pytest.approx(0.0354 / 256)
-    assert known.dense_bandwidth < papers_dragonn.LINK.bandwidth / 2
-    assert known.dgc_decode > 0
-
-
 def _simulate(*args: str) -> tuple[int, str, str]:
     done = CliRunner().invoke(app, ["simulate", *args])
     return done.exit_code, done.stdout, done.stderr
@@ -532,16 +477,6 @@ def test_simulate_takes_a_profile_and_regions(tmp_path: Path) -> None:
     assert seconds["dense"] == pytest.approx(0.020 + 4 * (0.03 + 4_000_400 / 3 / 5e7))
 
 
-@pytest.mark.parametrize("paper", sorted(PAPERS))
-def test_a_paper_is_printed_drawn_and_written(tmp_path: Path, paper: str) -> None:
-    out, plot = tmp_path / "o.json", tmp_path / "o.png"
-    code, said, _ = _simulate("--paper", paper, "--json", str(out), "--plot", str(plot))
-    assert code == 0
-    assert all(word in said for word in {"gtopk": ("231.65", "7.5", "403"), "dragonn": ("22.4", "13.2")}[paper])
-    assert json.loads(out.read_text())["paper"] == paper
-    assert plot.exists()
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -558,12 +493,9 @@ def test_a_paper_is_printed_drawn_and_written(tmp_path: Path, paper: str) -> Non
         (["--recipes", "fp16"], "no costs of 'fp16'"),
         (["--recipes", "nope"], "'nope'"),
         (["--recipes", ","], "names nothing"),
-        (["--paper", "nope"], "gtopk or dragonn"),
-        (["--paper", "gtopk", "--link", "1gbit"], "leave --link"),
         (["--json", "/nonexistent/out.json"], "cannot write /nonexistent/out.json"),
         (["--plot", "out.txt"], "expected .png"),
         (["--html", "/"], "cannot write /"),
-        (["--paper", "gtopk", "--plot", "/"], "cannot write /"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], message: str) -> None:

@@ -190,25 +190,18 @@ def simulate(
         str | None,
         typer.Option(help="Candidates, such as dense,fp16,topk:0.01.", show_default="all that the profile has"),
     ] = None,
-    paper: Annotated[
-        str | None, typer.Option(help="Instead of all this, a paper's predictions beside its own: gtopk or dragonn.")
-    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the predictions here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw step times and efficiencies here (.png, .svg, .pdf).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
 ) -> None:
     """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
     from thinwire.tools.inputs import BadInput
-    from thinwire.tools.simulate import command, options, outputs, papers
+    from thinwire.tools.simulate import command, options, outputs
 
     try:
         files = outputs.Files(json=json, plot=plot, html=html)
-        if paper is not None:
-            outcome = papers.outcome(paper, beside=(link, topology, profile, recipes))
-        else:
-            asked = options.read(workers=workers, link=link, topology=topology, profile=profile, recipes=recipes)
-            outcome = command.outcome(asked)
-        files.show(outcome)
+        asked = options.read(workers=workers, link=link, topology=topology, profile=profile, recipes=recipes)
+        files.show(command.outcome(asked))
     except BadInput as error:
         typer.echo(f"thinwire simulate: {error}", err=True)
         raise typer.Exit(BAD_INPUT) from error

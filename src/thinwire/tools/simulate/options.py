@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.exchanges import Link, Network
-from thinwire.planner import Profile, papers_dragonn
+from thinwire.planner import Profile
 from thinwire.planner.network import MOST, Regions, Tiers, ring
+from thinwire.planner.published import xml
 from thinwire.planner.scaling import Scale, scaled
 from thinwire.planner.texts import described, parse_link, parse_tiers, read_regions
 from thinwire.tools.inputs import BadInput
@@ -81,7 +82,7 @@ def _doubling(first: int, last: int) -> tuple[int, ...]:
 def _profile(path: Path | None) -> tuple[Profile, str]:
     if path is None:
         model = "the paper of DRAGONN: XML, 126.7 M parameters in one layer, 25 ms a step on a V100, 12.5 ms to encode"
-        return papers_dragonn.xml(densities=_BUILT_IN), f"{model}; decoding and merging, not published, count as free"
+        return xml(densities=_BUILT_IN), f"{model}; decoding and merging, not published, count as free"
     try:
         found = Profile.load(path)
     except OSError as error:

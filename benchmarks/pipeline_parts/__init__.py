@@ -1,1 +1,0 @@
-"""What sparsified boundaries between pipeline stages do to training."""

@@ -1,0 +1,68 @@
+"""Statements on convergence, on a convex problem with known smoothness."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from papers.fft import FFT_PAPER
+from papers.lab.claims import Finding
+from papers.lab.logistic import Logistic
+from papers.lab.material import Material
+from thinwire.codecs import FFT
+
+
+def _sent(x: Tensor, theta: float) -> Tensor:
+    return x if theta <= 0 else FFT(density=1 - theta).encode(x).dense().view_as(x)
+
+
+@FFT_PAPER.claim(
+    "F17", "The schedule theta^2 = L eta guarantees convergence when sum eta diverges and sum eta^2 does not"
+)
+def schedule(material: Material) -> Finding:
+    problem, steps = Logistic.mnist(material), material.many(60, 1000)
+    constant = {theta: _train(problem, steps, lambda eta, theta=theta: theta) for theta in (0.0, 0.9)}  # type: ignore[misc]
+    scheduled = _train(problem, steps, lambda eta: (problem.smoothness * eta) ** 0.5)
+    listed = ", ".join(f"{theta:g}: {norms[-1]:.1e}" for theta, norms in constant.items())
+    figure = (
+        f"|grad f|^2 falls from {scheduled[0]:.1e} to {scheduled[1]:.1e} and {scheduled[-1]:.1e}; with "
+        f"constant theta {listed}"
+    )
+    how = (
+        f"logistic regression on MNIST, P = 4, {steps} steps (half, all), eta = eta0/(1 + t/25); holds if it falls "
+        "throughout and a constant 0.9 ends at twice as much or more"
+    )
+    falls = scheduled[0] > scheduled[1] > scheduled[-1]
+    return Finding(holds=falls and constant[0.9][-1] > 2 * scheduled[-1], figure=figure, how=how)
+
+
+def _train(problem: Logistic, steps: int, theta: Callable[[float], float]) -> list[float]:
+    """Return ‖∇f‖² at the start, halfway and at the end."""
+    w, norms, generator = problem.zeros(), [], torch.Generator().manual_seed(0)
+    for step in range(steps + 1):
+        if step % (steps // 2) == 0:
+            norms.append(float(problem.gradient(w).square().sum()))
+        eta = 1 / (4 * problem.smoothness) / (1 + step / 25)
+        draws = torch.randint(len(problem.labels), (4, 16), generator=generator)
+        sent = [_sent(problem.gradient(w, draw), theta(eta)) for draw in draws]
+        w = w - eta * torch.stack(sent).mean(dim=0)
+    return norms
+
+
+@FFT_PAPER.claim("F18", "One-step descent: eta/4 |grad f|^2 <= f(x_t) - f(x_t+1) when eta <= 1/(4L) and theta^2 <= 1/4")
+def descent(material: Material) -> Finding:
+    problem, steps = Logistic.mnist(material), material.many(10, 60)
+    eta = 1 / (4 * problem.smoothness)
+    violated = {theta: _violations(problem, steps, eta, theta) for theta in (0.25, 0.5, 0.85, 0.99)}
+    figure = ", ".join(f"{count} of {steps} at {theta:g}" for theta, count in violated.items())
+    how = "full gradients (sigma = 0) on MNIST, theta the share dropped; holds if never violated for theta <= 0.5"
+    return Finding(holds=violated[0.25] + violated[0.5] == 0, figure=f"violated in {figure}", how=how)
+
+
+def _violations(problem: Logistic, steps: int, eta: float, theta: float) -> int:
+    w, count = problem.zeros(), 0
+    for _ in range(steps):
+        gradient, before = problem.gradient(w), problem.loss(w)
+        w = w - eta * _sent(gradient, theta)
+        count += eta / 4 * float(gradient.square().sum()) > before - problem.loss(w) + 1e-6
+    return count

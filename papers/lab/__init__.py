@@ -1,0 +1,1 @@
+"""What the papers' rooms share: gradients to look at, how a claim is judged, and the report."""

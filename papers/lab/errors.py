@@ -1,0 +1,212 @@
+"""Every method's relative error, cosine and real bytes on gradients."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from papers.lab.material import Gradients, Run
+from thinwire import kernels
+from thinwire.codecs import (
+    FFT,
+    BlockTopK,
+    Cast,
+    Codec,
+    CountSketch,
+    HashedSlots,
+    KeptThreshold,
+    LaplaceThreshold,
+    MSTopK,
+    RandomK,
+    SampledThreshold,
+    TopK,
+)
+from thinwire.formats import Levels, OffsetFloat, Sign, Ternary
+from thinwire.payloads import Payload
+
+DENSITIES = (0.001, 0.005, 0.02, 0.1, 0.3)
+QUICK_DENSITIES = (0.01, 0.1)
+
+Restore = Callable[[Tensor, int], tuple[Tensor, float]]
+"""A gradient in its shape and a seed → the gradient as received, flat, and the bytes that travelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way to send a gradient. Methods of one family differ in density, bits or rank, and make one curve."""
+
+    group: str
+    family: str
+    name: str
+    density: float
+    restore: Restore
+
+
+def offset(bits: int, mantissa: int) -> OffsetFloat:
+    """Return the offset float that is used throughout: balanced, scaled to each tensor, rounded to nearest."""
+    return OffsetFloat.balanced(bits=bits, mantissa=mantissa, rounding="nearest")
+
+
+SPARSE: tuple[tuple[str, str, Callable[[float], Codec]], ...] = (
+    ("elements", "topk", lambda density: TopK(density=density)),
+    ("elements", "sampled threshold", lambda density: SampledThreshold(density=density)),
+    ("elements", "hashed slots", lambda density: HashedSlots(density=density)),
+    ("elements", "random-k", lambda density: RandomK(density=density)),
+    ("elements", "mstopk", lambda density: MSTopK(density=density)),
+    ("elements", "dct kept threshold", lambda density: KeptThreshold(density=density)),
+    ("elements", "dct laplace threshold", lambda density: LaplaceThreshold(density=density)),
+    ("blocks and spectra", "block topk", lambda density: BlockTopK(density=density)),
+    ("blocks and spectra", "fft", lambda density: FFT(density=density)),
+    ("blocks and spectra", "fft + offset 8 bits", lambda density: FFT(density=density, values=offset(8, 3))),
+    ("blocks and spectra", "fft + offset 10 bits", lambda density: FFT(density=density, values=offset(10, 5))),
+    ("blocks and spectra", "topk + offset 8 bits", lambda density: TopK(density=density, values=offset(8, 3))),
+)
+NARROW: tuple[tuple[str, str, Codec], ...] = (
+    ("bf16 and fp16", "bf16", Cast(values=torch.bfloat16)),
+    ("bf16 and fp16", "fp16", Cast(values=torch.float16)),
+    ("offset float", "offset float 8 bits", Cast(values=offset(8, 3))),
+    ("offset float", "offset float 10 bits", Cast(values=offset(10, 5))),
+    ("qsgd", "qsgd 2 bits", Cast(values=Levels(bits=2))),
+    ("qsgd", "qsgd 4 bits", Cast(values=Levels(bits=4))),
+    ("qsgd", "qsgd 8 bits", Cast(values=Levels(bits=8))),
+    ("qsgd, largest as norm", "qsgd max 2 bits", Cast(values=Levels(bits=2, norm="max"))),
+    ("qsgd, largest as norm", "qsgd max 4 bits", Cast(values=Levels(bits=4, norm="max"))),
+    ("qsgd, largest as norm", "qsgd max 8 bits", Cast(values=Levels(bits=8, norm="max"))),
+    ("terngrad", "terngrad", Cast(values=Ternary())),
+    ("terngrad", "terngrad by 512", Cast(values=Ternary(group=512))),
+    ("sign", "sign", Cast(values=Sign())),
+)
+RANKS = (1, 2, 4)
+
+
+def methods(quick: bool = False) -> Iterator[Method]:
+    """Yield the table."""
+    for density in QUICK_DENSITIES if quick else DENSITIES:
+        for group, family, make in SPARSE:
+            yield Method(group=group, family=family, name=family, density=density, restore=_plain(make(density)))
+        for family, packed in (
+            ("sketch of blocks", CountSketch(ratio=0.5)),
+            ("union bf16", Cast(values=torch.bfloat16)),
+        ):
+            restore = _packed(BlockTopK(density=density), packed)
+            yield Method(group="blocks and spectra", family=family, name=family, density=density, restore=restore)
+    for family, name, codec in NARROW:
+        yield Method(group="few bits and low rank", family=family, name=name, density=1.0, restore=_plain(codec))
+    for rank in RANKS:
+        name = f"powersgd rank {rank}"
+        yield Method(group="few bits and low rank", family="powersgd", name=name, density=1.0, restore=_low_rank(rank))
+
+
+def packed_rows(x: Tensor, select: BlockTopK, packed: Codec, seed: int) -> tuple[Tensor, Payload]:
+    """Return blocks whose values went through another codec, as in an all-reduce of their union, and what was sent."""
+    blocks = select.encode(x)
+    sent = packed.encode(blocks.values, seed=seed)
+    return blocks.with_values(sent.dense().to(blocks.values.dtype)).dense(), sent
+
+
+def _plain(codec: Codec) -> Restore:
+    def restore(x: Tensor, seed: int) -> tuple[Tensor, float]:
+        payload = codec.encode(x, seed=seed)
+        return payload.dense(), payload.nbytes
+
+    return restore
+
+
+def _packed(select: BlockTopK, packed: Codec) -> Restore:
+    def restore(x: Tensor, seed: int) -> tuple[Tensor, float]:
+        restored, sent = packed_rows(x, select, packed, seed)
+        bitmap = -(-x.numel() // (8 * select.block))
+        return restored, sent.nbytes + bitmap
+
+    return restore
+
+
+def _low_rank(rank: int) -> Restore:
+    """PowerSGD (Vogels et al. 2019) of one worker, with the library's kernels. Vectors travel whole.
+
+    Two rounds from a random basis stand for the basis that the reducer keeps from the step before.
+    """
+
+    def restore(x: Tensor, seed: int) -> tuple[Tensor, float]:
+        matrix = x.reshape(x.shape[0], -1)
+        if x.dim() < 2 or rank * sum(matrix.shape) >= x.numel():
+            return x.reshape(-1), 4.0 * x.numel()
+        kernel = kernels.backend(matrix)
+        right = torch.randn(matrix.shape[1], rank, generator=torch.Generator().manual_seed(seed))
+        for _ in range(2):
+            left = kernel.orthonormal(matrix @ right)
+            right = matrix.T @ left
+        restored = torch.empty_like(matrix)
+        kernel.outer_sums(restored, left, right)
+        return restored.reshape(-1), 4.0 * rank * sum(matrix.shape)
+
+    return restore
+
+
+AT_BITS = (0.05, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One method on one model at one step, tensor by tensor. `bytes` are one worker's payloads, headers included."""
+
+    model: str
+    step: int
+    method: str
+    family: str
+    group: str
+    density: float
+    bytes: float
+    bits_per_element: float
+    error: float
+    cosine: float
+
+
+def measure(
+    run: Run, methods: Sequence[Method], tick: Callable[[], None], seed: int = 0, quick: bool = False
+) -> Iterator[Measured]:
+    """Yield a row for each snapshot, or for the last if `quick`, and each method."""
+    for shot in run.snapshots[-1:] if quick else run.snapshots:
+        for method in methods:
+            yield _one(run.model, shot.step, shot.mean, method, seed)
+            tick()
+
+
+def _one(model: str, step: int, gradients: Gradients, method: Method, seed: int) -> Measured:
+    sums, nbytes, numel = np.zeros(4), 0.0, 0
+    for place, x in enumerate(gradients.values()):
+        restored, sent = method.restore(x, seed + place)
+        g, r = x.reshape(-1).double(), restored.double()
+        sums += [float(v) for v in ((g - r).square().sum(), g.square().sum(), r.square().sum(), torch.dot(g, r))]
+        nbytes, numel = nbytes + sent, numel + x.numel()
+    return Measured(
+        model=model,
+        step=step,
+        method=method.name,
+        family=method.family,
+        group=method.group,
+        density=method.density,
+        bytes=nbytes,
+        bits_per_element=8 * nbytes / numel,
+        error=sums[0] / sums[1],
+        cosine=sums[3] / math.sqrt(sums[1] * sums[2]) if sums[2] else 0.0,
+    )
+
+
+def at_equal_bytes(rows: Sequence[Measured]) -> dict[str, list[float | None]]:
+    """Return each family's error at AT_BITS bits per element, interpolated on logarithms; None outside its curve."""
+    found = {}
+    for family in dict.fromkeys(row.family for row in rows):
+        curve = sorted((row.bits_per_element, max(row.error, 1e-12)) for row in rows if row.family == family)
+        bits, errors = (np.log([point[place] for point in curve]) for place in (0, 1))
+        found[family] = [_at(math.log(at), bits, errors) for at in AT_BITS]
+    return found
+
+
+def _at(x: float, bits: "np.ndarray[tuple[int], np.dtype[np.float64]]", errors: object) -> float | None:
+    if not bits[0] <= x <= bits[-1]:
+        return None
+    return float(np.exp(np.interp(x, bits, np.asarray(errors))))
