@@ -55,7 +55,7 @@ def read(data: bytes) -> None:
     for receiver in RECEIVERS:
         out = torch.full((600,), 7.0)
         try:
-            total = receiver.from_rows(buffer[None])
+            total = receiver.from_buffers(buffer[None])
             check(total)
             total.write(out)
         except PayloadError:

@@ -30,7 +30,7 @@ def sparse_payloads(draw: st.DrawFn) -> Sparse:
 @settings(deadline=None)
 def test_sparse_round_trip(payload: Sparse) -> None:
     buffer = payload.to_buffer()
-    for again in (Sparse.from_buffer(buffer), payload.from_rows(buffer[None])):
+    for again in (Sparse.from_buffer(buffer), payload.from_buffers(buffer[None])):
         assert buffer.numel() == payload.nbytes
         assert torch.equal(again.indices, payload.indices)
         assert torch.equal(again.values, payload.values)
@@ -54,7 +54,7 @@ def test_slots_round_trip(numel: int, seed: int, dtype: torch.dtype, data: st.Da
     payload = Sparse(indices=indices, values=torch.ones(slots, dtype=dtype), numel=numel, seeds=(seed,))
     buffer = payload.to_buffer()
     assert buffer.numel() == payload.nbytes
-    assert torch.equal(payload.from_rows(torch.stack([buffer, buffer])).indices, indices.repeat(2))
+    assert torch.equal(payload.from_buffers(torch.stack([buffer, buffer])).indices, indices.repeat(2))
     again = Sparse.from_buffer(buffer)
     assert torch.equal(again.indices, indices)
     assert torch.equal(again.to_buffer(), buffer)
@@ -70,7 +70,7 @@ def test_slots_of_several_spans_are_read_by_who_knows_the_spans() -> None:
     buffer = whole.to_buffer()
     assert buffer[15] == SLOTS
     assert whole.seeds == (5, 3, 2**63, 7)
-    assert torch.equal(whole.from_rows(buffer[None]).indices, whole.indices)
+    assert torch.equal(whole.from_buffers(buffer[None]).indices, whole.indices)
     taken = [torch.zeros(part.numel) for part in parts]
     whole.subtract_from(taken)
     for part, less in zip(parts, taken, strict=True):
@@ -79,7 +79,7 @@ def test_slots_of_several_spans_are_read_by_who_knows_the_spans() -> None:
         assert torch.equal(less, alone)
     with pytest.raises(PayloadError):
         Sparse.from_buffer(buffer)
-    assert not whole.from_rows(buffer[None]).seeds
+    assert not whole.from_buffers(buffer[None]).seeds
     assert not whole.filled(100).seeds
     assert not whole.rekeyed(whole.indices[:0], whole.rows[:0]).seeds
     assert not Sparse.concat([whole, whole]).seeds
@@ -106,7 +106,7 @@ def test_a_sum_is_in_no_order_and_travels_by_number() -> None:
     picks = torch.arange(0, 900, 9, dtype=torch.int32)
     one = Sparse(indices=picks, values=torch.ones(100), numel=900)
     rows = torch.stack([one.to_buffer(), one.to_buffer()])
-    for both in (Sparse.concat([one, one]), one.from_rows(rows)):
+    for both in (Sparse.concat([one, one]), one.from_buffers(rows)):
         assert torch.equal(Sparse.from_buffer(both.to_buffer()).indices, picks.repeat(2))
         assert both.to_buffer()[15] == NUMBERS
     assert Sparse.concat([one]).to_buffer()[15] == ELIAS_FANO
@@ -153,6 +153,6 @@ def test_indices_outside_the_spans_are_refused(ascending: bool) -> None:
 
     good = torch.where(near < 100, near, near + 10)
     good = good.where(good >= 150, good.clamp(max=99))
-    assert torch.equal(payload(good).from_rows(payload(good).to_buffer()[None]).indices, good)
+    assert torch.equal(payload(good).from_buffers(payload(good).to_buffer()[None]).indices, good)
     with pytest.raises(PayloadError, match="4 of 20 indices lie outside the payload's spans"):
-        payload(good).from_rows(payload(near + 1).to_buffer()[None])
+        payload(good).from_buffers(payload(near + 1).to_buffer()[None])

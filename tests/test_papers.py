@@ -87,7 +87,7 @@ def test_spectra_are_summed_and_transformed_back_once(monkeypatch: pytest.Monkey
     xs = [torch.randn(1000, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     payloads = [FFT(density=0.3, block=100).encode(x) for x in xs]
     calls = _counted(monkeypatch, spectral, "inverse")
-    total = payloads[0].from_rows(torch.stack([payload.to_buffer() for payload in payloads]))
+    total = payloads[0].from_buffers(torch.stack([payload.to_buffer() for payload in payloads]))
     assert isinstance(total, Spectral)
     together = total.dense()
     assert len(calls) == 1

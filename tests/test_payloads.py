@@ -36,7 +36,7 @@ def test_vectors_without_elements() -> None:
     for payload in payloads:
         buffer = payload.to_buffer()
         assert buffer.numel() == payload.nbytes
-        assert payload.from_rows(buffer[None]).dense().numel() == 0
+        assert payload.from_buffers(buffer[None]).dense().numel() == 0
         assert type(payload).from_buffer(buffer).dense().numel() == 0  # type: ignore[attr-defined]
 
 
@@ -100,17 +100,17 @@ def test_a_header_that_asks_for_gigabytes_is_refused_by_its_length(kind: type[De
 def test_rows_of_another_layout_are_refused_and_nothing_is_written() -> None:
     mine = Sparse(indices=torch.tensor([0, 1], dtype=torch.int32), values=torch.ones(2), numel=4)
     rows = torch.stack([mine.to_buffer(), mine.to_buffer()])
-    assert torch.equal(mine.from_rows(rows).dense(), torch.tensor([2.0, 2.0, 0.0, 0.0]))
+    assert torch.equal(mine.from_buffers(rows).dense(), torch.tensor([2.0, 2.0, 0.0, 0.0]))
     other = rows.clone()
     other[1, 4] = 1
     with pytest.raises(PayloadError, match="rank 1"):
-        mine.from_rows(other)
+        mine.from_buffers(other)
     outside = rows.clone()
     outside[1, 28] = 200
     with pytest.raises(PayloadError, match="indices reach from 0 to 200"):
-        mine.from_rows(outside)
+        mine.from_buffers(outside)
     with pytest.raises(PayloadError, match="expected rows of 32 uint8"):
-        mine.from_rows(rows[:, :-8])
+        mine.from_buffers(rows[:, :-8])
 
 
 def test_golden_bytes() -> None:
@@ -185,10 +185,10 @@ def test_golden_bytes_of_codes_and_spectra() -> None:
 def test_rows_that_name_too_few_blocks_are_refused() -> None:
     mine = BlockTopK(density=0.3, block=4).encode(vector(400))
     rows = torch.stack([mine.to_buffer(), mine.to_buffer()])
-    assert torch.equal(mine.from_rows(rows).dense(), 2 * mine.dense())
+    assert torch.equal(mine.from_buffers(rows).dense(), 2 * mine.dense())
     rows[1, -16] ^= 255
     with pytest.raises(PayloadError, match="expected 30"):
-        mine.from_rows(rows)
+        mine.from_buffers(rows)
 
 
 @codec_cases
@@ -200,7 +200,7 @@ def test_declared_bytes_are_real_bytes(case: CodecCase) -> None:
 @codec_cases
 def test_round_trip_of_every_codecs_payload(case: CodecCase) -> None:
     payload = _encode(case)
-    assert torch.equal(payload.from_rows(payload.to_buffer()[None]).dense(), payload.dense())
+    assert torch.equal(payload.from_buffers(payload.to_buffer()[None]).dense(), payload.dense())
     coded = getattr(payload.coefficients if isinstance(payload, Spectral) else payload, "coded", None)
     if isinstance(payload, Dense | Keyed | Spectral) and coded is None:
         assert torch.equal(type(payload).from_buffer(payload.to_buffer()).dense()[:1000], payload.dense())
@@ -271,7 +271,7 @@ def test_a_bitmap_names_no_block_beyond_the_space() -> None:
     assert rows[1, -8:].tolist()[:3] == [0b01010101, 0b01010101, 0b0101], "a bitmap"
     rows[1, -6], rows[1, -8] = 0b01000101, 0b01010100
     with pytest.raises(PayloadError):
-        mine.from_rows(rows)
+        mine.from_buffers(rows)
 
 
 def test_plain_numbers_that_should_ascend_and_do_not_are_refused() -> None:
@@ -280,4 +280,4 @@ def test_plain_numbers_that_should_ascend_and_do_not_are_refused() -> None:
     assert rows.shape[1] == 16 + 8 + 8
     rows[1, 24:28], rows[1, 28:32] = rows[0, 28:32], rows[0, 24:28]
     with pytest.raises(PayloadError, match="ascend"):
-        mine.from_rows(rows)
+        mine.from_buffers(rows)

@@ -104,7 +104,7 @@ def test_damaged_rows_are_refused_or_stay_within_their_spans(
     rows = torch.stack([good, bad]) if bad.numel() == good.numel() else bad[None]
     out = torch.full((payload.numel,), 7.0)
     try:
-        payload.from_rows(rows).write(out)
+        payload.from_buffers(rows).write(out)
     except PayloadError:
         assert bool((out == 7).all())
         return

@@ -85,7 +85,7 @@ def _decode(place: Place) -> Work:
     del payloads, parts
 
     def run() -> Tensor:
-        mine.from_rows(rows).write(out)
+        mine.from_buffers(rows).write(out)
         return out
 
     def by_torch() -> Tensor:

@@ -80,7 +80,7 @@ def _wire(place: Place, values: Narrow) -> Work:
 
     def outcome() -> tuple[object, ...]:
         made = payload.to_buffer()
-        back = payload.from_rows(made[None])
+        back = payload.from_buffers(made[None])
         right = torch.equal(back.indices, payload.indices) and torch.equal(back.values, payload.values)
         return made, right, made.numel() == payload.nbytes
 

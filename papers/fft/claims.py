@@ -140,7 +140,7 @@ def drift(material: Material) -> Finding:
         sent = [codec.encode(torch.randn(5000, generator=generator), seed=step) for _ in replicas]
         rows = torch.stack([payload.to_buffer() for payload in sent])
         for replica, own in zip(replicas, sent, strict=True):
-            replica.add_(own.from_rows(rows).dense(), alpha=-0.1)
+            replica.add_(own.from_buffers(rows).dense(), alpha=-0.1)
     apart = max(float((replica - replicas[0]).abs().max()) for replica in replicas)
     figure = f"replicas differ by {apart:g} after 20 steps without any broadcast"
     return Finding(

@@ -24,14 +24,14 @@ class AllGather(Exchange):
     ) -> "Future[Exchanged]":
         """Start gathering. The future raises PayloadError where a rank's buffer differs in layout."""
         mine = payload.to_buffer()
-        rows = mine.new_empty(group.size(), mine.numel())
-        work = all_gather(rows.view(-1), mine, group)
+        buffers = mine.new_empty(group.size(), mine.numel())
+        work = all_gather(buffers.view(-1), mine, group)
 
         sent = self.sent_bytes(payload, group.size())
 
         def finish(done: "Future[object]") -> Exchanged:
             done.value()  # raises what the collective raised
-            return Exchanged(total=payload.from_rows(rows), delivered=payload, sent_bytes=sent)
+            return Exchanged(total=payload.from_buffers(buffers), delivered=payload, sent_bytes=sent)
 
         return work.get_future().then(finish)
 

@@ -43,7 +43,7 @@ class Payload(ABC):
         """Return the bytes that travel as one contiguous uint8 tensor, laid out as in docs/wire-format.md."""
 
     @abstractmethod
-    def from_rows(self, rows: Tensor) -> Self:
+    def from_buffers(self, buffers: Tensor) -> Self:
         """Decode the buffers of several ranks, uint8 of shape (ranks, nbytes), into their sum.
 
         Each must have this payload's layout. Raises PayloadError otherwise, before anything is written.

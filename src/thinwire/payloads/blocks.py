@@ -125,15 +125,15 @@ class Blocks(Keyed):
         values = numbers.plain(body, head.count * width, dtype)[0]
         return cls(keys=keys, values=values, numel=space * width, width=width)
 
-    def from_rows(self, rows: Tensor) -> Self:
+    def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum over ranks of buffers like this payload's: their blocks one after the other."""
         head = torch.cat([self._head(), self._shape()])
-        wire.check_rows(rows, head, self.nbytes)
-        body = rows[:, head.numel() :]
+        wire.check_buffers(buffers, head, self.nbytes)
+        body = buffers[:, head.numel() :]
         start = numbers.nbytes(self.values, self.coded)
         keys = _read(self._coding, body[:, start:], self.keys.numel(), self.key_space).view(-1)
         values = numbers.read(body, self.values, self.coded).view(-1)
-        return replace(self, keys=keys, values=values, runs=self.runs * rows.shape[0], coded=None)
+        return replace(self, keys=keys, values=values, runs=self.runs * buffers.shape[0], coded=None)
 
     def elements(self) -> Sparse:
         """Return the same vector element by element."""

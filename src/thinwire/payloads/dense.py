@@ -68,10 +68,10 @@ class Dense(Payload):
             raise PayloadError(f"{head.count} of {head.numel} values; a dense payload has all")
         return cls(values=numbers.plain(buffer[None, wire.HEADER_BYTES :], head.count, dtype)[0])
 
-    def from_rows(self, rows: Tensor) -> Self:
+    def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum over ranks of buffers like this payload's."""
-        wire.check_rows(rows, self._header(), self.nbytes)
-        per_rank = numbers.read(rows[:, wire.HEADER_BYTES :], self.values, self.coded)
+        wire.check_buffers(buffers, self._header(), self.nbytes)
+        per_rank = numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
         return self.with_values(kernels.backend(per_rank).row_sums(per_rank))
 
     def write(self, out: Tensor) -> None:

@@ -58,16 +58,16 @@ class Layout:
             indices.check_ascending(elements, strictly=False)
         return indices.section(self.coding, elements, self.numel)
 
-    def read(self, rows: Tensor) -> Tensor:
-        """Return the elements, int32 (ranks, count), that the rows of several ranks name.
+    def read(self, buffers: Tensor) -> Tensor:
+        """Return the elements, int32 (ranks, count), that the buffers of several ranks name.
 
-        Raises PayloadError where a row is malformed, or names an element outside the spans.
+        Raises PayloadError where a buffer is malformed, or names an element outside the spans.
         """
-        wire.check_shape(rows, self.nbytes)
+        wire.check_shape(buffers, self.nbytes)
         if self.coding == SLOTS:
-            found = slots.read(rows, self.spans, self.runs)
+            found = slots.read(buffers, self.spans, self.runs)
         else:
-            found = indices.read(self.coding, rows, self.count, self.numel)
+            found = indices.read(self.coding, buffers, self.count, self.numel)
         if self.ascends and self.coding == NUMBERS:
             indices.check_ascending(found, strictly=False)
         self._check_inside(found)

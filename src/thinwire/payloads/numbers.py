@@ -69,26 +69,32 @@ def header(
     return wire.Header(kind, dtype, count, numel, bits, coding).pack(values.device)
 
 
-def read(rows: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
-    """Return the numbers of every rank, (ranks, count), from sections like those of `values` at the start of `rows`.
+def read(buffers: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
+    """Return the numbers of every rank, (ranks, count), from sections like those of `values` at the start of `buffers`.
 
     Raises PayloadError when malformed.
     """
     if coded is None:
-        return plain(rows, values.numel(), values.dtype)
+        return plain(buffers, values.numel(), values.dtype)
     own, packed = lengths(values, coded)
-    wire.check_padding(rows, own, packed)
+    wire.check_padding(buffers, own, packed)
     start = wire.padded(own)
-    parts = [_unpack(row[:own], row[start : start + packed], coded) for row in rows]
+    parts = [_unpack(buffer[:own], buffer[start : start + packed], coded) for buffer in buffers]
     return torch.stack([part.values(values.dtype) for part in parts])
 
 
-def plain(rows: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return `count` numbers of every rank, (ranks, count), from sections at the start of `rows`."""
+def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return `count` numbers of every rank, (ranks, count), from sections at the start of `buffers`."""
     nbytes = count * dtype.itemsize
-    wire.check_padding(rows, nbytes)
-    # Cloned, as a single row would else remain a view of the buffer.
-    return rows[:, :nbytes].clone(memory_format=torch.contiguous_format).view(-1).view(dtype).view(rows.shape[0], count)
+    wire.check_padding(buffers, nbytes)
+    # Cloned, as a single buffer would else remain a view of the buffer.
+    return (
+        buffers[:, :nbytes]
+        .clone(memory_format=torch.contiguous_format)
+        .view(-1)
+        .view(dtype)
+        .view(buffers.shape[0], count)
+    )
 
 
 def _unpack(scales: Tensor, packed: Tensor, like: Coded) -> Coded:

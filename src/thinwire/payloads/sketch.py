@@ -59,10 +59,10 @@ class Sketch(Payload):
         """Return header and tables as uint8."""
         return wire.pack(self._head(), self.values)
 
-    def from_rows(self, rows: Tensor) -> Self:
+    def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum over ranks."""
-        wire.check_rows(rows, self._head(), self.nbytes)
-        tables = numbers.plain(rows[:, wire.HEADER_BYTES :], self.values.numel(), self.values.dtype)
+        wire.check_buffers(buffers, self._head(), self.nbytes)
+        tables = numbers.plain(buffers[:, wire.HEADER_BYTES :], self.values.numel(), self.values.dtype)
         return self.with_values(kernels.backend(tables).row_sums(tables))
 
     def write(self, out: Tensor) -> None:

@@ -60,15 +60,15 @@ def section(indices: Tensor, spans: Spans, runs: Sequence[int], seeds: Sequence[
     return torch.cat(packed)
 
 
-def read(rows: Tensor, spans: Spans, runs: Sequence[int]) -> Tensor:
+def read(buffers: Tensor, spans: Spans, runs: Sequence[int]) -> Tensor:
     """Return the indices, int32 (ranks, count), in sections of several ranks. Raises PayloadError when malformed."""
-    wire.check_padding(rows, _length(spans, runs))
-    return torch.stack([torch.cat([*_indices(row, spans, runs)]) for row in rows])
+    wire.check_padding(buffers, _length(spans, runs))
+    return torch.stack([torch.cat([*_indices(buffer, spans, runs)]) for buffer in buffers])
 
 
-def seeds(row: Tensor, count: int) -> tuple[int, ...]:
+def seeds(buffer: Tensor, count: int) -> tuple[int, ...]:
     """Return the seeds of `count` spans from a section. Raises PayloadError where it is of another number of spans."""
-    data = bytes(row[: _COUNT_BYTES + count * _SEED.size].tolist())
+    data = bytes(buffer[: _COUNT_BYTES + count * _SEED.size].tolist())
     found, *values = struct.unpack(f"<Q{count}Q", data)
     if found != count:
         raise PayloadError(f"a section of {found} spans in slot order; expected {count}")
@@ -83,15 +83,15 @@ def _codes(indices: Tensor, part: _Part, seed: int) -> Tensor:
     return codes
 
 
-def _indices(row: Tensor, spans: Spans, runs: Sequence[int]) -> Iterator[Tensor]:
+def _indices(buffer: Tensor, spans: Spans, runs: Sequence[int]) -> Iterator[Tensor]:
     """Return the indices of each span."""
     start = _COUNT_BYTES + len(spans) * _SEED.size
-    for part, seed in zip(_parts(spans, runs), seeds(row, len(spans)), strict=True):
+    for part, seed in zip(_parts(spans, runs), seeds(buffer, len(spans)), strict=True):
         if part.slots:
-            yield _decoded(row[start : start + part.nbytes], part, seed)
+            yield _decoded(buffer[start : start + part.nbytes], part, seed)
             start += part.nbytes
         else:
-            yield row.new_empty(0, dtype=torch.int32)
+            yield buffer.new_empty(0, dtype=torch.int32)
 
 
 def _decoded(packed: Tensor, part: _Part, seed: int) -> Tensor:

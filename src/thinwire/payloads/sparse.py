@@ -144,13 +144,13 @@ class Sparse(Keyed):
             seeds=slots.seeds(body[0, size:], 1) if head.coding == wire.SLOTS else (),
         )
 
-    def from_rows(self, rows: Tensor) -> Self:
+    def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum over ranks of buffers like this payload's: their elements one after the other."""
-        wire.check_rows(rows, self._header(), self.nbytes)
-        body = rows[:, wire.HEADER_BYTES :]
+        wire.check_buffers(buffers, self._header(), self.nbytes)
+        body = buffers[:, wire.HEADER_BYTES :]
         found = self.layout.read(body[:, numbers.nbytes(self.values, self.coded) :])
         values = numbers.read(body, self.values, self.coded).view(-1)
-        runs, ascending = self.runs * rows.shape[0], self.layout.ascends and rows.shape[0] == 1
+        runs, ascending = self.runs * buffers.shape[0], self.layout.ascends and buffers.shape[0] == 1
         return self._plain(found.view(-1), values, runs, ascending=ascending)
 
     def write(self, out: Tensor) -> None:

@@ -65,10 +65,10 @@ class Spectral(Payload):
             raise PayloadError(f"a spectrum of (width, coefficients) {found}; expected {expected} of float32")
         return cls(coefficients=coefficients, block=head.count, numel=head.numel)
 
-    def from_rows(self, rows: Tensor) -> Self:
+    def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the spectra of all ranks."""
-        wire.check_rows(rows, self._head(), self.nbytes)
-        return replace(self, coefficients=self.coefficients.from_rows(rows[:, wire.HEADER_BYTES :]))
+        wire.check_buffers(buffers, self._head(), self.nbytes)
+        return replace(self, coefficients=self.coefficients.from_buffers(buffers[:, wire.HEADER_BYTES :]))
 
     def dense(self) -> Tensor:
         """Return the vector in float32 or wider: values of 16 bits transform to others."""

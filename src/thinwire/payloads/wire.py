@@ -84,29 +84,29 @@ def check_coding(coding: int, known: tuple[int, ...]) -> None:
         raise PayloadError(f"header has coding {coding}; expected one of {known}")
 
 
-def check_padding(rows: Tensor, *sections: int) -> None:
-    """Raise PayloadError unless the bytes that pad `sections`, at the start of each of `rows`, are zero.
+def check_padding(buffers: Tensor, *sections: int) -> None:
+    """Raise PayloadError unless the bytes that pad `sections`, at the start of each of `buffers`, are zero.
 
     The sections are given by their lengths in bytes.
     """
     start = 0
     for nbytes in sections:
-        if bool(rows[:, start + nbytes : start + padded(nbytes)].any()):
+        if bool(buffers[:, start + nbytes : start + padded(nbytes)].any()):
             raise PayloadError(f"a section of {nbytes} bytes is not padded with zeros to {padded(nbytes)}")
         start += padded(nbytes)
 
 
-def check_rows(rows: Tensor, expected: Tensor, nbytes: int) -> None:
-    """Raise PayloadError unless uint8 `rows` are of `nbytes` bytes each and begin with the bytes `expected`."""
-    check_shape(rows, nbytes)
-    same = (rows[:, : expected.numel()] == expected).all(dim=1)
+def check_buffers(buffers: Tensor, expected: Tensor, nbytes: int) -> None:
+    """Raise PayloadError unless uint8 `buffers` are of `nbytes` bytes each and begin with the bytes `expected`."""
+    check_shape(buffers, nbytes)
+    same = (buffers[:, : expected.numel()] == expected).all(dim=1)
     if not bool(same.all()):
         rank = int((~same).nonzero()[0])
-        got = rows[rank, : expected.numel()].tolist()
+        got = buffers[rank, : expected.numel()].tolist()
         raise PayloadError(f"rank {rank} sent header {got}; expected {expected.tolist()} as on this rank")
 
 
-def check_shape(rows: Tensor, nbytes: int) -> None:
-    """Raise PayloadError unless `rows` are uint8, of `nbytes` bytes each."""
-    if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] != nbytes:
-        raise PayloadError(f"got {rows.dtype} of shape {tuple(rows.shape)}; expected rows of {nbytes} uint8")
+def check_shape(buffers: Tensor, nbytes: int) -> None:
+    """Raise PayloadError unless `buffers` are uint8, of `nbytes` bytes each."""
+    if buffers.dtype != torch.uint8 or buffers.dim() != 2 or buffers.shape[1] != nbytes:
+        raise PayloadError(f"got {buffers.dtype} of shape {tuple(buffers.shape)}; expected rows of {nbytes} uint8")

@@ -33,7 +33,7 @@ class Compressed(Reducer):
             memory, codec = self.memory.blank(), self.codec.at(0)
             payload = codec.encode_signal(memory.compensate("", x.clone(), 1.0))
             memory.retain([""], payload)
-            payload.from_rows(payload.to_buffer()[None]).write(torch.empty_like(x))
+            payload.from_buffers(payload.to_buffer()[None]).write(torch.empty_like(x))
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Encode now, decode when the exchange is done."""

@@ -128,7 +128,7 @@ def _decoding(payload: Payload, count: int, device: torch.device) -> float:
     out = torch.empty(payload.numel, device=device)
     synchronize(device)
     start = time.perf_counter()
-    payload.from_rows(rows).write(out)
+    payload.from_buffers(rows).write(out)
     synchronize(device)
     return time.perf_counter() - start
 
