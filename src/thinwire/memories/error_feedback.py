@@ -60,7 +60,7 @@ class ErrorFeedback(Memory):
         taken = torch.zeros_like(staged, dtype=torch.float32)
         delivered.subtract_from(taken)
         seed = self._seeds[name] + _SECOND_DRAW
-        kernels.integer_backend(staged, taken).accumulate_rounded(staged, staged, taken, 1.0, seed)
+        kernels.accumulate_rounded(staged, staged, taken, 1.0, seed)
 
     def waits(self, name: str = "") -> bool:
         """Whether anything waits for parameter `name`, or for any."""
@@ -78,7 +78,7 @@ class ErrorFeedback(Memory):
         else:
             self._seeds[name] = seed
             before = staged.clone()
-            kernels.integer_backend(staged, before).accumulate_rounded(staged, before, gradient, scale, seed)
+            kernels.accumulate_rounded(staged, before, gradient, scale, seed)
         return Plain(staged, gradient.dtype)
 
     def commit(self, names: Collection[str] | None = None) -> None:
@@ -113,7 +113,7 @@ class _Sum(Signal):
     def tensor(self) -> Tensor:
         if self._pending:
             self._pending = False
-            kernels.backend(self._out, self._inputs[0]).accumulate(self._out, *self._inputs)
+            kernels.accumulate(self._out, *self._inputs)
         return self._out
 
     def sample(self, offset: int, stride: int) -> Tensor:
@@ -122,8 +122,7 @@ class _Sum(Signal):
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self._pending = False
-        kernel = kernels.backend(self._out, self._inputs[0])  # gradients of 16 bits are widened on the way
-        return kernel.accumulate_select(self._out, *self._inputs, threshold, capacity)
+        return kernels.accumulate_select(self._out, *self._inputs, threshold, capacity)
 
 
 @final
@@ -132,13 +131,12 @@ class _RoundedSum(Signal):
 
     def __init__(self, out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> None:
         self._arguments, self._pending = (out, residual, gradient, scale, seed), True
-        self._kernel = kernels.integer_backend(out, residual, gradient)
         self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
 
     def tensor(self) -> Tensor:
         if self._pending:
             self._pending = False
-            self._kernel.accumulate_rounded(*self._arguments)
+            kernels.accumulate_rounded(*self._arguments)
         return self._arguments[0]
 
     def sample(self, offset: int, stride: int) -> Tensor:
@@ -147,4 +145,4 @@ class _RoundedSum(Signal):
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self._pending = False
-        return self._kernel.accumulate_rounded_select(*self._arguments, threshold, capacity)
+        return kernels.accumulate_rounded_select(*self._arguments, threshold, capacity)

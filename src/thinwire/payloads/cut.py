@@ -21,12 +21,12 @@ def cut(x: Tensor, bits: int) -> Tensor:
     rest = 32 - bits
     half = (1 << (rest - 1)) - 1 + ((patterns >> rest) & 1)
     codes = torch.where(x.isnan(), _QUIET_NAN, patterns + half) >> rest
-    return kernels.integer_backend(codes).pack_bits(codes, bits)
+    return kernels.pack_bits(codes, bits)
 
 
 def widened(data: Tensor, count: int, bits: int) -> Tensor:
     """Return float32 (count) from what `cut` packed into uint8 `data`, which may go on after it."""
     if bits == 32:
         return data[: 4 * count].view(torch.float32)
-    codes = kernels.integer_backend(data).unpack_bits(data, count, bits, torch.int32)
+    codes = kernels.unpack_bits(data, count, bits, torch.int32)
     return (codes << (32 - bits)).view(torch.float32)

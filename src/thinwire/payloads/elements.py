@@ -50,15 +50,15 @@ class Elements(Keyed):
 
     def write(self, out: Tensor) -> None:
         """Set the spans of `out` to zero and add the values."""
-        kernels.backend(out).scatter(out, self.spans, self.indices, self.values, self.runs)
+        kernels.scatter(out, self.spans, self.indices, self.values, self.runs)
 
     def subtract_from(self, x: Tensor) -> None:
         """Subtract the values from `x`."""
-        kernels.backend(x).scatter_add(x, self.indices, self.values, self.runs, -1.0)
+        kernels.scatter_add(x, self.indices, self.values, self.runs, -1.0)
 
     def mask(self, x: Tensor) -> None:
         """Set `x` to zero at every index that carries a value other than 0."""
-        kernels.backend(x).mask(x, self.indices, self.values)
+        kernels.mask(x, self.indices, self.values)
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out` is finite at every index."""

@@ -104,7 +104,7 @@ class Words:
             return data[: self.count * dtype.itemsize].view(dtype).to(self.dtype)
         form, scales = self.values, 4 * self.values.scale_count(self.count)
         packed = data[wire.padded(scales) :]
-        codes = kernels.integer_backend(packed).unpack_bits(packed, self.count, form.bits, form.code_dtype)
+        codes = kernels.unpack_bits(packed, self.count, form.bits, form.code_dtype)
         return form.decode(codes, data[:scales].view(torch.float32)).to(self.dtype)
 
     def _indices(self, data: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class Words:
             found = data[: 4 * self.count].view(torch.int32)
         else:
             data = data[: self._names_nbytes].contiguous()
-            found = kernels.integer_backend(data).elias_fano_decode(data, self.count, self.numel)
+            found = kernels.elias_fano_decode(data, self.count, self.numel)
         return found.clamp(0, self.numel - 1)
 
     @property
