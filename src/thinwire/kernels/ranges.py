@@ -21,7 +21,7 @@ _RANGE, _PIECES = 1 << 18, 4
 def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> list[_T]:
     """Return run(lo, hi) of ranges that cover 0 to numel, in order, each from a multiple of `align` on.
 
-    Large ones are cut into several pieces per thread: a thread that was held up takes fewer.
+    A large tensor is cut into several ranges per thread, so that a thread that is held up takes fewer of them.
     """
     workers = max(1, min(torch.get_num_threads(), numel // _RANGE))
     if workers == 1:
@@ -32,12 +32,12 @@ def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> lis
 
 
 def map_rows(run: Callable[[Tensor], _T], rows: Tensor) -> list[_T]:
-    """Return run(row) of every row; `run` must not use this module, as all threads may be taken."""
+    """Return run(row) of every row. `run` must not use this module: all threads may be taken, and it would wait."""
     return _map(run, list(rows), rows.numel())
 
 
 def map_pieces(run: Callable[[int], _T], pieces: Sequence[np.ndarray[Any, Any]]) -> list[_T]:
-    """Return run(i) for each of several arrays; `run` must not use this module, as all threads may be taken."""
+    """Return run(i) for each of several arrays. `run` must not use this module, for the reason above."""
     return _map(run, range(len(pieces)), sum(map(len, pieces)))
 
 
@@ -51,4 +51,4 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="thinwire")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has the pool, but none of its threads
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process inherits the pool, but none of its threads

@@ -1,8 +1,8 @@
-"""Blocks of 64 elements at a time, in vectors, with stores that pass by the cache: what Numba's loops cannot say.
+"""Blocks of 64 elements at a time, in vectors, with stores that pass by the cache: what Numba's loops cannot express.
 
 A result that is only written need not be read into the cache first, which saves a quarter of the traffic. Streaming
-stores want addresses that are multiples of 64 bytes. What computes returns 64 bits: which magnitudes, as integers,
-reach the threshold. `peaks` (64 bytes of integers) keeps the largest of them seen, lane by lane.
+stores need addresses that are multiples of 64 bytes. A function that looks at magnitudes returns its hits: 64 bits that
+say which of them, as integers, reach the threshold. `peaks` (64 bytes of integers) keeps the largest so far, by lane.
 """
 
 from collections.abc import Callable
@@ -99,7 +99,9 @@ def _code(body: Callable[..., Any], arrays: int) -> Callable[..., Any]:
     return generate
 
 
-def _look(typing, bits, peaks, start, threshold):
+@intrinsic
+def look(typing, bits, peaks, start, threshold):
+    """Return the hits of the block of `bits`."""
 
     def body(block: _Block, bits: Any, peaks: Any, threshold: Any) -> Any:
         return block.hits(block.load(bits), threshold, peaks)
@@ -107,14 +109,20 @@ def _look(typing, bits, peaks, start, threshold):
     return types.uint64(bits, peaks, start, threshold), _code(body, 2)
 
 
-def _lowest(typing, hits):
+@intrinsic
+def lowest(typing, hits):
+    """Return the number of the lowest bit that is set."""
+
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), generate
 
 
-def _prefetch(typing, array, at):
+@intrinsic
+def prefetch(typing, array, at):
+    """Fetch what lies at an index, which may be beyond the end, into the cache."""
+
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
@@ -184,12 +192,6 @@ def _copy(*, stream: bool) -> Any:
     return code
 
 
-look: Any = intrinsic(_look)
-"""(bits, peaks, start, threshold): return the hits."""
-lowest: Any = intrinsic(_lowest)
-"""(hits): return the number of the lowest bit that is set."""
-prefetch: Any = intrinsic(_prefetch)
-"""(array, at): fetch what lies there, which may be beyond the end, into the cache."""
 accumulate, accumulate_streaming = (_accumulate(stream=stream) for stream in (False, True))
 """(out, peaks, residual, gradient, start, threshold, scale): out = residual + scale · gradient; return its hits."""
 momentum, momentum_streaming = (_momentum(nesterov=False, stream=stream) for stream in (False, True))

@@ -1,6 +1,5 @@
 """Numbers of a few bits each, packed, and ascending indices in little more than the bits they hold."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from thinwire.kernels.compiled import compiled
 from thinwire.kernels.ranges import map_ranges, map_rows
 
 _NUMPY: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32}
+_WORD = np.dtype("<u8")
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
@@ -34,9 +34,6 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
     codes = np.empty(count, _NUMPY[dtype])
     map_ranges(lambda lo, hi: _unpack_loop(buffer.numpy(), bits, lo, hi, codes), count, align=32)
     return torch.from_numpy(codes)
-
-
-_WORD = np.dtype("<u8")
 
 
 def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
@@ -97,10 +94,7 @@ def _unpack_loop(buffer, bits, lo, hi, out):
         filled -= bits
 
 
-_intrinsic: Callable[..., Any] = intrinsic
-
-
-@_intrinsic
+@intrinsic
 def _trailing_zeros(typing, word):
     # Of a word that is not 0.
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -109,7 +103,7 @@ def _trailing_zeros(typing, word):
     return types.uint64(types.uint64), generate
 
 
-@_intrinsic
+@intrinsic
 def _ones(typing, word):
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])

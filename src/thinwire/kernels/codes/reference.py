@@ -16,9 +16,10 @@ Rounding = Literal["truncate", "nearest", "stochastic"]
 
 
 class OffsetGrid(NamedTuple):
-    """The float32 patterns (without sign) base << shift and on, in steps of 1 << shift.
+    """Numbers whose float32 patterns, without the sign, are base << shift and on, in steps of 1 << shift.
 
-    Code 0 is zero, 1 to `positives` are the first of them, and the next `negatives` the same ones with a minus.
+    Code 0 is zero. Codes 1 to `positives` are the first numbers of the grid, and the next `negatives` codes are the
+    same numbers with a minus.
     """
 
     shift: int
@@ -30,11 +31,12 @@ class OffsetGrid(NamedTuple):
 def offset_encode(
     codes: Tensor, x: Tensor, scales: Tensor, group: int, grid: OffsetGrid, rounding: Rounding, seed: int
 ) -> None:
-    """Write which number of the grid x / scale is rounded to; beyond the last one it is the last one.
+    """Write the code of the grid's number to which x / scale is rounded. What lies beyond the last becomes the last.
 
-    The scales are powers of two, and normal numbers. Below the first number "truncate" gives zero, "nearest" the first
-    from its half on, "stochastic" the first if u times it is below x / scale. In between, "stochastic" adds the lowest
-    `shift` bits of `mix`, "nearest" half a step, to the pattern before it is cut.
+    The scales are powers of two, and normal numbers. Between two numbers of the grid, "truncate" drops the lowest
+    `shift` bits of the pattern; "nearest" adds half a step first, and "stochastic" as many bits of `mix`. Below the
+    grid's first number, "truncate" gives zero, "nearest" the first number from half of it on, and "stochastic" the
+    first number if u times it is below x / scale.
     """
     bits = (x / _each(scales, group, x)).view(torch.int32)
     index = _rounded(bits & 0x7FFFFFFF, grid, rounding, seed).sub_(grid.base - 1).clamp_(min=0)

@@ -59,7 +59,7 @@ def _inverse_loop(out, pairs, cos, sin, radices, scale, x, y, lo, hi):
 
 @exactly
 def _load(x, pairs, first, lanes, width):
-    # Of blocks A and B, A + iB at frequency k, and conj(A) + i·conj(B) at −k. Lane by lane is block pair by block pair.
+    # Of blocks A and B, A + iB at frequency k, and conj(A) + i·conj(B) at −k. Each lane takes a pair of blocks.
     row = width // 2 + 1
     for lane in range(lanes):
         a, b = (first + 2 * lane) * row, (first + 2 * lane + 1) * row

@@ -13,9 +13,9 @@ _PI = 31415926535897932384626433832795028841971693993751  # times 10⁻⁴⁹
 def inverse_fourier(pairs: Tensor, numel: int, width: int) -> Tensor:
     """Return `numel` elements, block by block of `width`, from ⌊width/2⌋ + 1 coefficients (real, imaginary) of each.
 
-    The inverse of the orthonormal real transform, of dtype float32 or float64. A library's takes other roads, by the
-    processor: here every product and sum is rounded on its own, in the order of Stockham's algorithm with factors 4,
-    2 and odd primes. Two blocks go as one complex transform. A large prime factor p takes p operations an element.
+    The inverse of the orthonormal real transform, in float32 or float64. A library chooses its algorithm by processor;
+    here every product and sum is rounded on its own, in the order of Stockham's algorithm with factors 4, 2 and odd
+    primes. Two blocks are transformed as one complex one. A large prime factor p costs p operations per element.
     """
     blocks = pairs.view(-1, width // 2 + 1, 2)
     x = _joined(torch.nn.functional.pad(blocks, (0, 0, 0, 0, 0, blocks.shape[0] % 2)), width)

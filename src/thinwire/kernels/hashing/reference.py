@@ -7,8 +7,8 @@ from torch import Tensor
 def mix(indices: Tensor, seed: int) -> Tensor:
     """Hash int32 indices to [0, 2³²) as int64, one to one for a given seed (multiply and xor-shift, twice).
 
-    The key enters twice: added or xored once, it would only permute neighbouring indices, and the same would meet
-    again.
+    The key enters twice. If it entered once, by an addition or xor, a new seed would only permute neighbouring indices,
+    and those that collided would collide again.
     """
     high, low = keys(seed)
     x = (indices.to(torch.int64) + high) & 0xFFFFFFFF
@@ -52,10 +52,10 @@ def _within(x: Tensor, bound: int, seed: int) -> Tensor:
 
 
 def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    """Write each index (int32) below `numel` into its slot (`slot_of`); return the slots (int32), −1 where empty.
+    """Put each index (int32) below `numel` into its slot (`slot_of`); return the slots (int32), −1 where empty.
 
-    Where several meet, the highest priority (int32, not negative) stays, and of equal ones the largest index. Indices
-    below 0 are left out.
+    If several indices hash to a slot, the one of highest priority (int32, not negative) keeps it, and of equal ones the
+    largest index. Indices below 0 are left out.
     """
     indices, priorities = indices[indices >= 0], priorities[indices >= 0]
     slot, _ = slot_of(indices, slots, numel, seed)
@@ -65,10 +65,10 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, se
 
 
 def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
-    """Return a code (int32) for each index (int32): its quotient (`slot_of`), where it lies in its own slot.
+    """Return codes (int32) of indices (int32), one per slot: the quotient (`slot_of`) of an index in its own slot.
 
-    The last index below `numel` in another slot stands for an empty one, and has the code after all quotients; any
-    other is out of order, and has −1.
+    An empty slot holds `numel` − 1, and its code is the number after all quotients. Any other index outside its slot is
+    out of order, and its code is −1.
     """
     slots, last = indices.numel(), numel - 1
     slot, quotient = slot_of(indices.clamp(0, last), slots, numel, seed)
@@ -78,7 +78,7 @@ def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
 
 
 def slot_indices(codes: Tensor, numel: int, seed: int) -> Tensor:
-    """Return the indices (int32) that `slot_codes` named by codes (int32); −1 where a code stands for none."""
+    """Return the indices (int32) from which `slot_codes` made these codes (int32); −1 where a code stands for none."""
     slots = codes.numel()
     empty = -(-numel // max(1, slots))
     slot = torch.arange(slots, device=codes.device)

@@ -8,6 +8,8 @@ from thinwire.kernels.compiled import exactly
 from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
 
+_TILE = 2048
+
 
 def row_sums(rows: Tensor) -> Tensor:
     """See `reference.row_sums`: the same bits."""
@@ -32,9 +34,6 @@ def orthonormal(x: Tensor) -> Tensor:
     q = torch.eye(*columns.shape, dtype=torch.float64)
     _orthonormal_loop(columns.numpy(), q.numpy())
     return q.T.to(x.dtype).contiguous()
-
-
-_TILE = 2048
 
 
 @exactly

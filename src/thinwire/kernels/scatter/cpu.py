@@ -17,6 +17,8 @@ from thinwire.kernels.select.cpu import REALS, STREAM_BYTES
 _Array = np.ndarray[Any, Any]
 _TILE, _GROUP = 1 << 13, 1 << 16
 """Elements summed at a time in the nearest cache; and in the next one, where they first have to be put in order."""
+_AHEAD = 16
+"""How many elements of a run are fetched ahead of the one that is added."""
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
@@ -105,9 +107,6 @@ def _merge_two(keys_a: Tensor, rows_a: Tensor, keys_b: Tensor, rows_b: Tensor) -
     arrays = [t.numpy() for t in (keys, rows, keys_a, rows_a, keys_b, rows_b)]
     count = _merge_loop(*arrays)
     return keys[:count], rows[:count]
-
-
-_AHEAD = 16
 
 
 @compiled

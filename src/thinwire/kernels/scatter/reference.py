@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
-    """Add sign · values at indices (int32), run after run. Within a run no index occurs twice with a value but 0.
+    """Add sign · values to `out` at indices (int32), run after run: `runs` are the lengths of the runs.
 
-    The runs give a fixed order of summation, also on devices that add atomically.
+    Within a run only elements of value 0 may share an index, so the order of summation is fixed by the runs, also on
+    devices that add atomically.
     """
     values = values.to(out.dtype)
     for index, value in zip(indices.split(list(runs)), values.split(list(runs)), strict=True):
@@ -31,7 +32,10 @@ def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
 
 
 def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the sum of tables, each of rows (n, width) at keys (int32): keys ascending, each once, added in order."""
+    """Return the sum of tables, each with rows (n, width) at keys (int32, n): its keys, ascending, and its rows.
+
+    Each key occurs once in the result. Rows of the same key are added in the order of the tables.
+    """
     merged, places = torch.unique(torch.cat(list(keys)), return_inverse=True)
     out = rows[0].new_zeros(merged.numel(), rows[0].shape[1])
     for row, place in zip(rows, places.split([key.numel() for key in keys]), strict=True):

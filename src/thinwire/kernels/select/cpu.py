@@ -80,7 +80,7 @@ def largest(x: Tensor, k: int) -> Tensor:
 
 
 def sampled(take: Callable[[int], Tensor], k: int, numel: int) -> tuple[Tensor, int]:
-    """Return a threshold that a few more than k of `numel` magnitudes reach, and how many these can be.
+    """Return a threshold that a few more than k of `numel` magnitudes should reach, and how many may at most.
 
     `take` returns magnitudes at a stride. The margin is four standard deviations of the sample's count.
     """

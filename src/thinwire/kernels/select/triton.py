@@ -23,6 +23,9 @@ _ROOM = 64
 """How many picks of a tile are kept: of a tile with more, all are looked for again."""
 _GROUP = 32
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_DIGIT = tl.constexpr(11)
+_BINS = tl.constexpr(1 << 11)
+_LEVELS = {2: 2, 4: 3, 8: 6}
 
 
 def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
@@ -84,11 +87,6 @@ def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, ca
     launch(_gather, tiles_of(tiles, _GROUP), picks, x, threshold.to(x), n, counts, ends, kept, tiles, capacity, **sizes)
     _write_largest(picks, x, ends[-1:])
     return Picks(picks, gather(x, picks), peaks.amax().view(x.dtype))
-
-
-_DIGIT = tl.constexpr(11)
-_BINS = tl.constexpr(1 << 11)
-_LEVELS = {2: 2, 4: 3, 8: 6}
 
 
 def _write_largest(out: Tensor, x: Tensor, found: Tensor | None = None) -> None:

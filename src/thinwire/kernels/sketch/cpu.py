@@ -16,6 +16,9 @@ from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.sketch.reference import SKETCH_ROWS
 
+_TILE = 512
+_ELSEWHERE = 16
+
 
 def sketch_insert(x: Tensor, rows: int, buckets: int, seed: int) -> Tensor:
     """See `reference.sketch_insert`; each thread fills its share of the table, in the order of the indices."""
@@ -39,10 +42,6 @@ def sketch_query(table: Tensor, numel: int, seed: int) -> Tensor:
 
 def _sketch_keys(rows: int, seed: int) -> np.ndarray[Any, Any]:
     return np.array([keys(SKETCH_ROWS * seed + j) for j in range(rows)], np.uint32)
-
-
-_TILE = 512
-_ELSEWHERE = 16
 
 
 @compiled
