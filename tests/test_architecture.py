@@ -83,6 +83,27 @@ def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) 
     assert users <= rooms
 
 
+def test_only_files_of_its_name_import_triton() -> None:
+    """They are imported when the first tensor on a GPU comes; elsewhere Triton need not be there."""
+    users = {path.name for path in FILES if any(f"{name}.".startswith("triton.") for name in _imports(path))}
+    assert users == {"triton.py"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_compiled_kernels_carry_no_annotations(path: Path) -> None:
+    """Numba and Triton compile a function for several types; mypy and ruff are told to pass over their files."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and not any(map(_compiles, node.decorator_list)):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            missing = [each.arg for each in arguments if each.arg not in ("self", "cls") and not each.annotation]
+            assert not missing, f"{node.name} leaves {missing} without a type"
+            assert node.returns, f"{node.name} does not say what it returns"
+
+
+def _compiles(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator).partition("(")[0] in {"compiled", "exactly", "intrinsic", "reordering", "triton.jit"}
+
+
 def test_no_import_cycles() -> None:
     modules = {_module(path): path for path in FILES}
     graph = {m: {n for n in _top_level_imports(p) if n in modules and n != m} for m, p in modules.items()}

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from kernels_parts.targets import concerned, targets
 from kernels_parts.work import Place, alike, by_reference
 
 from thinwire import kernels
-from thinwire.kernels import cpu, reference
+from thinwire.kernels import Kernel
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -35,8 +34,8 @@ TARGETS = {
     "wire_fp16",
     "wire_offset8",
 }
-UNTIMED = {"accumulate", "accumulate_momentum", "keys", "mix"}  # plain torch in every backend, or no kernel
-KERNELS = {name for name in reference.__all__ if isfunction(getattr(reference, name))} - UNTIMED
+UNTIMED = {"accumulate", "accumulate_momentum"}  # plain torch on the CPU too
+KERNELS = {name for name, kernel in vars(kernels).items() if isinstance(kernel, Kernel)} - UNTIMED
 FIELDS = {
     *("name", "backend", "d", "density", "workers", "seconds", "floor_seconds"),
     *("ratio_to_floor", "ratio_to_torch", "bits_per_kept", "correct"),
@@ -92,7 +91,9 @@ def test_every_kernel_and_every_target_has_a_row() -> None:
 
 
 def test_a_kernel_that_differs_gets_no_speed_and_the_run_ends_with_1() -> None:
-    breaking = "import thinwire.kernels.cpu as cpu; right = cpu.largest; cpu.largest = lambda x, k: right(x, k).flip(0)"
+    breaking = (
+        "from thinwire.kernels import largest; right = largest.cpu; largest.cpu = lambda x, k: right(x, k).flip(0)"
+    )
     done = _run("--json", "--only", "largest,select", "--sizes", "1000", "--densities", "0.01", breaking=breaking)
     assert done.returncode == 1, done.stderr[-2000:]
     rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
@@ -108,8 +109,8 @@ def test_a_kernel_that_differs_gets_no_speed_and_the_run_ends_with_1() -> None:
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_row_would_notice_its_kernel_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One value off in whatever the kernels return or write."""
-    for kernel in sorted(KERNELS):
-        monkeypatch.setattr(cpu, kernel, _spoiled(getattr(cpu, kernel)))
+    for kernel in (getattr(kernels, each) for each in sorted(KERNELS)):
+        monkeypatch.setattr(kernel, "cpu", _spoiled(kernel.cpu))
     rows = _rows(name)
     assert rows
     assert not any(row.correct or row.seconds for row in rows)
@@ -136,15 +137,15 @@ def test_what_raises_is_not_correct_either(monkeypatch: pytest.MonkeyPatch) -> N
     def fails(*_: Any) -> Any:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(cpu, "select", fails)
+    monkeypatch.setattr(kernels.select, "cpu", fails)
     assert {(row.correct, row.why) for row in _rows("select")} == {(False, "RuntimeError: no such thing")}
 
 
 def test_the_reference_runs_where_it_is_asked_for() -> None:
     x = torch.ones(3)
     with by_reference():
-        assert kernels.backend(x) is kernels.integer_backend(x) is reference
-    assert kernels.backend(x) is cpu
+        assert kernels.largest.backend(x, 1) == kernels.pack_bits.backend(x, 1) == "reference"
+    assert kernels.largest.backend(x, 1) == "cpu"
 
 
 def test_alike() -> None:

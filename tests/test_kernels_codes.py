@@ -3,17 +3,20 @@
 import math
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
 from cases import vector
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.formats import Levels, OffsetFloat, Sign, Ternary
-from thinwire.kernels import cpu, reference
+from thinwire.kernels import OffsetGrid, Rounding
+from thinwire.kernels.dispatch import Backend
 from thinwire.kernels.memory import empty
-from thinwire.kernels.reference import OffsetGrid, Rounding
+
+BACKENDS: tuple[Backend, ...] = ("cpu", "reference")
 
 SEVERAL_RANGES = 2 * (1 << 18) + 17
 INPUTS: dict[str, Callable[[], Tensor]] = {
@@ -46,7 +49,7 @@ def _width(x: Tensor, width: int | None) -> int:
 
 
 def _scales(x: Tensor, width: int, order: float) -> Tensor:
-    norms = reference.group_norms(x, width, order).to(torch.float32)
+    norms = kernels.group_norms.reference(x, width, order).to(torch.float32)
     return torch.where(norms.isfinite(), torch.where(norms == 0, 1.0, norms), torch.nan)
 
 
@@ -73,8 +76,8 @@ def test_offset_encode(make: Callable[[], Tensor], width: int | None, dtype: tor
     for form, factor in product((GRIDS[4], GRIDS[8 if dtype == torch.uint8 else 10]), (1.0, 0.25)):
         grid = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives)
         args = (dtype, x, _powers(x, group, factor), group, grid, rounding, 2**63 + 5)
-        found = _codes(cpu.offset_encode, *args)
-        assert torch.equal(found, _codes(reference.offset_encode, *args))
+        found = _codes(kernels.offset_encode.cpu, *args)
+        assert torch.equal(found, _codes(kernels.offset_encode.reference, *args))
         assert not found.numel() or int(found.max()) <= form.positives + form.negatives
 
 
@@ -86,8 +89,8 @@ def test_levels_encode(make: Callable[[], Tensor], width: int | None, levels: in
     group = _width(x, width)
     for order in (2.0, math.inf):
         args = (dtype, x, _scales(x, group, order), group, levels, 11)
-        found = _codes(cpu.levels_encode, *args)
-        assert torch.equal(found, _codes(reference.levels_encode, *args))
+        found = _codes(kernels.levels_encode.cpu, *args)
+        assert torch.equal(found, _codes(kernels.levels_encode.reference, *args))
         assert not found.numel() or int(found.max()) <= 2 * levels
 
 
@@ -98,12 +101,12 @@ def test_ternary_and_sign_encode(make: Callable[[], Tensor], width: int | None, 
     x = make()
     group = _width(x, width)
     args = (dtype, x, _scales(x, group, math.inf), group, 3)
-    assert torch.equal(_codes(cpu.ternary_encode, *args), _codes(reference.ternary_encode, *args))
-    assert torch.equal(_codes(cpu.sign_encode, dtype, x), _codes(reference.sign_encode, dtype, x))
+    assert torch.equal(_codes(kernels.ternary_encode.cpu, *args), _codes(kernels.ternary_encode.reference, *args))
+    assert torch.equal(_codes(kernels.sign_encode.cpu, dtype, x), _codes(kernels.sign_encode.reference, dtype, x))
 
 
-@pytest.mark.parametrize("kernels", [cpu, reference])
-def test_codes_of_a_group_whose_scale_is_nan_are_zero(kernels: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_codes_of_a_group_whose_scale_is_nan_are_zero(backend: Backend) -> None:
     x, scales = torch.ones(9), torch.tensor([1.0, math.nan, 1.0])
     grid = OffsetGrid(20, 0x3E0, 33, 33)
     for name, rest in (
@@ -111,7 +114,7 @@ def test_codes_of_a_group_whose_scale_is_nan_are_zero(kernels: Any) -> None:
         ("levels_encode", (7, 0)),
         *(("offset_encode", (grid, rounding, 0)) for rounding in get_args(Rounding)),
     ):
-        codes = _codes(getattr(kernels, name), torch.uint8, x, scales, 3, *rest)
+        codes = _codes(getattr(kernels, name).on(backend), torch.uint8, x, scales, 3, *rest)
         assert (codes == 0).tolist() == [False] * 3 + [True] * 3 + [False] * 3, name
 
 
@@ -125,16 +128,16 @@ def test_table_decode(numel: int, width: int | None, bits: int, dtype: torch.dty
     group, table = _width(codes, width), vector(2**bits).index_fill(0, torch.tensor([1]), math.nan)
     scales = vector(-(-numel // group), seed=1).index_fill(0, torch.arange(min(1, numel // group)), math.nan)
     found, expected = torch.full((numel,), math.nan, dtype=dtype), torch.full((numel,), 5.0, dtype=dtype)
-    cpu.table_decode(found, codes, table, scales, group)
-    reference.table_decode(expected, codes, table, scales, group)
+    kernels.table_decode.cpu(found, codes, table, scales, group)
+    kernels.table_decode.reference(expected, codes, table, scales, group)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("kernels", [cpu, reference])
-def test_no_code_reads_beyond_the_table(kernels: Any) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_code_reads_beyond_the_table(backend: Backend) -> None:
     for codes in (torch.tensor([255, 4, 0], dtype=torch.uint8), torch.tensor([-1, 4, 32764], dtype=torch.int16)):
         out = torch.full((3,), math.nan)
-        kernels.table_decode(out, codes, torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.ones(1), 3)
+        kernels.table_decode.on(backend)(out, codes, torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.ones(1), 3)
         assert out.tolist() == [4.0, 1.0, 1.0]
 
 
@@ -144,7 +147,7 @@ def test_no_code_reads_beyond_the_table(kernels: Any) -> None:
 def test_group_norms(make: Callable[[], Tensor], width: int | None, order: float) -> None:
     x = make()
     group = _width(x, width)
-    found, expected = (kernels.group_norms(x, group, order) for kernels in (cpu, reference))
+    found, expected = (kernels.group_norms.on(backend)(x, group, order) for backend in BACKENDS)
     assert found.dtype == torch.float64
     assert torch.equal(found.isfinite(), expected.isfinite())
     finite = expected.isfinite()
@@ -169,15 +172,17 @@ def test_the_number_of_threads_changes_no_bit(group: int) -> None:
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        codes = _codes(cpu.levels_encode, torch.uint8, x, scales, group, 7, 0)
-        norms = [cpu.group_norms(x, group, order) for order in (1.0, 2.0, math.inf)]
-        found.append((codes, *norms, cpu.sketch_insert(x, 3, 1000, 0)))
+        codes = _codes(kernels.levels_encode.cpu, torch.uint8, x, scales, group, 7, 0)
+        norms = [kernels.group_norms.cpu(x, group, order) for order in (1.0, 2.0, math.inf)]
+        found.append((codes, *norms, kernels.sketch_insert.cpu(x, 3, 1000, 0)))
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("kernels", [cpu, reference])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("form", [Levels(bits=3), Ternary(), OffsetFloat.balanced(rounding="stochastic")])
-def test_rounding_by_lot_is_unbiased_over_the_elements(kernels: Any, form: Levels | Ternary | OffsetFloat) -> None:
+def test_stochastic_rounding_is_unbiased_over_the_elements(
+    backend: Backend, form: Levels | Ternary | OffsetFloat
+) -> None:
     """The mean of a value's decodings is within six standard deviations; draws have 24 bits, hence the last term."""
     table = form.table()
     grid, n = table[~table.isnan()].double().sort().values, 1 << 18
@@ -185,12 +190,12 @@ def test_rounding_by_lot_is_unbiased_over_the_elements(kernels: Any, form: Level
         codes = torch.full((n,), 0xA5, dtype=torch.uint8)
         args = (codes, torch.full((n,), value), torch.ones(1), n)
         if isinstance(form, Levels):
-            kernels.levels_encode(*args, 3, seed)
+            kernels.levels_encode.on(backend)(*args, 3, seed)
         elif isinstance(form, Ternary):
-            kernels.ternary_encode(*args, seed)
+            kernels.ternary_encode.on(backend)(*args, seed)
         else:
             steps = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives)
-            kernels.offset_encode(*args, steps, "stochastic", seed)
+            kernels.offset_encode.on(backend)(*args, steps, "stochastic", seed)
         above = int(torch.searchsorted(grid, value))
         low, high = float(grid[above - 1]), float(grid[above])
         deviation = math.sqrt((value - low) * (high - value) / n)
@@ -222,7 +227,7 @@ def test_room_for_results(numel: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("rows", "buckets"), [(1, 7), (2, 100), (3, 5000), (5, 1), (8, 33), (63, 3)])
 def test_sketches(make: Callable[[], Tensor], dtype: torch.dtype, rows: int, buckets: int) -> None:
     x = make().to(dtype)[: None if rows < 8 else 1000]
-    tables = [kernels.sketch_insert(x, rows, buckets, 9) for kernels in (cpu, reference)]
+    tables = [kernels.sketch_insert.on(backend)(x, rows, buckets, 9) for backend in BACKENDS]
     torch.testing.assert_close(*tables, rtol=0, atol=0, equal_nan=True)
-    estimates = [kernels.sketch_query(tables[1], x.numel(), 9) for kernels in (cpu, reference)]
+    estimates = [kernels.sketch_query.on(backend)(tables[1], x.numel(), 9) for backend in BACKENDS]
     torch.testing.assert_close(*estimates, rtol=0, atol=0, equal_nan=True)

@@ -1,17 +1,16 @@
 """Index coding and bit packing: every backend does what the reference does, on whole and on damaged buffers."""
 
-from types import ModuleType
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.kernels import cpu, reference
-from thinwire.kernels.reference.indices import EliasFano
+from thinwire import kernels
+from thinwire.kernels import EliasFano
+from thinwire.kernels.dispatch import Backend
 
-BACKENDS = (reference, cpu)
+BACKENDS: tuple[Backend, ...] = ("reference", "cpu")
 SIZES = [
     (0, 0),
     (0, 5),
@@ -36,18 +35,30 @@ def _indices(count: int, space: int, seed: int = 0) -> Tensor:
 def test_elias_fano(count: int, space: int) -> None:
     last = torch.full((count,), max(0, space - 1), dtype=torch.int32)
     for indices in (_indices(count, space), last, torch.zeros_like(last)):
-        expected = reference.elias_fano_encode(indices, space)
+        expected = kernels.elias_fano_encode.reference(indices, space)
         assert expected.numel() == EliasFano.of(count, space).nbytes
         for backend in BACKENDS:
-            assert torch.equal(backend.elias_fano_encode(indices, space), expected)
-            assert torch.equal(backend.elias_fano_decode(expected, count, space), indices)
+            assert torch.equal(kernels.elias_fano_encode.on(backend)(indices, space), expected)
+            assert torch.equal(kernels.elias_fano_decode.on(backend)(expected, count, space), indices)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_elias_fano(backend: Backend) -> None:
+    several = torch.stack([_indices(3000, 10**6, seed) for seed in range(3)])
+    rows = torch.stack([kernels.elias_fano_encode(indices, 10**6) for indices in several])
+    wider = torch.nn.functional.pad(rows, (8, 8))[:, 8:-8]
+    for given_rows in (rows, wider):
+        assert torch.equal(kernels.elias_fano_decode_rows.on(backend)(given_rows, 3000, 10**6), several)
+    rows[1, -1] ^= 255
+    found = kernels.elias_fano_decode_rows.on(backend)(rows, 3000, 10**6)
+    assert (found[:, 0] < 0).tolist() == [False, True, False]
 
 
 def test_elias_fano_where_bytes_begin_between_two_words() -> None:
     indices = _indices(100, 10**6)
-    buffer = torch.cat([torch.ones(3, dtype=torch.uint8), reference.elias_fano_encode(indices, 10**6)])[3:]
+    buffer = torch.cat([torch.ones(3, dtype=torch.uint8), kernels.elias_fano_encode.reference(indices, 10**6)])[3:]
     assert buffer.data_ptr() % 8
-    assert torch.equal(cpu.elias_fano_decode(buffer, 100, 10**6), indices)
+    assert torch.equal(kernels.elias_fano_decode.cpu(buffer, 100, 10**6), indices)
 
 
 @given(st.integers(1, 80), st.integers(0, 5000), st.lists(st.tuples(st.integers(0), st.integers(0, 7)), max_size=4))
@@ -55,15 +66,15 @@ def test_elias_fano_where_bytes_begin_between_two_words() -> None:
 def test_damaged_elias_fano(count: int, more: int, flips: list[tuple[int, int]]) -> None:
     """Whatever is not what encode writes gives −1 throughout, and alike in each backend."""
     space = count + more
-    buffer = reference.elias_fano_encode(_indices(count, space, more), space)
+    buffer = kernels.elias_fano_encode.reference(_indices(count, space, more), space)
     for place, bit in flips:
         buffer[place % buffer.numel()] ^= 1 << bit
-    found = reference.elias_fano_decode(buffer, count, space)
-    assert torch.equal(cpu.elias_fano_decode(buffer, count, space), found)
+    found = kernels.elias_fano_decode.reference(buffer, count, space)
+    assert torch.equal(kernels.elias_fano_decode.cpu(buffer, count, space), found)
     if int(found[0]) < 0:
         assert bool((found == -1).all())
     else:
-        assert torch.equal(reference.elias_fano_encode(found, space), buffer)
+        assert torch.equal(kernels.elias_fano_encode.reference(found, space), buffer)
 
 
 @given(st.binary(min_size=16, max_size=16))
@@ -72,8 +83,8 @@ def test_any_bytes_may_be_elias_fano(noise: bytes) -> None:
     buffer = torch.tensor(list(noise), dtype=torch.uint8)
     for count, space in ((20, 100), (3, 60_000)):  # 8 bytes of low bits and 8 of high parts; and with few of each
         assert EliasFano.of(count, space).nbytes == 16
-        found = [backend.elias_fano_decode(buffer, count, space) for backend in BACKENDS]
-        assert torch.equal(found[0], found[1])
+        found = [kernels.elias_fano_decode.on(backend)(buffer, count, space) for backend in BACKENDS]
+        assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("bits", range(1, 32))
@@ -90,18 +101,17 @@ def test_bits_in_several_ranges() -> None:
 
 
 def _check_bits(bits: int, codes: Tensor) -> None:
-    packed = reference.pack_bits(codes, bits)
+    packed = kernels.pack_bits.reference(codes, bits)
     assert packed.numel() == -(-codes.numel() * bits // 8)
     longer = torch.cat([packed, torch.full((5,), 255, dtype=torch.uint8)])
-    backend: ModuleType
     for backend in BACKENDS:
-        assert torch.equal(backend.pack_bits(codes, bits), packed)
-        assert torch.equal(backend.unpack_bits(packed, codes.numel(), bits, codes.dtype), codes)
-        assert torch.equal(backend.unpack_bits(longer, codes.numel(), bits, codes.dtype), codes)
+        assert torch.equal(kernels.pack_bits.on(backend)(codes, bits), packed)
+        assert torch.equal(kernels.unpack_bits.on(backend)(packed, codes.numel(), bits, codes.dtype), codes)
+        assert torch.equal(kernels.unpack_bits.on(backend)(longer, codes.numel(), bits, codes.dtype), codes)
 
 
 def test_only_the_low_bits_are_packed() -> None:
     codes = torch.tensor([0b101, 0b011, 0b110], dtype=torch.int32)
     for backend in BACKENDS:
-        assert backend.pack_bits(codes | ~0b111, 3).tolist() == [0b10_011_101, 0b1]
-        assert backend.pack_bits(torch.tensor([-1, 256 + 7], dtype=torch.int32), 8).tolist() == [255, 7]
+        assert kernels.pack_bits.on(backend)(codes | ~0b111, 3).tolist() == [0b10_011_101, 0b1]
+        assert kernels.pack_bits.on(backend)(torch.tensor([-1, 256 + 7], dtype=torch.int32), 8).tolist() == [255, 7]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from thinwire import schedules
+from thinwire import kernels, schedules
 from thinwire.codecs import (
     FFT,
     BlockTopK,
@@ -20,7 +20,7 @@ from thinwire.codecs import (
 )
 from thinwire.exchanges import AllGather, AllReduce, GlobalTopKTree, Link
 from thinwire.formats import OffsetFloat
-from thinwire.kernels import reference
+from thinwire.kernels.sketch.reference import _sketch_hash
 from thinwire.memories import ErrorFeedback, Noted
 from thinwire.payloads import Sparse, Spectral, spectral
 
@@ -48,7 +48,7 @@ def test_share_of_empty_slots(slots: int, mean: float, deviation: float) -> None
     draws = 400
     empty = torch.tensor(
         [
-            float((reference.hashed_slots(writers, writers * 0, slots, 126_720_000, seed) < 0).double().mean())
+            float((kernels.hashed_slots.reference(writers, writers * 0, slots, 126_720_000, seed) < 0).double().mean())
             for seed in range(draws)
         ]
     )
@@ -64,7 +64,7 @@ def test_survival_of_the_ith_writer() -> None:
     """Lemma A.5: ((m − 1)/m)^(n − i), where the last writer wins; m = n = 4."""
     writers, draws = torch.arange(4, dtype=torch.int32), 20_000
     survivors = torch.stack(
-        [reference.hashed_slots(writers, writers * 0, 4, 126_720_000, seed) for seed in range(draws)]
+        [kernels.hashed_slots.reference(writers, writers * 0, 4, 126_720_000, seed) for seed in range(draws)]
     )
     for i in range(4):
         expected = (3 / 4) ** (3 - i)
@@ -136,10 +136,10 @@ def test_the_sum_of_sketches_is_the_sketch_of_the_sum() -> None:
 def test_zeros_do_not_change_a_sketch() -> None:
     x = torch.randn(400)
     x[100:300] = 0
-    dense = reference.sketch_insert(x, 3, 70, 5)
+    dense = kernels.sketch_insert.reference(x, 3, 70, 5)
     table = torch.zeros(3, 70)
     for j in range(3):
-        bucket, sign = reference.sketch._sketch_hash(x, 70, 5, j)
+        bucket, sign = _sketch_hash(x, 70, 5, j)
         live = x != 0
         table[j].index_add_(0, bucket[live], (sign * x)[live])
     assert torch.equal(dense, table)

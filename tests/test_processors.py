@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.kernels import cpu
+from thinwire import kernels
 from thinwire.payloads import Dense, Sketch, Table
 
 OTHER = {
@@ -57,8 +57,11 @@ def _library() -> str:
 def _own() -> str:
     """Return a digest of what the kernels that decode make of the same input."""
     out, rows = torch.empty(300, 70), _matrix(9, 1003)
-    cpu.outer_sums(out, cpu.orthonormal(_matrix(300, 4)), _matrix(70, 4))
-    transformed = [cpu.inverse_fourier(_matrix(5 * 129, 2), 1200, 256), cpu.inverse_fourier(_matrix(31, 2), 60, 60)]
+    kernels.outer_sums.cpu(out, kernels.orthonormal.cpu(_matrix(300, 4)), _matrix(70, 4))
+    transformed = [
+        kernels.inverse_fourier.cpu(_matrix(5 * 129, 2), 1200, 256),
+        kernels.inverse_fourier.cpu(_matrix(31, 2), 60, 60),
+    ]
     table = Sketch(values=vector(300), tables=(Table(3, 100, 7),), numel=500)
     payloads = [Dense(values=row) for row in rows]
     return _digest([out, *transformed, Dense.concat(payloads).dense(), table.dense()])

@@ -12,7 +12,7 @@ _BLOCK = 4096  # of the FFT recipe
 def _row_sums(place: Place) -> Work:
     rows = torch.stack([place.gradient(number) for number in range(place.workers)])
     return Work(
-        run=lambda: kernels.backend(rows).row_sums(rows),
+        run=lambda: kernels.row_sums(rows),
         floor=lambda: rows.sum(dim=0),
         moved=rows.nbytes + rows[0].nbytes,
         others={"torch": lambda: rows.sum(dim=0)},
@@ -24,7 +24,7 @@ def _outer_sums(place: Place) -> Work:
     out = a.new_empty(a.shape[0], b.shape[0])
 
     def run() -> torch.Tensor:
-        kernels.backend(out).outer_sums(out, a, b)
+        kernels.outer_sums(out, a, b)
         return out
 
     return Work(run=run, floor=out.zero_, moved=out.nbytes, others={"torch": lambda: torch.mm(a, b.T, out=out)})
@@ -34,7 +34,7 @@ def _orthonormal(place: Place) -> Work:
     a, _ = _factors(place)
     spare = torch.empty_like(a)
     return Work(
-        run=lambda: kernels.backend(a).orthonormal(a),
+        run=lambda: kernels.orthonormal(a),
         floor=lambda: spare.copy_(a),
         moved=2 * a.nbytes,
         others={"torch": lambda: torch.linalg.qr(a).Q},
@@ -48,7 +48,7 @@ def _inverse_fourier(place: Place) -> Work:
     out = place.gradient().clone()
     spectra = torch.view_as_complex(pairs.view(blocks, -1, 2))
     return Work(
-        run=lambda: kernels.backend(pairs).inverse_fourier(pairs, place.numel, width),
+        run=lambda: kernels.inverse_fourier(pairs, place.numel, width),
         floor=out.zero_,
         moved=pairs.nbytes + out.nbytes,
         others={"torch": lambda: torch.fft.irfft(spectra, n=width, norm="ortho")},

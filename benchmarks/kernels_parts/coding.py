@@ -17,7 +17,7 @@ def _pack_bits(place: Place) -> Work:
     codes = _codes(place)
     spare = torch.empty_like(codes)
     return Work(
-        run=lambda: kernels.integer_backend(codes).pack_bits(codes, _BITS),
+        run=lambda: kernels.pack_bits(codes, _BITS),
         floor=lambda: spare.copy_(codes),
         moved=codes.nbytes + codes.numel() * _BITS // 8,
     )
@@ -25,10 +25,10 @@ def _pack_bits(place: Place) -> Work:
 
 def _unpack_bits(place: Place) -> Work:
     codes = _codes(place)
-    buffer = kernels.integer_backend(codes).pack_bits(codes, _BITS)
+    buffer = kernels.pack_bits(codes, _BITS)
     spare = torch.empty_like(codes)
     return Work(
-        run=lambda: kernels.integer_backend(buffer).unpack_bits(buffer, place.numel, _BITS),
+        run=lambda: kernels.unpack_bits(buffer, place.numel, _BITS),
         floor=lambda: spare.copy_(codes),
         moved=codes.nbytes + buffer.nbytes,
     )
@@ -37,7 +37,7 @@ def _unpack_bits(place: Place) -> Work:
 def _sketch_insert(place: Place) -> Work:
     x, buckets = place.gradient(), max(1, place.picks // _ROWS)
     return Work(
-        run=lambda: kernels.backend(x).sketch_insert(x, _ROWS, buckets, 1),
+        run=lambda: kernels.sketch_insert(x, _ROWS, buckets, 1),
         floor=x.sum,
         moved=x.nbytes + 4 * _ROWS * buckets,
     )
@@ -45,9 +45,9 @@ def _sketch_insert(place: Place) -> Work:
 
 def _sketch_query(place: Place) -> Work:
     x, buckets = place.gradient(), max(1, place.picks // _ROWS)
-    table, spare = kernels.backend(x).sketch_insert(x, _ROWS, buckets, 1), torch.empty_like(x)
+    table, spare = kernels.sketch_insert(x, _ROWS, buckets, 1), torch.empty_like(x)
     return Work(
-        run=lambda: kernels.backend(table).sketch_query(table, place.numel, 1),
+        run=lambda: kernels.sketch_query(table, place.numel, 1),
         floor=spare.zero_,
         moved=x.nbytes + table.nbytes,
     )

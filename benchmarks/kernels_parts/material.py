@@ -28,7 +28,7 @@ class Material:
         Each worker's vector is the same, turned round by another part of its length.
         """
         x = self.gradient(numel)
-        indices = kernels.backend(x).largest(x, count)
+        indices = kernels.largest(x, count)
         turn = worker * numel // workers
         cut = int(torch.searchsorted(indices, torch.tensor(numel - turn, dtype=torch.int32, device=self.device)))
         turned = torch.cat((indices[cut:] + (turn - numel), indices[:cut] + turn))

@@ -1,7 +1,6 @@
 """Kernels between numbers and codes of a few bits."""
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -10,14 +9,14 @@ from torch import Tensor
 from kernels_parts.work import Case, Place, Work
 from thinwire import kernels
 from thinwire.formats import OffsetFloat
-from thinwire.kernels.reference.codes import OffsetGrid
+from thinwire.kernels import OffsetGrid
 
 _GROUP, _SEED, _LEVELS = 512, 1, 7
 _FORMAT = OffsetFloat.balanced(bits=8)
 _GRID = OffsetGrid(_FORMAT.grid.shift, _FORMAT.grid.base, _FORMAT.positives, _FORMAT.negatives)
 
 
-def _encode(kernel: Callable[[ModuleType, Tensor, Tensor, Tensor], object]) -> Callable[[Place], Work]:
+def _encode(kernel: Callable[[Tensor, Tensor, Tensor], object]) -> Callable[[Place], Work]:
     """Return what measures a kernel that writes codes (uint8) of x with a scale for each group."""
 
     def make(place: Place) -> Work:
@@ -26,7 +25,7 @@ def _encode(kernel: Callable[[ModuleType, Tensor, Tensor, Tensor], object]) -> C
         spare = torch.empty_like(x)
 
         def run() -> Tensor:
-            kernel(kernels.backend(x), codes, x, scales)
+            kernel(codes, x, scales)
             return codes
 
         return Work(
@@ -45,7 +44,7 @@ def _table_decode(place: Place) -> Work:
     scales, out = torch.ones(-(-place.numel // _GROUP), device=place.device), torch.empty_like(x)
 
     def run() -> Tensor:
-        kernels.backend(out).table_decode(out, codes, table, scales, _GROUP)
+        kernels.table_decode(out, codes, table, scales, _GROUP)
         return out
 
     return Work(
@@ -56,26 +55,26 @@ def _table_decode(place: Place) -> Work:
 def _group_norms(place: Place) -> Work:
     x = place.gradient()
     return Work(
-        run=lambda: kernels.backend(x).group_norms(x, _GROUP, 2.0),
+        run=lambda: kernels.group_norms(x, _GROUP, 2.0),
         floor=x.sum,
         moved=x.nbytes + 8 * x.numel() // _GROUP,
     )
 
 
-def _offset(module: ModuleType, codes: Tensor, x: Tensor, scales: Tensor) -> Any:
-    return module.offset_encode(codes, x, scales, _GROUP, _GRID, "nearest", _SEED)
+def _offset(codes: Tensor, x: Tensor, scales: Tensor) -> Any:
+    return kernels.offset_encode(codes, x, scales, _GROUP, _GRID, "nearest", _SEED)
 
 
-def _levels(module: ModuleType, codes: Tensor, x: Tensor, scales: Tensor) -> Any:
-    return module.levels_encode(codes, x, scales, _GROUP, _LEVELS, _SEED)
+def _levels(codes: Tensor, x: Tensor, scales: Tensor) -> Any:
+    return kernels.levels_encode(codes, x, scales, _GROUP, _LEVELS, _SEED)
 
 
-def _ternary(module: ModuleType, codes: Tensor, x: Tensor, scales: Tensor) -> Any:
-    return module.ternary_encode(codes, x, scales, _GROUP, _SEED)
+def _ternary(codes: Tensor, x: Tensor, scales: Tensor) -> Any:
+    return kernels.ternary_encode(codes, x, scales, _GROUP, _SEED)
 
 
-def _sign(module: ModuleType, codes: Tensor, x: Tensor, scales: Tensor) -> Any:
-    return module.sign_encode(codes, x)
+def _sign(codes: Tensor, x: Tensor, scales: Tensor) -> Any:
+    return kernels.sign_encode(codes, x)
 
 
 _MOST = 1 << 22

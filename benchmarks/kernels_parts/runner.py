@@ -18,7 +18,7 @@ from kernels_parts.steps import CASES as STEPS
 from kernels_parts.timing import Times, baseline, clock, interleave
 from kernels_parts.travelling import CASES as TRAVELLING
 from kernels_parts.work import Case, Place, Work
-from thinwire import kernels
+from thinwire.kernels.dispatch import backend_of
 from thinwire.tools.bench.rows import percentiles
 
 CASES: dict[str, Case] = {**STEPS, **TRAVELLING, **SELECTING, **SCATTERING, **CODING, **QUANTISING, **ADDING}
@@ -158,4 +158,4 @@ def _told(error: Exception) -> str:
 
 
 def _backend(place: Place) -> str:
-    return kernels.backend(place.gradient()).__name__.rpartition(".")[2]
+    return backend_of([place.gradient()])

@@ -32,7 +32,7 @@ def _scatter(place: Place) -> Work:
     out = torch.empty(place.numel, device=place.device)
 
     def run() -> Tensor:
-        kernels.backend(out, values).scatter(out, [(0, place.numel)], indices, values, runs)
+        kernels.scatter(out, [(0, place.numel)], indices, values, runs)
         return out
 
     return Work(
@@ -48,7 +48,7 @@ def _scatter_add(place: Place) -> Work:
     out, copy = torch.zeros(place.numel, device=place.device), _copies(indices, values)
 
     def run() -> Tensor:
-        kernels.backend(out, values).scatter_add(out, indices, values, runs, -1.0)
+        kernels.scatter_add(out, indices, values, runs, -1.0)
         return out
 
     moved = copy.moved + 2 * out.element_size() * indices.numel()
@@ -60,7 +60,7 @@ def _mask(place: Place) -> Work:
     x, copy = place.gradient().clone(), _copies(indices, values)
 
     def run() -> Tensor:
-        kernels.backend(x, values).mask(x, indices, values)
+        kernels.mask(x, indices, values)
         return x
 
     moved = copy.moved + x.element_size() * indices.numel()
@@ -71,30 +71,30 @@ def _merge(place: Place) -> Work:
     keys, values, runs = runs_of(place)
     tables = (keys.split(runs), [part[:, None] for part in values.split(runs)])
     copy = _copies(keys, values)
-    return Work(run=lambda: kernels.backend(values).merge(*tables), floor=copy.floor, moved=2 * copy.moved)
+    return Work(run=lambda: kernels.merge(*tables), floor=copy.floor, moved=2 * copy.moved)
 
 
 def _slot_of(place: Place) -> Work:
-    indices, values = place.material.picks(place.numel, place.picks, 0, 1)
+    indices, _ = place.material.picks(place.numel, place.picks, 0, 1)
     spare = torch.empty(2 * indices.numel(), dtype=torch.int64, device=place.device)
     return Work(
-        run=lambda: kernels.backend(values).slot_of(indices, place.picks, place.numel, 1),
+        run=lambda: kernels.slot_of(indices, place.picks, place.numel, 1),
         floor=lambda: spare.fill_(0),
         moved=indices.nbytes + spare.nbytes,
     )
 
 
 def _in_slots(place: Place) -> Tensor:
-    indices, values, _ = runs_of(place)
+    indices, _, _ = runs_of(place)
     indices, priorities = indices[: place.picks], torch.zeros(place.picks, dtype=torch.int32, device=place.device)
-    table = kernels.backend(values).hashed_slots(indices, priorities, place.picks, place.numel, 1)
+    table = kernels.hashed_slots(indices, priorities, place.picks, place.numel, 1)
     return table.masked_fill(table < 0, place.numel - 1)
 
 
 def _slot_codes(place: Place) -> Work:
     indices = _in_slots(place)
     return Work(
-        run=lambda: kernels.integer_backend(indices).slot_codes(indices, place.numel, 1),
+        run=lambda: kernels.slot_codes(indices, place.numel, 1),
         floor=indices.clone,
         moved=2 * indices.nbytes,
     )
@@ -102,20 +102,20 @@ def _slot_codes(place: Place) -> Work:
 
 def _slot_indices(place: Place) -> Work:
     indices = _in_slots(place)
-    codes = kernels.integer_backend(indices).slot_codes(indices, place.numel, 1)
+    codes = kernels.slot_codes(indices, place.numel, 1)
     return Work(
-        run=lambda: kernels.integer_backend(codes).slot_indices(codes, place.numel, 1),
+        run=lambda: kernels.slot_indices(codes, place.numel, 1),
         floor=codes.clone,
         moved=2 * codes.nbytes,
     )
 
 
 def _index_of(place: Place) -> Work:
-    indices, values = place.material.picks(place.numel, place.picks, 0, 1)
-    pair = kernels.backend(values).slot_of(indices, place.picks, place.numel, 1)
+    indices, _ = place.material.picks(place.numel, place.picks, 0, 1)
+    pair = kernels.slot_of(indices, place.picks, place.numel, 1)
     copy = _copies(pair[0])
     return Work(
-        run=lambda: kernels.backend(values).index_of(*pair, place.picks, place.numel, 1),
+        run=lambda: kernels.index_of(*pair, place.picks, place.numel, 1),
         floor=copy.floor,
         moved=3 * pair[0].nbytes,
     )
@@ -125,7 +125,7 @@ def _elias_fano_encode(place: Place) -> Work:
     indices, _ = place.material.picks(place.numel, place.picks, 0, 1)
     copy = _copies(indices)
     return Work(
-        run=lambda: kernels.integer_backend(indices).elias_fano_encode(indices, place.numel),
+        run=lambda: kernels.elias_fano_encode(indices, place.numel),
         floor=copy.floor,
         moved=2 * indices.nbytes,
     )
@@ -133,12 +133,24 @@ def _elias_fano_encode(place: Place) -> Work:
 
 def _elias_fano_decode(place: Place) -> Work:
     indices, _ = place.material.picks(place.numel, place.picks, 0, 1)
-    buffer, copy = kernels.integer_backend(indices).elias_fano_encode(indices, place.numel), _copies(indices)
+    buffer, copy = kernels.elias_fano_encode(indices, place.numel), _copies(indices)
     return Work(
-        run=lambda: kernels.integer_backend(buffer).elias_fano_decode(buffer, place.picks, place.numel),
+        run=lambda: kernels.elias_fano_decode(buffer, place.picks, place.numel),
         floor=copy.floor,
         moved=buffer.nbytes + indices.nbytes,
         bits=8 * buffer.nbytes / place.picks,
+    )
+
+
+def _elias_fano_decode_rows(place: Place) -> Work:
+    each = [place.material.picks(place.numel, place.picks, worker, place.workers)[0] for worker in range(place.workers)]
+    rows = torch.stack([kernels.elias_fano_encode(indices, place.numel) for indices in each])
+    copy = _copies(torch.stack(each))
+    return Work(
+        run=lambda: kernels.elias_fano_decode_rows(rows, place.picks, place.numel),
+        floor=copy.floor,
+        moved=rows.nbytes + 4 * place.workers * place.picks,
+        bits=8 * rows.nbytes / (place.workers * place.picks),
     )
 
 
@@ -149,6 +161,9 @@ CASES = {
     "merge": Case(make=_merge, group="index", floor=_FLOOR, sweep=True),
     "elias_fano_encode": Case(make=_elias_fano_encode, group="index", floor="copy_ of the indices", sweep=True),
     "elias_fano_decode": Case(make=_elias_fano_decode, group="index", floor="copy_ of the indices", sweep=True),
+    "elias_fano_decode_rows": Case(
+        make=_elias_fano_decode_rows, group="index", floor="copy_ of the indices", sweep=True, workers=True
+    ),
     "slot_codes": Case(make=_slot_codes, group="index", floor="clone of the indices", sweep=True),
     "slot_indices": Case(make=_slot_indices, group="index", floor="clone of the codes", sweep=True),
     "slot_of": Case(make=_slot_of, group="index", floor="fill_ of the result", sweep=True),

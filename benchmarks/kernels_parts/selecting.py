@@ -7,7 +7,6 @@ from torch import Tensor
 
 from kernels_parts.work import Case, Place, Work
 from thinwire import kernels
-from thinwire.kernels import reference
 
 _SCALE, _MOMENTUM = 0.25, 0.5  # powers of two: a fused multiply-add rounds like two steps
 _BLOCK = 32
@@ -21,7 +20,7 @@ def _capacity(place: Place) -> int:
 def _select(place: Place) -> Work:
     x, threshold = place.gradient(), place.threshold()
     return Work(
-        run=lambda: kernels.backend(x).select(x, threshold, _capacity(place)),
+        run=lambda: kernels.select(x, threshold, _capacity(place)),
         floor=x.sum,
         moved=x.nbytes + 4 * place.picks,
     )
@@ -32,8 +31,7 @@ def _accumulate_select(place: Place) -> Work:
     out = torch.empty_like(gradient)
 
     def run() -> tuple[object, Tensor]:
-        kernel = kernels.backend(out, residual, gradient)
-        return kernel.accumulate_select(out, residual, gradient, _SCALE, threshold, _capacity(place)), out
+        return kernels.accumulate_select(out, residual, gradient, _SCALE, threshold, _capacity(place)), out
 
     return Work(
         run=run,
@@ -49,10 +47,9 @@ def _accumulate_rounded(place: Place, *, select: bool = False) -> Work:
     arguments = (out, residual, gradient, _SCALE, 1)
 
     def run() -> tuple[object, Tensor]:
-        kernel = kernels.integer_backend(out, residual, gradient)
         if select:
-            return kernel.accumulate_rounded_select(*arguments, place.threshold() * 1.03, _capacity(place)), out
-        return kernel.accumulate_rounded(*arguments), out
+            return kernels.accumulate_rounded_select(*arguments, place.threshold() * 1.03, _capacity(place)), out
+        return kernels.accumulate_rounded(*arguments), out
 
     return Work(
         run=run,
@@ -68,7 +65,8 @@ def _accumulate_momentum_select(place: Place) -> Work:
     rest = (_SCALE, _MOMENTUM, False, place.threshold() * 1.15, _capacity(place))
 
     def run() -> tuple[object, ...]:
-        return kernels.backend(*outs).accumulate_momentum_select(*outs, *inputs, *rest), *outs
+        residual, velocity, gradient = inputs
+        return kernels.accumulate_momentum_select(*outs, residual, velocity, gradient, *rest), *outs
 
     def floor() -> None:
         outs[1].copy_(inputs[1])
@@ -85,7 +83,7 @@ def _accumulate_momentum_select(place: Place) -> Work:
 def _largest(place: Place) -> Work:
     x = place.gradient()
     return Work(
-        run=lambda: kernels.backend(x).largest(x, place.picks),
+        run=lambda: kernels.largest(x, place.picks),
         floor=x.sum,
         moved=x.nbytes + 4 * place.picks,
         others={"torch": lambda: x.abs().topk(place.picks, sorted=False).indices},
@@ -96,7 +94,7 @@ def _largest_in_rows(place: Place) -> Work:
     rows = place.numel // _WIDTH
     x, count = place.gradient()[: rows * _WIDTH], max(1, place.picks // max(1, rows))
     return Work(
-        run=lambda: kernels.backend(x).largest_in_rows(x, _WIDTH, count),
+        run=lambda: kernels.largest_in_rows(x, _WIDTH, count),
         floor=x.sum,
         moved=x.nbytes + 4 * rows * count,
         others={"torch": lambda: x.view(-1, _WIDTH).abs().topk(count, dim=1, sorted=False).indices},
@@ -105,11 +103,11 @@ def _largest_in_rows(place: Place) -> Work:
 
 def _hashed_slots(place: Place) -> Work:
     x = place.gradient()
-    indices = kernels.backend(x).largest(x, min(place.numel, 2 * place.picks))
+    indices = kernels.largest(x, min(place.numel, 2 * place.picks))
     priorities = x.index_select(0, indices).abs().view(torch.int32)
     spare = (torch.empty_like(indices), torch.empty_like(priorities))
     return Work(
-        run=lambda: kernels.backend(x).hashed_slots(indices, priorities, place.picks, place.numel, 1),
+        run=lambda: kernels.hashed_slots(indices, priorities, place.picks, place.numel, 1),
         floor=lambda: (spare[0].copy_(indices), spare[1].copy_(priorities)),
         moved=indices.nbytes + priorities.nbytes + 4 * place.picks,
     )
@@ -117,9 +115,7 @@ def _hashed_slots(place: Place) -> Work:
 
 def _block_energies(place: Place) -> Work:
     x = place.gradient()
-    return Work(
-        run=lambda: kernels.backend(x).block_energies(x, _BLOCK), floor=x.sum, moved=x.nbytes + x.nbytes // _BLOCK
-    )
+    return Work(run=lambda: kernels.block_energies(x, _BLOCK), floor=x.sum, moved=x.nbytes + x.nbytes // _BLOCK)
 
 
 def _largest_blocks(place: Place) -> Work:
@@ -127,13 +123,13 @@ def _largest_blocks(place: Place) -> Work:
 
     def alike(found: Tensor, expected: Tensor) -> bool:
         """Whether the blocks are as large as the reference's: sums in another order may swap the last."""
-        energies = reference.block_energies(x, _BLOCK)
+        energies = kernels.block_energies.reference(x, _BLOCK)
         mine, others = (energies.index_select(0, picks).sort().values for picks in (found, expected))
         ascending = bool((found[1:] > found[:-1]).all())
         return ascending and found.dtype == expected.dtype and torch.allclose(mine, others, rtol=1e-5)
 
     return Work(
-        run=lambda: kernels.backend(x).largest_blocks(x, _BLOCK, count),
+        run=lambda: kernels.largest_blocks(x, _BLOCK, count),
         floor=x.sum,
         alike=alike,
         moved=x.nbytes + 4 * count,

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels_parts.material import Material
-from thinwire import kernels
-from thinwire.kernels import Picks, reference
+from thinwire.kernels import Picks, dispatch
 
 Call = Callable[[], Any]
 
@@ -109,12 +107,8 @@ class Case:
 @contextmanager
 def by_reference() -> Iterator[None]:
     """Let everything run on the reference kernels."""
-    with patch.multiple(kernels, backend=_reference, integer_backend=_reference):
+    with patch.object(dispatch, "backend_of", lambda *_, **__: "reference"):
         yield
-
-
-def _reference(*_: Tensor) -> ModuleType:
-    return reference
 
 
 def copied(found: Any) -> Any:

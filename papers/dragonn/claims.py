@@ -74,10 +74,10 @@ def any_order(material: Material) -> Finding:
     ours, latest, lengths = set(), set(), set()
     for _ in range(repeats):
         shuffled = picks[torch.randperm(len(picks))]
-        slots = kernels.backend(torch.zeros(1)).hashed_slots(shuffled, torch.zeros_like(shuffled), 1000, 100_000, 0)
+        slots = kernels.hashed_slots(shuffled, torch.zeros_like(shuffled), 1000, 100_000, 0)
         ours.add(tuple(slots.tolist()))
         order = torch.arange(len(picks), dtype=torch.int32)
-        last = kernels.reference.hashed_slots(shuffled, order, 1000, 100_000, 0)
+        last = kernels.hashed_slots.reference(shuffled, order, 1000, 100_000, 0)
         latest.add(tuple(last.tolist()))
         lengths.add(len(slots))
     filled = [value for value in next(iter(ours)) if value >= 0]

@@ -25,7 +25,7 @@ def survival(material: Material) -> Finding:
     picks = torch.arange(n, dtype=torch.int32)
     ours = torch.zeros(n)
     for seed in range(draws):
-        slots = kernels.cpu.hashed_slots(picks, picks, n, _SPACE, seed)
+        slots = kernels.hashed_slots.cpu(picks, picks, n, _SPACE, seed)
         ours[slots[slots >= 0].long()] += 1
     spread = 4 * (expected * (1 - expected) / draws).sqrt() + 1e-9
     random, family = ((~lost).float().mean(dim=0) - expected).abs(), (ours / draws - expected).abs()
@@ -63,7 +63,7 @@ def _bound(x: Tensor, seeds: int) -> tuple[float, float]:
 
 
 def _slots(picks: Tensor, seed: int) -> Tensor:
-    return kernels.cpu.hashed_slots(picks, torch.zeros_like(picks), len(picks), _SPACE, seed)
+    return kernels.hashed_slots.cpu(picks, torch.zeros_like(picks), len(picks), _SPACE, seed)
 
 
 @DRAGONN.claim(
@@ -89,7 +89,7 @@ def _empty(m: int, n: int, draws: int) -> Tensor:
 def _empty_ours(m: int, n: int, draws: int) -> Tensor:
     picks = torch.arange(n, dtype=torch.int32)
     return torch.tensor(
-        [float((kernels.cpu.hashed_slots(picks, picks, m, _SPACE, seed) < 0).float().mean()) for seed in range(draws)]
+        [float((kernels.hashed_slots.cpu(picks, picks, m, _SPACE, seed) < 0).float().mean()) for seed in range(draws)]
     )
 
 

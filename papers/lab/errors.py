@@ -134,13 +134,12 @@ def _low_rank(rank: int) -> Restore:
         matrix = x.reshape(x.shape[0], -1)
         if x.dim() < 2 or rank * sum(matrix.shape) >= x.numel():
             return x.reshape(-1), 4.0 * x.numel()
-        kernel = kernels.backend(matrix)
         right = torch.randn(matrix.shape[1], rank, generator=torch.Generator().manual_seed(seed))
         for _ in range(2):
-            left = kernel.orthonormal(matrix @ right)
+            left = kernels.orthonormal(matrix @ right)
             right = matrix.T @ left
         restored = torch.empty_like(matrix)
-        kernel.outer_sums(restored, left, right)
+        kernels.outer_sums(restored, left, right)
         return restored.reshape(-1), 4.0 * rank * sum(matrix.shape)
 
     return restore

@@ -39,12 +39,12 @@ def summable(material: Material) -> Finding:
 @S2.claim("S2", "Leaving zeros out does not change the sketch")
 def zeros(material: Material) -> Finding:
     x = torch.where(_noise(2000, 0).abs() > 1.5, _noise(2000, 1), 0.0)
-    full = kernels.cpu.sketch_insert(x, 3, 100, 7)
+    full = kernels.sketch_insert.cpu(x, 3, 100, 7)
     without = torch.zeros_like(full)
     for i in x.nonzero().view(-1).tolist():
         alone = torch.zeros_like(x)
         alone[i] = x[i]
-        without += kernels.cpu.sketch_insert(alone, 3, 100, 7)
+        without += kernels.sketch_insert.cpu(alone, 3, 100, 7)
     same = torch.equal(full, without)
     figure = f"bit-equal: {'yes' if same else 'no'}, with {int((x == 0).sum())} of {x.numel()} elements zero"
     return Finding(holds=same, figure=figure, how="the same sketch built from single non-zero elements, in order")

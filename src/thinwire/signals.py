@@ -71,4 +71,4 @@ class Plain(Signal):
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         """Return what reaches the threshold."""
-        return kernels.backend(self._x).select(self._x, threshold, capacity)
+        return kernels.select(self._x, threshold, capacity)

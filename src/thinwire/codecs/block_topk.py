@@ -35,7 +35,7 @@ class BlockTopK(Codec):
         """Return whole blocks; the vector's last one is filled up with zeros. A norm of NaN counts as largest."""
         x = signal.tensor()
         count = kept(self.density, -(-signal.numel // self.block))
-        keys = kernels.backend(x).largest_blocks(x, self.block, count)
+        keys = kernels.largest_blocks(x, self.block, count)
         values, coded = narrowed(_gathered(x, keys, self.block), self.values, signal.dtype, seed, signal.share)
         return Blocks(keys=keys, values=values, numel=signal.numel, width=self.block, coded=coded)
 

@@ -35,5 +35,5 @@ class CountSketch(Codec):
         x = signal.tensor()
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         table = Table(self.rows, max(1, round(self.ratio * x.numel() / self.rows)), seed)
-        cells = kernels.backend(x).sketch_insert(x, *table)
+        cells = kernels.sketch_insert(x, *table)
         return Sketch(values=cells.view(-1), tables=(table,), numel=signal.numel)

@@ -67,7 +67,7 @@ def _strongest(x: Tensor, width: int, k: int, count: int) -> tuple[Tensor, Tenso
             best = largest(energies, k)
             return keys.index_select(0, best), pairs.index_select(0, best)
     pairs = forward(x, width)
-    keys = kernels.backend(pairs).largest_blocks(pairs.view(-1), 2, k)
+    keys = kernels.largest_blocks(pairs.view(-1), 2, k)
     return keys, pairs.index_select(0, keys)
 
 
@@ -84,8 +84,7 @@ def _reaching(x: Tensor, width: int, threshold: Tensor) -> tuple[Tensor, Tensor,
     found, first = [], 0
     for part in x.split(max(1, _PART // width) * width):
         pairs = forward(part, width)
-        kernel = kernels.backend(pairs)
-        keys, energies, _ = kernel.select(kernel.block_energies(pairs.view(-1), 2), threshold, pairs.shape[0])
+        keys, energies, _ = kernels.select(kernels.block_energies(pairs.view(-1), 2), threshold, pairs.shape[0])
         found.append((keys + first, pairs.index_select(0, keys), energies))
         first += pairs.shape[0]
     keys, pairs, energies = (torch.cat(parts) for parts in zip(*found, strict=True))

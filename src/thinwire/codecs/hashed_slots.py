@@ -46,7 +46,7 @@ class HashedSlots(Codec):
         m = kept(self.density, signal.numel)
         picks = candidates(signal, min(signal.numel, math.ceil(self.surplus * m)), seed)
         magnitudes = picks.values.abs().to(torch.float32).view(torch.int32)
-        slots = kernels.backend(picks.values).hashed_slots(picks.indices, magnitudes, m, signal.numel, seed)
+        slots = kernels.hashed_slots(picks.indices, magnitudes, m, signal.numel, seed)
         values, coded = narrowed(gather(signal.tensor(), slots), self.values, signal.dtype, seed, signal.share)
         indices = filled(slots, signal.numel)
         return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded, seeds=(seed,))

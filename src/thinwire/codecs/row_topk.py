@@ -56,6 +56,6 @@ def largest_in_rows(x: Tensor, width: int, density: float | Schedule) -> Tensor:
     # Widened NaNs may have different bits, and would then not count as equal.
     x = (wide if wide.dtype == x.dtype else torch.where(wide.isnan(), torch.nan, wide)).contiguous()
     whole = x.numel() // width * width
-    picks: Tensor = kernels.backend(x).largest_in_rows(x[:whole], width, kept(density, width))
+    picks = kernels.largest_in_rows(x[:whole], width, kept(density, width))
     rest = largest(x[whole:], kept(density, x.numel() - whole))
     return torch.cat((picks, rest + whole)) if rest.numel() else picks

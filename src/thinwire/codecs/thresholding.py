@@ -65,7 +65,7 @@ def filled(indices: Tensor, numel: int) -> Tensor:
 def largest(x: Tensor, k: int) -> Tensor:
     """Return the indices (int32, ascending) of the k largest magnitudes. NaN counts as largest."""
     x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
-    return kernels.backend(x).largest(x, min(k, x.numel()))
+    return kernels.largest(x, min(k, x.numel()))
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:

@@ -29,10 +29,9 @@ def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:
         whole = flags.to(torch.uint8)
         dist.all_reduce(whole, op=dist.ReduceOp.MAX, group=group)
         return whole.bool(), whole.nbytes
-    kernel = kernels.integer_backend(flags)
-    bits = kernel.pack_bits(flags, 1)
+    bits = kernels.pack_bits(flags, 1)
     dist.all_reduce(bits, op=dist.ReduceOp.BOR, group=group)
-    return kernel.unpack_bits(bits, flags.numel(), 1).bool(), bits.nbytes
+    return kernels.unpack_bits(bits, flags.numel(), 1).bool(), bits.nbytes
 
 
 def same_group(group: Group) -> Group:

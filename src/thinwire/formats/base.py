@@ -55,8 +55,7 @@ class Format(ABC):
                 f"{numel} codes, {scales.numel()} scales and room for {out.numel()} numbers; "
                 f"expected {count} scales and room for {numel}"
             )
-        decode = kernels.integer_backend(codes, scales, out).table_decode
-        decode(out, codes, _table(self, codes.device), scales, self.width(numel))
+        kernels.table_decode(out, codes, _table(self, codes.device), scales, self.width(numel))
 
     @final
     @property
@@ -93,7 +92,7 @@ def flat32(x: Tensor) -> Tensor:
 
 def norms(x: Tensor, group: int | None, order: float) -> Tensor:
     """Return the norm of each group, float64. It is not finite where an element is not."""
-    return kernels.backend(x).group_norms(x, group or max(1, x.numel()), order)
+    return kernels.group_norms(x, group or max(1, x.numel()), order)
 
 
 def peaks(x: Tensor, group: int | None) -> Tensor:

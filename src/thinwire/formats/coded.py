@@ -51,7 +51,7 @@ class Coded:
             raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")
         if bits % 8 and int(buffer[-1]) >> bits % 8:
             raise PayloadError(f"the last byte is {int(buffer[-1])}; expected zeros after its first {bits % 8} bits")
-        codes = kernels.integer_backend(buffer).unpack_bits(buffer, sum(runs), format.bits, format.code_dtype)
+        codes = kernels.unpack_bits(buffer, sum(runs), format.bits, format.code_dtype)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
     @property
@@ -61,7 +61,7 @@ class Coded:
 
     def packed(self) -> Tensor:
         """Return the codes as uint8 (⌈n · bits / 8⌉), least significant bit first, padded with zeros."""
-        return kernels.integer_backend(self.codes).pack_bits(self.codes, self.format.bits)
+        return kernels.pack_bits(self.codes, self.format.bits)
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """Return the numbers (n). Those beyond the range of a narrower dtype become infinite."""

@@ -41,7 +41,7 @@ class Levels(Format):
         """Return codes 0..2s and the norms, with 1 for a group of zeros."""
         x = flat32(x)
         scales, codes = finite(norms(x, self.group, _ORDERS[self.norm]), zero=1.0), self.empty_codes(x)
-        kernels.backend(x, scales).levels_encode(codes, x, scales, self.width(x.numel()), self._levels, seed)
+        kernels.levels_encode(codes, x, scales, self.width(x.numel()), self._levels, seed)
         return codes, scales
 
     def table(self) -> Tensor:

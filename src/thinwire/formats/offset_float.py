@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.formats.base import Format, check_bits, check_group, flat32, peaks
 from thinwire.formats.grid import Grid, balanced_eps, check_mantissa, check_number, least_mantissa, powers
-from thinwire.kernels.reference import OffsetGrid, Rounding
+from thinwire.kernels import OffsetGrid, Rounding
 
 
 @final
@@ -115,8 +115,7 @@ class OffsetFloat(Format):
         x = flat32(x)
         scales, codes = self._scales(peaks(x, self.group)), self.empty_codes(x)
         grid = OffsetGrid(self.grid.shift, self.grid.base, self.positives, self.negatives)
-        encode = kernels.backend(x, scales).offset_encode
-        encode(codes, x, scales, self.width(x.numel()), grid, self.rounding, seed)
+        kernels.offset_encode(codes, x, scales, self.width(x.numel()), grid, self.rounding, seed)
         return codes, scales
 
     def table(self) -> Tensor:

@@ -34,7 +34,7 @@ class Sign(Format):
         x = flat32(x)
         scales = finite(norms(x, self.group, 1.0) / widths(x, self.group))
         codes = self.empty_codes(x)
-        kernels.backend(x).sign_encode(codes, x)
+        kernels.sign_encode(codes, x)
         return codes, scales
 
     def table(self) -> Tensor:

@@ -43,7 +43,7 @@ class Ternary(Format):
             deviations = norms(x, self.group, 2.0) / widths(x, self.group).sqrt()
             scales = torch.minimum(scales, (self.clip * deviations).to(torch.float32))
         codes = self.empty_codes(x)
-        kernels.backend(x, scales).ternary_encode(codes, x, scales, self.width(x.numel()), seed)
+        kernels.ternary_encode(codes, x, scales, self.width(x.numel()), seed)
         return codes, scales
 
     def table(self) -> Tensor:

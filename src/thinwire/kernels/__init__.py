@@ -1,48 +1,90 @@
-"""Kernels by device: Numba on the CPU, Triton on a GPU, plain torch for everything else. Same names in each.
+"""What touches every element: operations that run in Numba on the CPU, in Triton on a GPU, else in plain torch.
 
-The backends compute the same thing; which one runs changes the time only.
+`kernels.select(x, threshold, capacity)` runs the implementation that suits its tensors, and all of them compute the
+same thing; `kernels.select.reference` is a certain one (`thinwire.kernels.dispatch.Kernel`). A folder is an operation:
+`reference.py` says what it computes, `cpu.py` is Numba, `triton.py` the GPU, and `__init__.py` declares the kernels.
+Vectors are flat tensors throughout.
 """
 
-import warnings
-from functools import cache
-from importlib import import_module
-from types import ModuleType
+from thinwire.kernels.accumulate import accumulate, accumulate_momentum, accumulate_rounded
+from thinwire.kernels.bits import (
+    EliasFano,
+    elias_fano_decode,
+    elias_fano_decode_rows,
+    elias_fano_encode,
+    pack_bits,
+    unpack_bits,
+)
+from thinwire.kernels.blocks import block_energies, group_norms, largest_blocks, largest_in_rows
+from thinwire.kernels.codes import (
+    OffsetGrid,
+    Rounding,
+    levels_encode,
+    offset_encode,
+    sign_encode,
+    table_decode,
+    ternary_encode,
+)
+from thinwire.kernels.dispatch import Kernel
+from thinwire.kernels.fourier import inverse_fourier
+from thinwire.kernels.hashing import hashed_slots, index_of, keys, mix, slot_codes, slot_indices, slot_of
+from thinwire.kernels.matrices import orthonormal, outer_sums, row_sums
+from thinwire.kernels.scatter import mask, merge, scatter, scatter_add
+from thinwire.kernels.select import (
+    Picks,
+    accumulate_momentum_select,
+    accumulate_rounded_select,
+    accumulate_select,
+    gather,
+    largest,
+    select,
+)
+from thinwire.kernels.sketch import sketch_insert, sketch_query
 
-import torch
-from torch import Tensor
-
-from thinwire.kernels import cpu, reference
-from thinwire.kernels.reference import Picks
-from thinwire.kernels.reference.select import gather
-
-__all__ = ["Picks", "backend", "gather", "integer_backend"]
-
-_GPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def backend(*tensors: Tensor) -> ModuleType:
-    """Return the module whose kernels take these tensors."""
-    if _on("cuda", tensors) and all(t.dtype in _GPU_DTYPES for t in tensors):
-        return _gpu()
-    return (
-        cpu if _on("cpu", tensors) and {t.dtype for t in tensors} in ({torch.float32}, {torch.float64}) else reference
-    )
-
-
-def integer_backend(*tensors: Tensor) -> ModuleType:
-    """Return the module whose kernels on codes and bytes take these tensors."""
-    return _gpu() if _on("cuda", tensors) else cpu if _on("cpu", tensors) else reference
-
-
-def _on(device: str, tensors: tuple[Tensor, ...]) -> bool:
-    return all(t.device.type == device and t.is_contiguous() for t in tensors)
-
-
-@cache
-def _gpu() -> ModuleType:
-    # Imported when the first tensor on a GPU comes: elsewhere triton need not be there, nor its import be waited for.
-    try:
-        return import_module("thinwire.kernels.triton")
-    except ImportError as error:
-        warnings.warn(f"kernels on the GPU are plain torch, and slower: {error}", stacklevel=3)
-        return reference
+__all__ = [
+    "EliasFano",
+    "Kernel",
+    "OffsetGrid",
+    "Picks",
+    "Rounding",
+    "accumulate",
+    "accumulate_momentum",
+    "accumulate_momentum_select",
+    "accumulate_rounded",
+    "accumulate_rounded_select",
+    "accumulate_select",
+    "block_energies",
+    "elias_fano_decode",
+    "elias_fano_decode_rows",
+    "elias_fano_encode",
+    "gather",
+    "group_norms",
+    "hashed_slots",
+    "index_of",
+    "inverse_fourier",
+    "keys",
+    "largest",
+    "largest_blocks",
+    "largest_in_rows",
+    "levels_encode",
+    "mask",
+    "merge",
+    "mix",
+    "offset_encode",
+    "orthonormal",
+    "outer_sums",
+    "pack_bits",
+    "row_sums",
+    "scatter",
+    "scatter_add",
+    "select",
+    "sign_encode",
+    "sketch_insert",
+    "sketch_query",
+    "slot_codes",
+    "slot_indices",
+    "slot_of",
+    "table_decode",
+    "ternary_encode",
+    "unpack_bits",
+]

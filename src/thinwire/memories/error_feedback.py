@@ -62,7 +62,7 @@ class ErrorFeedback(Memory):
         delivered.subtract_from(taken)
         for name, residual, part in zip(names, staged, taken, strict=True):
             seed = self._seeds[name] + _SECOND_DRAW
-            kernels.integer_backend(residual, part).accumulate_rounded(residual, residual, part, 1.0, seed)
+            kernels.accumulate_rounded(residual, residual, part, 1.0, seed)
 
     def waits(self, name: str = "") -> bool:
         """Whether anything waits for parameter `name`, or for any."""
@@ -80,7 +80,7 @@ class ErrorFeedback(Memory):
         else:
             self._seeds[name] = seed
             before = staged.clone()
-            kernels.integer_backend(staged, before).accumulate_rounded(staged, before, gradient, scale, seed)
+            kernels.accumulate_rounded(staged, before, gradient, scale, seed)
         return Plain(staged, gradient.dtype)
 
     def commit(self, names: Collection[str] | None = None) -> None:
@@ -115,7 +115,7 @@ class _Sum(Signal):
     def tensor(self) -> Tensor:
         if not self.computed:
             self.computed = True
-            kernels.backend(self._out, self._inputs[0]).accumulate(self._out, *self._inputs)
+            kernels.accumulate(self._out, *self._inputs)
         return self._out
 
     def sample(self, offset: int, stride: int) -> Tensor:
@@ -124,8 +124,7 @@ class _Sum(Signal):
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self.computed = True
-        kernel = kernels.backend(self._out, self._inputs[0])  # gradients of 16 bits are widened on the way
-        return kernel.accumulate_select(self._out, *self._inputs, threshold, capacity)
+        return kernels.accumulate_select(self._out, *self._inputs, threshold, capacity)
 
 
 @final
@@ -134,13 +133,12 @@ class _RoundedSum(Signal):
 
     def __init__(self, out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> None:
         self._arguments = (out, residual, gradient, scale, seed)
-        self._kernel = kernels.integer_backend(out, residual, gradient)
         self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
 
     def tensor(self) -> Tensor:
         if not self.computed:
             self.computed = True
-            self._kernel.accumulate_rounded(*self._arguments)
+            kernels.accumulate_rounded(*self._arguments)
         return self._arguments[0]
 
     def sample(self, offset: int, stride: int) -> Tensor:
@@ -149,4 +147,4 @@ class _RoundedSum(Signal):
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self.computed = True
-        return self._kernel.accumulate_rounded_select(*self._arguments, threshold, capacity)
+        return kernels.accumulate_rounded_select(*self._arguments, threshold, capacity)

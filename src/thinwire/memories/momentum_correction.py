@@ -138,7 +138,7 @@ class _MomentumSum(Signal):
     def tensor(self) -> Tensor:
         if not self.computed:
             self.computed = True
-            kernels.backend(*self._tensors[:-1]).accumulate_momentum(*self._tensors, *self._factors)
+            kernels.accumulate_momentum(*self._tensors, *self._factors)
         return self._tensors[0]
 
     def sample(self, offset: int, stride: int) -> Tensor:
@@ -149,5 +149,4 @@ class _MomentumSum(Signal):
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self.computed = True
-        kernel = kernels.backend(*self._tensors[:-1])  # gradients of 16 bits are widened on the way
-        return kernel.accumulate_momentum_select(*self._tensors, *self._factors, threshold, capacity)
+        return kernels.accumulate_momentum_select(*self._tensors, *self._factors, threshold, capacity)

@@ -72,7 +72,7 @@ class Dense(Payload):
         """Return the sum over ranks of buffers like this payload's."""
         wire.check_buffers(buffers, self._header(), self.nbytes)
         per_rank = numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
-        return self.with_values(kernels.backend(per_rank).row_sums(per_rank))
+        return self.with_values(kernels.row_sums(per_rank))
 
     def write(self, out: Tensor) -> None:
         """Overwrite the spans of `out`."""
@@ -104,7 +104,7 @@ class Dense(Payload):
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of payloads over the same spans."""
         stacked = torch.stack([p.values for p in payloads])
-        return payloads[0].with_values(kernels.backend(stacked).row_sums(stacked))
+        return payloads[0].with_values(kernels.row_sums(stacked))
 
     def _values(self) -> tuple[Tensor, ...]:
         return self.values.split(self.counts())

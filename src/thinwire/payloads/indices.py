@@ -5,8 +5,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
-from thinwire.kernels.cpu.ranges import map_rows
-from thinwire.kernels.reference.indices import EliasFano
+from thinwire.kernels import EliasFano
 from thinwire.payloads import wire
 from thinwire.payloads.wire import BITMAP, ELIAS_FANO, NUMBERS
 
@@ -37,16 +36,16 @@ def section(coding: int, keys: Tensor, space: int) -> Tensor:
     if coding == NUMBERS:
         return keys
     if coding == ELIAS_FANO:
-        return kernels.integer_backend(keys).elias_fano_encode(keys, space)
+        return kernels.elias_fano_encode(keys, space)
     bits = torch.zeros(space, dtype=torch.uint8, device=keys.device)
     bits[keys] = 1
-    return kernels.integer_backend(bits).pack_bits(bits, 1)
+    return kernels.pack_bits(bits, 1)
 
 
 def read(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
     """Return the keys, int32 (ranks, count), in sections of several ranks. Raises PayloadError when malformed."""
     if coding == ELIAS_FANO:
-        return torch.stack(map_rows(lambda row: _elias_fano(row, count, space), rows))
+        return _elias_fano(rows, count, space)
     if coding == BITMAP:
         return torch.stack([_bitmap(row, count, space) for row in rows])
     wire.check_padding(rows, 4 * count)
@@ -75,18 +74,18 @@ def check_ascending(keys: Tensor, *, strictly: bool) -> None:
         raise PayloadError("indices do not ascend; a payload in another order says so with ascending=False or seeds")
 
 
-def _elias_fano(row: Tensor, count: int, space: int) -> Tensor:
-    keys: Tensor = kernels.integer_backend(row).elias_fano_decode(row, count, space)
-    if count and int(keys[0]) < 0:
+def _elias_fano(rows: Tensor, count: int, space: int) -> Tensor:
+    keys = kernels.elias_fano_decode_rows(rows, count, space)
+    if count and bool((keys[:, 0] < 0).any()):
         raise PayloadError(
-            f"a section of {row.numel()} bytes is not the Elias-Fano code of {count} numbers below {space}"
+            f"a section of {rows.shape[1]} bytes is not the Elias-Fano code of {count} numbers below {space}"
         )
     return keys
 
 
 def _bitmap(row: Tensor, count: int, space: int) -> Tensor:
     # Bits beyond the space are padding; read as keys, they are out of range.
-    bits = kernels.integer_backend(row).unpack_bits(row, 8 * row.numel(), 1, torch.uint8)
+    bits = kernels.unpack_bits(row, 8 * row.numel(), 1, torch.uint8)
     keys: Tensor = bits.nonzero().view(-1).to(torch.int32)
     if keys.numel() != count:
         raise PayloadError(f"a bitmap names {keys.numel()} rows; expected {count}")

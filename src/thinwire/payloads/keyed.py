@@ -71,7 +71,7 @@ class Keyed(Payload):
 def union(tables: Sequence[Keyed]) -> tuple[Tensor, Tensor]:
     """Return the sum of tables of one kind, added in their order: ascending keys and rows."""
     rows = [table.rows for table in tables]
-    return kernels.backend(*rows).merge([table.keys for table in tables], rows)
+    return kernels.merge([table.keys for table in tables], rows)
 
 
 def spread(table: Keyed, keys: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Sketch(Payload):
         """Return the sum over ranks."""
         wire.check_buffers(buffers, self._head(), self.nbytes)
         tables = numbers.plain(buffers[:, wire.HEADER_BYTES :], self.values.numel(), self.values.dtype)
-        return self.with_values(kernels.backend(tables).row_sums(tables))
+        return self.with_values(kernels.row_sums(tables))
 
     def write(self, out: Tensor) -> None:
         """Overwrite the spans of `out` with the estimates."""
@@ -96,7 +96,7 @@ class Sketch(Payload):
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of sketches with the same hashes."""
         stacked = torch.stack([p.values for p in payloads])
-        return payloads[0].with_values(kernels.backend(stacked).row_sums(stacked))
+        return payloads[0].with_values(kernels.row_sums(stacked))
 
     def _values(self) -> tuple[Tensor, ...]:
         return self.values.split(self.counts())
@@ -104,7 +104,7 @@ class Sketch(Payload):
     def _estimates(self) -> list[Tensor]:
         parts = zip(self.spans, self.tables, self._values(), strict=True)
         return [
-            kernels.backend(values).sketch_query(values.view(table.rows, table.buckets), length, table.seed)
+            kernels.sketch_query(values.view(table.rows, table.buckets), length, table.seed)
             for (_, length), table, values in parts
         ]
 

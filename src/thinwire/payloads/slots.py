@@ -56,7 +56,7 @@ def section(indices: Tensor, spans: Spans, runs: Sequence[int], seeds: Sequence[
     for part, index, seed in zip(_parts(spans, runs), indices.split(list(runs)), seeds, strict=True):
         if part.slots:
             codes = _codes(index, part, seed)
-            packed.append(kernels.integer_backend(codes).pack_bits(codes, part.bits))
+            packed.append(kernels.pack_bits(codes, part.bits))
     return torch.cat(packed)
 
 
@@ -77,7 +77,7 @@ def seeds(buffer: Tensor, count: int) -> tuple[int, ...]:
 
 def _codes(indices: Tensor, part: _Part, seed: int) -> Tensor:
     within = indices - part.offset
-    codes: Tensor = kernels.integer_backend(within).slot_codes(within, part.length, seed)
+    codes = kernels.slot_codes(within, part.length, seed)
     if is_cheap_to_check(codes) and int(codes.min()) < 0:
         raise PayloadError(f"indices are not in the order of {part.slots} slots by seed {seed}")
     return codes
@@ -96,9 +96,8 @@ def _indices(buffer: Tensor, spans: Spans, runs: Sequence[int]) -> Iterator[Tens
 
 def _decoded(packed: Tensor, part: _Part, seed: int) -> Tensor:
     _check_last_byte(packed, part)
-    backend = kernels.integer_backend(packed)
-    codes = backend.unpack_bits(packed, part.slots, part.bits, torch.int32)
-    within: Tensor = backend.slot_indices(codes, part.length, seed)
+    codes = kernels.unpack_bits(packed, part.slots, part.bits, torch.int32)
+    within = kernels.slot_indices(codes, part.length, seed)
     if int(within.min()) < 0:
         raise PayloadError(f"a code of {part.slots} slots by seed {seed} stands for no index below {part.length}")
     return within + part.offset

@@ -155,18 +155,18 @@ class Sparse(Keyed):
 
     def write(self, out: Tensor) -> None:
         """Set the spans of `out` to zero and add the values."""
-        kernels.backend(out).scatter(out, self.spans, self.indices, self.values, self.runs)
+        kernels.scatter(out, self.spans, self.indices, self.values, self.runs)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the values of each span from its part."""
         for part, (found, values, runs) in zip(parts, self._by_span(), strict=True):
-            kernels.backend(part).scatter_add(part, found, values, runs, -1.0)
+            kernels.scatter_add(part, found, values, runs, -1.0)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero at every index of its span that carries a value other than 0."""
         for part, (found, values, _) in zip(parts, self._by_span(), strict=True):
             if part is not None:
-                kernels.backend(part).mask(part, found, values)
+                kernels.mask(part, found, values)
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out` is finite at every index."""

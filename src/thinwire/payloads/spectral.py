@@ -133,7 +133,7 @@ def inverse(pairs: Tensor, numel: int, block: int) -> Tensor:
     if not numel:
         return pairs.view(-1)
     wide = pairs.view(-1, 2).to(_real(pairs.dtype)).contiguous()
-    found: Tensor = kernels.backend(wide).inverse_fourier(wide, numel, min(block, numel))
+    found = kernels.inverse_fourier(wide, numel, min(block, numel))
     return found
 
 

@@ -106,7 +106,7 @@ class Words:
             return data[: self.count * dtype.itemsize].view(dtype).to(self.dtype)
         form, scales = self.values, 4 * self.values.scale_count(self.count)
         packed = data[wire.padded(scales) :]
-        codes = kernels.integer_backend(packed).unpack_bits(packed, self.count, form.bits, form.code_dtype)
+        codes = kernels.unpack_bits(packed, self.count, form.bits, form.code_dtype)
         return form.decode(codes, data[:scales].view(torch.float32)).to(self.dtype)
 
     def _indices(self, data: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class Words:
             found = data[: 4 * self.count].view(torch.int32)
         else:
             data = data[: self._indices_nbytes].contiguous()
-            found = kernels.integer_backend(data).elias_fano_decode(data, self.count, self.numel)
+            found = kernels.elias_fano_decode(data, self.count, self.numel)
         return found.clamp(0, self.numel - 1)
 
     @property
@@ -144,12 +144,12 @@ def shortened(x: Tensor, bits: int) -> Tensor:
     rest = 32 - bits
     half = (1 << (rest - 1)) - 1 + ((patterns >> rest) & 1)
     codes = torch.where(x.isnan(), _QUIET_NAN, patterns + half) >> rest
-    return kernels.integer_backend(codes).pack_bits(codes, bits)
+    return kernels.pack_bits(codes, bits)
 
 
 def widened(data: Tensor, count: int, bits: int) -> Tensor:
     """Return float32 (count) from what `shortened` packed into uint8 `data`, which may go on after it."""
     if bits == 32:
         return data[: 4 * count].view(torch.float32)
-    codes = kernels.integer_backend(data).unpack_bits(data, count, bits, torch.int32)
+    codes = kernels.unpack_bits(data, count, bits, torch.int32)
     return (codes << (32 - bits)).view(torch.float32)

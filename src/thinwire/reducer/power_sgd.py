@@ -44,8 +44,7 @@ class PowerSGD(Reducer):
         self.small.prepare(group, samples)
         for x in samples:
             one = x.new_zeros(1, 1, dtype=torch.promote_types(x.dtype, torch.float32))
-            kernel = kernels.backend(one)
-            kernel.outer_sums(one, kernel.orthonormal(one), one.clone())
+            kernels.outer_sums(one, kernels.orthonormal(one), one.clone())
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Multiply now, exchange and decode on the communication thread."""
@@ -97,7 +96,7 @@ class PowerSGD(Reducer):
                 item.gradient.fill_(torch.nan)
             return not watch
         with trace.span("encode"):
-            bases = [kernels.backend(product).orthonormal(product) for product in sums]
+            bases = [kernels.orthonormal(product) for product in sums]
             shares = [item.matrix.T @ basis for item, basis in zip(work, bases, strict=True)]
         mine, factors = self._sum(shares, [seed + 1 for seed in seeds], group, scale)
         with trace.span("decode"):
@@ -117,7 +116,7 @@ class PowerSGD(Reducer):
         """Write P·Qᵀ, with the same bits on every rank; return what of it is beyond the gradient's range, if any is."""
         out = item.gradient.view_as(item.matrix)
         wide = out if out.dtype == basis.dtype else torch.empty_like(item.matrix)
-        kernels.backend(wide, basis, factor).outer_sums(wide, basis, factor)
+        kernels.outer_sums(wide, basis, factor)
         if wide is out:
             return None
         out.copy_(wide)

@@ -1,0 +1,43 @@
+"""The residual plus what is new, plainly, with momentum, or rounded to 16 bits."""
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.hashing.reference import mix
+
+
+def accumulate(out: Tensor, residual: Tensor, gradient: Tensor, scale: float) -> None:
+    """Compute out = residual + scale · gradient. `out` may not overlap the inputs."""
+    torch.add(residual, gradient.to(residual.dtype), alpha=scale, out=out)
+
+
+def accumulate_momentum(
+    out: Tensor,
+    velocity_out: Tensor,
+    residual: Tensor,
+    velocity: Tensor,
+    gradient: Tensor,
+    scale: float,
+    momentum: float,
+    nesterov: bool,
+) -> None:
+    """Compute u' = m · u + scale · g and out = residual + u', or residual + scale · g + m · u' (Nesterov)."""
+    gradient = gradient.to(residual.dtype)
+    torch.mul(velocity, momentum, out=velocity_out)
+    velocity_out.add_(gradient, alpha=scale)
+    if nesterov:
+        torch.add(residual, gradient, alpha=scale, out=out).add_(velocity_out, alpha=momentum)
+    else:
+        torch.add(residual, velocity_out, out=out)
+
+
+def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> None:
+    """Compute out = residual + scale · gradient in float32, then round it stochastically to bfloat16.
+
+    `out` and `residual` are bfloat16, `gradient` is any float. Rounded to nearest, a small gradient beside a large
+    residual would be lost for good; here the mean is kept. Element i draws mix(i). What is not finite stays so.
+    """
+    total = residual.float().add_(gradient.float(), alpha=scale)
+    draws = mix(torch.arange(total.numel(), dtype=torch.int32, device=total.device), seed) & 0xFFFF
+    rounded = ((total.view(torch.int32) + draws.to(torch.int32)) & -0x10000).view(torch.float32)
+    out.copy_(torch.where(total.isfinite(), rounded, total))

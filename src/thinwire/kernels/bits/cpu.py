@@ -1,0 +1,161 @@
+"""Numbers of a few bits each, packed, and ascending indices in little more than the bits they hold."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from thinwire.kernels.bits.reference import EliasFano
+from thinwire.kernels.compiled import compiled
+from thinwire.kernels.ranges import map_ranges, map_rows
+
+_NUMPY: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32}
+_WORD = np.dtype("<u8")
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """See `reference.pack_bits`; at 8 bits uint8 codes are the result themselves."""
+    if bits == 8:
+        return codes.to(torch.uint8)
+    nbytes = -(-codes.numel() * bits // 8)
+    words = np.empty(-(-nbytes // 4), np.dtype("<u4"))
+    map_ranges(lambda lo, hi: _pack_loop(codes.numpy(), bits, lo, hi, words), codes.numel(), align=32)
+    return torch.from_numpy(words.view(np.uint8)[:nbytes])
+
+
+def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torch.int16) -> Tensor:
+    """See `reference.unpack_bits`; at 8 bits uint8 codes are a view."""
+    if bits == 8:
+        return buffer[:count].to(dtype)
+    codes = np.empty(count, _NUMPY[dtype])
+    map_ranges(lambda lo, hi: _unpack_loop(buffer.numpy(), bits, lo, hi, codes), count, align=32)
+    return torch.from_numpy(codes)
+
+
+def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
+    """See `reference.elias_fano_encode`."""
+    layout = EliasFano.of(indices.numel(), space)
+    words = np.zeros(layout.nbytes // 8, _WORD)
+    _elias_fano_encode_loop(indices.numpy(), layout.low_bits, words, words[layout.low_nbytes // 8 :])
+    return torch.from_numpy(words.view(np.uint8))
+
+
+def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
+    """See `reference.elias_fano_decode`."""
+    layout = EliasFano.of(count, space)
+    indices = np.empty(count, np.int32)
+    if not _elias_fano_decode_loop(_words(buffer), layout.low_nbytes // 8, layout.low_bits, space, indices):
+        indices.fill(-1)
+    return torch.from_numpy(indices)
+
+
+def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
+    """See `reference.elias_fano_decode_rows`; rows are decoded side by side."""
+    return torch.stack(map_rows(lambda row: elias_fano_decode(row, count, space), rows))
+
+
+def _words(buffer: Tensor) -> np.ndarray[Any, Any]:
+    """View bytes as words, copied where they begin between two."""
+    return (buffer.clone() if buffer.data_ptr() % 8 else buffer).numpy().view(_WORD)
+
+
+@compiled
+def _pack_loop(codes, bits, lo, hi, out):
+    # From a multiple of 32 codes on, a 32-bit word begins with a code.
+    low = np.uint64((1 << bits) - 1)
+    word, filled, place = np.uint64(0), 0, lo // 32 * bits
+    for i in range(lo, hi):
+        word |= (np.uint64(codes[i]) & low) << np.uint64(filled)
+        filled += bits
+        if filled >= 32:
+            out[place] = np.uint32(word & np.uint64(0xFFFFFFFF))
+            word >>= np.uint64(32)
+            filled -= 32
+            place += 1
+    if filled:
+        out[place] = np.uint32(word)
+
+
+@compiled
+def _unpack_loop(buffer, bits, lo, hi, out):
+    low = np.uint64((1 << bits) - 1)
+    word, filled, place = np.uint64(0), 0, lo // 8 * bits
+    for i in range(lo, hi):
+        while filled < bits:
+            word |= np.uint64(buffer[place]) << np.uint64(filled)
+            filled += 8
+            place += 1
+        out[i] = word & low
+        word >>= np.uint64(bits)
+        filled -= bits
+
+
+@intrinsic
+def _trailing_zeros(typing, word):
+    # Of a word that is not 0.
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def _ones(typing, word):
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), generate
+
+
+@compiled
+def _elias_fano_encode_loop(indices, low_bits, low, unary):
+    mask = (1 << low_bits) - 1
+    word, filled, place = np.uint64(0), 0, 0
+    for i in range(indices.size):
+        index = np.int64(indices[i])
+        at = (index >> low_bits) + i
+        unary[at >> 6] |= np.uint64(1) << np.uint64(at & 63)
+        rest = np.uint64(index & mask)
+        word |= rest << np.uint64(filled)
+        filled += low_bits
+        if filled >= 64:
+            low[place] = word
+            place += 1
+            filled -= 64
+            word = rest >> np.uint64(low_bits - filled) if filled else np.uint64(0)
+    if filled:
+        low[place] = word
+
+
+@compiled
+def _elias_fano_decode_loop(words, start, low_bits, space, indices):
+    # `false` where encode cannot have written this; ones too many would otherwise be written beyond the end.
+    i, bit, before, falling = np.int64(0), np.uint64(0), np.int64(0), False
+    mask, step = np.uint64((1 << low_bits) - 1), np.uint64(low_bits)
+    for place in range(start, words.size):
+        word, base = words[place], np.int64(place - start) * 64 - i
+        if i + _ones(word) > indices.size:
+            return False
+        while word:
+            high = base + np.int64(_trailing_zeros(word))
+            index = high << low_bits
+            if low_bits:
+                index |= np.int64(_bits_at(words, bit) & mask)
+            word &= word - np.uint64(1)
+            falling |= index < before
+            indices[i] = before = index
+            i, base, bit = i + 1, base - 1, bit + step
+    tail = bit & np.uint64(63)
+    padding = words[bit >> np.uint64(6)] >> tail if tail else np.uint64(0)
+    return i == indices.size and not falling and before < max(space, 1) and padding == 0
+
+
+@compiled
+def _bits_at(words, bit):
+    # The word after the last low one is the first of the unary part, so there always is a next one.
+    place, shift = bit >> np.uint64(6), bit & np.uint64(63)
+    return words[place] >> shift | words[place + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)

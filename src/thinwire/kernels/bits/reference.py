@@ -1,0 +1,97 @@
+"""Numbers of a few bits each, packed, and ascending indices in little more than the bits they hold.
+
+The code for indices is that of Elias (1974) and Fano (1971).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Pack the low `bits` (1 to 31) of each code: uint8 (⌈n · bits / 8⌉), padded with zeros.
+
+    Codes are uint8, int16 or int32. The least significant bit comes first, in the code and in the byte.
+    """
+    places = torch.arange(bits, dtype=torch.int32, device=codes.device)
+    ones = ((codes.to(torch.int32)[:, None] >> places) & 1).to(torch.uint8).view(-1)
+    ones = torch.nn.functional.pad(ones, (0, -ones.numel() % 8)).view(-1, 8)
+    return (ones << torch.arange(8, dtype=torch.uint8, device=codes.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torch.int16) -> Tensor:
+    """Return the `count` codes (not negative) that `pack_bits` packed into uint8 `buffer`, which may be longer.
+
+    `dtype` (uint8, int16 or int32) has room for `bits` bits.
+    """
+    places = torch.arange(8, dtype=torch.uint8, device=buffer.device)
+    ones = ((buffer[: -(-count * bits // 8), None] >> places) & 1).view(-1)[: count * bits].view(count, bits)
+    weights = torch.arange(bits, dtype=torch.int32, device=buffer.device)
+    return (ones.to(torch.int32) << weights).sum(1, dtype=torch.int32).to(dtype)
+
+
+class EliasFano(NamedTuple):
+    """How `count` indices below `space` are laid out: so many low bits of each packed, and their high parts in unary.
+
+    The lengths are in bytes; each of the two parts is padded to 8.
+    """
+
+    low_bits: int
+    unary_bits: int
+    low_nbytes: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, count: int, space: int) -> "EliasFano":
+        """Return the layout. ⌊log₂(space / count)⌋ low bits are best to a few hundredths of a bit per index."""
+        if not count:
+            return cls(0, 0, 0, 0)
+        low_bits = max(1, space // count).bit_length() - 1
+        unary_bits = count + (max(0, space - 1) >> low_bits)
+        low_nbytes = -(-count * low_bits // 64) * 8
+        return cls(low_bits, unary_bits, low_nbytes, low_nbytes + -(-unary_bits // 64) * 8)
+
+
+def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
+    """Write indices (int32, not descending, each in [0, space)) as uint8 (`EliasFano.nbytes`).
+
+    First the low bits of each, packed; then, padded to 8 bytes each, bits of which those at (index >> low bits) + i
+    are set for the i-th index.
+    """
+    count = indices.numel()
+    layout = EliasFano.of(count, space)
+    out = torch.zeros(layout.nbytes, dtype=torch.uint8, device=indices.device)
+    if layout.low_bits:
+        lows = pack_bits(indices, layout.low_bits)
+        out[: lows.numel()] = lows
+    ones = torch.zeros(layout.unary_bits, dtype=torch.uint8, device=indices.device)
+    ones[(indices >> layout.low_bits) + torch.arange(count, device=indices.device)] = 1
+    unary = pack_bits(ones, 1)
+    out[layout.low_nbytes : layout.low_nbytes + unary.numel()] = unary
+    return out
+
+
+def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
+    """Return the indices (int32) that `elias_fano_encode` wrote into uint8 `buffer` (`EliasFano.nbytes`).
+
+    All of them are −1 where it cannot have written this: set bits other than `count` in the unary part, an index of
+    `space` or more, a smaller one after a larger one, or padding that is not zero. Any bytes may be given.
+    """
+    layout = EliasFano.of(count, space)
+    malformed = torch.full((count,), -1, dtype=torch.int32, device=buffer.device)
+    high = unpack_bits(buffer[layout.low_nbytes :], layout.unary_bits, 1).nonzero().view(-1)
+    if high.numel() != count:
+        return malformed
+    high = (high - torch.arange(count, device=buffer.device)) << layout.low_bits
+    if layout.low_bits:
+        high += unpack_bits(buffer, count, layout.low_bits, torch.int32)
+    if bool((high >= space).any()) or bool((high[1:] < high[:-1]).any()):
+        return malformed
+    indices = high.to(torch.int32)
+    return indices if torch.equal(elias_fano_encode(indices, space), buffer) else malformed
+
+
+def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
+    """Return `elias_fano_decode` of each of the rows (n, `EliasFano.nbytes`), n ≥ 1: int32 (n, count)."""
+    return torch.stack([elias_fano_decode(row, count, space) for row in rows])

@@ -1,0 +1,40 @@
+"""Blocks of adjacent elements: their energies and norms, the largest blocks, and the largest elements of each."""
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.select.reference import largest, magnitude_bits
+
+
+def block_energies(x: Tensor, width: int) -> Tensor:
+    """Return Σ x² over each block of `width` elements, the last one padded with zeros: ⌈d/width⌉ of x's dtype."""
+    blocks = torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
+    return blocks.square().sum(dim=1)
+
+
+def largest_blocks(x: Tensor, width: int, k: int) -> Tensor:
+    """Return the numbers (int32, ascending) of the k blocks of `width` elements with the largest Σ x²."""
+    return largest(block_energies(x, width), k)
+
+
+def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
+    """Return the indices (int32, ascending) of the k largest magnitudes of every `width` elements.
+
+    Of equal ones the lowest come first. The number of elements is a multiple of `width`, and k at most that.
+    """
+    ranks = magnitude_bits(x).view(-1, width)
+    columns = ranks.sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values
+    starts = torch.arange(0, x.numel(), width, device=x.device)
+    return (columns + starts[:, None]).view(-1).to(torch.int32)
+
+
+def group_norms(x: Tensor, group: int, order: float) -> Tensor:
+    """Return the norm of order 1, 2 or ∞ of each `group` elements of float32 `x`, float64 (⌈n / group⌉).
+
+    A group with NaN or infinity has a norm that is not finite. Backends sum in different orders, so their results
+    differ by rounding (1e-12 of the norm).
+    """
+    full = x.numel() // group
+    rows = (x[: full * group].view(full, group), x[None, full * group :])
+    parts = [torch.linalg.vector_norm(part, order, dim=1, dtype=torch.float64) for part in rows if part.numel()]
+    return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.float64)

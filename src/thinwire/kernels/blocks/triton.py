@@ -1,0 +1,67 @@
+"""Blocks of adjacent elements."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.kernels.blocks import reference
+from thinwire.kernels.select.triton import largest
+from thinwire.kernels.triton import TILE, launch, magnitudes, tiles_of, wide
+
+_COLUMNS, _WIDEST = 1024, 1 << 15
+
+
+def block_energies(x: Tensor, width: int) -> Tensor:
+    """See `reference.block_energies`."""
+    energies = x.new_empty(tiles_of(x.numel(), width))
+    columns = min(_COLUMNS, triton.next_power_of_2(width))
+    rows = TILE // columns
+    launch(_energies, tiles_of(energies.numel(), rows), x, x.numel(), width, energies, ROWS=rows, COLUMNS=columns)
+    return energies
+
+
+def largest_blocks(x: Tensor, width: int, k: int) -> Tensor:
+    """See `reference.largest_blocks`."""
+    return largest(block_energies(x, width), k)
+
+
+def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
+    """See `reference.largest_in_rows`, which also runs here for rows too wide for one program's registers."""
+    if width > _WIDEST:
+        return reference.largest_in_rows(x, width, k)
+    rows = x.numel() // width
+    out = torch.empty(rows * k, dtype=torch.int32, device=x.device)
+    warps = min(16, max(1, width // 256))
+    sizes = {"BITS": 8 * x.element_size() - 1, "COLUMNS": triton.next_power_of_2(width), "num_warps": warps}
+    launch(_pick, rows if k else 0, x, out, width, k, **sizes)
+    return out
+
+
+@triton.jit
+def _energies(x, n, width, energies, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    block = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    begin = block * width
+    sums = wide(tl.zeros([ROWS, COLUMNS], energies.dtype.element_ty))
+    for first in range(0, width, COLUMNS):
+        at = begin[:, None] + first + column
+        value = wide(tl.load(x + at, mask=(first + column < width) & (at < n), other=0.0))
+        sums += value * value
+    tl.store(energies + block, tl.sum(sums, 1).to(energies.dtype.element_ty), mask=begin < n)
+
+
+@triton.jit(do_not_specialize=["k"])
+def _pick(x, out, width, k, BITS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    valid = column < width
+    bits = tl.where(valid, magnitudes(tl.load(x + row * width + column, mask=valid, other=0.0)), -1)
+    bar = tl.sum(bits * 0, 0)
+    for i in range(BITS):
+        trial = bar | (tl.full([], 1, bits.dtype) << (BITS - 1 - i))
+        bar = tl.where(tl.sum((bits >= trial).to(tl.int32), 0) >= k, trial, bar)
+    above, tied = (bits > bar).to(tl.int32), (bits == bar).to(tl.int32)
+    tied = tied * (tl.cumsum(tied, 0) <= k - tl.sum(above, 0)).to(tl.int32)
+    chosen = above + tied
+    tl.store(out + row * k + tl.cumsum(chosen, 0) - 1, (row * width + column).to(tl.int32), mask=chosen > 0)

@@ -1,0 +1,21 @@
+"""Numbers as codes of a few bits, and back."""
+
+from thinwire.kernels.codes import cpu, reference
+from thinwire.kernels.codes.reference import OffsetGrid, Rounding
+from thinwire.kernels.dispatch import Kernel
+
+__all__ = [
+    "OffsetGrid",
+    "Rounding",
+    "levels_encode",
+    "offset_encode",
+    "sign_encode",
+    "table_decode",
+    "ternary_encode",
+]
+
+offset_encode = Kernel(reference.offset_encode, cpu.offset_encode, on="x scales")
+levels_encode = Kernel(reference.levels_encode, cpu.levels_encode, on="x scales")
+ternary_encode = Kernel(reference.ternary_encode, cpu.ternary_encode, on="x scales")
+sign_encode = Kernel(reference.sign_encode, cpu.sign_encode, reference.sign_encode, on="x")
+table_decode = Kernel(reference.table_decode, cpu.table_decode, on="out codes scales", any_dtype=True)

@@ -1,0 +1,199 @@
+"""Numbers as codes of a few bits, and back.
+
+The loops take elements lo to hi, group after group. Every code is computed without a branch, so that the loop over a
+group vectorises. Codes equal those of the reference bit by bit, so nothing is contracted.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels.blocks.cpu import part_of_group
+from thinwire.kernels.codes.reference import OffsetGrid, Rounding
+from thinwire.kernels.compiled import exactly
+from thinwire.kernels.hashing.cpu import draw
+from thinwire.kernels.hashing.reference import keys
+from thinwire.kernels.memory import empty
+from thinwire.kernels.ranges import map_ranges
+
+_ALIGN = 64
+
+
+def offset_encode(
+    codes: Tensor, x: Tensor, scales: Tensor, group: int, grid: OffsetGrid, rounding: Rounding, seed: int
+) -> None:
+    """See `reference.offset_encode`."""
+    counts = tuple(np.int32(each) for each in grid)
+    smallest = np.int32(grid.base << grid.shift).view(np.float32)
+    if rounding == "stochastic":
+        _encode(_offset_stochastic_loop, codes, x, scales, group, counts, smallest, *_keys(seed))
+        return
+    half, first = (
+        ((1 << grid.shift) >> 1, np.float32(smallest / 2)) if rounding == "nearest" else (0, np.float32(np.inf))
+    )
+    _encode(_offset_loop, codes, x, scales, group, counts, np.int32(half), first.view(np.int32))
+
+
+def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, seed: int) -> None:
+    """See `reference.levels_encode`."""
+    _encode(_levels_loop, codes, x, scales, group, np.float32(levels), *_keys(seed))
+
+
+def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, group: int, seed: int) -> None:
+    """See `reference.ternary_encode`."""
+    _encode(_ternary_loop, codes, x, scales, group, *_keys(seed))
+
+
+def sign_encode(codes: Tensor, x: Tensor) -> None:
+    """See `reference.sign_encode`."""
+    out, given = codes.numpy(), x.numpy()
+    map_ranges(lambda lo, hi: _sign_loop(out[lo:hi], given[lo:hi]), x.numel(), align=_ALIGN)
+
+
+def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, group: int) -> None:
+    """See `reference.table_decode`."""
+    wide = out if out.dtype in (torch.float32, torch.float64) else empty(out.numel(), torch.float32, out.device)
+    arrays = [t.numpy() for t in (wide, codes, table, scales)]
+    map_ranges(lambda lo, hi: _decode_loop(*arrays, group, lo, hi), codes.numel(), align=_ALIGN)
+    if wide is not out:
+        out.copy_(wide)
+
+
+def _encode(kernel: Callable[..., None], codes: Tensor, x: Tensor, scales: Tensor, group: int, *rest: Any) -> None:
+    arrays = [t.numpy() for t in (codes, x, scales)]
+    map_ranges(lambda lo, hi: kernel(*arrays, group, lo, hi, *rest), x.numel(), align=_ALIGN)
+
+
+def _keys(seed: int) -> tuple[Any, Any]:
+    high, low = keys(seed)
+    return np.uint32(high), np.uint32(low)
+
+
+@exactly
+def _cut(magnitude, shift):
+    # A shift by less than 32, as LLVM is told here, needs no 64 bits.
+    return np.int32(np.uint32(magnitude) >> (np.uint32(shift) & np.uint32(31)))
+
+
+@exactly
+def _uniform(noise):
+    return np.float32(np.int32(noise >> np.uint32(8))) * np.float32(2.0**-24)
+
+
+@exactly
+def _inverse(scale):
+    # That of a power of two is exact, and so is every product with it that a quotient would be.
+    return np.float32(np.float32(1) / scale)
+
+
+@exactly
+def _numbered(rounded, negative, base, positives, negatives):
+    # 32-bit numbers add to 64 bits in Numba, so every sum is cut to 32 again.
+    index = max(np.int32(rounded - base + 1), np.int32(0))
+    below = np.int32(min(index, negatives) + positives) if index > 0 else np.int32(0)
+    return below if negative else min(index, positives)
+
+
+@exactly
+def _offset(codes, x, inverse, grid, half, first):
+    shift, base, positives, negatives = grid
+    for i in range(x.size):
+        ratio = np.float32(x[i] * inverse)
+        bits = np.float32(ratio).view(np.int32)
+        magnitude = np.int32(bits & np.int32(0x7FFFFFFF))
+        rounded = _cut(np.int32(magnitude + half), shift)
+        rounded = max(rounded, base if magnitude >= first else np.int32(0))
+        codes[i] = _numbered(rounded, bits < 0, base, positives, negatives)
+
+
+@exactly
+def _offset_loop(codes, x, scales, group, lo, hi, grid, half, first):
+    for g in range(lo // group, -(-hi // group)):
+        start, stop = part_of_group(group, g, lo, hi)
+        if np.isnan(scales[g]):
+            codes[start:stop] = 0
+        else:
+            _offset(codes[start:stop], x[start:stop], _inverse(scales[g]), grid, half, first)
+
+
+@exactly
+def _offset_stochastic(codes, x, inverse, grid, smallest, high, low):
+    shift, base, positives, negatives = grid
+    last = np.int32((np.int32(1) << shift) - 1)
+    for i in range(x.size):
+        ratio = np.float32(x[i] * inverse)
+        bits = np.float32(ratio).view(np.int32)
+        magnitude = np.int32(bits & np.int32(0x7FFFFFFF))
+        noise = draw(i, high, low)
+        rounded = _cut(np.int32(magnitude + np.int32(np.int32(noise) & last)), shift)
+        upwards = base if _uniform(noise) * smallest < abs(ratio) else np.int32(0)
+        rounded = upwards if abs(ratio) < smallest else rounded
+        codes[i] = _numbered(rounded, bits < 0, base, positives, negatives)
+
+
+@exactly
+def _offset_stochastic_loop(codes, x, scales, group, lo, hi, grid, smallest, high, low):
+    for g in range(lo // group, -(-hi // group)):
+        start, stop = part_of_group(group, g, lo, hi)
+        if np.isnan(scales[g]):
+            codes[start:stop] = 0
+        else:
+            part, out = x[start:stop], codes[start:stop]
+            _offset_stochastic(out, part, _inverse(scales[g]), grid, smallest, np.uint32(high + start), low)
+
+
+@exactly
+def _levels(codes, x, scale, levels, high, low):
+    for i in range(x.size):
+        exact = min(max(x[i] / scale * levels, -levels), levels)
+        lower = np.floor(exact)
+        upwards = _uniform(draw(i, high, low)) < exact - lower
+        codes[i] = np.int32(lower + levels) + np.int32(upwards)
+
+
+@exactly
+def _levels_loop(codes, x, scales, group, lo, hi, levels, high, low):
+    for g in range(lo // group, -(-hi // group)):
+        start, stop = part_of_group(group, g, lo, hi)
+        if np.isnan(scales[g]):
+            codes[start:stop] = 0
+        else:
+            _levels(codes[start:stop], x[start:stop], scales[g], levels, np.uint32(high + start), low)
+
+
+@exactly
+def _ternary(codes, x, scale, high, low):
+    for i in range(x.size):
+        chosen = _uniform(draw(i, high, low)) * scale < abs(x[i])
+        codes[i] = np.int32(chosen) << np.int32(x[i] < 0)
+
+
+@exactly
+def _ternary_loop(codes, x, scales, group, lo, hi, high, low):
+    # With a scale that is NaN nothing is chosen.
+    for g in range(lo // group, -(-hi // group)):
+        start, stop = part_of_group(group, g, lo, hi)
+        _ternary(codes[start:stop], x[start:stop], scales[g], np.uint32(high + start), low)
+
+
+@exactly
+def _sign_loop(codes, x):
+    for i in range(x.size):
+        codes[i] = x[i] < 0
+
+
+@exactly
+def _decode(out, codes, table, last, scale):
+    for i in range(codes.size):
+        out[i] = table[np.uint32(codes[i]) & last] * scale
+
+
+@exactly
+def _decode_loop(out, codes, table, scales, group, lo, hi):
+    last = np.uint32(table.size - 1)
+    for g in range(lo // group, -(-hi // group)):
+        start, stop = part_of_group(group, g, lo, hi)
+        _decode(out[start:stop], codes[start:stop], table, last, scales[g])

@@ -1,0 +1,15 @@
+"""How Numba compiles the loops: on first use, without the GIL, and kept on disk.
+
+Loops compile for several types of arrays, so they carry no annotations.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+compiled: Callable[..., Any] = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
+reordering: Callable[..., Any] = njit(nogil=True, cache=True, fastmath={"contract", "reassoc"}, error_model="numpy")
+"""Sums may be taken in another order, so that they vectorise."""
+exactly: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")
+"""Every product and sum is rounded on its own, so that the bits are those of the reference on any processor."""

@@ -1,0 +1,104 @@
+"""Which implementation of a kernel runs, decided at each call from the tensors it is given.
+
+An operation has the same function three times: in plain torch (the reference, which says what it computes), in Numba
+for main memory, and on a GPU. They compute the same thing; which one runs changes only the time.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable
+from functools import cache, cached_property, update_wrapper
+from importlib import import_module
+from inspect import signature
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, final
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Backend = Literal["reference", "cpu", "gpu"]
+_GPU_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+
+
+@final
+class Kernel(Generic[P, R]):
+    """An operation with the signature of `reference`. Calling it runs the implementation that suits its tensors.
+
+    `reference`, `cpu` and `gpu` are the implementations, for callers that want a certain one. `on` names the arguments
+    whose device, layout and dtype decide; a star before a name stands for each tensor of a sequence. A kernel on codes
+    and bytes runs on `any_dtype`, while the others run in Numba only if all tensors are float32 or all are float64.
+    Without `gpu` the folder's `triton.py` has a function of the reference's name.
+    """
+
+    def __init__(
+        self,
+        reference: Callable[P, R],
+        cpu: Callable[P, R],
+        gpu: Callable[P, R] | None = None,
+        *,
+        on: str,
+        any_dtype: bool = False,
+    ) -> None:
+        self.reference, self.cpu, self._gpu, self._any_dtype = reference, cpu, gpu, any_dtype
+        places = list(signature(reference).parameters)
+        names = [(name.removeprefix("*"), name.startswith("*")) for name in on.split()]
+        self._deciding = [(places.index(name), name, several) for name, several in names]
+        update_wrapper(self, reference)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the implementation that suits the arguments."""
+        return self.on(backend_of(self._tensors(args, kwargs), any_dtype=self._any_dtype))(*args, **kwargs)
+
+    def backend(self, *args: P.args, **kwargs: P.kwargs) -> Backend:
+        """Return which implementation these arguments would run on."""
+        return backend_of(self._tensors(args, kwargs), any_dtype=self._any_dtype)
+
+    def on(self, backend: Backend) -> Callable[P, R]:
+        """Return the implementation of this name."""
+        return self.cpu if backend == "cpu" else self.reference if backend == "reference" else self.gpu
+
+    @cached_property
+    def gpu(self) -> Callable[P, R]:
+        """The implementation on a GPU; the reference where there is no Triton."""
+        if not triton_is_there():
+            return self.reference
+        if self._gpu:
+            return self._gpu
+        module = import_module(self.reference.__module__.removesuffix("reference") + "triton")
+        found: Callable[P, R] = getattr(module, self.reference.__name__)
+        return found
+
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        found: list[Tensor] = []
+        for place, name, several in self._deciding:
+            value = args[place] if place < len(args) else kwargs[name]
+            found.extend(value if several else (value,))
+        return found
+
+
+def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend:
+    """Return which implementation takes these tensors.
+
+    Those that are not contiguous, lie on several devices, or have a dtype that no loop is compiled for are left to
+    plain torch.
+    """
+    devices, dtypes = set(), set()
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            return "reference"
+        devices.add(tensor.device.type)
+        dtypes.add(tensor.dtype)
+    if devices == {"cpu"}:
+        return "cpu" if any_dtype or dtypes == {torch.float32} or dtypes == {torch.float64} else "reference"
+    return "gpu" if devices == {"cuda"} and (any_dtype or dtypes <= _GPU_DTYPES) else "reference"
+
+
+@cache
+def triton_is_there() -> bool:
+    """Whether Triton can be imported; warns if not. Asked when the first tensor on a GPU comes, as it takes a while."""
+    try:
+        import_module("thinwire.kernels.triton")
+    except ImportError as error:
+        warnings.warn(f"kernels on the GPU are plain torch, and slower: {error}", stacklevel=4)
+        return False
+    return True

@@ -1,0 +1,20 @@
+"""Inverse Fourier transforms with the same bits on every processor.
+
+On a GPU its own library transforms: it adds in any order, alike on GPUs of one kind.
+"""
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.dispatch import Kernel
+from thinwire.kernels.fourier import cpu, reference
+
+__all__ = ["inverse_fourier"]
+
+
+def _on_gpu(pairs: Tensor, numel: int, width: int) -> Tensor:
+    spectra = torch.view_as_complex(pairs.view(-1, width // 2 + 1, 2))
+    return torch.fft.irfft(spectra, n=width, norm="ortho").view(-1)[:numel]
+
+
+inverse_fourier = Kernel(reference.inverse_fourier, cpu.inverse_fourier, _on_gpu, on="pairs")

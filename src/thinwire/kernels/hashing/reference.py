@@ -1,0 +1,87 @@
+"""A hash of indices, tables of slots that they hash to, and vectors in the order of those slots."""
+
+import torch
+from torch import Tensor
+
+
+def mix(indices: Tensor, seed: int) -> Tensor:
+    """Hash int32 indices to [0, 2³²) as int64, one to one for a given seed (multiply and xor-shift, twice).
+
+    The key enters twice. If it entered once, by an addition or xor, a new seed would only permute neighbouring indices,
+    and those that collided would collide again.
+    """
+    high, low = keys(seed)
+    x = (indices.to(torch.int64) + high) & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x ^= low
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def keys(seed: int) -> tuple[int, int]:
+    """Return two 32-bit keys for `mix`."""
+    key = (seed + 1) * 0x9E3779B97F4A7C15
+    return (key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF
+
+
+def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return slot in [0, slots) and quotient in [0, ⌈numel/slots⌉) of indices in [0, numel), int64 both.
+
+    One to one: `index_of` undoes it, so that a slot's number carries that part of the index. Of i = q · slots + s,
+    three Feistel rounds add a hash of q to s, of s to q and of q to s, modulo slots and ⌈numel/slots⌉.
+    """
+    slots = max(1, slots)
+    height = -(-numel // slots)
+    q, s = indices.to(torch.int64) // slots, indices.to(torch.int64) % slots
+    s = (s + _within(q, slots, 3 * seed)) % slots
+    q = (q + _within(s, height, 3 * seed + 1)) % height
+    return (s + _within(q, slots, 3 * seed + 2)) % slots, q
+
+
+def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
+    """Return the indices (int64) that `slot_of` took apart; some pairs belong to none, and give `numel` or more."""
+    slots = max(1, slots)
+    height = -(-numel // slots)
+    s = (slot.to(torch.int64) - _within(quotient, slots, 3 * seed + 2)) % slots
+    q = (quotient.to(torch.int64) - _within(s, height, 3 * seed + 1)) % height
+    return q * slots + (s - _within(q, slots, 3 * seed)) % slots
+
+
+def _within(x: Tensor, bound: int, seed: int) -> Tensor:
+    return (mix(x, seed) * bound) >> 32
+
+
+def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, seed: int) -> Tensor:
+    """Put each index (int32) below `numel` into its slot (`slot_of`); return the slots (int32), −1 where empty.
+
+    If several indices hash to a slot, the one of highest priority (int32, not negative) keeps it, and of equal ones the
+    largest index. Indices below 0 are left out.
+    """
+    indices, priorities = indices[indices >= 0], priorities[indices >= 0]
+    slot, _ = slot_of(indices, slots, numel, seed)
+    ranked = (priorities.to(torch.int64) << 32) | indices.to(torch.int64)
+    table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
+    return table.scatter_reduce_(0, slot, ranked, "amax").to(torch.int32)
+
+
+def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
+    """Return codes (int32) of indices (int32), one per slot: the quotient (`slot_of`) of an index in its own slot.
+
+    An empty slot holds `numel` − 1, and its code is the number after all quotients. Any other index outside its slot is
+    out of order, and its code is −1.
+    """
+    slots, last = indices.numel(), numel - 1
+    slot, quotient = slot_of(indices.clamp(0, last), slots, numel, seed)
+    placed = (slot == torch.arange(slots, device=indices.device)) & (indices >= 0) & (indices <= last)
+    elsewhere = torch.where(indices == last, -(-numel // max(1, slots)), -1)
+    return torch.where(placed, quotient, elsewhere).to(torch.int32)
+
+
+def slot_indices(codes: Tensor, numel: int, seed: int) -> Tensor:
+    """Return the indices (int32) from which `slot_codes` made these codes (int32); −1 where a code stands for none."""
+    slots = codes.numel()
+    empty = -(-numel // max(1, slots))
+    slot = torch.arange(slots, device=codes.device)
+    indices = index_of(slot, codes.clamp(0, max(0, empty - 1)), slots, numel, seed)
+    indices = torch.where((codes >= 0) & (codes < empty) & (indices < numel), indices, -1)
+    return torch.where(codes == empty, numel - 1, indices).to(torch.int32)

@@ -1,0 +1,108 @@
+"""A hash of indices, and tables of slots that they hash to."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.kernels.hashing.reference import keys
+from thinwire.kernels.triton import launch, tiles_of
+
+_BLOCK = 1024
+_KEYS = [f"{word}{j}" for j in range(3) for word in ("high", "low")]
+
+
+def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor, Tensor]:
+    """See `reference.slot_of`."""
+    slot, quotient = (torch.empty(indices.shape, dtype=torch.int64, device=indices.device) for _ in range(2))
+    args = (indices, slot, quotient, indices.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
+    launch(_slots_of, tiles_of(indices.numel(), _BLOCK), *args, BLOCK=_BLOCK)
+    return slot, quotient
+
+
+def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
+    """See `reference.index_of`."""
+    indices = torch.empty(slot.shape, dtype=torch.int64, device=slot.device)
+    args = (slot, quotient, indices, slot.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
+    launch(_indices_of, tiles_of(slot.numel(), _BLOCK), *args, BLOCK=_BLOCK)
+    return indices
+
+
+def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, seed: int) -> Tensor:
+    """See `reference.hashed_slots`; the largest of integers is the same in any order."""
+    table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
+    args = (table, indices, priorities, indices.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
+    launch(_hashed_slots, tiles_of(indices.numel(), _BLOCK), *args, BLOCK=_BLOCK)
+    return table.to(torch.int32)
+
+
+def signed_keys(seed: int) -> tuple[int, int]:
+    """Return `keys` as signed numbers, so that no seed makes Triton compile for other types."""
+    high, low = ((key ^ 0x80000000) - 0x80000000 for key in keys(seed))
+    return high, low
+
+
+def _round_keys(seed: int) -> tuple[int, ...]:
+    return tuple(key for j in range(3) for key in signed_keys(3 * seed + j))
+
+
+@triton.jit
+def hash32(x, high, low):
+    """Hash the low 32 bits of integers to uint32: `reference.mix`, whose masks are this type's wrapping."""
+    x = x.to(tl.uint32) + high.to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = x ^ low.to(tl.uint32)
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _within(x, bound, high, low):
+    return ((hash32(x, high, low).to(tl.uint64) * bound.to(tl.uint64)) >> 32).to(tl.int64)
+
+
+@triton.jit
+def _slot(index, slots, height, high0, low0, high1, low1, high2, low2):
+    # The sum of two numbers below a bound is brought below it by one subtraction.
+    q = index // slots
+    s = index - q * slots + _within(q, slots, high0, low0)
+    s -= tl.where(s >= slots, slots, 0)
+    q += _within(s, height, high1, low1)
+    q -= tl.where(q >= height, height, 0)
+    s += _within(q, slots, high2, low2)
+    return s - tl.where(s >= slots, slots, 0), q
+
+
+@triton.jit(do_not_specialize=["slots", "height", *_KEYS])
+def _slots_of(indices, slot, quotient, n, slots, height, high0, low0, high1, low1, high2, low2, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.load(indices + at, mask=at < n, other=0).to(tl.int64)
+    s, q = _slot(index, slots.to(tl.int64), height.to(tl.int64), high0, low0, high1, low1, high2, low2)
+    tl.store(slot + at, s, mask=at < n)
+    tl.store(quotient + at, q, mask=at < n)
+
+
+@triton.jit(do_not_specialize=["slots", "height", *_KEYS])
+def _indices_of(slot, quotient, indices, n, slots, height, high0, low0, high1, low1, high2, low2, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    s = tl.load(slot + at, mask=at < n, other=0).to(tl.int64)
+    q = tl.load(quotient + at, mask=at < n, other=0).to(tl.int64)
+    s -= _within(q, slots, high2, low2)
+    s += tl.where(s < 0, slots, 0)
+    q -= _within(s, height, high1, low1)
+    q += tl.where(q < 0, height, 0)
+    s -= _within(q, slots, high0, low0)
+    tl.store(indices + at, q * slots + s + tl.where(s < 0, slots, 0), mask=at < n)
+
+
+@triton.jit(do_not_specialize=["slots", "height", *_KEYS])
+def _hashed_slots(
+    table, indices, priorities, n, slots, height, high0, low0, high1, low1, high2, low2, BLOCK: tl.constexpr
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.load(indices + at, mask=at < n, other=-1).to(tl.int64)
+    there = index >= 0
+    index = tl.where(there, index, 0)
+    s, _ = _slot(index, slots.to(tl.int64), height.to(tl.int64), high0, low0, high1, low1, high2, low2)
+    ranked = (tl.load(priorities + at, mask=at < n, other=0).to(tl.int64) << 32) | index
+    tl.atomic_max(table + s, ranked, mask=there, sem="relaxed")

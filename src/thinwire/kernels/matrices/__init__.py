@@ -1,0 +1,26 @@
+"""Sums of rows, products with thin factors and orthonormal columns, with the same bits on every processor.
+
+On a GPU the last two use its own libraries: they add in any order, alike on GPUs of one kind.
+"""
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.dispatch import Kernel
+from thinwire.kernels.matrices import cpu, reference
+
+__all__ = ["orthonormal", "outer_sums", "row_sums"]
+
+
+def _outer_sums(out: Tensor, a: Tensor, b: Tensor) -> None:
+    torch.mm(a, b.T, out=out)
+
+
+def _orthonormal(x: Tensor) -> Tensor:
+    # In the dtype of x.
+    return torch.linalg.qr(x).Q
+
+
+row_sums = Kernel(reference.row_sums, cpu.row_sums, reference.row_sums, on="rows")
+outer_sums = Kernel(reference.outer_sums, cpu.outer_sums, _outer_sums, on="out a b")
+orthonormal = Kernel(reference.orthonormal, cpu.orthonormal, _orthonormal, on="x")

@@ -1,0 +1,63 @@
+"""Sums of rows, products with thin factors and orthonormal columns, with the same bits on every processor.
+
+A library's product adds in the order that suits a processor's vectors, and with fused operations where it has them.
+"""
+
+import torch
+from torch import Tensor
+
+
+def row_sums(rows: Tensor) -> Tensor:
+    """Return Σ rows[k] of (ranks, n), added rank after rank in float32 or wider: (n) of the same dtype."""
+    total = rows[0].to(torch.promote_types(rows.dtype, torch.float32), copy=True)
+    for row in rows[1:]:
+        total += row
+    return total.to(rows.dtype)
+
+
+def outer_sums(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Write a·bᵀ of (n, r) and (m, r), r ≥ 1, to `out` (n, m): Σ a[i, j] · b[k, j], added in the order of j."""
+    torch.mul(a[:, :1], b[:, 0], out=out)
+    for j in range(1, a.shape[1]):
+        out += a[:, j, None] * b[:, j]
+
+
+def orthonormal(x: Tensor) -> Tensor:
+    """Return Q (n, r) of x = QR for finite x (n, r), n ≥ r: Householder's reflections in float64.
+
+    Columns that depend on others, or are zeros, give others that are orthonormal too. Sums are taken by halves.
+    """
+    a = x.to(torch.float64)
+    peak = a.abs().amax()
+    a = a / torch.where(peak > 0, peak, 1.0)
+    q = torch.eye(*a.shape, dtype=torch.float64, device=a.device)
+    reflections = []
+    for j in range(a.shape[1]):
+        v, factor = _reflection(a[j:, j])
+        a[j:, j:] = _reflected(a[j:, j:], v, factor)
+        reflections.append((v, factor))
+    for j in reversed(range(a.shape[1])):
+        q[j:, j:] = _reflected(q[j:, j:], *reflections[j])
+    return q.to(x.dtype)
+
+
+def _reflection(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return v and f with (1 − f·v·vᵀ)·x = β·e₁, |β| = ‖x‖; f is 0 for a vector of zeros."""
+    norm = _sum(x * x).sqrt()
+    beta = torch.where(x[0] < 0, norm, -norm)
+    squares = beta * beta - x[0] * beta
+    v = x.clone()
+    v[0] -= beta
+    return v, torch.where(squares > 0, 1 / squares, 0.0)
+
+
+def _reflected(y: Tensor, v: Tensor, factor: Tensor) -> Tensor:
+    return y - v[:, None] * (factor * _sum(v[:, None] * y))
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Return the sum over the first dimension: the second half onto the first, until one is left."""
+    while x.shape[0] > 1:
+        half = (x.shape[0] + 1) // 2
+        x = torch.cat((x[: x.shape[0] - half] + x[half:], x[x.shape[0] - half : half]))
+    return x[0]

@@ -1,0 +1,54 @@
+"""Parts of a large tensor on several threads.
+
+The threads are Python's: compiled loops release the GIL, and Numba's own pool may not be called from any thread.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+_RANGE, _PIECES = 1 << 18, 4
+
+
+def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> list[_T]:
+    """Return run(lo, hi) of ranges that cover 0 to numel, in order, each from a multiple of `align` on.
+
+    A large tensor is cut into several ranges per thread, so that a thread that is held up takes fewer of them.
+    """
+    workers = max(1, min(torch.get_num_threads(), numel // _RANGE))
+    if workers == 1:
+        return [run(0, numel)]
+    pieces = workers * max(1, min(_PIECES, numel // workers // (_PIECES * _RANGE)))
+    edges = [*(numel * i // pieces // align * align for i in range(pieces)), numel]
+    return list(_pool(workers).map(run, edges[:-1], edges[1:]))
+
+
+def map_rows(run: Callable[[Tensor], _T], rows: Tensor) -> list[_T]:
+    """Return run(row) of every row. `run` must not use this module: all threads may be taken, and it would wait."""
+    return _map(run, list(rows), rows.numel())
+
+
+def map_pieces(run: Callable[[int], _T], pieces: Sequence[np.ndarray[Any, Any]]) -> list[_T]:
+    """Return run(i) for each of several arrays. `run` must not use this module, for the reason above."""
+    return _map(run, range(len(pieces)), sum(map(len, pieces)))
+
+
+def _map(run: Callable[[_S], _T], items: Sequence[_S], numel: int) -> list[_T]:
+    workers = min(torch.get_num_threads(), len(items), numel // _RANGE)
+    return list(map(run, items)) if workers < 2 else list(_pool(workers).map(run, items))
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="thinwire")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process inherits the pool, but none of its threads

@@ -1,0 +1,12 @@
+"""Adding, overwriting and clearing elements by index, and adding sorted tables."""
+
+from thinwire.kernels.dispatch import Kernel
+from thinwire.kernels.scatter import cpu, reference
+
+__all__ = ["mask", "merge", "scatter", "scatter_add"]
+
+scatter = Kernel(reference.scatter, cpu.scatter, on="out")
+scatter_add = Kernel(reference.scatter_add, cpu.scatter_add, on="out")
+mask = Kernel(reference.mask, cpu.mask, on="x")
+# The host must learn the length of the result anyway, so a GPU needs no kernel of its own.
+merge = Kernel(reference.merge, cpu.merge, reference.merge, on="*rows")

@@ -1,0 +1,203 @@
+"""Adding, overwriting and clearing elements by index, and adding sorted tables."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, final
+
+import numpy as np
+from torch import Tensor
+
+from thinwire.kernels import simd
+from thinwire.kernels.compiled import compiled
+from thinwire.kernels.ranges import map_ranges
+from thinwire.kernels.scatter import reference
+from thinwire.kernels.select.cpu import REALS, STREAM_BYTES
+
+_Array = np.ndarray[Any, Any]
+_TILE, _GROUP = 1 << 13, 1 << 16
+"""Elements summed at a time in the nearest cache; and in the next one, where they first have to be put in order."""
+_AHEAD = 16
+"""How many elements of a run are fetched ahead of the one that is added."""
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
+    """See `reference.scatter_add`; one thread adds in order, so runs make no difference."""
+    real = REALS[out.dtype]
+    _scatter_add_loop(out.numpy(), indices.numpy(), values.to(out.dtype).numpy(), real(sign))
+
+
+def scatter(
+    out: Tensor, spans: Sequence[tuple[int, int]], indices: Tensor, values: Tensor, runs: Sequence[int]
+) -> None:
+    """See `reference.scatter`; everything is written once."""
+    arrays = (indices.numpy(), values.to(out.dtype).numpy())
+    starts, stops = _stretches(arrays[0], runs)
+    ordered = _ascend(arrays[0], starts, stops)
+    for offset, length in _joined(spans):
+        part = out[offset : offset + length]
+        stream = part.nbytes >= STREAM_BYTES and part.data_ptr() % 64 == 0
+        write = _Writer(out.numpy(), offset, arrays, stream)
+        map_ranges(partial(write.merged, starts, stops) if ordered else write.grouped, length, align=_GROUP)
+
+
+def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
+    """See `reference.mask`."""
+    _mask_loop(x.numpy(), indices.numpy(), values.to(x.dtype).numpy())
+
+
+@final
+class _Writer:
+    """Writes ranges of `out`, counted from `offset`."""
+
+    def __init__(self, out: _Array, offset: int, arrays: tuple[_Array, _Array], stream: bool) -> None:
+        self._out, self._offset, self._arrays, self._stream = out, offset, arrays, stream
+
+    def merged(self, starts: _Array, stops: _Array, lo: int, hi: int) -> None:
+        """Write from stretches of ascending indices."""
+        lo, hi, indices = lo + self._offset, hi + self._offset, self._arrays[0]
+        ends = zip(starts, stops, strict=True)
+        cursors = np.array([start + np.searchsorted(indices[start:stop], lo) for start, stop in ends])
+        self._run(lo, hi, self._arrays, cursors, stops, _TILE)
+
+    def grouped(self, lo: int, hi: int) -> None:
+        """Write from indices in any order."""
+        lo, hi = lo + self._offset, hi + self._offset
+        arrays = tuple(map(np.empty_like, self._arrays))
+        count = _group_loop(*self._arrays, lo, hi, _GROUP, *arrays)
+        self._run(lo, hi, arrays, np.zeros(1, np.int64), np.array([count]), _GROUP)
+
+    def _run(self, lo: int, hi: int, arrays: tuple[_Array, ...], cursors: _Array, stops: _Array, width: int) -> None:
+        tile = np.empty(max(1, min(width, hi - lo)), self._out.dtype)
+        _scatter_loop(self._out, lo, hi, *arrays, cursors, stops, tile, self._stream)
+
+
+def _stretches(indices: _Array, runs: Sequence[int]) -> tuple[_Array, ...]:
+    """Join runs that go on ascending where the one before ends: return where stretches start and stop."""
+    edges = np.fromiter(accumulate(runs, initial=0), np.int64)
+    inner = np.unique(edges[(edges > 0) & (edges < len(indices))])
+    breaks = inner[indices[inner] < indices[inner - 1]]
+    return np.concatenate([[0], breaks]), np.concatenate([breaks, [len(indices)]])
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join spans that lie side by side."""
+    joined: list[tuple[int, int]] = []
+    for offset, length in sorted(spans):
+        if joined and sum(joined[-1]) == offset:
+            joined[-1] = (joined[-1][0], joined[-1][1] + length)
+        else:
+            joined.append((offset, length))
+    return joined
+
+
+def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """See `reference.merge`; where all keys ascend already, two tables at a time are merged as in merge sort."""
+    if not all(bool((key[1:] >= key[:-1]).all()) for key in keys):
+        return reference.merge(keys, rows)
+    merged, out = keys[0][:0], rows[0][:0]
+    for key, row in zip(keys, rows, strict=True):
+        merged, out = _merge_two(merged, out, key, row)
+    return merged, out
+
+
+def _merge_two(keys_a: Tensor, rows_a: Tensor, keys_b: Tensor, rows_b: Tensor) -> tuple[Tensor, Tensor]:
+    most = keys_a.numel() + keys_b.numel()
+    keys, rows = keys_a.new_empty(most), rows_a.new_empty(most, rows_a.shape[1])
+    arrays = [t.numpy() for t in (keys, rows, keys_a, rows_a, keys_b, rows_b)]
+    count = _merge_loop(*arrays)
+    return keys[:count], rows[:count]
+
+
+@compiled
+def _scatter_add_loop(out, indices, values, sign):
+    for i in range(indices.size):
+        out[indices[i]] += sign * values[i]
+
+
+@compiled
+def _ascend(indices, starts, stops):
+    for run in range(starts.size):
+        for i in range(starts[run] + 1, stops[run]):
+            if indices[i] < indices[i - 1]:
+                return False
+    return True
+
+
+@compiled
+def _scatter_loop(out, lo, hi, indices, values, cursors, stops, tile, stream):
+    # Summed in the cache and written once, so that it takes as long as writing zeros however many runs there are.
+    # A run's elements are at its cursor tile by tile; their order within a tile is that of summation.
+    tile[:] = 0
+    for base in range(lo, hi, tile.size):
+        width, used = min(tile.size, hi - base), False
+        for run in range(cursors.size):
+            at = cursors[run]
+            while at < stops[run] and indices[at] < base + width:
+                tile[indices[at] - base] += values[at]
+                at += 1
+            # So many lists are more than the processor follows by itself.
+            simd.prefetch(indices, at + _AHEAD)
+            simd.prefetch(values, at + _AHEAD)
+            used |= at > cursors[run]
+            cursors[run] = at
+        _write(out, base, width, tile, stream)
+        if used:
+            tile[:] = 0
+
+
+@compiled
+def _group_loop(indices, values, lo, hi, width, grouped_indices, grouped_values):
+    # The elements from lo to hi, tile by tile, in their order within each.
+    places = np.zeros((hi - lo) // width + 2, np.int64)
+    for i in range(indices.size):
+        if lo <= indices[i] < hi:
+            places[(indices[i] - lo) // width + 1] += 1
+    for at in range(1, places.size):
+        places[at] += places[at - 1]
+    for i in range(indices.size):
+        if lo <= indices[i] < hi:
+            at = (indices[i] - lo) // width
+            grouped_indices[places[at]], grouped_values[places[at]] = indices[i], values[i]
+            places[at] += 1
+    return places[-1]
+
+
+@compiled
+def _write(out, base, width, tile, stream):
+    whole = width // simd.BLOCK * simd.BLOCK
+    if stream:
+        for near in range(0, whole, simd.BLOCK):
+            simd.copy_streaming(tile, out, near, base + near)
+    else:
+        for near in range(0, whole, simd.BLOCK):
+            simd.copy(tile, out, near, base + near)
+    for near in range(whole, width):
+        out[base + near] = tile[near]
+
+
+@compiled
+def _mask_loop(x, indices, values):
+    for i in range(indices.size):
+        if values[i] != 0:
+            x[indices[i]] = 0
+
+
+@compiled
+def _merge_loop(keys, rows, keys_a, rows_a, keys_b, rows_b):
+    a = b = count = 0
+    while a < keys_a.size or b < keys_b.size:
+        from_a = b == keys_b.size or (a < keys_a.size and keys_a[a] <= keys_b[b])
+        key = keys_a[a] if from_a else keys_b[b]
+        new = count == 0 or keys[count - 1] != key
+        if new:
+            keys[count] = key
+            count += 1
+        for j in range(rows.shape[1]):
+            value = rows_a[a, j] if from_a else rows_b[b, j]
+            rows[count - 1, j] = value if new else rows[count - 1, j] + value
+        if from_a:
+            a += 1
+        else:
+            b += 1
+    return count

@@ -1,0 +1,218 @@
+"""Adding, overwriting and clearing elements by index, in an order that no race between programs can change.
+
+Where runs ascend, the elements of one output tile are one stretch of each run, and a binary search finds it: a program
+zeroes its tile and adds run after run while the tile is in the cache. The device itself checks whether the runs ascend.
+If not, another kernel takes over: each of its programs owns a share of the output, goes through all runs, and adds the
+elements that fall into its share.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.kernels.triton import launch, tiles_of, wide
+
+_TILE = 16384
+_CHUNK = 1024
+_OWNERS = 256
+_LEAST_SHARE = 4096
+_FEW = 4
+"""So many runs at most are added by a launch each, whichever elements they have."""
+
+Spans = Sequence[tuple[int, int]]
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
+    """See `reference.scatter_add`; elements with value 0 are passed over, so that padding needs no order."""
+    values = values.to(out.dtype)
+    if len(runs) > _FEW:
+        _add_owned(out, indices, values, runs, sign, None)
+        return
+    for index, value in zip(indices.split(list(runs)), values.split(list(runs)), strict=True):
+        launch(_add, tiles_of(index.numel(), _CHUNK), out, index, value, index.numel(), sign, CHUNK=_CHUNK)
+
+
+def scatter(out: Tensor, spans: Spans, indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
+    """See `reference.scatter`; where the runs of a payload ascend together, everything is written once."""
+    values = values.to(out.dtype)
+    starts, stops = _tiles(tuple(spans), out.device)
+    tiles, stretches = starts.numel(), _stretches(tuple(runs), len(spans))
+    count = len(stretches) - 1
+    if 8 * count * tiles > out.nbytes:  # so many short runs that the table of bounds would outgrow the output
+        stretches, count = (0,), 0
+    edges = _on(stretches, out.device)
+    disorder, bounds = starts.new_zeros(1), starts.new_empty(2, count, tiles)
+    if count:
+        checks = (indices, edges, indices.numel(), count, disorder)
+        launch(_check, tiles_of(indices.numel(), _CHUNK), *checks, CHUNK=_CHUNK)
+        steps = max(map(int.__sub__, stretches[1:], stretches)).bit_length()
+        launch(
+            _search, tiles_of(count * tiles, 128), indices, edges, starts, stops, bounds, count, tiles, steps, SIZE=128
+        )
+    elif indices.numel():
+        disorder.fill_(1)
+    args = (out, starts, stops, indices, values, bounds, disorder, count, tiles)
+    launch(_write, tiles, *args, TILE=_TILE, CHUNK=_CHUNK // 4, num_warps=8)
+    if indices.numel():
+        _add_owned(out, indices, values, runs, 1.0, disorder)
+
+
+def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
+    """See `reference.mask`."""
+    launch(_mask, tiles_of(indices.numel(), _CHUNK), x, indices, values, indices.numel(), CHUNK=_CHUNK)
+
+
+def _add_owned(
+    out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float, disorder: Tensor | None
+) -> None:
+    edges = _on(tuple(accumulate(runs, initial=0)), out.device)
+    share = max(_LEAST_SHARE, tiles_of(out.numel(), _OWNERS))
+    args = (out, indices, values, edges, disorder, out.numel(), share, len(runs), sign)
+    launch(_add_share, tiles_of(out.numel(), share), *args, CHUNK=_CHUNK, num_warps=8)
+
+
+def _stretches(runs: tuple[int, ...], spans: int) -> tuple[int, ...]:
+    """Return the edges of what should ascend: each payload's runs over all spans, if there is one for each."""
+    edges = tuple(accumulate(runs, initial=0))
+    return tuple(sorted({*edges[:: spans if spans and len(runs) % spans == 0 else 1], edges[-1]}))
+
+
+@lru_cache(maxsize=256)
+def _on(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Copy numbers to the device, once: a copy waits for the device, and layouts stay the same."""
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
+@lru_cache(maxsize=256)
+def _tiles(spans: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where the tiles of adjoining spans start and stop."""
+    joined: list[tuple[int, int]] = []
+    for offset, length in sorted(spans):
+        if joined and joined[-1][1] == offset:
+            joined[-1] = (joined[-1][0], offset + length)
+        else:
+            joined.append((offset, offset + length))
+    tiles = [(lo, min(lo + _TILE, stop)) for start, stop in joined for lo in range(start, stop, _TILE)]
+    return _on(tuple(lo for lo, _ in tiles), device), _on(tuple(hi for _, hi in tiles), device)
+
+
+@triton.jit
+def _add_to(out, index, value, sign, there):
+    # In the output's precision at least: a sum of 16-bit floats is rounded once.
+    there = there & (value != 0)
+    place = out + index.to(tl.int64)
+    total = wide(tl.load(place, mask=there, other=0.0)) + sign * wide(value)
+    tl.store(place, total.to(value.dtype), mask=there)
+
+
+@triton.jit
+def _add(out, indices, values, n, sign, CHUNK: tl.constexpr):
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    index = tl.load(indices + at, mask=at < n, other=0)
+    _add_to(out, index, tl.load(values + at, mask=at < n, other=0.0), sign, at < n)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _check(indices, edges, n, count, disorder, CHUNK: tl.constexpr):
+    """Add to `disorder` how often an index is below the one before it, other than where a stretch begins."""
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    inner = (at > 0) & (at < n)
+    descends = tl.load(indices + at, mask=inner, other=0) < tl.load(indices + at - 1, mask=inner, other=0)
+    inner = (at > 0) & (at < count)
+    begin = tl.load(edges + at, mask=inner, other=1)
+    allowed = tl.load(indices + begin, mask=inner, other=0) < tl.load(indices + begin - 1, mask=inner, other=0)
+    found = tl.sum(descends.to(tl.int32), 0) - tl.sum(allowed.to(tl.int32), 0)
+    if found != 0:
+        tl.atomic_add(disorder, found, sem="relaxed")
+
+
+@triton.jit
+def _lower_bound(indices, lo, hi, target, steps):
+    for _ in range(steps):
+        middle = lo + (hi - lo) // 2
+        below = (lo < hi) & (tl.load(indices + middle, mask=lo < hi, other=0) < target)
+        hi = tl.where(below, hi, middle)
+        lo = tl.where(below, middle + 1, lo)
+    return lo
+
+
+@triton.jit(do_not_specialize=["count", "tiles", "steps"])
+def _search(indices, edges, starts, stops, bounds, count, tiles, steps, SIZE: tl.constexpr):
+    """Write where in each stretch each tile's elements begin, and where they end."""
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    there = at < count * tiles
+    stretch, tile = at // tiles, at % tiles
+    lo = tl.load(edges + stretch, mask=there, other=0)
+    hi = tl.load(edges + stretch + 1, mask=there, other=0)
+    begin = _lower_bound(indices, lo, hi, tl.load(starts + tile, mask=there, other=0), steps)
+    end = _lower_bound(indices, begin, hi, tl.load(stops + tile, mask=there, other=0), steps)
+    tl.store(bounds + at, begin, mask=there)
+    tl.store(bounds + count * tiles + at, end, mask=there)
+
+
+@triton.jit(do_not_specialize=["count", "tiles"])
+def _write(
+    out,
+    starts,
+    stops,
+    indices,
+    values,
+    bounds,
+    disorder,
+    count,
+    tiles,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    start, stop = tl.load(starts + tile), tl.load(stops + tile)
+    at = tl.arange(0, TILE)
+    tl.store(out + start.to(tl.int64) + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < stop - start)
+    if tl.load(disorder) != 0:
+        return
+    for stretch in range(count):
+        tl.debug_barrier()  # one after the other, and after the zeros
+        begin = tl.load(bounds + stretch * tiles + tile)
+        end = tl.load(bounds + (count + stretch) * tiles + tile)
+        for first in range(begin, end, CHUNK):
+            place = first + tl.arange(0, CHUNK)
+            index = tl.load(indices + place, mask=place < end, other=0)
+            _add_to(out, index, tl.load(values + place, mask=place < end, other=0.0), 1.0, place < end)
+
+
+@triton.jit
+def _superfluous(disorder):
+    result = False
+    if disorder is not None:
+        result = tl.load(disorder) == 0
+    return result
+
+
+@triton.jit(do_not_specialize=["count"])
+def _add_share(out, indices, values, edges, disorder, n, share, count, sign, CHUNK: tl.constexpr):
+    if _superfluous(disorder):
+        return
+    lo = tl.program_id(0).to(tl.int64) * share
+    hi = tl.minimum(lo + share, n)
+    for run in range(count):
+        end = tl.load(edges + run + 1)
+        for first in range(tl.load(edges + run), end, CHUNK):
+            at = first + tl.arange(0, CHUNK)
+            index = tl.load(indices + at, mask=at < end, other=-1)
+            mine = (index >= lo) & (index < hi)
+            _add_to(out, index, tl.load(values + at, mask=mine, other=0.0), sign, mine)
+        tl.debug_barrier()
+
+
+@triton.jit
+def _mask(x, indices, values, n, CHUNK: tl.constexpr):
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    there = at < n
+    there = there & (tl.load(values + at, mask=there, other=0.0) != 0)
+    index = tl.load(indices + at, mask=there, other=0).to(tl.int64)
+    tl.store(x + index, tl.zeros([CHUNK], x.dtype.element_ty), mask=there)

@@ -1,0 +1,26 @@
+"""Picking large magnitudes, also in the same pass as the sum they are picked from."""
+
+from thinwire.kernels.dispatch import Kernel
+from thinwire.kernels.select import cpu, reference
+from thinwire.kernels.select.reference import Picks, gather
+
+__all__ = [
+    "Picks",
+    "accumulate_momentum_select",
+    "accumulate_rounded_select",
+    "accumulate_select",
+    "gather",
+    "largest",
+    "select",
+]
+
+select = Kernel(reference.select, cpu.select, on="x")
+largest = Kernel(reference.largest, cpu.largest, on="x")
+# Gradients are not looked at where they are widened on the way.
+accumulate_select = Kernel(reference.accumulate_select, cpu.accumulate_select, on="out residual")
+accumulate_momentum_select = Kernel(
+    reference.accumulate_momentum_select, cpu.accumulate_momentum_select, on="out velocity_out residual velocity"
+)
+accumulate_rounded_select = Kernel(
+    reference.accumulate_rounded_select, cpu.accumulate_rounded_select, on="out residual gradient", any_dtype=True
+)

@@ -1,0 +1,211 @@
+"""Picking large magnitudes: one pass over the vector, range by range on several threads, then an exact choice."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels.accumulate.cpu import accumulate_rounded
+from thinwire.kernels.memory import empty
+from thinwire.kernels.ranges import map_pieces, map_ranges
+from thinwire.kernels.select import loops
+from thinwire.kernels.select.reference import Picks
+
+Array = np.ndarray[Any, Any]
+REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SIGNS = {np.dtype(kind): kind(np.iinfo(kind).max) for kind in (np.int16, np.int32, np.int64)}
+STREAM_BYTES = 1 << 23
+"""Results of this size or more are written past the cache, which would not hold them anyway."""
+FEW, _SAMPLE = 1 << 20, 1 << 16
+
+
+def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
+    """See `reference.select`."""
+    return _over_ranges(loops.select, x, threshold, capacity)
+
+
+def accumulate_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, threshold: Tensor, capacity: int
+) -> Picks:
+    """See `reference.accumulate_select`."""
+    real = REALS[out.dtype]
+    arrays = [t.numpy() for t in (out, residual, gradient.to(out.dtype).contiguous())]
+    return _over_ranges(loops.accumulate_select, out, threshold, capacity, _streams(out), *arrays, real(scale))
+
+
+def accumulate_momentum_select(
+    out: Tensor,
+    velocity_out: Tensor,
+    residual: Tensor,
+    velocity: Tensor,
+    gradient: Tensor,
+    scale: float,
+    momentum: float,
+    nesterov: bool,
+    threshold: Tensor,
+    capacity: int,
+) -> Picks:
+    """See `reference.accumulate_momentum_select`."""
+    real = REALS[out.dtype]
+    gradient = gradient.to(out.dtype).contiguous()
+    arrays = [t.numpy() for t in (out, velocity_out, residual, velocity, gradient)]
+    rest = (*arrays, real(scale), real(momentum), nesterov)
+    return _over_ranges(loops.momentum_select, out, threshold, capacity, _streams(out, velocity_out), *rest)
+
+
+def accumulate_rounded_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, threshold: Tensor, capacity: int
+) -> Picks:
+    """See `reference.accumulate_rounded_select`."""
+    accumulate_rounded(out, residual, gradient, scale, seed)
+    return select(out, threshold, capacity)
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """See `reference.largest`; a threshold from a sample, or from a histogram, first leaves a few to choose from."""
+    if k and x.numel() > FEW:
+        threshold, capacity = sampled(lambda stride: x[::stride].abs(), k, x.numel())
+        found = _found(loops.select, x, threshold, capacity)
+        if not k <= found.number <= capacity:
+            found = _found(loops.select, x, _counted(x, k), x.numel())
+        if found.number >= k:  # zeros are not found, and may be wanted
+            return largest_of_pieces(found.indices, found.bits, k)
+    bits, _ = as_integers(x)
+    return largest_of_pieces([np.arange(bits.size, dtype=np.int32)], [bits], k)
+
+
+def sampled(take: Callable[[int], Tensor], k: int, numel: int) -> tuple[Tensor, int]:
+    """Return a threshold that a few more than k of `numel` magnitudes should reach, and how many may at most.
+
+    `take` returns magnitudes at a stride. The margin is four standard deviations of the sample's count.
+    """
+    sample = take(numel // _SAMPLE | 1)
+    expected = k / numel * sample.numel()
+    rank = min(sample.numel(), math.ceil(expected + 4 * math.sqrt(expected) + 1))
+    capacity = min(numel, math.ceil((rank + 4 * math.sqrt(rank)) / sample.numel() * numel))
+    return sample.topk(rank, sorted=False).values.min(), capacity
+
+
+def _counted(x: Tensor, k: int) -> Tensor:
+    """Return the lower end of the class of magnitudes (their 11 highest bits) in which the k-th largest lies."""
+    bits, sign = as_integers(x)
+    shift = bits.dtype.type(8 * x.element_size() - 12)
+
+    def run(lo: int, hi: int) -> Array:
+        counts = np.zeros((4, 1 << 11), np.int64)
+        loops.histogram(bits, sign, shift, lo, hi, counts)
+        return counts.sum(axis=0)
+
+    above = np.sum(map_ranges(run, x.numel()), axis=0)[::-1].cumsum()
+    return _number((2**11 - 1 - np.searchsorted(above, k)) << shift, x)
+
+
+def _streams(*outs: Tensor) -> bool:
+    return all(out.nbytes >= STREAM_BYTES and out.data_ptr() % 64 == 0 for out in outs)
+
+
+def _number(bits: Any, like: Tensor) -> Tensor:
+    """Return the number of these bits, 0-dim, as a number of `like`'s type."""
+    return torch.tensor(int(bits), dtype=_INTEGERS[like.element_size()]).view(like.dtype)
+
+
+class _Found(NamedTuple):
+    """What each range found, at least up to the capacity: indices, the bits there, and its largest magnitude's bits."""
+
+    indices: Sequence[Array]
+    bits: Sequence[Array]
+    peaks: Sequence[int]
+
+    @property
+    def number(self) -> int:
+        """How many there are, or more than the capacity."""
+        return sum(map(len, self.indices))
+
+
+def _over_ranges(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> Picks:
+    """Run a selecting kernel on ranges of `x` side by side, and join what they found."""
+    found = _found(kernel, x, threshold, capacity, *rest)
+    peak = _number(max(found.peaks), x)
+    if found.number > capacity:
+        indices = largest(x, capacity)
+        return Picks(indices, x.index_select(0, indices), peak)
+    values = torch.from_numpy(np.concatenate(found.bits)).view(x.dtype)
+    return Picks(torch.from_numpy(np.concatenate(found.indices)), values, peak)
+
+
+def _found(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> _Found:
+    bits, sign = as_integers(x)
+    level = abs(float(threshold))
+    bar = torch.tensor(level if level == level else torch.inf, dtype=x.dtype)
+    least = max(as_integers(bar)[0][()], type(sign)(1))
+
+    def run(lo: int, hi: int) -> tuple[Array, Array, int]:
+        room = min(capacity, hi - lo) + 1
+        indices, found = np.empty(room, np.int32), np.empty(room, bits.dtype)
+        peaks = np.zeros(64 // bits.itemsize, bits.dtype)
+        count = kernel(bits, sign, least, lo, hi, indices, found, capacity, peaks, *rest)
+        return indices[:count], found[:count], peaks.max()
+
+    return _Found(*zip(*map_ranges(run, x.numel(), align=loops.BLOCK), strict=True))
+
+
+def as_integers(x: Tensor) -> tuple[Array, Any]:
+    """Return `x` as integers, and the mask that takes their sign off."""
+    bits = x.view(_INTEGERS[x.element_size()]).numpy()
+    return bits, _SIGNS[bits.dtype]
+
+
+def largest_of_pieces(indices: Sequence[Array], bits: Sequence[Array], k: int) -> Tensor:
+    """Return the indices (int32) of the k largest magnitudes of several arrays, or of all, in their order."""
+    k = min(k, sum(map(len, bits)))
+    sign = _SIGNS[bits[0].dtype]
+    out = empty(k, torch.int32, torch.device("cpu"))
+    if not k:
+        return out
+    if len(bits) == 1:
+        bar, ties = loops.kth(bits[0], sign, k)
+        loops.take(indices[0], bits[0], sign, bar, ties, out.numpy())
+        return out
+    bar, ties = _kth(bits, sign, k)
+    above, equal = zip(*map_pieces(lambda piece: loops.tally(bits[piece], sign, bar), bits), strict=True)
+    allowed = [
+        max(0, min(here, ties - before)) for here, before in zip(equal, accumulate(equal, initial=0), strict=False)
+    ]
+    ends = list(accumulate((a + b for a, b in zip(above, allowed, strict=True)), initial=0))
+
+    def take(piece: int) -> None:
+        place = out.numpy()[ends[piece] : ends[piece + 1]]
+        loops.take(indices[piece], bits[piece], sign, bar, allowed[piece], place)
+
+    map_pieces(take, bits)
+    return out
+
+
+def _kth(bits: Sequence[Array], sign: Any, k: int) -> tuple[Any, int]:
+    """Return the k-th largest magnitude's bits, and how many that equal it are among the k: by digits of 11 bits."""
+    kind, known, mask = type(sign), 0, 0
+    for shift in _shifts(8 * bits[0].itemsize - 1):
+        counts = _counts(bits, sign, kind(shift), kind(known), kind(mask))
+        above = np.cumsum(counts[::-1])
+        digit = 2047 - int(np.searchsorted(above, k))
+        k -= int(above[2047 - digit] - counts[digit])
+        known, mask = known | digit << shift, (mask | 2047 << shift) & int(sign)
+    return kind(known), k
+
+
+def _shifts(width: int) -> list[int]:
+    return [max(0, width - done) for done in range(11, width + 11, 11)]
+
+
+def _counts(bits: Sequence[Array], sign: Any, shift: Any, known: Any, mask: Any) -> Array:
+    def run(piece: int) -> Array:
+        counts = np.zeros(1 << 11, np.int64)
+        loops.digits(bits[piece], sign, shift, known, mask, counts)
+        return counts
+
+    return np.asarray(np.sum(map_pieces(run, bits), axis=0))

@@ -1,0 +1,90 @@
+"""Picking large magnitudes, also in the same pass as the sum they are picked from.
+
+Magnitudes are compared so that NaN ranks above infinity, and infinity above every number: what is not finite is always
+selected, never hidden.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.accumulate.reference import accumulate, accumulate_momentum, accumulate_rounded
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Picks(NamedTuple):
+    """What `select` found. `indices` (int32) ascend, and `values` are the elements there.
+
+    On a GPU the host does not wait to learn how many there are: the indices are filled up with −1 to the capacity, and
+    the values with 0. `peak` (0-dim, of the vector's dtype) is the largest magnitude: NaN if any is, 0 of no elements.
+    """
+
+    indices: Tensor
+    values: Tensor
+    peak: Tensor
+
+
+def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
+    """Return where 0 < |x| ≥ threshold (0-dim; NaN counts as infinity); of more than `capacity`, the `largest`."""
+    ranks = magnitude_bits(x)
+    least = torch.where(threshold.isnan(), torch.inf, threshold).to(x)
+    chosen = (ranks >= magnitude_bits(least)) & (ranks > 0)
+    indices = chosen.nonzero().view(-1).to(torch.int32)
+    indices = indices if indices.numel() <= capacity else largest(x, capacity)
+    return Picks(indices, gather(x, indices), peak(x))
+
+
+def accumulate_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, threshold: Tensor, capacity: int
+) -> Picks:
+    """`accumulate`, then `select` on its result."""
+    accumulate(out, residual, gradient, scale)
+    return select(out, threshold, capacity)
+
+
+def accumulate_momentum_select(
+    out: Tensor,
+    velocity_out: Tensor,
+    residual: Tensor,
+    velocity: Tensor,
+    gradient: Tensor,
+    scale: float,
+    momentum: float,
+    nesterov: bool,
+    threshold: Tensor,
+    capacity: int,
+) -> Picks:
+    """`accumulate_momentum`, then `select` on its result."""
+    accumulate_momentum(out, velocity_out, residual, velocity, gradient, scale, momentum, nesterov)
+    return select(out, threshold, capacity)
+
+
+def accumulate_rounded_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, threshold: Tensor, capacity: int
+) -> Picks:
+    """`accumulate_rounded`, then `select` on its result."""
+    accumulate_rounded(out, residual, gradient, scale, seed)
+    return select(out, threshold, capacity)
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """Return the indices (int32, ascending) of the k largest magnitudes, or of all; of equal ones the lowest first."""
+    order = magnitude_bits(x).sort(descending=True, stable=True).indices
+    return order[:k].sort().values.to(torch.int32)
+
+
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """Return the elements at indices (int32), and 0 for −1."""
+    return x.index_select(0, indices.clamp(min=0)).masked_fill_(indices < 0, 0)
+
+
+def peak(x: Tensor) -> Tensor:
+    """Return the largest magnitude, 0-dim."""
+    return x.abs().amax() if x.numel() else x.new_zeros(())
+
+
+def magnitude_bits(x: Tensor) -> Tensor:
+    """Return magnitudes as integers of the same order, NaN above infinity."""
+    return x.abs().view(_INTEGERS[x.element_size()])

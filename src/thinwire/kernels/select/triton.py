@@ -1,0 +1,252 @@
+"""Picking large magnitudes, without the host's knowing how many.
+
+Every tile's program counts its picks and keeps the first few of them; a second kernel lays them side by side where the
+counts before them say. If there are more than `capacity`, it does nothing, and `_write_largest` picks the largest.
+
+That goes digit by digit: histograms of 11-bit digits give the k-th largest magnitude. Every program derives it from
+them again, which costs it a few loads, and the host nothing. Integers add up to the same in any order, so atomics are
+deterministic here.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.kernels.accumulate.triton import rounded_arguments, total
+from thinwire.kernels.select.reference import Picks, gather
+from thinwire.kernels.triton import PROGRAMS, TILE, factor, launch, magnitudes, tile_of, tiles_of, wide
+
+_ROOM = 64
+"""How many picks of a tile are kept: of a tile with more, all are looked for again."""
+_GROUP = 32
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_DIGIT = tl.constexpr(11)
+_BINS = tl.constexpr(1 << 11)
+_LEVELS = {2: 2, 4: 3, 8: 6}
+
+
+def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
+    """See `reference.select`; the indices are always `capacity`, of which the last may be −1."""
+    return _select_as("given", x, (None, None, None, None, None, None, 0, 0), threshold, capacity)
+
+
+def accumulate_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, threshold: Tensor, capacity: int
+) -> Picks:
+    """See `reference.accumulate_select`, and `select`."""
+    rest = (None, residual, None, gradient, factor(out, scale), None, 0, 0)
+    return _select_as("sum", out, rest, threshold, capacity)
+
+
+def accumulate_momentum_select(
+    out: Tensor,
+    velocity_out: Tensor,
+    residual: Tensor,
+    velocity: Tensor,
+    gradient: Tensor,
+    scale: float,
+    momentum: float,
+    nesterov: bool,
+    threshold: Tensor,
+    capacity: int,
+) -> Picks:
+    """See `reference.accumulate_momentum_select`, and `select`."""
+    rest = (velocity_out, residual, velocity, gradient, factor(out, scale), factor(out, momentum), 0, 0)
+    return _select_as("nesterov" if nesterov else "momentum", out, rest, threshold, capacity)
+
+
+def accumulate_rounded_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, threshold: Tensor, capacity: int
+) -> Picks:
+    """See `reference.accumulate_rounded_select`, and `select`."""
+    return _select_as("rounded", out, rounded_arguments(out, residual, gradient, scale, seed), threshold, capacity)
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """See `reference.largest`."""
+    out = torch.empty(min(k, x.numel()), dtype=torch.int32, device=x.device)
+    _write_largest(out, x)
+    return out
+
+
+def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:
+    """Accumulate into x, with the rest of the arguments of `total`, or take it as given, and select from it."""
+    n, tiles = x.numel(), tiles_of(x.numel())
+    picks = torch.full((capacity,), -1, dtype=torch.int32, device=x.device)
+    if not n:
+        return Picks(picks, x.new_zeros(capacity), x.new_zeros(()))
+    counts, peaks = picks.new_empty(tiles), picks.new_empty(tiles, dtype=_INTEGERS[x.element_size()])
+    kept = picks.new_empty(tiles, _ROOM)
+    state = (threshold.to(x), n, counts, peaks, kept)
+    launch(_find, tiles, x, *rest, *state, HOW=how, TILE=TILE, ROOM=_ROOM, num_warps=8)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    sizes = {"TILE": TILE, "ROOM": _ROOM, "GROUP": _GROUP, "num_warps": 8}
+    launch(_gather, tiles_of(tiles, _GROUP), picks, x, threshold.to(x), n, counts, ends, kept, tiles, capacity, **sizes)
+    _write_largest(picks, x, ends[-1:])
+    return Picks(picks, gather(x, picks), peaks.amax().view(x.dtype))
+
+
+def _write_largest(out: Tensor, x: Tensor, found: Tensor | None = None) -> None:
+    """Write the `largest` of x that there is room for, or with `found` (1): only if this says that there are more."""
+    k, n, tiles, levels = out.numel(), x.numel(), tiles_of(x.numel()), _LEVELS[x.element_size()]
+    if not 0 < k <= n:
+        return
+    histograms = torch.zeros(levels << 11, dtype=torch.int32, device=x.device)
+    counts = torch.empty(tiles, dtype=torch.int64, device=x.device)
+    programs, args = min(PROGRAMS, tiles), (x, histograms, found, n, k)
+    for level in range(levels):
+        launch(_count_digits, programs, *args, level, LEVELS=levels, TILE=TILE, num_warps=8)
+    launch(_count, programs, *args, counts, LEVELS=levels, TILE=TILE, num_warps=8)
+    ends = counts.cumsum(0)
+    launch(_place, programs, *args, counts, ends, out, LEVELS=levels, TILE=TILE, num_warps=8)
+
+
+@triton.jit
+def _bar(histograms, k, levels):
+    """Return the first digits of the k-th largest, and how many of the k largest have the same."""
+    bins = tl.arange(0, _BINS)
+    bar, left = k.to(tl.int64) * 0, k
+    for level in range(levels):
+        histogram = tl.load(histograms + level * _BINS + bins)
+        above = tl.sum(histogram, 0) - tl.cumsum(histogram, 0)
+        digit = tl.sum((above >= left).to(tl.int32), 0)
+        left -= tl.sum(tl.where(bins == digit, above, 0), 0)
+        bar = (bar << _DIGIT) + digit
+    return bar, left
+
+
+@triton.jit
+def _superfluous(found, k):
+    result = False
+    if found is not None:
+        result = tl.load(found) <= k
+    return result
+
+
+@triton.jit(do_not_specialize=["k", "level"])
+def _count_digits(x, histograms, found, n, k, level, LEVELS: tl.constexpr, TILE: tl.constexpr):
+    if _superfluous(found, k):
+        return
+    bar, _left = _bar(histograms, k, level)
+    counts = tl.zeros([_BINS], tl.int32)
+    for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
+        bits, _index, valid = tile_of(x, tile, n, TILE)
+        digits = bits >> (_DIGIT * (LEVELS - 1 - level))
+        valid = valid & ((digits >> _DIGIT) == bar.to(bits.dtype))
+        counts += tl.histogram((digits & (_BINS - 1)).to(tl.int32), _BINS, mask=valid)
+    tl.atomic_add(histograms + level * _BINS + tl.arange(0, _BINS), counts, mask=counts > 0, sem="relaxed")
+
+
+@triton.jit
+def _above_and_ties(x, tile, n, bar, TILE: tl.constexpr):
+    bits, index, valid = tile_of(x, tile, n, TILE)
+    bar = bar.to(bits.dtype)
+    return (valid & (bits > bar)).to(tl.int32), (valid & (bits == bar)).to(tl.int32), index
+
+
+@triton.jit(do_not_specialize=["k"])
+def _count(x, histograms, found, n, k, counts, LEVELS: tl.constexpr, TILE: tl.constexpr):
+    if _superfluous(found, k):
+        return
+    bar, _left = _bar(histograms, k, LEVELS)
+    for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
+        above, ties, _index = _above_and_ties(x, tile, n, bar, TILE)
+        tl.store(counts + tile, (tl.sum(above, 0).to(tl.int64) << 32) + tl.sum(ties, 0))
+
+
+@triton.jit(do_not_specialize=["k"])
+def _place(x, histograms, found, n, k, counts, ends, out, LEVELS: tl.constexpr, TILE: tl.constexpr):
+    if _superfluous(found, k):
+        return
+    bar, allowed = _bar(histograms, k, LEVELS)
+    for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
+        above, ties, index = _above_and_ties(x, tile, n, bar, TILE)
+        before = tl.load(ends + tile) - tl.load(counts + tile)
+        within = tl.cumsum((above << 16) + ties, 0)
+        ties_before = (before & 0xFFFFFFFF).to(tl.int32) + (within & 0xFFFF) - ties
+        place = (before >> 32).to(tl.int32) + (within >> 16) - above + tl.minimum(ties_before, allowed)
+        taken = (above > 0) | ((ties > 0) & (ties_before < allowed))
+        tl.store(out + place, index, mask=taken)
+
+
+"""How many picks of a tile are kept: of a tile with more, all are looked for again."""
+
+
+@triton.jit
+def _hits(bits, valid, threshold):
+    # The mask counts as well: zero times a scale that is not finite is NaN.
+    least = wide(tl.load(threshold))
+    least = tl.where(least != least, float("inf"), least)
+    return (valid & (bits >= tl.maximum(magnitudes(least.to(threshold.dtype.element_ty)), 1))).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["high", "low"])
+def _find(
+    x,
+    velocity_out,
+    residual,
+    velocity,
+    gradient,
+    scale,
+    momentum,
+    high,
+    low,
+    threshold,
+    n,
+    counts,
+    peaks,
+    kept,
+    HOW: tl.constexpr,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    start = tile.to(tl.int64) * TILE
+    at = tl.arange(0, TILE)
+    valid = at < n - start
+    bits = magnitudes(
+        total(x, velocity_out, residual, velocity, gradient, scale, momentum, high, low, start, at, valid, HOW)
+    )
+    hit = _hits(bits, valid, threshold)
+    rank = tl.cumsum(hit, 0) - 1
+    tl.store(kept + tile * ROOM + rank, (start + at).to(tl.int32), mask=(hit > 0) & (rank < ROOM))
+    tl.store(counts + tile, tl.sum(hit, 0))
+    tl.store(peaks + tile, tl.max(tl.where(valid, bits, 0), 0).to(peaks.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["tiles", "capacity"])
+def _gather(
+    picks,
+    x,
+    threshold,
+    n,
+    counts,
+    ends,
+    kept,
+    tiles,
+    capacity,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    if tl.load(ends + tiles - 1) > capacity:
+        return
+    first = tl.program_id(0) * GROUP
+    rows = first + tl.arange(0, GROUP)
+    count = tl.load(counts + rows, mask=rows < tiles, other=0)
+    begin = tl.load(ends + rows, mask=rows < tiles, other=0) - count
+    rank = tl.arange(0, ROOM)[None, :]
+    there = (rank < count[:, None]) & (count <= ROOM)[:, None]
+    found = tl.load(kept + rows[:, None] * ROOM + rank, mask=there)
+    tl.store(picks + begin[:, None] + rank, found, mask=there)
+    if tl.max(count, 0) > ROOM:
+        for tile in range(first, tl.minimum(first + GROUP, tiles)):
+            count_here = tl.load(counts + tile)
+            if count_here > ROOM:
+                bits, index, valid = tile_of(x, tile, n, TILE)
+                hit = _hits(bits, valid, threshold)
+                place = tl.load(ends + tile) - count_here + tl.cumsum(hit, 0) - 1
+                tl.store(picks + place, index, mask=hit > 0)

@@ -1,0 +1,205 @@
+"""Blocks of 64 elements at a time, in vectors, with stores that pass by the cache: what Numba's loops cannot express.
+
+A result that is only written need not be read into the cache first, which saves a quarter of the traffic. Streaming
+stores need addresses that are multiples of 64 bytes. A function that looks at magnitudes returns its hits: 64 bits that
+say which of them, as integers, reach the threshold. `peaks` (64 bytes of integers) keeps the largest so far, by lane.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+BLOCK = 64
+_SCALARS: dict[Any, Any] = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+_CONTRACT = ("contract",)
+_HITS = ir.IntType(BLOCK)
+_READ_SOON = (0, 3, 1)  # to read, into the nearest cache, of data
+
+
+class _Block:
+    """Code for 64 elements as vectors of 64 bytes, from `start` on."""
+
+    def __init__(self, context: Any, builder: Any, dtype: Any, start: Any) -> None:
+        self.context, self.builder, self.start = context, builder, start
+        self.bits = dtype.bitwidth
+        self.count = 512 // self.bits
+        self.integer = ir.VectorType(ir.IntType(self.bits), self.count)
+        self.kind = ir.VectorType(_SCALARS[dtype], self.count) if dtype in _SCALARS else self.integer
+
+    def spread(self, value: Any) -> Any:
+        """Return a vector of one value."""
+        kind = ir.VectorType(value.type, self.count)
+        empty, zeros = ir.Constant(kind, ir.Undefined), ir.VectorType(ir.IntType(32), self.count)
+        first = self.builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
+        return self.builder.shuffle_vector(first, empty, ir.Constant(zeros, [0] * self.count))
+
+    def load(self, array: Any) -> list[Any]:
+        """Return the block of an array."""
+        return [self.one(array, at, self.kind) for at in self._each(self.start)]
+
+    def one(self, array: Any, at: Any, kind: Any) -> Any:
+        """Return a vector of an array."""
+        vector = self.builder.load(self._address(array, at, kind))
+        vector.align = self.bits // 8
+        return vector
+
+    def store(self, vectors: list[Any], array: Any, place: Any, *, stream: bool) -> None:
+        """Write the block from `place` on: after all loads, which the compiler could not move across stores."""
+        for at, vector in zip(self._each(place), vectors, strict=True):
+            stored = self.builder.store(vector, self._address(array, at, vector.type))
+            stored.align = 64 if stream else self.bits // 8
+            if stream:
+                stored.set_metadata("nontemporal", self.builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+
+    def sum(self, xs: list[Any], factor: Any, ys: list[Any]) -> list[Any]:
+        """Return x + factor · y."""
+        products = self.times(factor, ys)
+        return [self.builder.fadd(x, y, flags=_CONTRACT) for x, y in zip(xs, products, strict=True)]
+
+    def times(self, factor: Any, xs: list[Any]) -> list[Any]:
+        """Return factor · x."""
+        return [self.builder.fmul(factor, x, flags=_CONTRACT) for x in xs]
+
+    def hits(self, vectors: list[Any], threshold: Any, peaks: Any) -> Any:
+        """Return which magnitudes reach the threshold, and raise the peaks."""
+        first = ir.Constant(self.start.type, 0)
+        hits, bar, peak = ir.Constant(_HITS, 0), self.spread(threshold), self.one(peaks, first, self.integer)
+        ones = ir.Constant(self.integer, [(1 << (self.bits - 1)) - 1] * self.count)
+        for number, vector in enumerate(vectors):
+            found = self.builder.and_(self.builder.bitcast(vector, self.integer), ones)
+            peak = self.builder.select(self.builder.icmp_signed(">", peak, found), peak, found)
+            lanes = self.builder.bitcast(self.builder.icmp_signed(">=", found, bar), ir.IntType(self.count))
+            wide = lanes if self.count == BLOCK else self.builder.zext(lanes, _HITS)
+            hits = self.builder.or_(hits, self.builder.shl(wide, ir.Constant(_HITS, number * self.count)))
+        stored = self.builder.store(peak, self._address(peaks, first, self.integer))
+        stored.align = self.bits // 8
+        return hits
+
+    def _each(self, first: Any) -> list[Any]:
+        """Return where every vector begins, the first one at `first`."""
+        return [self.builder.add(first, ir.Constant(first.type, at)) for at in range(0, BLOCK, self.count)]
+
+    def _address(self, array: Any, at: Any, kind: Any) -> Any:
+        return self.builder.bitcast(self.builder.gep(array, [at]), kind.as_pointer())
+
+
+def _code(body: Callable[..., Any], arrays: int) -> Callable[..., Any]:
+    """Return what generates `body`; the first arguments are arrays, and the next is where the block starts."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pairs = zip(signature.args[:arrays], args[:arrays], strict=True)
+        data = [context.make_array(kind)(context, builder, value).data for kind, value in pairs]
+        block = _Block(context, builder, signature.args[0].dtype, args[arrays])
+        return body(block, *data, *args[arrays + 1 :])
+
+    return generate
+
+
+@intrinsic
+def look(typing, bits, peaks, start, threshold):
+    """Return the hits of the block of `bits`."""
+
+    def body(block: _Block, bits: Any, peaks: Any, threshold: Any) -> Any:
+        return block.hits(block.load(bits), threshold, peaks)
+
+    return types.uint64(bits, peaks, start, threshold), _code(body, 2)
+
+
+@intrinsic
+def lowest(typing, hits):
+    """Return the number of the lowest bit that is set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def prefetch(typing, array, at):
+    """Fetch what lies at an index, which may be beyond the end, into the cache."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(call, [address, *(ir.Constant(number, option) for option in _READ_SOON)])
+        return context.get_dummy_value()
+
+    return types.void(array, at), generate
+
+
+def _accumulate(*, stream: bool) -> Any:
+    def body(block: _Block, out: Any, peaks: Any, residual: Any, gradient: Any, threshold: Any, scale: Any) -> Any:
+        totals = block.sum(block.load(residual), block.spread(scale), block.load(gradient))
+        block.store(totals, out, block.start, stream=stream)
+        return block.hits(totals, threshold, peaks)
+
+    @intrinsic
+    def code(typing, out, peaks, residual, gradient, start, threshold, scale):
+        return types.uint64(out, peaks, residual, gradient, start, threshold, scale), _code(body, 4)
+
+    return code
+
+
+def _momentum(*, nesterov: bool, stream: bool) -> Any:
+    def body(
+        block: _Block,
+        out: Any,
+        moving: Any,
+        peaks: Any,
+        residual: Any,
+        velocity: Any,
+        gradient: Any,
+        threshold: Any,
+        scale: Any,
+        momentum: Any,
+    ) -> Any:
+        scale, momentum = block.spread(scale), block.spread(momentum)
+        new, before = block.load(gradient), block.load(residual)
+        speed = block.sum(block.times(momentum, block.load(velocity)), scale, new)
+        if nesterov:
+            totals = block.sum(block.sum(before, scale, new), momentum, speed)
+        else:
+            totals = [block.builder.fadd(x, u) for x, u in zip(before, speed, strict=True)]
+        block.store(speed, moving, block.start, stream=stream)
+        block.store(totals, out, block.start, stream=stream)
+        return block.hits(totals, threshold, peaks)
+
+    @intrinsic
+    def code(typing, out, moving, peaks, residual, velocity, gradient, start, threshold, scale, momentum):
+        given = (out, moving, peaks, residual, velocity, gradient, start, threshold, scale, momentum)
+        return types.uint64(*given), _code(body, 6)
+
+    return code
+
+
+def _copy(*, stream: bool) -> Any:
+    def body(block: _Block, source: Any, out: Any, place: Any) -> Any:
+        block.store(block.load(source), out, place, stream=stream)
+        return block.context.get_dummy_value()
+
+    @intrinsic
+    def code(typing, source, out, start, place):
+        return types.void(source, out, start, place), _code(body, 2)
+
+    return code
+
+
+accumulate, accumulate_streaming = (_accumulate(stream=stream) for stream in (False, True))
+"""(out, peaks, residual, gradient, start, threshold, scale): out = residual + scale · gradient; return its hits."""
+momentum, momentum_streaming = (_momentum(nesterov=False, stream=stream) for stream in (False, True))
+"""(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m): return the hits of out.
+
+moving = m · velocity + scale · gradient, and out = residual + moving.
+"""
+nesterov, nesterov_streaming = (_momentum(nesterov=True, stream=stream) for stream in (False, True))
+"""The same with out = residual + scale · gradient + m · moving."""
+copy, copy_streaming = (_copy(stream=stream) for stream in (False, True))
+"""(source, out, start, place): copy the block from `start` to `place`."""

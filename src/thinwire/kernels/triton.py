@@ -1,0 +1,69 @@
+"""How Triton kernels are launched, and what they share.
+
+Only files of this name import Triton. The kernels take several types, so they carry no annotations; constants of the
+compiler, such as the size of a tile, are in capitals.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 4096
+"""Elements that a program takes at a time; fewer than 2¹⁶, as two counts of them share one int32."""
+PROGRAMS = 1024
+"""How many programs share the tiles where each takes several: enough to keep a large GPU busy."""
+
+
+def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
+    """Run `programs` programs of a kernel on the device of its first argument, a tensor; without any, nothing."""
+    if not programs:
+        return
+    if not args[0].is_cuda:  # the interpreter
+        kernel[(programs,)](*args, **constants)
+        return
+    with torch.cuda.device(args[0].device):
+        kernel[(programs,)](*args, **constants)
+
+
+def tiles_of(numel: int, tile: int = TILE) -> int:
+    """Return how many tiles cover `numel` elements."""
+    return -(-numel // tile)
+
+
+def factor(like: Tensor, value: float) -> Tensor:
+    """Return a 0-dim tensor on the device: as a plain argument a float would lose half the bits of a float64."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return torch.full((), value, dtype=dtype, device=like.device)
+
+
+@triton.jit
+def wide(x):
+    """Return 16-bit floats as float32, in which they are added, and others as they are."""
+    if x.dtype.primitive_bitwidth < 32:
+        x = x.to(tl.float32)
+    return x
+
+
+@triton.jit
+def magnitudes(x):
+    """Return magnitudes as integers of the same order, NaN above infinity: int64 of float64, else int32."""
+    if x.dtype.primitive_bitwidth == 64:
+        bits = x.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
+    elif x.dtype.primitive_bitwidth == 32:
+        bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    else:
+        bits = x.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
+    return bits
+
+
+@triton.jit
+def tile_of(x, tile, n, TILE: tl.constexpr):
+    """Return the magnitudes of a tile, the indices, and which of them there are."""
+    start = tl.cast(tile, tl.int64) * TILE  # in the interpreter a loop's tile is a plain number
+    at = tl.arange(0, TILE)
+    valid = at < n - start
+    bits = magnitudes(tl.load(x + start + at, mask=valid))
+    return bits, (start + at).to(tl.int32), valid
