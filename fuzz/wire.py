@@ -22,7 +22,7 @@ READERS = (Dense, Sparse, Blocks, Spectral)
 
 
 def spans_of_two() -> list[Payload]:
-    """Return payloads that know their spans and sizes: as receivers, they take rows of other ranks."""
+    """Return payloads that know their regions and sizes: as receivers, they take rows of other ranks."""
     picks = torch.arange(40, dtype=torch.int32) * 5
     one = Sparse(indices=picks, values=torch.ones(40), numel=200)
     empty = torch.full((40,), 199, dtype=torch.int32)

@@ -97,7 +97,7 @@ def _exchange_keyed(numel: int) -> dict[tuple[str, str], tuple[Tensor, Tensor, T
             exchanged = case.exchange.start(payload, group, seeds=[1, 2, 3]).wait()
             assert torch.equal(payload.dense(), mine), "kept payloads are left alone"
             again = torch.zeros_like(mine)
-            exchanged.delivered.subtract_from([again[offset : offset + length] for offset, length in payload.spans])
+            exchanged.delivered.subtract_from([again[offset : offset + length] for offset, length in payload.regions])
             assert torch.equal(-again, exchanged.delivered.dense())
             found[codec, name] = (exchanged.total.dense(), exchanged.delivered.dense(), mine)
     return found

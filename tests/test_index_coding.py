@@ -143,15 +143,15 @@ def test_bits_per_kept_element() -> None:
 @pytest.mark.parametrize("ascending", [True, False])
 def test_indices_outside_the_spans_are_refused(ascending: bool) -> None:
     """A total that is written to other tensors of the bucket would change what it does not speak for."""
-    count, spans = 20, ((0, 100), (150, 100))
+    count, regions = 20, ((0, 100), (150, 100))
     near = torch.arange(count, dtype=torch.int32) * 12
 
     def payload(indices: Tensor) -> Sparse:
         values = torch.ones(count)
-        return Sparse(indices=indices, values=values, numel=300, spans=spans, runs=(10, 10), ascending=ascending)
+        return Sparse(indices=indices, values=values, numel=300, regions=regions, runs=(10, 10), ascending=ascending)
 
     good = torch.where(near < 100, near, near + 10)
     good = good.where(good >= 150, good.clamp(max=99))
     assert torch.equal(payload(good).from_buffers(payload(good).to_buffer()[None]).indices, good)
-    with pytest.raises(PayloadError, match="4 of 20 indices lie outside the payload's spans"):
+    with pytest.raises(PayloadError, match="4 of 20 indices lie outside the payload's regions"):
         payload(good).from_buffers(payload(near + 1).to_buffer()[None])

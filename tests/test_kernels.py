@@ -204,11 +204,11 @@ def test_mask(dtype: torch.dtype) -> None:
 
 
 def test_scatter_writes_its_spans_only() -> None:
-    spans, runs = [(2, 3), (5, 4), (12, 2)], [1, 2, 1, 1, 2, 1]
+    regions, runs = [(2, 3), (5, 4), (12, 2)], [1, 2, 1, 1, 2, 1]
     indices = torch.tensor([3, 5, 8, 12, 2, 5, 8, 13], dtype=torch.int32)
     for backend in BACKENDS:
         out = torch.full((15,), torch.nan)
-        kernels.scatter.on(backend)(out, spans, indices, torch.ones(8), runs)
+        kernels.scatter.on(backend)(out, regions, indices, torch.ones(8), runs)
         assert out[2:9].tolist() == [1, 1, 0, 2, 0, 0, 2]
         assert out[12:14].tolist() == [1, 1]
         assert bool(out[[0, 1, 9, 10, 11, 14]].isnan().all())

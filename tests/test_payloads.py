@@ -159,7 +159,7 @@ def test_golden_bytes_of_slots() -> None:
     assert bytes(payload.to_buffer().tolist()).hex() == (
         "02020200" "08000000" "2c01000000000003"  # version, kind, dtype, bits; count; numel, coding
         "00000000003c0040" "0042000000000000"  # values
-        "0100000000000000" "0600000000000000"  # one span, its seed
+        "0100000000000000" "0600000000000000"  # one region, its seed
         "a6492d" "0d699a" "0000"  # 38, 38, 20, 11, 13, 36 (299 lies in its slot), 38, 38
     )  # fmt: skip
 
@@ -235,7 +235,7 @@ def test_assembled_parts_come_apart_again(case: CodecCase) -> None:
         assert torch.equal(masked[i], zeros)
         torch.testing.assert_close(out[offset : offset + part.numel], part.dense().float())
         covered[offset : offset + part.numel] = True
-    assert bool(out[~covered].isnan().all()), "wrote outside its spans"
+    assert bool(out[~covered].isnan().all()), "wrote outside its regions"
 
 
 @codec_cases
@@ -260,7 +260,7 @@ def test_values_and_indices_must_match() -> None:
         Sparse(indices=torch.zeros(3, dtype=torch.int64), values=torch.zeros(3), numel=5)
     with pytest.raises(PayloadError, match="smaller buckets"):
         Sparse(indices=torch.zeros(0, dtype=torch.int32), values=torch.zeros(0), numel=2**31)
-    with pytest.raises(PayloadError, match="4 values for spans"):
+    with pytest.raises(PayloadError, match="4 values for regions"):
         Dense(values=torch.zeros(4), numel=5)
 
 

@@ -163,31 +163,31 @@ def test_accumulate_rounded(numel: int, dtype: torch.dtype) -> None:
     assert intact(plain, selected)
 
 
-def payload(ranks: int, spans: int, length: int, per_run: int, seed: int = 0) -> tuple[Tensor, tuple[int, ...]]:
-    """Return indices as of so many payloads behind one another, each ascending over the spans from 100 on."""
+def payload(ranks: int, regions: int, length: int, per_run: int, seed: int = 0) -> tuple[Tensor, tuple[int, ...]]:
+    """Return indices as of so many payloads behind one another, each ascending over the regions from 100 on."""
     generator = torch.Generator().manual_seed(seed)
     runs = [
-        torch.randperm(length, generator=generator)[:per_run].sort().values + 100 + span * length
+        torch.randperm(length, generator=generator)[:per_run].sort().values + 100 + region * length
         for _ in range(ranks)
-        for span in range(spans)
+        for region in range(regions)
     ]
     return torch.cat(runs).int(), tuple(run.numel() for run in runs)
 
 
 @dtypes
 @pytest.mark.parametrize(
-    ("ranks", "spans", "length", "per_run"),
+    ("ranks", "regions", "length", "per_run"),
     [(1, 1, 63, 10), (3, 1, 40_000, 900), (2, 3, 1000, 999), (4, 2, 20_000, 31), (2, 2, 100, 0), (0, 1, 100, 0)],
 )
-def test_scatter(ranks: int, spans: int, length: int, per_run: int, dtype: torch.dtype) -> None:
-    indices, runs = payload(ranks, spans, length, per_run) if ranks else (torch.empty(0, dtype=torch.int32), ())
+def test_scatter(ranks: int, regions: int, length: int, per_run: int, dtype: torch.dtype) -> None:
+    indices, runs = payload(ranks, regions, length, per_run) if ranks else (torch.empty(0, dtype=torch.int32), ())
     values = framed(vector(indices.numel(), dtype=dtype))
-    where = [(100 + span * length, length) for span in range(spans)]
+    where = [(100 + region * length, length) for region in range(regions)]
     ascending = framed(indices)
     shuffled = framed(torch.cat([run.flip(0) for run in indices.split(list(runs))]) if ranks else indices)
     for places in (ascending, shuffled):
         for stretches in (runs, (sum(runs),)) if ranks == 1 else (runs,):
-            found = framed(vector(length * spans + 200, dtype=dtype))
+            found = framed(vector(length * regions + 200, dtype=dtype))
             expected = found.clone()
             kernels.scatter.gpu(found, where, places, values, stretches)
             kernels.scatter.reference(expected, where, places, values, stretches)
@@ -199,14 +199,14 @@ def test_scatter(ranks: int, spans: int, length: int, per_run: int, dtype: torch
 
 
 def test_scatter_to_spans_apart_with_padding_and_nan() -> None:
-    spans = ((700, 300), (0, 100), (100, 50))
+    regions = ((700, 300), (0, 100), (100, 50))
     indices = framed(torch.tensor([3, 99, 99, 149, 701, 999, 999, 5, 99, 99, 149, 703, 703, 999], dtype=torch.int32))
     values = framed(torch.tensor([1.0, 2, 0, torch.nan, 5, 6, 0, 7, 8, 0, 9, 10, 0, torch.inf]))
     for runs in ((3, 1, 3, 3, 1, 3), (7, 7)):
         found = framed(torch.full((1100,), 4.0))
         expected = found.clone()
-        kernels.scatter.gpu(found, spans, indices, values, runs)
-        kernels.scatter.reference(expected, spans, indices, values, runs)
+        kernels.scatter.gpu(found, regions, indices, values, runs)
+        kernels.scatter.reference(expected, regions, indices, values, runs)
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
         assert intact(found)
 
@@ -405,14 +405,14 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, out, velocity = (framed(vector(5000, seed=seed)) for seed in range(4))
     indices, runs = payload(2, 2, 1000, 20)
     indices, values, threshold = framed(indices), framed(vector(80)), x.new_ones(())
-    spans = ((100, 1000), (1100, 1000))
-    kernels.scatter.gpu(out, spans, indices, values, runs)  # layouts are copied to the device once
+    regions = ((100, 1000), (1100, 1000))
+    kernels.scatter.gpu(out, regions, indices, values, runs)  # layouts are copied to the device once
     with waiting_forbidden(monkeypatch):
         kernels.select.gpu(x, threshold, 10)
         kernels.accumulate_select.gpu(out, x, y, 0.5, threshold, 5000)
         kernels.accumulate_momentum_select.gpu(out, velocity, x, y, y, 0.5, 0.9, True, threshold, 10)
         picks = kernels.largest.gpu(x, 50)
-        kernels.scatter.gpu(out, spans, indices, values, runs)
+        kernels.scatter.gpu(out, regions, indices, values, runs)
         kernels.scatter_add.gpu(out, indices, values, runs, -1.0)
         kernels.mask.gpu(out, indices, values)
         kernels.hashed_slots.gpu(picks, picks, 20, 5000, 1)

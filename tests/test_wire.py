@@ -38,8 +38,8 @@ def _bytes(x: Tensor) -> bytes:
 
 def _plain(payload: Payload, buffer: Tensor) -> plain_decoder.Plain:
     coded = getattr(payload.coefficients if isinstance(payload, Spectral) else payload, "coded", None)
-    runs = payload.runs if isinstance(payload, Sparse) else [0] * len(payload.spans)
-    tensors = [(at, n, m) for (at, n), m in zip(payload.spans, runs, strict=True)]
+    runs = payload.runs if isinstance(payload, Sparse) else [0] * len(payload.regions)
+    tensors = [(at, n, m) for (at, n), m in zip(payload.regions, runs, strict=True)]
     return plain_decoder.decode(_bytes(buffer), scales=coded.scales.numel() if coded else 0, tensors=tensors)
 
 
@@ -96,7 +96,7 @@ def _damaged(buffer: Tensor, how: tuple[str, int, bytes]) -> Tensor:
 def test_damaged_rows_are_refused_or_stay_within_their_spans(
     name: str, bucket: bool, how: tuple[str, int, bytes]
 ) -> None:
-    """RefusedError whenever the page says so, and then nothing is written; otherwise nothing beyond the spans is."""
+    """RefusedError whenever the page says so, and then nothing is written; otherwise nothing beyond the regions is."""
     payload = _bucket(name) if bucket else _single(name)
     good = payload.to_buffer()
     bad = _damaged(good, how)
@@ -107,7 +107,7 @@ def test_damaged_rows_are_refused_or_stay_within_their_spans(
     except PayloadError:
         assert bool((out == 7).all())
         return
-    for (offset, length), (after, _) in zip(payload.spans, [*payload.spans[1:], (payload.numel, 0)], strict=True):
+    for (offset, length), (after, _) in zip(payload.regions, [*payload.regions[1:], (payload.numel, 0)], strict=True):
         assert bool((out[offset + length : after] == 7).all())
     assert _plain(payload, bad) is not None, "the page refuses it"
 

@@ -89,7 +89,7 @@ class Exchange(ABC):
     """What carries it; a planner measures each and predicts times from that."""
 
     def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
-        """Set up what `start` needs, a collective; left out, the first `start` does it, and may block."""
+        """Set up what `start` needs. A collective. If you leave it out, the first `start` does it, and may block."""
 
     @abstractmethod
     def start(
@@ -97,8 +97,8 @@ class Exchange(ABC):
     ) -> "Future[Exchanged]":
         """Start the exchange; the future holds the sum, bit-identical on all ranks.
 
-        What comes of a span does not depend on what else is in the payload. Without `keep`, `payload` may be
-        overwritten, and `delivered` means nothing. `seeds`, one for each span, are alike on all ranks; 0 if left out.
+        A region's result does not depend on what else is in the payload. Without `keep`, the exchange may overwrite
+        `payload`, and `delivered` means nothing. `seeds` has one for each region, the same on all ranks; 0 by default.
         """
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
-        """Return the messages that follow from each other for payloads of `nbytes` between `world_size` ranks.
+        """Return the messages, each waiting for the one before, for payloads of `nbytes` between `world_size` ranks.
 
         Ranks pick independently among rows of `whole` bytes in all; by default, no two pick alike.
         """

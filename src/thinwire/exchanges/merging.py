@@ -28,7 +28,7 @@ class Rounds(Exchange):
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":
         """Queue the exchange."""
-        seeds = seeds or [0] * len(payload.spans)
+        seeds = seeds or [0] * len(payload.regions)
         return communication_thread(group).submit(lambda own: self.run(payload, own, seeds), payload.values.device)
 
     @abstractmethod

@@ -58,7 +58,7 @@ class GlobalTopKTree(Rounds):
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait."""
         peers, own = Peers(group, payload.values.device), table(payload, "GlobalTopKTree")
-        outcome, dropped = _up(peers, own, own.span_counts())
+        outcome, dropped = _up(peers, own, own.region_counts())
         outcome = _down(peers, outcome, own)
         delivered = _DELIVERED["paper" if self.exact_values else self.merge](own, dropped, outcome)
         if self.exact_values:
@@ -110,10 +110,10 @@ def _down(peers: Peers, outcome: Keyed, like: Keyed) -> Keyed:
 
 
 def _largest(rows: Keyed, counts: list[int]) -> _Merged:
-    """Divide into the largest rows, so many of each span, and the rest; what is not finite counts as largest."""
+    """Divide into the largest rows, so many of each region, and the rest; what is not finite counts as largest."""
     best = torch.zeros(rows.keys.numel(), dtype=torch.bool, device=rows.keys.device)
     norms = torch.linalg.vector_norm(rows.rows, dim=1)
-    spans = rows.span_counts()
-    for norm, chosen, count in zip(norms.split(spans), best.split(spans), counts, strict=True):
+    regions = rows.region_counts()
+    for norm, chosen, count in zip(norms.split(regions), best.split(regions), counts, strict=True):
         chosen[norm.topk(min(count, norm.numel()), sorted=False).indices] = True
     return _Merged(*(rows.rekeyed(rows.keys[part], rows.rows[part]) for part in (best, ~best)))

@@ -68,7 +68,7 @@ class UnionAllReduce(Rounds):
             rows = mine.rows.contiguous()
             peers.all_reduce(rows)
             return rows
-        payload = _encoded(self.packed, mine.rows.split(mine.span_counts()), seeds)
+        payload = _encoded(self.packed, mine.rows.split(mine.region_counts()), seeds)
         if not payload.summable or isinstance(payload, Keyed):
             raise TypeError(f"packed is {self.packed!r}, which does not add up to all rows; {_FIX}")
         values = payload.values.clone()
@@ -77,8 +77,8 @@ class UnionAllReduce(Rounds):
         return fitted(payload.with_values(values).dense(), mine.rows.dtype).view(mine.rows.shape)
 
 
-def _encoded(packed: Encoder, spans: Sequence[Tensor], seeds: Sequence[int]) -> Payload:
-    parts = [packed.encode(rows, seed=seed) for rows, seed in zip(spans, seeds, strict=True) if rows.numel()]
+def _encoded(packed: Encoder, regions: Sequence[Tensor], seeds: Sequence[int]) -> Payload:
+    parts = [packed.encode(rows, seed=seed) for rows, seed in zip(regions, seeds, strict=True) if rows.numel()]
     offsets = accumulate((part.numel for part in parts), initial=0)
     *starts, end = offsets
     return type(parts[0]).assemble(parts, starts, end)

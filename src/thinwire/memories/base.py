@@ -16,11 +16,10 @@ State = dict[str, dict[str, Tensor]]
 
 
 class Memory(ABC):
-    """Changes are staged during a step; `commit` keeps them and `rollback` leaves everything as it was before.
+    """What waits for a later step. A step's changes are staged; `commit` keeps them, `rollback` drops them.
 
-    Only `compensate` reads what was committed, so a step can be called off after parts of it have been sent. A
-    parameter that comes again before either is called goes on from what is staged: the gradients of one step may
-    arrive in several parts.
+    Only `compensate` reads what was committed. So a step can be called off even after parts of it have been sent. The
+    gradient of one step may arrive in several parts: a parameter that comes again goes on from what is staged.
     """
 
     stateful: ClassVar[bool] = True
@@ -44,15 +43,15 @@ class Memory(ABC):
 
     @abstractmethod
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return what waits for parameter `name` plus scale · gradient (flat). Stages a memory that sent nothing.
+        """Return what waits for parameter `name` plus scale · gradient (flat), and stage it as if nothing were sent.
 
-        Where something is staged for `name` already, this is another part of the same step's gradient. `seed` is for
+        If something is staged for `name` already, this is another part of the same step's gradient. `seed` is for
         memories with stochastic rounding.
         """
 
     @abstractmethod
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Take what was delivered out of the staged memory; the payload has a span for each of `names`."""
+        """Take what was delivered out of the staged memory; the payload has a region for each of `names`."""
 
     @abstractmethod
     def commit(self, names: Collection[str] | None = None) -> None:
@@ -113,9 +112,9 @@ class NoMemory(Memory):
 
 
 class Staged:
-    """A committed and a staged version of one flat tensor per name; committing swaps them, so nothing is copied.
+    """Two versions of one flat tensor per name, committed and staged. Committing swaps them, so nothing is copied.
 
-    Held in `dtype`, or else in float32 or wider.
+    They are held in `dtype`, or by default in float32 or wider.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:

@@ -6,18 +6,18 @@ from typing import Self
 
 from torch import Tensor
 
-Spans = tuple[tuple[int, int], ...]
+Regions = tuple[tuple[int, int], ...]
 
 
 class Payload(ABC):
-    """A compressed vector of `numel` elements, which speaks for the regions `spans` = ((offset, length), …) of it.
+    """A compressed vector of `numel` elements. It describes the `regions` ((offset, length), …) of it, nothing else.
 
-    `values` are the numbers that travel. A payload is `summable` when payloads of several ranks may be added by adding
-    their values; otherwise they are concatenated. Nothing here changes a payload; every method returns a new one.
+    `values` are the numbers that travel. If a payload is `summable`, adding the values of several ranks adds their
+    vectors; if not, payloads are concatenated. Payloads never change: methods return new ones.
     """
 
     numel: int
-    spans: Spans
+    regions: Regions
     values: Tensor
 
     @property
@@ -32,7 +32,7 @@ class Payload(ABC):
 
     @abstractmethod
     def counts(self) -> Sequence[int]:
-        """Return how many values travel for each span."""
+        """Return how many values travel for each region."""
 
     @abstractmethod
     def with_values(self, values: Tensor) -> Self:
@@ -51,15 +51,15 @@ class Payload(ABC):
 
     @abstractmethod
     def write(self, out: Tensor) -> None:
-        """Overwrite the spans of the flat tensor `out` (numel elements) with this vector."""
+        """Overwrite the regions of the flat tensor `out` (numel elements) with this vector."""
 
     @abstractmethod
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract this vector, span by span, in place: `parts` has a flat tensor for each span."""
+        """Subtract this vector, region by region, in place: `parts` has a flat tensor for each region."""
 
     @abstractmethod
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Set each span's part to zero where this payload picked out single elements; None is left out.
+        """Set each region's part to zero where this payload picked out single elements; None is left out.
 
         A payload of everything masks nothing.
         """
@@ -85,6 +85,6 @@ class Payload(ABC):
         return out
 
 
-def spans_are_finite(out: Tensor, spans: Spans) -> bool:
-    """Whether all of the spans is finite."""
-    return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in spans)
+def regions_are_finite(out: Tensor, regions: Regions) -> bool:
+    """Whether all of the regions is finite."""
+    return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in regions)

@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, wire
-from thinwire.payloads.base import Spans
+from thinwire.payloads.base import Regions
 from thinwire.payloads.keyed import Keyed
 from thinwire.payloads.sparse import Sparse
 
@@ -26,23 +26,23 @@ _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 class Blocks(Keyed):
     """Block `keys[i]` (int32) holds values[i·width : (i+1)·width]; blocks that are not named are zero.
 
-    Every span is cut into blocks of `width` elements, the last one filled up with zeros, and the blocks of all spans
-    are numbered on. `runs` are the lengths of stretches within which keys ascend, without repeats; only a payload of
-    one such stretch can travel. Which blocks follow is told by whatever is shortest.
+    Each region is divided into blocks of `width` elements, the last one filled up with zeros, and blocks are numbered
+    through all regions. Keys ascend without repeats within each of the `runs`, which are lengths; a payload can travel
+    only if it has one run. Keys travel in whichever coding is shortest.
     """
 
     keys: Tensor
     values: Tensor
     numel: int
     width: int
-    spans: Spans = field(default=())
+    regions: Regions = field(default=())
     runs: tuple[int, ...] = field(default=())
     coded: Coded | None = None
 
     def __post_init__(self) -> None:
         if self.keys.dtype != torch.int32 or self.values.numel() != self.keys.numel() * self.width:
             raise PayloadError(f"{self.values.numel()} values for {self.keys.numel()} blocks of {self.width}")
-        object.__setattr__(self, "spans", self.spans or ((0, self.numel),))
+        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
         object.__setattr__(self, "runs", self.runs or (self.keys.numel(),))
 
     @property
@@ -69,8 +69,8 @@ class Blocks(Keyed):
         """Return the numbers of all blocks."""
         return torch.arange(self.key_space, dtype=torch.int32, device=self.keys.device)
 
-    def span_counts(self) -> list[int]:
-        """Return how many blocks lie in each span; keys must ascend."""
+    def region_counts(self) -> list[int]:
+        """Return how many blocks lie in each region; keys must ascend."""
         edges = torch.tensor(self._edges, dtype=torch.int32, device=self.keys.device)
         return torch.searchsorted(self.keys, edges).diff().tolist()
 
@@ -81,8 +81,8 @@ class Blocks(Keyed):
         return wire.HEADER_BYTES + _SHAPE.size + numbers.nbytes(self.values, self.coded) + named
 
     def counts(self) -> list[int]:
-        """Return how many values travel for each span; keys must ascend."""
-        return [count * self.width for count in self.span_counts()]
+        """Return how many values travel for each region; keys must ascend."""
+        return [count * self.width for count in self.region_counts()]
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same blocks with other values."""
@@ -111,7 +111,7 @@ class Blocks(Keyed):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Blocks":
-        """Read what `to_buffer` wrote, as one span of whole blocks. Raises PayloadError when malformed."""
+        """Read what `to_buffer` wrote, as one region of whole blocks. Raises PayloadError when malformed."""
         head = wire.parse(buffer, wire.BLOCKS)
         dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES + _SHAPE.size :]
         wire.check_coding(head.coding, _CODINGS)
@@ -140,19 +140,21 @@ class Blocks(Keyed):
         places, inside = self._places()
         runs, values = tuple(run * self.width for run in self.runs), torch.where(inside, self.values, 0)
         ascending = len(self.runs) == 1
-        return Sparse(indices=places, values=values, numel=self.numel, spans=self.spans, runs=runs, ascending=ascending)
+        return Sparse(
+            indices=places, values=values, numel=self.numel, regions=self.regions, runs=runs, ascending=ascending
+        )
 
     def write(self, out: Tensor) -> None:
-        """Set the spans of `out` to zero and add the blocks."""
+        """Set the regions of `out` to zero and add the blocks."""
         self.elements().write(out)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract the blocks of each span from its part."""
-        self._elements_by_span().subtract_from(parts)
+        """Subtract the blocks of each region from its part."""
+        self._elements_by_region().subtract_from(parts)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Set each part to zero at every element sent of its span that is not 0."""
-        self._elements_by_span().mask(parts)
+        """Set each part to zero at every element sent of its region that is not 0."""
+        self._elements_by_region().mask(parts)
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out` is finite in every block."""
@@ -167,7 +169,7 @@ class Blocks(Keyed):
             values=torch.cat([part.values for part in parts]),
             numel=numel,
             width=parts[0].width,
-            spans=tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True)),
+            regions=tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True)),
             coded=numbers.joined([part.coded for part in parts]),
         )
 
@@ -184,25 +186,25 @@ class Blocks(Keyed):
 
     @cached_property
     def _edges(self) -> tuple[int, ...]:
-        """The number of the first block of each span, and of all blocks."""
-        return tuple(accumulate((-(-length // self.width) for _, length in self.spans), initial=0))
+        """The number of the first block of each region, and of all blocks."""
+        return tuple(accumulate((-(-length // self.width) for _, length in self.regions), initial=0))
 
-    def _elements_by_span(self) -> Sparse:
+    def _elements_by_region(self) -> Sparse:
         elements = self.elements()
-        return elements if len(self.spans) == 1 else replace(elements, runs=tuple(self.counts()))
+        return elements if len(self.regions) == 1 else replace(elements, runs=tuple(self.counts()))
 
     def _places(self) -> tuple[Tensor, Tensor]:
         """Return the indices (int32) of the blocks' elements, and whether each is one, or fills up a last block.
 
-        What fills up lies at the span's last element, as padding.
+        What fills up lies at the region's last element, as padding.
         """
         device = self.keys.device
-        starts, regions = (torch.tensor(x, device=device, dtype=torch.int32) for x in (self._edges, self.spans))
-        span = torch.searchsorted(starts, self.keys, right=True) - 1
-        first = (self.keys - starts[span]) * self.width
+        starts, regions = (torch.tensor(x, device=device, dtype=torch.int32) for x in (self._edges, self.regions))
+        region = torch.searchsorted(starts, self.keys, right=True) - 1
+        first = (self.keys - starts[region]) * self.width
         within = first[:, None] + torch.arange(self.width, device=device, dtype=torch.int32)
-        last = regions[span, 1, None] - 1
-        return (within.minimum(last) + regions[span, 0, None]).view(-1), (within <= last).view(-1)
+        last = regions[region, 1, None] - 1
+        return (within.minimum(last) + regions[region, 0, None]).view(-1), (within <= last).view(-1)
 
     @cached_property
     def _coding(self) -> int:

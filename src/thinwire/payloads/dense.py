@@ -1,4 +1,4 @@
-"""Every element of its spans."""
+"""Every element of its regions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,29 +11,29 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import numbers, wire
-from thinwire.payloads.base import Payload, Spans, spans_are_finite
+from thinwire.payloads.base import Payload, Regions, regions_are_finite
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dense(Payload):
-    """All values of the spans, in order. By default one span covers the whole vector.
+    """All values of the regions, in order. By default one region covers the whole vector.
 
     With `coded`, codes travel, and `values` are what they stand for.
     """
 
     values: Tensor
     numel: int = -1
-    spans: Spans = field(default=())
+    regions: Regions = field(default=())
     coded: Coded | None = None
 
     def __post_init__(self) -> None:
         if self.numel < 0:
             object.__setattr__(self, "numel", self.values.numel())
-        if not self.spans:
-            object.__setattr__(self, "spans", ((0, self.numel),))
-        if self.values.numel() != sum(length for _, length in self.spans):
-            raise PayloadError(f"{self.values.numel()} values for spans {self.spans}")
+        if not self.regions:
+            object.__setattr__(self, "regions", ((0, self.numel),))
+        if self.values.numel() != sum(length for _, length in self.regions):
+            raise PayloadError(f"{self.values.numel()} values for regions {self.regions}")
 
     @property
     def summable(self) -> bool:
@@ -46,8 +46,8 @@ class Dense(Payload):
         return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded)
 
     def counts(self) -> list[int]:
-        """Return the lengths of the spans."""
-        return [length for _, length in self.spans]
+        """Return the lengths of the regions."""
+        return [length for _, length in self.regions]
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same payload with other values."""
@@ -59,7 +59,7 @@ class Dense(Payload):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Dense":
-        """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed."""
+        """Read what `to_buffer` wrote, as one region. Raises PayloadError when malformed."""
         head = wire.parse(buffer, wire.DENSE)
         dtype = numbers.check_plain(head)
         wire.check_coding(head.coding, (wire.NUMBERS,))
@@ -75,14 +75,14 @@ class Dense(Payload):
         return self.with_values(kernels.row_sums(per_rank))
 
     def write(self, out: Tensor) -> None:
-        """Overwrite the spans of `out`."""
-        for (offset, length), part in zip(self.spans, self._values(), strict=True):
+        """Overwrite the regions of `out`."""
+        for (offset, length), part in zip(self.regions, self._values(), strict=True):
             region = out[offset : offset + length]
             if region.data_ptr() != part.data_ptr():
                 region.copy_(part)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract the values of each span from its part."""
+        """Subtract the values of each region from its part."""
         for part, values in zip(parts, self._values(), strict=True):
             part.sub_(values)
 
@@ -90,19 +90,19 @@ class Dense(Payload):
         """Do nothing: no element was picked out."""
 
     def is_finite(self, out: Tensor) -> bool:
-        """Whether the spans of `out` are finite."""
-        return spans_are_finite(out, self.spans)
+        """Whether the regions of `out` are finite."""
+        return regions_are_finite(out, self.regions)
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
         """Place vectors side by side."""
-        spans = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
+        regions = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
         values = parts[0].values if len(parts) == 1 else torch.cat([part.values for part in parts])
-        return cls(values=values, numel=numel, spans=spans, coded=numbers.joined([part.coded for part in parts]))
+        return cls(values=values, numel=numel, regions=regions, coded=numbers.joined([part.coded for part in parts]))
 
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
-        """Return the sum of payloads over the same spans."""
+        """Return the sum of payloads over the same regions."""
         stacked = torch.stack([p.values for p in payloads])
         return payloads[0].with_values(kernels.row_sums(stacked))
 

@@ -32,15 +32,15 @@ class Keyed(Payload):
     @property
     @abstractmethod
     def most_rows(self) -> int:
-        """How many keys the spans allow."""
+        """How many keys the regions allow."""
 
     @abstractmethod
     def every_key(self) -> Tensor:
-        """Return all keys (int32) that the spans allow, in the order in which `rekeyed` keeps them."""
+        """Return all keys (int32) that the regions allow, in the order in which `rekeyed` keeps them."""
 
     @abstractmethod
-    def span_counts(self) -> list[int]:
-        """Return how many rows lie in each span; they come span by span."""
+    def region_counts(self) -> list[int]:
+        """Return how many rows lie in each region; they come region by region."""
 
     @abstractmethod
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:

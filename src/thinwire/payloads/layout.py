@@ -1,4 +1,4 @@
-"""Where the elements of a sparse payload lie, in which order they come, and how their indices travel."""
+"""The layout of a sparse payload: where its elements lie, in which order, and how their indices travel."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.errors import PayloadError
 from thinwire.payloads import indices, slots, wire
-from thinwire.payloads.base import Spans
+from thinwire.payloads.base import Regions
 from thinwire.payloads.wire import ELIAS_FANO, NUMBERS, SLOTS
 
 CODINGS = (NUMBERS, ELIAS_FANO, SLOTS)
@@ -16,12 +16,12 @@ CODINGS = (NUMBERS, ELIAS_FANO, SLOTS)
 
 @dataclass(frozen=True)
 class Layout:
-    """`runs` elements of `spans`, within a vector of `numel`; `coding` says how their indices travel.
+    """`runs` elements of `regions`, within a vector of `numel`; `coding` says how their indices travel.
 
     With `ascends`, indices ascend from the first element to the last. They may repeat, as padding does: no bitmap.
     """
 
-    spans: Spans
+    regions: Regions
     runs: tuple[int, ...]
     numel: int
     coding: int = NUMBERS
@@ -29,14 +29,14 @@ class Layout:
 
     @classmethod
     def of(
-        cls, spans: Spans, runs: tuple[int, ...], numel: int, *, ascending: bool, seeds: tuple[int, ...]
+        cls, regions: Regions, runs: tuple[int, ...], numel: int, *, ascending: bool, seeds: tuple[int, ...]
     ) -> "Layout":
-        """Return the layout with the shortest coding for elements that ascend by span, lie in slots, or neither."""
+        """Return the layout with the shortest coding for elements that ascend by region, lie in slots, or neither."""
         if seeds:
-            return cls(spans, runs, numel, _shorter_in_slots(spans, runs, numel))
-        if not (ascending and _in_order(spans)):
-            return cls(spans, runs, numel)
-        return cls(spans, runs, numel, indices.shortest(sum(runs), numel, (NUMBERS, ELIAS_FANO)), ascends=True)
+            return cls(regions, runs, numel, _shorter_in_slots(regions, runs, numel))
+        if not (ascending and _in_order(regions)):
+            return cls(regions, runs, numel)
+        return cls(regions, runs, numel, indices.shortest(sum(runs), numel, (NUMBERS, ELIAS_FANO)), ascends=True)
 
     @cached_property
     def count(self) -> int:
@@ -47,13 +47,13 @@ class Layout:
     def nbytes(self) -> int:
         """Length of the section that names the elements, padding included."""
         if self.coding == SLOTS:
-            return slots.nbytes(self.spans, self.runs)
+            return slots.nbytes(self.regions, self.runs)
         return indices.nbytes(self.coding, self.count, self.numel)
 
     def section(self, elements: Tensor, seeds: tuple[int, ...]) -> Tensor:
         """Return the section that names `elements` (int32). Raises PayloadError where they are not in this layout."""
         if self.coding == SLOTS:
-            return slots.section(elements, self.spans, self.runs, seeds)
+            return slots.section(elements, self.regions, self.runs, seeds)
         if self.ascends and indices.is_cheap_to_check(elements):
             indices.check_ascending(elements, strictly=False)
         return indices.section(self.coding, elements, self.numel)
@@ -61,11 +61,11 @@ class Layout:
     def read(self, buffers: Tensor) -> Tensor:
         """Return the elements, int32 (ranks, count), that the buffers of several ranks name.
 
-        Raises PayloadError where a buffer is malformed, or names an element outside the spans.
+        Raises PayloadError where a buffer is malformed, or names an element outside the regions.
         """
         wire.check_shape(buffers, self.nbytes)
         if self.coding == SLOTS:
-            found = slots.read(buffers, self.spans, self.runs)
+            found = slots.read(buffers, self.regions, self.runs)
         else:
             found = indices.read(self.coding, buffers, self.count, self.numel)
         if self.ascends and self.coding == NUMBERS:
@@ -73,43 +73,43 @@ class Layout:
         self._check_inside(found)
         return found
 
-    def by_span(self, keys: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Return the order that groups `keys` by span, ascending in each, and how many fall in each span."""
+    def by_region(self, keys: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the order that groups `keys` by region, ascending in each, and how many fall in each region."""
         ascend = bool((keys[1:] >= keys[:-1]).all())
         ascending, order = (keys, torch.arange(keys.numel(), device=keys.device)) if ascend else keys.sort()
-        edges = torch.tensor([(offset, offset + length) for offset, length in self.spans], device=keys.device)
+        edges = torch.tensor([(offset, offset + length) for offset, length in self.regions], device=keys.device)
         bounds = torch.searchsorted(ascending, edges.to(keys.dtype)).tolist()
         return torch.cat([order[low:high] for low, high in bounds]), tuple(high - low for low, high in bounds)
 
     def padded(self, missing: int) -> tuple[int, tuple[int, ...]]:
-        """Return the index that `missing` elements of padding take, the last of all spans, and the runs with them."""
-        filled = [i for i, (_, length) in enumerate(self.spans) if length]
-        last = filled[-1] if filled else len(self.spans) - 1
-        place = max(0, len(self.runs) - len(self.spans) + last)
+        """Return the index that `missing` elements of padding take, the last of all regions, and the runs with them."""
+        filled = [i for i, (_, length) in enumerate(self.regions) if length]
+        last = filled[-1] if filled else len(self.regions) - 1
+        place = max(0, len(self.runs) - len(self.regions) + last)
         runs = (*self.runs[:place], self.runs[place] + missing, *self.runs[place + 1 :])
-        return max(0, sum(self.spans[last]) - 1), runs
+        return max(0, sum(self.regions[last]) - 1), runs
 
     def _check_inside(self, elements: Tensor) -> None:
-        if self.spans == ((0, self.numel),) or not elements.numel():
+        if self.regions == ((0, self.numel),) or not elements.numel():
             return
-        bounds = [edge for offset, length in sorted(self.spans) for edge in (offset, offset + length)]
+        bounds = [edge for offset, length in sorted(self.regions) for edge in (offset, offset + length)]
         edges = torch.tensor(bounds, dtype=torch.int32, device=elements.device)
         if self.ascends:
             each_row = edges.expand(elements.shape[0], -1).contiguous()
-            below = torch.searchsorted(elements, each_row).view(-1, len(self.spans), 2)
+            below = torch.searchsorted(elements, each_row).view(-1, len(self.regions), 2)
             inside = int((below[..., 1] - below[..., 0]).sum())
         else:
             inside = int((torch.searchsorted(edges, elements, right=True) % 2).sum())
         if inside != elements.numel():
             outside = elements.numel() - inside
-            raise PayloadError(f"{outside} of {elements.numel()} indices lie outside the payload's spans")
+            raise PayloadError(f"{outside} of {elements.numel()} indices lie outside the payload's regions")
 
 
-def _in_order(spans: Spans) -> bool:
-    """Whether spans follow one another, so that what ascends in each ascends as a whole."""
-    ends = (offset + length for offset, length in spans)
-    return all(end <= offset for end, (offset, _) in zip(ends, spans[1:], strict=False))
+def _in_order(regions: Regions) -> bool:
+    """Whether regions follow one another, so that what ascends in each ascends as a whole."""
+    ends = (offset + length for offset, length in regions)
+    return all(end <= offset for end, (offset, _) in zip(ends, regions[1:], strict=False))
 
 
-def _shorter_in_slots(spans: Spans, runs: tuple[int, ...], numel: int) -> int:
-    return SLOTS if slots.nbytes(spans, runs) < indices.nbytes(NUMBERS, sum(runs), numel) else NUMBERS
+def _shorter_in_slots(regions: Regions, runs: tuple[int, ...], numel: int) -> int:
+    return SLOTS if slots.nbytes(regions, runs) < indices.nbytes(NUMBERS, sum(runs), numel) else NUMBERS

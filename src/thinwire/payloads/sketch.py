@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.payloads import numbers, wire
-from thinwire.payloads.base import Payload, Spans, spans_are_finite
+from thinwire.payloads.base import Payload, Regions, regions_are_finite
 
 
 class Table(NamedTuple):
@@ -23,7 +23,7 @@ class Table(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sketch(Payload):
-    """One table per span: S[j, h_j(i)] = Σ s_j(i) · x[i].
+    """One table per region: S[j, h_j(i)] = Σ s_j(i) · x[i].
 
     Element i is read as the median over j of s_j(i) · S[j, h_j(i)]. `values` are the tables, one after the other. All
     ranks must hash alike.
@@ -32,10 +32,10 @@ class Sketch(Payload):
     values: Tensor
     tables: tuple[Table, ...]
     numel: int
-    spans: Spans = field(default=())
+    regions: Regions = field(default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spans", self.spans or ((0, self.numel),))
+        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
 
     @property
     def summable(self) -> bool:
@@ -66,12 +66,12 @@ class Sketch(Payload):
         return self.with_values(kernels.row_sums(tables))
 
     def write(self, out: Tensor) -> None:
-        """Overwrite the spans of `out` with the estimates."""
-        for (offset, length), estimate in zip(self.spans, self._estimates(), strict=True):
+        """Overwrite the regions of `out` with the estimates."""
+        for (offset, length), estimate in zip(self.regions, self._estimates(), strict=True):
             out[offset : offset + length].copy_(estimate)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract each span's estimate from its part."""
+        """Subtract each region's estimate from its part."""
         for part, estimate in zip(parts, self._estimates(), strict=True):
             part.sub_(estimate)
 
@@ -79,8 +79,8 @@ class Sketch(Payload):
         """Do nothing: no element was picked out."""
 
     def is_finite(self, out: Tensor) -> bool:
-        """Whether the spans of `out` are finite."""
-        return spans_are_finite(out, self.spans)
+        """Whether the regions of `out` are finite."""
+        return regions_are_finite(out, self.regions)
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
@@ -89,7 +89,7 @@ class Sketch(Payload):
             values=torch.cat([part.values for part in parts]),
             tables=tuple(table for part in parts for table in part.tables),
             numel=numel,
-            spans=tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True)),
+            regions=tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True)),
         )
 
     @classmethod
@@ -102,7 +102,7 @@ class Sketch(Payload):
         return self.values.split(self.counts())
 
     def _estimates(self) -> list[Tensor]:
-        parts = zip(self.spans, self.tables, self._values(), strict=True)
+        parts = zip(self.regions, self.tables, self._values(), strict=True)
         return [
             kernels.sketch_query(values.view(table.rows, table.buckets), length, table.seed)
             for (_, length), table, values in parts

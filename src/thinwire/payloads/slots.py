@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.payloads import wire
-from thinwire.payloads.base import Spans
+from thinwire.payloads.base import Regions
 from thinwire.payloads.indices import is_cheap_to_check
 
 _COUNT_BYTES = 8
@@ -19,7 +19,7 @@ _LARGEST_SEED = 2**64 - 1
 
 
 class _Part(NamedTuple):
-    """The slots of one span: where the span lies and how many there are."""
+    """The slots of one region: where the region lies and how many there are."""
 
     offset: int
     length: int
@@ -41,37 +41,38 @@ class _Part(NamedTuple):
         return -(-self.slots * self.bits // 8)
 
 
-def nbytes(spans: Spans, runs: Sequence[int]) -> int:
+def nbytes(regions: Regions, runs: Sequence[int]) -> int:
     """Return the length of the section, padding included."""
-    return wire.padded(_length(spans, runs))
+    return wire.padded(_length(regions, runs))
 
 
-def section(indices: Tensor, spans: Spans, runs: Sequence[int], seeds: Sequence[int]) -> Tensor:
-    """Return how many spans there are, the seed of each, and the codes of each, packed, as uint8.
+def section(indices: Tensor, regions: Regions, runs: Sequence[int], seeds: Sequence[int]) -> Tensor:
+    """Return how many regions there are, the seed of each, and the codes of each, packed, as uint8.
 
-    Raises PayloadError unless each index (int32) lies in the slot that its span's seed gives it, or is the span's last.
+    Raises PayloadError unless each index (int32) is in the slot that its region's seed gives it, or is the region's
+    last one.
     """
     head = struct.pack(f"<Q{len(seeds)}Q", len(seeds), *(seed & _LARGEST_SEED for seed in seeds))
     packed = [torch.frombuffer(bytearray(head), dtype=torch.uint8).to(indices.device)]
-    for part, index, seed in zip(_parts(spans, runs), indices.split(list(runs)), seeds, strict=True):
+    for part, index, seed in zip(_parts(regions, runs), indices.split(list(runs)), seeds, strict=True):
         if part.slots:
             codes = _codes(index, part, seed)
             packed.append(kernels.pack_bits(codes, part.bits))
     return torch.cat(packed)
 
 
-def read(buffers: Tensor, spans: Spans, runs: Sequence[int]) -> Tensor:
+def read(buffers: Tensor, regions: Regions, runs: Sequence[int]) -> Tensor:
     """Return the indices, int32 (ranks, count), in sections of several ranks. Raises PayloadError when malformed."""
-    wire.check_padding(buffers, _length(spans, runs))
-    return torch.stack([torch.cat([*_indices(buffer, spans, runs)]) for buffer in buffers])
+    wire.check_padding(buffers, _length(regions, runs))
+    return torch.stack([torch.cat([*_indices(buffer, regions, runs)]) for buffer in buffers])
 
 
 def seeds(buffer: Tensor, count: int) -> tuple[int, ...]:
-    """Return the seeds of `count` spans from a section. Raises PayloadError where it is of another number of spans."""
+    """Return the seeds of `count` regions from a section. Raises PayloadError if the section has another number."""
     data = bytes(buffer[: _COUNT_BYTES + count * _SEED.size].tolist())
     found, *values = struct.unpack(f"<Q{count}Q", data)
     if found != count:
-        raise PayloadError(f"a section of {found} spans in slot order; expected {count}")
+        raise PayloadError(f"a section of {found} regions in slot order; expected {count}")
     return tuple(values)
 
 
@@ -83,10 +84,10 @@ def _codes(indices: Tensor, part: _Part, seed: int) -> Tensor:
     return codes
 
 
-def _indices(buffer: Tensor, spans: Spans, runs: Sequence[int]) -> Iterator[Tensor]:
-    """Return the indices of each span."""
-    start = _COUNT_BYTES + len(spans) * _SEED.size
-    for part, seed in zip(_parts(spans, runs), seeds(buffer, len(spans)), strict=True):
+def _indices(buffer: Tensor, regions: Regions, runs: Sequence[int]) -> Iterator[Tensor]:
+    """Return the indices of each region."""
+    start = _COUNT_BYTES + len(regions) * _SEED.size
+    for part, seed in zip(_parts(regions, runs), seeds(buffer, len(regions)), strict=True):
         if part.slots:
             yield _decoded(buffer[start : start + part.nbytes], part, seed)
             start += part.nbytes
@@ -109,10 +110,10 @@ def _check_last_byte(packed: Tensor, part: _Part) -> None:
         raise PayloadError(f"the codes of {part.slots} slots are not padded with zeros")
 
 
-def _parts(spans: Spans, runs: Sequence[int]) -> list[_Part]:
-    return [_Part(offset, length, slots) for (offset, length), slots in zip(spans, runs, strict=True)]
+def _parts(regions: Regions, runs: Sequence[int]) -> list[_Part]:
+    return [_Part(offset, length, slots) for (offset, length), slots in zip(regions, runs, strict=True)]
 
 
-def _length(spans: Spans, runs: Sequence[int]) -> int:
-    parts = sum(part.nbytes for part in _parts(spans, runs) if part.slots)
-    return _COUNT_BYTES + len(spans) * _SEED.size + parts
+def _length(regions: Regions, runs: Sequence[int]) -> int:
+    parts = sum(part.nbytes for part in _parts(regions, runs) if part.slots)
+    return _COUNT_BYTES + len(regions) * _SEED.size + parts

@@ -12,7 +12,7 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, slots, wire
-from thinwire.payloads.base import Spans
+from thinwire.payloads.base import Regions
 from thinwire.payloads.keyed import Keyed
 from thinwire.payloads.layout import CODINGS, Layout
 
@@ -20,20 +20,22 @@ from thinwire.payloads.layout import CODINGS, Layout
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sparse(Keyed):
-    """Values at int32 `indices`; elements of the spans that are not named are zero.
+    """Values at int32 `indices`; all other elements of the regions are zero.
 
-    `runs` are the lengths of stretches within which no index occurs twice, except as padding with value 0: one for each
-    span, unless it is a sum of several payloads. How indices travel depends on their order, which is a property of
-    where they come from, never of the data: `ascending` within each run; in slot order, where `seeds` has a seed for
-    each span (element p of a run of m lies in slot p of `kernels.slot_of` for m slots; an empty slot holds the span's
-    last index with value 0); or any. `agreed` says that every rank holds these very indices, so that values alone need
-    to travel. With `coded`, codes travel, and `values` are what they stand for.
+    runs: lengths of stretches in which no index occurs twice, except as padding with value 0. A payload has one for
+        each region; a sum of several payloads has more.
+    ascending, seeds: the order of the indices, which decides how they travel. It follows from the codec, never from the
+        data. They ascend within each run; or, with a seed for each region, they are in slot order; or in any order. In
+        slot order element p of a run of m is in slot p of `kernels.slot_of` for m slots, and an empty slot holds the
+        region's last index with value 0.
+    agreed: every rank has these very indices, so only values need to travel.
+    coded: codes travel, and `values` are what they stand for.
     """
 
     indices: Tensor
     values: Tensor
     numel: int
-    spans: Spans = field(default=())
+    regions: Regions = field(default=())
     runs: tuple[int, ...] = field(default=())
     ascending: bool = True
     seeds: tuple[int, ...] = ()
@@ -45,15 +47,15 @@ class Sparse(Keyed):
             raise PayloadError(f"{self.numel} elements; int32 indices reach 2³¹ - 1: use smaller buckets")
         if self.indices.shape != self.values.shape or self.indices.dtype != torch.int32:
             raise PayloadError(f"{self.values.numel()} values for {self.indices.numel()} {self.indices.dtype} indices")
-        object.__setattr__(self, "spans", self.spans or ((0, self.numel),))
+        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
         object.__setattr__(self, "runs", self.runs or (self.values.numel(),))
-        if self.seeds and not len(self.seeds) == len(self.spans) == len(self.runs):
-            raise PayloadError(f"{len(self.seeds)} seeds for {len(self.spans)} spans and {len(self.runs)} runs")
+        if self.seeds and not len(self.seeds) == len(self.regions) == len(self.runs):
+            raise PayloadError(f"{len(self.seeds)} seeds for {len(self.regions)} regions and {len(self.runs)} runs")
 
     @cached_property
     def layout(self) -> Layout:
         """Where the elements lie, in which order, and how their indices travel."""
-        return Layout.of(self.spans, self.runs, self.numel, ascending=self.ascending, seeds=self.seeds)
+        return Layout.of(self.regions, self.runs, self.numel, ascending=self.ascending, seeds=self.seeds)
 
     @property
     def summable(self) -> bool:
@@ -82,20 +84,20 @@ class Sparse(Keyed):
 
     @property
     def most_rows(self) -> int:
-        """How many elements the spans have."""
-        return sum(length for _, length in self.spans)
+        """How many elements the regions have."""
+        return sum(length for _, length in self.regions)
 
     def every_key(self) -> Tensor:
-        """Return all indices within the spans."""
+        """Return all indices within the regions."""
         device = self.values.device
-        return torch.cat([torch.arange(o, o + n, dtype=torch.int32, device=device) for o, n in self.spans])
+        return torch.cat([torch.arange(o, o + n, dtype=torch.int32, device=device) for o, n in self.regions])
 
-    def span_counts(self) -> list[int]:
-        """Return how many elements lie in each span."""
+    def region_counts(self) -> list[int]:
+        """Return how many elements lie in each region."""
         return list(self.runs)
 
     def counts(self) -> tuple[int, ...]:
-        """Return how many elements lie in each span."""
+        """Return how many elements lie in each region."""
         return self.runs
 
     def with_values(self, values: Tensor) -> Self:
@@ -103,13 +105,13 @@ class Sparse(Keyed):
         return replace(self, values=values, coded=None)
 
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
-        """Return other elements of the same vector; those outside the spans are left out."""
-        order, runs = self.layout.by_span(keys)
+        """Return other elements of the same vector; those outside the regions are left out."""
+        order, runs = self.layout.by_region(keys)
         chosen, values = keys.index_select(0, order), rows.view(-1).index_select(0, order)
         return self._plain(chosen, values, runs, ascending=True)
 
     def filled(self, count: int) -> Self:
-        """Return this with padding up to `count` elements: the last index of all spans, with value 0."""
+        """Return this with padding up to `count` elements: the last index of all regions, with value 0."""
         missing = count - self.values.numel()
         index, runs = self.layout.padded(missing)
         found = torch.cat([self.indices, self.indices.new_full((missing,), index)])
@@ -117,8 +119,8 @@ class Sparse(Keyed):
         return self._plain(found, values, runs, ascending=self.layout.ascends)
 
     def named_nbytes(self, count: int) -> int:
-        """Return how many bytes name `count` elements, ascending if the spans do."""
-        return Layout.of(self.spans, (count,), self.numel, ascending=True, seeds=()).nbytes
+        """Return how many bytes name `count` elements, ascending if the regions do."""
+        return Layout.of(self.regions, (count,), self.numel, ascending=True, seeds=()).nbytes
 
     def to_buffer(self) -> Tensor:
         """Return header, values and indices as uint8. Raises PayloadError where indices are not in their order."""
@@ -127,7 +129,7 @@ class Sparse(Keyed):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Sparse":
-        """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed, or of slots of several."""
+        """Read what `to_buffer` wrote, as one region. Raises PayloadError when malformed, or of slots of several."""
         head = wire.parse(buffer, wire.SPARSE)
         dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES :]
         wire.check_coding(head.coding, CODINGS)
@@ -154,17 +156,17 @@ class Sparse(Keyed):
         return self._plain(found.view(-1), values, runs, ascending=ascending)
 
     def write(self, out: Tensor) -> None:
-        """Set the spans of `out` to zero and add the values."""
-        kernels.scatter(out, self.spans, self.indices, self.values, self.runs)
+        """Set the regions of `out` to zero and add the values."""
+        kernels.scatter(out, self.regions, self.indices, self.values, self.runs)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract the values of each span from its part."""
-        for part, (found, values, runs) in zip(parts, self._by_span(), strict=True):
+        """Subtract the values of each region from its part."""
+        for part, (found, values, runs) in zip(parts, self._by_region(), strict=True):
             kernels.scatter_add(part, found, values, runs, -1.0)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Set each part to zero at every index of its span that carries a value other than 0."""
-        for part, (found, values, _) in zip(parts, self._by_span(), strict=True):
+        """Set each part to zero at every index of its region that carries a value other than 0."""
+        for part, (found, values, _) in zip(parts, self._by_region(), strict=True):
             if part is not None:
                 kernels.mask(part, found, values)
 
@@ -179,7 +181,7 @@ class Sparse(Keyed):
             indices=torch.cat([part.indices + offset for part, offset in zip(parts, offsets, strict=True)]),
             values=torch.cat([part.values for part in parts]),
             numel=numel,
-            spans=tuple((offset, part.numel) for part, offset in zip(parts, offsets, strict=True)),
+            regions=tuple((offset, part.numel) for part, offset in zip(parts, offsets, strict=True)),
             runs=tuple(part.values.numel() for part in parts),
             ascending=all(part.layout.ascends for part in parts),
             seeds=sum((part.seeds for part in parts), ()) if all(part.seeds for part in parts) else (),
@@ -194,12 +196,12 @@ class Sparse(Keyed):
         runs = tuple(run for p in payloads for run in p.runs)
         return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0].layout.ascends)
 
-    def _by_span(self) -> Iterator[tuple[Tensor, Tensor, tuple[int, ...]]]:
-        """Yield indices, counted from the span's first element, values and runs of each span."""
-        if self.spans == ((0, self.numel),):
+    def _by_region(self) -> Iterator[tuple[Tensor, Tensor, tuple[int, ...]]]:
+        """Yield indices, counted from the region's first element, values and runs of each region."""
+        if self.regions == ((0, self.numel),):
             yield self.indices, self.values, self.runs
             return
-        parts = zip(self.spans, self.indices.split(self.runs), self.values.split(self.runs), strict=True)
+        parts = zip(self.regions, self.indices.split(self.runs), self.values.split(self.runs), strict=True)
         for (offset, _), found, values in parts:
             yield found - offset, values, (values.numel(),)
 

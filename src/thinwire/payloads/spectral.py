@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.payloads import wire
-from thinwire.payloads.base import Payload, Spans, spans_are_finite
+from thinwire.payloads.base import Payload, Regions, regions_are_finite
 from thinwire.payloads.blocks import Blocks
 
 
@@ -22,10 +22,10 @@ class Spectral(Payload):
     coefficients: Blocks
     block: int
     numel: int
-    spans: Spans = field(default=())
+    regions: Regions = field(default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spans", self.spans or ((0, self.numel),))
+        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
 
     @property
     def values(self) -> Tensor:  # type: ignore[override]  # those of the coefficients
@@ -43,7 +43,7 @@ class Spectral(Payload):
         return wire.HEADER_BYTES + self.coefficients.nbytes
 
     def counts(self) -> list[int]:
-        """Return how many numbers travel for each span, two for a frequency."""
+        """Return how many numbers travel for each region, two for a frequency."""
         return self.coefficients.counts()
 
     def with_values(self, values: Tensor) -> Self:
@@ -56,7 +56,7 @@ class Spectral(Payload):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Spectral":
-        """Read what `to_buffer` wrote, as one span. Raises PayloadError when malformed."""
+        """Read what `to_buffer` wrote, as one region. Raises PayloadError when malformed."""
         head = wire.parse(buffer, wire.SPECTRAL)
         wire.check_coding(head.coding, (wire.NUMBERS,))
         coefficients = Blocks.from_buffer(buffer[wire.HEADER_BYTES :])
@@ -77,12 +77,12 @@ class Spectral(Payload):
         return out
 
     def write(self, out: Tensor) -> None:
-        """Overwrite the spans of `out` with the inverse transform."""
-        for (offset, length), x in zip(self.spans, self._inverse(), strict=True):
+        """Overwrite the regions of `out` with the inverse transform."""
+        for (offset, length), x in zip(self.regions, self._inverse(), strict=True):
             out[offset : offset + length].copy_(x)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract the inverse transform of each span from its part."""
+        """Subtract the inverse transform of each region from its part."""
         for part, x in zip(parts, self._inverse(), strict=True):
             part.sub_(x)
 
@@ -90,8 +90,8 @@ class Spectral(Payload):
         """Do nothing: no element was picked out."""
 
     def is_finite(self, out: Tensor) -> bool:
-        """Whether the spans of `out` are finite."""
-        return spans_are_finite(out, self.spans)
+        """Whether the regions of `out` are finite."""
+        return regions_are_finite(out, self.regions)
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
@@ -99,8 +99,8 @@ class Spectral(Payload):
         sizes = [part.coefficients.numel for part in parts]
         starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
         spectrum = Blocks.assemble([part.coefficients for part in parts], starts[:-1], starts[-1])
-        spans = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
-        return cls(coefficients=spectrum, block=parts[0].block, numel=numel, spans=spans)
+        regions = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
+        return cls(coefficients=spectrum, block=parts[0].block, numel=numel, regions=regions)
 
     @classmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
@@ -109,8 +109,8 @@ class Spectral(Payload):
 
     def _inverse(self) -> list[Tensor]:
         spectrum = self.coefficients.dense()
-        spectra = spectrum.split([length for _, length in self.coefficients.spans])
-        return [inverse(part, length, self.block) for (_, length), part in zip(self.spans, spectra, strict=True)]
+        spectra = spectrum.split([length for _, length in self.coefficients.regions])
+        return [inverse(part, length, self.block) for (_, length), part in zip(self.regions, spectra, strict=True)]
 
     def _head(self) -> Tensor:
         return wire.Header(wire.SPECTRAL, torch.float32, self.block, self.numel).pack(self.values.device)

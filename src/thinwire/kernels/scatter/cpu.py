@@ -28,13 +28,13 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int
 
 
 def scatter(
-    out: Tensor, spans: Sequence[tuple[int, int]], indices: Tensor, values: Tensor, runs: Sequence[int]
+    out: Tensor, regions: Sequence[tuple[int, int]], indices: Tensor, values: Tensor, runs: Sequence[int]
 ) -> None:
     """See `reference.scatter`; everything is written once."""
     arrays = (indices.numpy(), values.to(out.dtype).numpy())
     starts, stops = _stretches(arrays[0], runs)
     ordered = _ascend(arrays[0], starts, stops)
-    for offset, length in _joined(spans):
+    for offset, length in _joined(regions):
         part = out[offset : offset + length]
         stream = part.nbytes >= STREAM_BYTES and part.data_ptr() % 64 == 0
         write = _Writer(out.numpy(), offset, arrays, stream)
@@ -80,10 +80,10 @@ def _stretches(indices: _Array, runs: Sequence[int]) -> tuple[_Array, ...]:
     return np.concatenate([[0], breaks]), np.concatenate([breaks, [len(indices)]])
 
 
-def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join spans that lie side by side."""
+def _joined(regions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join regions that lie side by side."""
     joined: list[tuple[int, int]] = []
-    for offset, length in sorted(spans):
+    for offset, length in sorted(regions):
         if joined and sum(joined[-1]) == offset:
             joined[-1] = (joined[-1][0], joined[-1][1] + length)
         else:

@@ -18,10 +18,10 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int
 
 
 def scatter(
-    out: Tensor, spans: Sequence[tuple[int, int]], indices: Tensor, values: Tensor, runs: Sequence[int]
+    out: Tensor, regions: Sequence[tuple[int, int]], indices: Tensor, values: Tensor, runs: Sequence[int]
 ) -> None:
-    """Set the spans ((offset, length), …) of `out` to zero, then `scatter_add`. No index lies outside the spans."""
-    for offset, length in spans:
+    """Set the regions ((offset, length), …) of `out` to zero, then `scatter_add`. No index lies outside the regions."""
+    for offset, length in regions:
         out[offset : offset + length].zero_()
     scatter_add(out, indices, values, runs)
 

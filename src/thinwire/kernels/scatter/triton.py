@@ -24,7 +24,7 @@ _LEAST_SHARE = 4096
 _FEW = 4
 """So many runs at most are added by a launch each, whichever elements they have."""
 
-Spans = Sequence[tuple[int, int]]
+Regions = Sequence[tuple[int, int]]
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
@@ -37,11 +37,11 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int
         launch(_add, tiles_of(index.numel(), _CHUNK), out, index, value, index.numel(), sign, CHUNK=_CHUNK)
 
 
-def scatter(out: Tensor, spans: Spans, indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
+def scatter(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
     """See `reference.scatter`; where the runs of a payload ascend together, everything is written once."""
     values = values.to(out.dtype)
-    starts, stops = _tiles(tuple(spans), out.device)
-    tiles, stretches = starts.numel(), _stretches(tuple(runs), len(spans))
+    starts, stops = _tiles(tuple(regions), out.device)
+    tiles, stretches = starts.numel(), _stretches(tuple(runs), len(regions))
     count = len(stretches) - 1
     if 8 * count * tiles > out.nbytes:  # so many short runs that the table of bounds would outgrow the output
         stretches, count = (0,), 0
@@ -76,10 +76,10 @@ def _add_owned(
     launch(_add_share, tiles_of(out.numel(), share), *args, CHUNK=_CHUNK, num_warps=8)
 
 
-def _stretches(runs: tuple[int, ...], spans: int) -> tuple[int, ...]:
-    """Return the edges of what should ascend: each payload's runs over all spans, if there is one for each."""
+def _stretches(runs: tuple[int, ...], regions: int) -> tuple[int, ...]:
+    """Return the edges of what should ascend: each payload's runs over all regions, if there is one for each."""
     edges = tuple(accumulate(runs, initial=0))
-    return tuple(sorted({*edges[:: spans if spans and len(runs) % spans == 0 else 1], edges[-1]}))
+    return tuple(sorted({*edges[:: regions if regions and len(runs) % regions == 0 else 1], edges[-1]}))
 
 
 @lru_cache(maxsize=256)
@@ -89,10 +89,10 @@ def _on(numbers: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _tiles(spans: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return where the tiles of adjoining spans start and stop."""
+def _tiles(regions: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where the tiles of adjoining regions start and stop."""
     joined: list[tuple[int, int]] = []
-    for offset, length in sorted(spans):
+    for offset, length in sorted(regions):
         if joined and joined[-1][1] == offset:
             joined[-1] = (joined[-1][0], offset + length)
         else:
