@@ -1,4 +1,4 @@
-"""Measuring a DDP model where it is to be trained."""
+"""Profiling and planning a DDP model on the machines where it will train."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -27,11 +27,11 @@ def profile(
     update: Callable[[], object] | None = None,
     budget: Budget | None = None,
 ) -> Profile:
-    """Measure backward, candidates and links, on every rank at once, in seconds. A collective.
+    """Measure backward, candidates and links on all ranks at once. It takes seconds, and is a collective.
 
-    `step` runs the model forward on a batch like those to come and returns the loss. `update`, such as the optimizer's
-    step, is timed too if given, a few times, with gradients that are means over ranks; what it changes stays changed.
-    Gradients, buffers and random numbers are put back.
+    `step` runs the model forward on a typical batch and returns the loss. `update`, such as the optimizer's step, is
+    timed a few times too, with gradients that are means over ranks. What it changes stays changed. Gradients, buffers
+    and random number generators are restored.
     """
     parameters, group = managed(model), model.process_group
     sparse = sparse_weights(model.module)
@@ -66,10 +66,10 @@ def plan(
     budget: Budget | None = None,
     tolerance: float = 0.03,
 ) -> Plan:
-    """Measure as `profile` does, and decide what to compress, and with what. A collective.
+    """Measure as `profile` does, and decide what to compress and how. A collective.
 
-    Within `tolerance` of the fastest step, what is kinder to the loss is preferred. Raises ValueError where that is no
-    share.
+    Within `tolerance` of the fastest step, the plan that is kinder to the loss wins. Raises ValueError for a tolerance
+    outside [0, 1).
     """
     return decide(profile(model, step, update=update, budget=budget), budget, tolerance=tolerance)
 

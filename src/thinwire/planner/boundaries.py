@@ -1,4 +1,4 @@
-"""Does sparsifying what crosses a model's cuts pay? DRAGONN's rule, T_comp < T_full − T_spr, for each cut."""
+"""Plans for a split model: does a boundary pay at each cut? DRAGONN's rule, T_comp < T_full − T_spr, decides."""
 
 import json
 import math
@@ -19,11 +19,11 @@ _MOST, _FOREVER = 1 << 62, 1e12  # bytes, seconds
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What was measured behind `stage`, for a micro-batch.
+    """What was measured between `stage` and the next one, for a micro-batch.
 
-    dense_bytes, nbytes: what crosses each way as it is, and sparsified. codec: seconds that both ends spend on
-    sparsifying both ways. link: between the two stages. Raises ValueError for what cannot be, and for a link that
-    carries nothing.
+    dense_bytes, nbytes: what crosses in each direction, unchanged and sparsified. codec: seconds both ends spend on
+    sparsifying, both directions together. link: between the two stages. Raises ValueError for impossible numbers, and
+    for a link without bandwidth.
     """
 
     stage: int
@@ -42,22 +42,22 @@ class Cut:
 
     @property
     def full(self) -> float:
-        """Seconds on the link, there and back, as it is."""
+        """Seconds on the link, both directions, unchanged."""
         return _WAYS * self.link.seconds(self.dense_bytes)
 
     @property
     def sparse(self) -> float:
-        """Seconds on the link, there and back, sparsified."""
+        """Seconds on the link, both directions, sparsified."""
         return _WAYS * self.link.seconds(self.nbytes)
 
     @property
     def gain(self) -> float:
-        """Seconds of a micro-batch that sparsifying saves, negative where it costs."""
+        """Seconds that sparsifying saves per micro-batch; negative where it costs time."""
         return _WAYS * (self.dense_bytes - self.nbytes) / self.link.bandwidth - self.codec
 
     @property
     def break_even(self) -> float:
-        """Bytes per second of a link above which sparsifying costs; 0 if it never pays, infinite if it always does."""
+        """Bandwidth in bytes per second above which sparsifying costs time; 0 if it never pays, infinite if always."""
         fewer = max(0, self.dense_bytes - self.nbytes)
         return _WAYS * fewer / self.codec if self.codec else math.inf if fewer else 0.0
 
@@ -65,7 +65,7 @@ class Cut:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Crossings:
-    """What was measured at every cut, of `micro_batches` a step, sparsified to the share `density` in `values`."""
+    """What was measured at every cut, with `micro_batches` a step, sparsified to `density`, values as `values`."""
 
     density: float
     micro_batches: int
@@ -79,7 +79,7 @@ class Crossings:
 
     @property
     def name(self) -> str:
-        """What sparsifying is called."""
+        """What a plan calls sparsifying, such as "top 5 % in bf16"."""
         return f"top {100 * self.density:.3g} % in {self.values}"
 
     def to_json(self) -> str:
@@ -98,7 +98,7 @@ class Crossings:
 @final
 @dataclass(frozen=True, kw_only=True)
 class BoundaryRow:
-    """One cut: what is chosen, the seconds that saves in a step, `break_even` as the cut's own, and why."""
+    """One cut: what is chosen, the seconds it saves in a step, the cut's `break_even`, and why."""
 
     cut: Cut
     choice: str
@@ -147,7 +147,7 @@ class PipelinePlan:
 
 
 def decide_boundaries(crossings: Crossings) -> list[BoundaryRow]:
-    """Return a row for each cut: sparsified where computing that takes less than it saves on the link."""
+    """Return a row for each cut. A cut is sparsified where computing takes less time than the link saves."""
     return [_row(cut, crossings) for cut in crossings.cuts]
 
 
@@ -163,7 +163,7 @@ def _row(cut: Cut, crossings: Crossings) -> BoundaryRow:
 
 
 def _reason(cut: Cut, name: str, pays: bool) -> str:
-    """Say what each term of the rule comes to."""
+    """Say what each term of the rule amounts to."""
     if not cut.dense_bytes:
         return "nothing crosses here"
     if cut.nbytes >= cut.dense_bytes:

@@ -1,4 +1,4 @@
-"""Does it pay, and if so, what?"""
+"""Deciding what to compress: does it pay, and if so, with which candidate?"""
 
 import math
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ _HALVINGS = 15  # of some 36 octaves
 
 
 def decide(profile: Profile, budget: Budget | None = None, *, tolerance: float = 0.03) -> Plan:
-    """Return the plan whose predicted step is fastest, but for `tolerance`, within which the kinder to the loss wins.
+    """Return the plan with the fastest predicted step. Within `tolerance` of it, the plan kinder to the loss wins.
 
-    So nothing is compressed that saves less than that share of a step, nor sparsified where narrowing does. Raises
-    ValueError for a tolerance that is no share, and for links that carry nothing.
+    So a plan does not compress what saves less than that share of a step, nor sparsify where narrowing is enough.
+    Raises ValueError for a tolerance outside [0, 1), and for links without bandwidth.
     """
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance is {tolerance}; expected a share of the step, from 0 to below 1")
@@ -39,7 +39,7 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: float =
 
 
 def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]:
-    """Return a candidate's name for each parameter: of those within `tolerance` of the fastest, the first allowed."""
+    """Return a candidate's name for each parameter: of the choices within `tolerance` of the fastest, the kindest."""
     candidates = budget.candidates()
     if profile.world_size == 1:
         return {g.name: DENSE.name for g in profile.timeline.gradients}
@@ -51,13 +51,13 @@ def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]
 
 
 def break_even(profile: Profile, budget: Budget, tolerance: float) -> float:
-    """Return the bandwidth of a link, in bytes per second, above which nothing is compressed any more."""
+    """Return the bandwidth in bytes per second above which compression stops paying; 0 if it never pays."""
 
     candidates = budget.candidates()
 
     def pays(bandwidth: float) -> bool:
         there = profile.on(Link(latency=0.0, bandwidth=bandwidth))
-        # what `chosen` comes to, without asking which
+        # what `chosen` would decide, without finding out which candidates
         return step_seconds(there) > (1 + tolerance) * step_seconds(there, fastest(there, candidates))
 
     if profile.world_size == 1 or not pays(_SLOWEST):
@@ -72,11 +72,12 @@ def break_even(profile: Profile, budget: Budget, tolerance: float) -> float:
 
 
 def minimum_ratio(network: float, *, convert: float, transform: float, pack: float, select: float) -> float:
-    """Return the ratio of uncompressed to compressed bytes above which compression saves time; infinite if none does.
+    """Return the least compression ratio that saves time (Wang et al. 2020, Eq. 4); infinite if none does.
 
-    All arguments are throughputs in bytes per second: of the network, of conversion to 16 bits (T_m), of the Fourier
-    transform (T_f), of packing (T_p) and of selection (T_s). k > 1 / (1 − 2·T_comm·(2/T_m + 1/T_f + 1/T_p + 1/T_s)):
-    sender and receiver each take every pass once. Raises ValueError unless all are above 0.
+    The ratio is of uncompressed to compressed bytes. All arguments are throughputs in bytes per second: of the network,
+    of conversion to 16 bits (T_m), of the Fourier transform (T_f), of packing (T_p) and of selection (T_s). Then
+    k > 1 / (1 − 2·T_comm·(2/T_m + 1/T_f + 1/T_p + 1/T_s)), as sender and receiver each make every pass once. Raises
+    ValueError unless all are above 0.
     """
     speeds = {"network": network, "convert": convert, "transform": transform, "pack": pack, "select": select}
     for name, speed in speeds.items():

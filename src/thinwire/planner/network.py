@@ -1,4 +1,4 @@
-"""Networks on which some ranks are nearer than others. Links carry as much each way at once."""
+"""Networks on which some ranks are nearer than others, and rings through them. Links carry as much each way at once."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ _REFERENCE = 1e6  # bytes of the message by which `ring` compares edges, unless 
 
 
 class Uneven(ABC):
-    """A network that knows the latency of every message of a hop, and its share of what it has in common with others.
+    """A network that knows, for every message of a hop, the latency and its share of the links it shares with others.
 
-    Messages go from rank i to i + stride, round the end where all send. Hashable, as what a hop sees is kept.
+    Messages go from rank i to i + stride, round the end where all send. Networks are hashable, as we cache hops.
     """
 
     @abstractmethod
@@ -42,12 +42,12 @@ class Uneven(ABC):
 @final
 @dataclass(frozen=True)
 class Tiers(Uneven):
-    """Ranks in groups, these in larger groups, and so on: hosts, racks, the hall.
+    """Ranks in groups, which form larger groups, and so on: hosts, racks, the hall.
 
-    groups: (ranks, link) from the nearest on: within so many neighbours messages see `link`, and beyond the last group
-    `beyond`. Each rank has a first link of its own; a group's ranks share one of the next kind to what lies outside it.
-    A message takes the latency of the farthest it goes, and the least bandwidth on its way. Raises ValueError unless
-    each size is a multiple of the one before.
+    groups: (ranks, link), the nearest first. Messages within so many neighbours see `link`, and those beyond the last
+    group see `beyond`. Each rank has its own first link. The ranks of a group share one link of the next kind to what
+    lies outside. A message has the latency of the farthest link and the least bandwidth on its way. Raises ValueError
+    unless each size is a multiple of the one before.
     """
 
     groups: tuple[tuple[int, Link], ...]
@@ -59,7 +59,7 @@ class Tiers(Uneven):
             raise ValueError(f"groups of {sizes[1:]} ranks; expected each size to be a multiple of the one before")
 
     def paths(self, senders: Integers, receivers: Integers, world_size: int) -> tuple[Floats, Floats]:
-        """Share every group's way out, and its way in, among the messages that take it."""
+        """Share each group's links out and in among the messages that take them."""
         latency, bandwidth = np.zeros(len(senders)), np.full(len(senders), np.inf)
         sizes = (1, *(min(size, world_size) for size, _ in self.groups))
         links = (*(link for _, link in self.groups), self.beyond)
@@ -74,11 +74,11 @@ class Tiers(Uneven):
 @final
 @dataclass(frozen=True)
 class Regions(Uneven):
-    """Places far from each other. Ranks fill them one by one in the order given, as evenly as can be.
+    """Regions far from each other. Ranks fill them one after the other, as evenly as possible.
 
-    names: of the regions. links: what joins each (row) to each (column); messages that go the same way at once share
-    its bandwidth. On the diagonal, each rank's own link, which it has within the region and on the way out of it.
-    Raises ValueError unless `links` is square.
+    links: from each region (row) to each (column). Messages that go the same way at once share the bandwidth. The
+    diagonal has each rank's own link, for messages within the region and on the way out. Raises ValueError unless
+    `links` is square.
     """
 
     names: tuple[str, ...]
@@ -90,12 +90,12 @@ class Regions(Uneven):
             raise ValueError(f"links has rows of {rows} for {len(self.names)} regions; expected a square, at least 1")
 
     def reordered(self, order: Sequence[int]) -> "Regions":
-        """Return the same with the regions in another order."""
+        """Return the same network with the regions in another order."""
         links = tuple(tuple(self.links[a][b] for b in order) for a in order)
         return Regions(tuple(self.names[a] for a in order), links)
 
     def paths(self, senders: Integers, receivers: Integers, world_size: int) -> tuple[Floats, Floats]:
-        """Share what joins two regions among the messages between them; each rank's own link bounds them too."""
+        """Share the link between two regions among its messages. Each rank's own link limits them too."""
         count = len(self.names)
         a, b = senders * count // world_size, receivers * count // world_size
         latency = np.array([[link.latency for link in row] for row in self.links])
@@ -108,7 +108,7 @@ class Regions(Uneven):
 @final
 @dataclass(frozen=True)
 class Limited:
-    """A network on which no message is faster than `best`, as processors have their part in every message."""
+    """A network on which no message is faster than `best`, as processors take part in every message."""
 
     network: Network
     best: Link
@@ -120,11 +120,11 @@ class Limited:
 
 
 def ring(regions: Regions, nbytes: float = _REFERENCE) -> Regions:
-    """Return the regions so that the slowest edge of the ring through them is as fast as it can be.
+    """Return the regions in the order in which the slowest edge of a ring through them is fastest.
 
-    An edge costs a message of `nbytes`, the slower way round. Of all such rings, the one of least sum. Exact, by
-    dynamic programming over subsets (Held and Karp), first on the largest edge and then on the sum of those that do not
-    exceed it. Raises ValueError for more than 12 regions.
+    An edge costs what a message of `nbytes` takes, in the slower direction. Of all such rings, we take the one with the
+    least sum. The result is exact, by dynamic programming over subsets (Held and Karp): first on the largest edge, then
+    on the sum of edges that do not exceed it. Raises ValueError for more than 12 regions.
     """
     count = len(regions.names)
     if count > MOST:
@@ -143,19 +143,19 @@ def ring(regions: Regions, nbytes: float = _REFERENCE) -> Regions:
 
 
 def slowest_edge(order: Sequence[int], cost: Sequence[Sequence[float]]) -> float:
-    """Return the cost of the dearest edge of the ring."""
+    """Return the cost of the most expensive edge of the ring."""
     return max(cost[a][b] for a, b in pairwise([*order, order[0]]))
 
 
 def _alike(keys: Integers) -> Integers:
-    """Return for each how many equal it."""
+    """Return for each key how many are equal to it."""
     counts: Integers = np.bincount(keys)
     return counts[keys]
 
 
 @lru_cache(maxsize=1 << 14)
 def _slow(network: Any, stride: int, every: int, swap: bool, world_size: int) -> tuple[Link, ...]:
-    """Return what messages of the hop see, without those that another is slower than whatever it carries."""
+    """Return the links that the hop's messages see, without those that are faster than another for every size."""
     senders = np.arange(0, world_size, every)
     receivers = senders ^ stride if swap else senders + stride
     if swap or every > 1:  # these end where the ranks do, and a ring goes round
@@ -169,7 +169,7 @@ def _slow(network: Any, stride: int, every: int, swap: bool, world_size: int) ->
 
 
 def _tour(cost: Sequence[Sequence[float]], joined: Callable[[float, float], float]) -> list[int]:
-    """Return the ring from 0 through all that costs least, its edges' costs `joined` one after the other."""
+    """Return the cheapest ring from 0 through all. `joined` adds an edge to the cost so far."""
     count = len(cost)
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(1, 0): (0.0, (0,))}
     for seen in range(1, 1 << count, 2):

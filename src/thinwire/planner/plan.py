@@ -14,7 +14,7 @@ from thinwire.reducer import PerTensor, Reducer
 @final
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One tensor: the candidate chosen, the bytes of its payload, and the seconds a step would take longer without."""
+    """One tensor: its candidate, the bytes of its payload, and how many seconds that saves in a step."""
 
     name: str
     numel: int
@@ -28,10 +28,10 @@ class Row:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to do with each tensor, predicted from `profile`.
+    """What to do with each tensor, and what `profile` predicts for it.
 
-    dense_seconds, seconds: of a step uncompressed and as planned. break_even: bytes per second of a link above which
-    compression stops paying, infinite where it always does, 0 where it never does. advice: what else would help.
+    dense_seconds, seconds: of a step, uncompressed and as planned. break_even: the bandwidth in bytes per second above
+    which compression stops paying; infinite where it always pays, 0 where it never does. advice: what else would help.
     """
 
     profile: Profile
@@ -64,7 +64,7 @@ class Plan:
         )
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
-        """Return the plan at work, with a memory for what waits; ErrorFeedback if left out."""
+        """Return a reducer that follows the plan, with `memory` (by default ErrorFeedback) for what waits."""
         return reducer(self.choice, memory or ErrorFeedback())
 
     def to_json(self) -> str:
@@ -77,7 +77,7 @@ class Plan:
 
 
 def reducer(choice: Mapping[str, str], memory: Memory) -> PerTensor:
-    """Return the reducer that uses for each parameter the candidate that is chosen, and none for others."""
+    """Return a reducer that uses the chosen candidate for each parameter, and leaves all others uncompressed."""
     chosen = {name: given for name, given in choice.items() if given != DENSE.name}
     reducers = {name: candidate(name).reducer(memory) for name in dict.fromkeys(chosen.values())}
     return PerTensor(reducers=reducers, chosen=chosen, otherwise=DENSE.reducer(memory))

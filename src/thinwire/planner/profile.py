@@ -1,4 +1,4 @@
-"""What was measured, as it is kept: seconds, bytes and bytes per second."""
+"""Profiles: what was measured of a model, a device and a network, in seconds, bytes and bytes per second."""
 
 import json
 import math
@@ -39,7 +39,7 @@ class Gradient:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Gradients that are exchanged together, once the last of them is computed, `ready` seconds into the step."""
+    """Gradients that are exchanged together. The last of them is computed `ready` seconds into the step."""
 
     ready: float
     gradients: tuple[Gradient, ...]
@@ -51,7 +51,7 @@ class Bucket:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """A step without communication: forward from 0 on, backward until `computed`, then `rest` (the optimizer)."""
+    """A step without communication: forward from 0, backward until `computed`, then `rest` (the optimizer)."""
 
     buckets: tuple[Bucket, ...]
     computed: float
@@ -69,7 +69,7 @@ class Timeline:
         return [gradient for bucket in self.buckets for gradient in bucket.gradients]
 
     def cut(self, caps: Sequence[int]) -> "Timeline":
-        """Return the same in buckets as DDP forms them: in order of readiness, full once at its cap in bytes.
+        """Return the same gradients in buckets as DDP forms them: in the order they are ready, up to `caps` bytes each.
 
         The last of `caps` holds for all further buckets.
         """
@@ -90,10 +90,11 @@ def _joined(parts: Sequence[Bucket]) -> Bucket:
 @final
 @dataclass(frozen=True)
 class Curve:
-    """Straight lines through (size, value) points of ascending sizes, never falling; beyond the last, the last slope.
+    """A function of size: straight lines through (size, value) points, never falling.
 
-    Below the first point it stays at that point's value: a call costs what it costs. Beyond a single point it is in
-    proportion.
+    Below the first point it keeps that point's value, as every call has a cost of its own. Beyond the last point it
+    keeps the last slope; with a single point it is proportional to size. Raises ValueError unless sizes ascend and
+    values, from 0 on, never fall.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -110,7 +111,7 @@ class Curve:
 
     @classmethod
     def through(cls, points: Iterable[tuple[float, float]]) -> Self:
-        """Return the curve through measured points; one below its predecessor is lifted to it."""
+        """Return the curve through measured points. A point below the one before is lifted to its value."""
         risen: list[tuple[float, float]] = []
         for size, value in sorted(points):
             risen.append((float(size), max(float(value), risen[-1][1] if risen else 0.0)))
@@ -130,10 +131,10 @@ class Curve:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a candidate costs, by elements of the tensor.
+    """What a candidate costs, as curves over the number of elements in the tensor.
 
-    encode, decode: seconds, for payloads of `world_size` ranks. each: seconds more to decode for each further rank.
-    exchange: seconds that an exchange takes beyond its messages. nbytes: of one payload.
+    encode, decode: seconds, with `world_size` payloads to decode. each: extra seconds to decode for each further rank.
+    exchange: seconds the exchange takes beyond its messages. nbytes: bytes of one payload.
     """
 
     encode: Curve
@@ -146,11 +147,12 @@ class Cost:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A model, a device and a network, as far as a plan needs to know them.
+    """What a plan needs to know about a model, a device and a network.
 
-    links: per transport, what fits measured times. busy: per transport, what fits the processor seconds of one rank.
-    slowdown: seconds by which a processor second of communication delays computing that it overlaps. Where nothing
-    competes for cores, as on a GPU, 0. made: with what, for the reader.
+    links: per transport, fitted to measured times. busy: per transport, fitted to the processor seconds of one rank.
+    slowdown: seconds by which a processor second of communication delays computing that overlaps it; 0 where nothing
+    competes for cores, as on a GPU. tiers: lines for the reader. made: the circumstances of the measurement. Raises
+    ValueError for impossible numbers and for a missing transport.
     """
 
     world_size: int
@@ -171,9 +173,9 @@ class Profile:
             raise ValueError(f"links lack {missing[0]}; expected {', '.join(TRANSPORTS)}")
 
     def on(self, link: Link | None = None, *, world_size: int | None = None) -> Self:
-        """Return the same with links of that bandwidth, and of that latency if it is above the measured one.
+        """Return the same profile on another link, or with another number of ranks.
 
-        Messages never get faster than this machine's processors made them when it was measured.
+        Latency is never below the measured one, and no message is faster than this machine's processors made it.
         """
         links = self.links if link is None else {t: self._limited(t, link) for t in TRANSPORTS}
         return replace(self, links=links, world_size=self.world_size if world_size is None else world_size)

@@ -1,4 +1,4 @@
-"""Why, in words."""
+"""The reasons behind a plan, in words."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ _NOTHING = Curve(((1.0, 0.0),))
 
 
 def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> str:
-    """Say why a tensor is exchanged as it is: the terms of T_comp < T_full − T_spr (DRAGONN, Eq. 1)."""
+    """Say why a tensor goes the way it does, by the terms of T_comp < T_full − T_spr (DRAGONN, Eq. 1)."""
     full = work(DENSE.name, [gradient], profile)
     name = choice[gradient.name]
     if name != DENSE.name:
@@ -32,7 +32,7 @@ def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> s
 
 
 def advice(profile: Profile, budget: Budget, choice: Mapping[str, str]) -> Iterator[str]:
-    """Yield what else would make a step shorter, the most first."""
+    """Yield what else would shorten a step, the most effective first."""
     now = step_seconds(profile, choice)
     found = [
         (step_seconds(other, again), text)

@@ -1,4 +1,4 @@
-"""What a step would take between more ranks than one has."""
+"""Scaling: what a step would take with more ranks than you have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +12,11 @@ from thinwire.planner.profile import TRANSPORTS, Profile
 from thinwire.planner.timeline import step_seconds
 
 PLANNED = "planned"
-"""Under which the planner's own choice is found."""
+"""The name under which a `Scale` has the planner's own choice."""
 SMALLEST = 1024
-"""Elements of a tensor below which it travels uncompressed, as recipes have it."""
+"""Tensors with fewer elements go uncompressed, as in the recipes."""
 TOLERANCE = 0.03
-"""Within which of the fastest the planner takes what is kinder to the loss."""
+"""Within this share of the fastest step, the planner takes the choice that is kinder to the loss."""
 
 _FASTEST = Link(latency=0.0, bandwidth=float("inf"))
 
@@ -24,9 +24,9 @@ _FASTEST = Link(latency=0.0, bandwidth=float("inf"))
 @final
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A step between `world_size` ranks: seconds by candidate, and `alone`, those of one worker without others.
+    """A step with `world_size` ranks: seconds by candidate, and `alone`, the seconds of a single worker.
 
-    choice: what the planner takes for each tensor.
+    choice: the planner's candidate for each tensor.
     """
 
     world_size: int
@@ -35,23 +35,23 @@ class Scale:
     choice: Mapping[str, str]
 
     def efficiency(self, name: str) -> float:
-        """Return the throughput over that of as many workers that need not wait for each other."""
+        """Return the throughput as a share of that of as many workers that never wait for each other."""
         return self.alone / self.seconds[name] if self.seconds[name] > 0 else 1.0
 
     @property
     def best(self) -> str:
-        """The candidate of the shortest step; of equal ones the first."""
+        """The candidate with the shortest step; the first of equal ones."""
         return min((name for name in self.seconds if name != PLANNED), key=self.seconds.__getitem__)
 
 
 def scaled(
     profile: Profile, names: Sequence[str], worlds: Sequence[int], network: Network | None = None
 ) -> list[Scale]:
-    """Predict a step with each candidate for all tensors from 1,024 elements on, and with the planner's choice of them.
+    """Predict a step in each world size: with each candidate for all tensors of 1,024 elements or more, and as planned.
 
-    Every rank's share of the work stays what it was when the profile was made (weak scaling). network: what joins the
-    ranks; if left out, links as measured. No message is faster than this profile's processors were. One worker alone
-    compresses nothing. Raises ValueError for a candidate of which the profile has no costs, or a world below 1.
+    Every rank does as much work as in the profile (weak scaling). network: joins the ranks; by default, links as
+    measured. No message is faster than the profile's processors were. A single worker compresses nothing. Raises
+    ValueError for a candidate without costs in the profile, or a world size below 1.
     """
     for name in names:
         candidate(name)
@@ -62,7 +62,7 @@ def scaled(
 
 
 def on(profile: Profile, network: Network | None, world_size: int) -> Profile:
-    """Return the profile with that many ranks on that network, and no message faster than measured."""
+    """Return the profile with that many ranks on that network, where no message is faster than measured."""
     if world_size < 1:
         raise ValueError(f"world_size is {world_size}; expected 1 or more")
     if network is None:

@@ -28,11 +28,11 @@ class _Path(NamedTuple):
 
 
 def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]:
-    """Return the fastest choice of a candidate's name per parameter; equal ones go uncompressed.
+    """Return the fastest choice: a candidate's name per parameter. A tensor that gains nothing stays uncompressed.
 
-    Over all ways to give each bucket's tensors from some size on to one candidate and the rest to "dense": paths
-    through the buckets that another beats in every respect are dropped, and those alone while they are few; of many,
-    also those that another nearly beats, which may cost 0.2 % of a step.
+    In each bucket, tensors from some size on go to one candidate and the rest to "dense". We follow all such paths
+    through the buckets and drop a path if another is at least as good in every respect. If too many paths remain, we
+    also drop those that another nearly beats, which may cost 0.2 % of a step.
     """
     slack = _slack(profile, candidates)
     paths = [_Path(State(), ())]
@@ -73,14 +73,14 @@ def _thresholds(gradients: Sequence[Gradient]) -> list[int]:
 
 
 def _slack(profile: Profile, candidates: Sequence[Candidate]) -> float:
-    """Return seconds that may be lost at each bucket."""
+    """Return the seconds that we may lose at each bucket."""
     names = [candidate.name for candidate in candidates if candidate.name in profile.costs]
     shortest = min(step_seconds(profile, name) for name in ("dense", *names))
     return _SLACK * shortest / max(1, len(profile.timeline.buckets))
 
 
 def _undominated(paths: Iterable[_Path], slack: float) -> list[_Path]:
-    """Drop every path that another one equals or beats in all of its state; of equals, the least compressed stays."""
+    """Drop each path if another is no later in any respect. Of equal ones, the least compressed stays."""
     kept = _kept(paths, 0.0)
     return kept if len(kept) < _MANY else _kept(kept, slack)
 
@@ -95,7 +95,7 @@ def _kept(paths: Iterable[_Path], slack: float) -> list[_Path]:
 
 
 def _relaxed(profile: Profile, choice: dict[str, str]) -> dict[str, str]:
-    """Return the choice without what does not make it faster: candidates one by one, the smallest tensors first."""
+    """Return the choice with every tensor uncompressed that does not make it faster, the smallest tried first."""
     limit = step_seconds(profile, choice)
     for bucket in profile.timeline.buckets:
         mine = [g for g in bucket.gradients if choice[g.name] != "dense"]

@@ -1,4 +1,4 @@
-"""Links and networks as users write them."""
+"""Reading links and networks as users write them."""
 
 import csv
 import re
@@ -24,7 +24,7 @@ def bits_per_second(text: str) -> float:
 
 
 def parse_link(text: str) -> Link:
-    """Read ``1gbit``, without latency, or ``100mbit/0.4ms``. Raises ValueError for anything else, or no bandwidth."""
+    """Read ``1gbit`` (without latency) or ``100mbit/0.4ms``. Raises ValueError for anything else or a rate of 0."""
     match = _LINK.fullmatch(text.strip())
     bits = _bits(match) if match else 0.0
     if not match or not 0 < bits < float("inf"):
@@ -61,8 +61,8 @@ def parse_tiers(text: str) -> Tiers:
 def read_regions(path: Path, inside: Link) -> Regions:
     """Read a CSV of region_a, region_b, delay_ms and bandwidth_gbps, each pair once, in the order of the file.
 
-    inside: each rank's own link. Raises ValueError for a file of another kind, for a pair that is missing, double or of
-    numbers not above 0, and OSError where there is no file.
+    inside: each rank's own link. Raises ValueError for another kind of file, for a missing or double pair, and for
+    numbers not above 0; OSError where there is no file.
     """
     header, *rows = _cells(path) or [[]]
     if header != _COLUMNS or not rows:
@@ -109,7 +109,7 @@ def _bits(match: "re.Match[str]") -> float:
 
 
 def described(link: Link) -> str:
-    """Return it as in ``25 Gbit/s, 0.05 ms``."""
+    """Return the link in words, such as ``25 Gbit/s, 0.05 ms``."""
     bits = 8 * link.bandwidth
     thousands = 3 if bits >= 1e9 else 2 if bits >= 1e6 else 1
     return f"{bits / 1000**thousands:.4g} {'kMG'[thousands - 1]}bit/s, {1e3 * link.latency:g} ms"

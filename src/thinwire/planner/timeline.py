@@ -1,4 +1,4 @@
-"""A step played through: backward, encoding, the wire and decoding, each waiting for what it needs."""
+"""Predicting a step: backward, encoding, the wire and decoding, where each waits for what it needs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from thinwire.planner.profile import Bucket, Cost, Gradient, Profile
 @final
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What tensors of one bucket that share a candidate cost: seconds of each stage, and what the wire carries.
+    """What the tensors of one bucket that share a candidate cost: the bytes on the wire, and the seconds of each part.
 
-    `busy` are seconds by which the exchange delays computing that it overlaps.
+    `busy`: the seconds by which the exchange delays computing that overlaps it.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Work:
 
 
 class State(NamedTuple):
-    """How far a step is: what computing is late, and until when the wire and decoding are taken."""
+    """How far a step is: how late computing is, and until when the wire and decoding are busy, in seconds."""
 
     late: float = 0.0
     wire: float = 0.0
@@ -34,9 +34,9 @@ class State(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Something that took its time, for drawing: seconds into the step, on the lane "compute", "wire" or "decode".
+    """A bar to draw, from `start` to `end` seconds into the step. `lane` is "compute", "wire" or "decode".
 
-    label: on "compute" what is done ("compute", "encode", or "slowed" by the messages of others), else the candidate.
+    label: on "compute" what is done ("compute", "encode", or "slowed" by messages), elsewhere the candidate.
     """
 
     lane: str
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 
 def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
-    """Return what it costs to exchange `gradients` of one bucket by the candidate of that name, as one payload."""
+    """Return what it costs to exchange `gradients` of one bucket as one payload of the named candidate."""
     mine, world_size = tuple(gradients), profile.world_size
     found = candidate(name)
     cost = profile.costs.get(name)
@@ -72,27 +72,27 @@ def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
 
 
 def _payload_bytes(found: Candidate, cost: Cost, gradient: Gradient) -> float:
-    """Return the bytes of a payload; costs are of float32, and what is picked travels in the gradient's own dtype."""
+    """Return the bytes of a payload. Costs are of float32, and values that are picked keep the gradient's dtype."""
     wider = (gradient.itemsize - 4) * found.density * gradient.numel
     return min(gradient.nbytes + 64.0, max(0.0, cost.nbytes(gradient.numel) + wider))
 
 
 def messages(found: Candidate, nbytes: float, whole: float, profile: Profile, *, busy: bool = False) -> float:
-    """Return the seconds of an exchange's messages, or those of a processor for them."""
+    """Return the seconds of an exchange's messages or, with `busy`, the processor seconds they take."""
     links = profile.busy if busy else profile.links
     link = links.get(found.exchange.transport)
     return 0.0 if link is None else found.exchange.seconds(nbytes, profile.world_size, link, max(nbytes, whole))
 
 
 def _rounds(found: Candidate, profile: Profile) -> float:
-    """Return how many rounds the exchange takes in proportion to those when it was measured."""
+    """Return how many times as many rounds the exchange takes as when it was measured."""
     then = profile.made.get("world_size", profile.world_size)
     rounds = [len(found.exchange.hops(1.0, world)) if world > 1 else 0 for world in (profile.world_size, then)]
     return rounds[0] / rounds[1] if rounds[1] else 0.0
 
 
 def passed(state: State, ready: float, works: Sequence[Work]) -> State:
-    """Return the state after a bucket that is `ready` then, were nothing late."""
+    """Return the state after a bucket that would be `ready` at that second if nothing were late."""
     late, wire, decoded = state
     for part in works:
         late += part.encode
@@ -103,13 +103,13 @@ def passed(state: State, ready: float, works: Sequence[Work]) -> State:
 
 
 def finished(state: State, profile: Profile) -> float:
-    """Return when a step is over that is in this state after its last bucket."""
+    """Return when the step ends that is in this state after its last bucket, in seconds."""
     timeline = profile.timeline
     return max(timeline.computed + state.late, state.wire, state.decoded) + timeline.rest
 
 
 def works(bucket: Bucket, choice: Mapping[str, str], profile: Profile) -> list[Work]:
-    """Return the work of a bucket: one piece for each candidate that is chosen for some of its gradients."""
+    """Return the work of a bucket: one for each candidate chosen for some of its gradients, "dense" last."""
     groups: dict[str, list[Gradient]] = {}
     for gradient in bucket.gradients:
         groups.setdefault(choice.get(gradient.name, "dense"), []).append(gradient)
@@ -117,7 +117,7 @@ def works(bucket: Bucket, choice: Mapping[str, str], profile: Profile) -> list[W
 
 
 def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") -> float:
-    """Predict the seconds of a step with a candidate's name per parameter ("dense" if left out), or one for all."""
+    """Predict the seconds of a step. `choice`: a candidate's name per parameter, "dense" if missing, or one for all."""
     state = State()
     for bucket in profile.timeline.buckets:
         state = passed(state, bucket.ready, works(bucket, _each(choice, bucket), profile))
@@ -125,7 +125,7 @@ def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") ->
 
 
 def spans(profile: Profile, choice: Mapping[str, str] | str = "dense") -> list[Span]:
-    """Return what a step is spent on up to `rest`: the last of it ends that long before `step_seconds`.
+    """Return what a step spends its time on, without `rest`: the last span ends that long before `step_seconds`.
 
     A "compute" span ends where a bucket is ready.
     """
