@@ -62,11 +62,13 @@ def _accumulate_rounded(place: Place, *, select: bool = False) -> Work:
 def _accumulate_momentum_select(place: Place) -> Work:
     inputs = tuple(place.gradient(number) for number in (1, 2, 0))
     outs = (torch.empty_like(inputs[0]), torch.empty_like(inputs[0]))
-    rest = (_SCALE, _MOMENTUM, False, place.threshold() * 1.15, _capacity(place))
+    rest = (place.threshold() * 1.15, _capacity(place))
 
     def run() -> tuple[object, ...]:
         residual, velocity, gradient = inputs
-        return kernels.accumulate_momentum_select(*outs, residual, velocity, gradient, *rest), *outs
+        return kernels.accumulate_momentum_select(
+            *outs, residual, velocity, gradient, _SCALE, _MOMENTUM, False, *rest
+        ), *outs
 
     def floor() -> None:
         outs[1].copy_(inputs[1])
