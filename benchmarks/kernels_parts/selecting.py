@@ -62,13 +62,10 @@ def _accumulate_rounded(place: Place, *, select: bool = False) -> Work:
 def _accumulate_momentum_select(place: Place) -> Work:
     inputs = tuple(place.gradient(number) for number in (1, 2, 0))
     outs = (torch.empty_like(inputs[0]), torch.empty_like(inputs[0]))
-    rest = (place.threshold() * 1.15, _capacity(place))
+    rest = (_SCALE, _MOMENTUM, False, place.threshold() * 1.15, _capacity(place))
 
     def run() -> tuple[object, ...]:
-        residual, velocity, gradient = inputs
-        return kernels.accumulate_momentum_select(
-            *outs, residual, velocity, gradient, _SCALE, _MOMENTUM, False, *rest
-        ), *outs
+        return kernels.accumulate_momentum_select(outs[0], outs[1], inputs[0], inputs[1], inputs[2], *rest), *outs
 
     def floor() -> None:
         outs[1].copy_(inputs[1])
