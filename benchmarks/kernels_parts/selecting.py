@@ -65,8 +65,7 @@ def _accumulate_momentum_select(place: Place) -> Work:
     rest = (_SCALE, _MOMENTUM, False, place.threshold() * 1.15, _capacity(place))
 
     def run() -> tuple[object, ...]:
-        residual, velocity, gradient = inputs
-        return kernels.accumulate_momentum_select(*outs, residual, velocity, gradient, *rest), *outs
+        return kernels.accumulate_momentum_select(outs[0], outs[1], inputs[0], inputs[1], inputs[2], *rest), *outs
 
     def floor() -> None:
         outs[1].copy_(inputs[1])

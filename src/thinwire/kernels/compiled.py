@@ -6,6 +6,7 @@ Loops compile for several types of arrays, so they carry no annotations.
 from collections.abc import Callable
 from typing import Any
 
+import numba.extending
 from numba import njit
 
 compiled: Callable[..., Any] = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
@@ -13,3 +14,5 @@ reordering: Callable[..., Any] = njit(nogil=True, cache=True, fastmath={"contrac
 """Sums may be taken in another order, so that they vectorise."""
 exactly: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")
 """Every product and sum is rounded on its own, so that the bits are those of the reference on any processor."""
+intrinsic: Callable[..., Any] = numba.extending.intrinsic
+"""Instructions for LLVM, where Numba's loops cannot express them."""

@@ -27,19 +27,19 @@ class Kernel(Generic[P, R]):
     `reference`, `cpu` and `gpu` are the implementations, for callers that want a certain one. `on` names the arguments
     whose device, layout and dtype decide; a star before a name stands for each tensor of a sequence. A kernel on codes
     and bytes runs on `any_dtype`, while the others run in Numba only if all tensors are float32 or all are float64.
-    Without `gpu` the folder's `triton.py` has a function of the reference's name.
+    Without `cpu` the reference runs there; without `gpu`, the function of its name in the folder's `triton.py`.
     """
 
     def __init__(
         self,
         reference: Callable[P, R],
-        cpu: Callable[P, R],
+        cpu: Callable[P, R] | None = None,
         gpu: Callable[P, R] | None = None,
         *,
         on: str,
         any_dtype: bool = False,
     ) -> None:
-        self.reference, self.cpu, self._gpu, self._any_dtype = reference, cpu, gpu, any_dtype
+        self.reference, self.cpu, self._gpu, self._any_dtype = reference, cpu or reference, gpu, any_dtype
         places = list(signature(reference).parameters)
         names = [(name.removeprefix("*"), name.startswith("*")) for name in on.split()]
         self._deciding = [(places.index(name), name, several) for name, several in names]

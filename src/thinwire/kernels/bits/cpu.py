@@ -6,11 +6,10 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 from torch import Tensor
 
 from thinwire.kernels.bits.reference import EliasFano
-from thinwire.kernels.compiled import compiled
+from thinwire.kernels.compiled import compiled, intrinsic
 from thinwire.kernels.ranges import map_ranges, map_rows
 
 _NUMPY: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32}
