@@ -98,7 +98,7 @@ def follow(
     with Cluster(workers, parse_rate(CHANGES[0][1]), HANDLER) as cluster:
         runs[WATCHED] = list(_changing(cluster))
         cluster.limit(None)
-        for name in ("dense", "topk:0.01"):
+        for name in ("dense", "sampled_topk:0.01"):
             job = {"task": "train", "problem": _TRANSFORMER, "steps": STEPS, "name": name}
             runs[name] = list(_events(cluster, job))
     last = runs[WATCHED][-1]

@@ -1,7 +1,9 @@
 """The one list of cases over which every law is tested. A new codec, memory, exchange or recipe adds its row here."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,15 +108,28 @@ EXCHANGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeCase:
-    """`momentum` recipes take it over from the optimizer; `conserving` ones lose nothing and add nothing.
+    """A method of the catalogue, made with some options.
 
-    Those that exchange in `rounds` use a lane.
+    `momentum` recipes take it over from the optimizer; `conserving` ones lose nothing and add nothing: as the
+    catalogue says, but where options change it. Those that exchange in `rounds` use a lane.
     """
 
+    method: recipes.Method
     make: Callable[[], Reducer]
-    momentum: bool = False
-    conserving: bool = True
-    rounds: bool = False
+    momentum: bool
+    conserving: bool
+    rounds: bool
+
+
+def _recipe(name: str, *, conserving: bool | None = None, rounds: bool = False, **options: Any) -> RecipeCase:
+    method = recipes.METHODS[name]
+    return RecipeCase(
+        method=method,
+        make=lambda: method.recipe(**copy.deepcopy(options)),  # a memory among them is of one recipe alone
+        momentum=method.momentum,
+        conserving=method.conserving if conserving is None else conserving,
+        rounds=rounds,
+    )
 
 
 def _falling(step: int) -> float:
@@ -122,47 +137,46 @@ def _falling(step: int) -> float:
 
 
 RECIPES = {
-    "dense": RecipeCase(make=recipes.dense),
-    "topk": RecipeCase(make=lambda: recipes.topk(density=0.05, minimum_size=64)),
-    "dgc": RecipeCase(make=lambda: recipes.dgc(density=0.05, minimum_size=64), momentum=True),
-    "dragonn": RecipeCase(make=lambda: recipes.dragonn(density=0.05, minimum_size=64), momentum=True),
-    "randomk": RecipeCase(make=lambda: recipes.randomk(density=0.05, minimum_size=64)),
-    "gtopk": RecipeCase(rounds=True, make=lambda: recipes.gtopk(density=0.05, minimum_size=64)),
-    "gtopk, exact values": RecipeCase(
-        rounds=True, make=lambda: recipes.gtopk(density=0.05, exact_values=True, minimum_size=64)
+    "dense": _recipe("dense"),
+    "bf16": _recipe("bf16"),
+    "fp16": _recipe("fp16"),
+    "topk": _recipe("topk", density=0.05, minimum_size=64),
+    "sampled_topk": _recipe("sampled_topk", density=0.05, minimum_size=64),
+    "dgc": _recipe("dgc", density=0.05, minimum_size=64),
+    "dragonn": _recipe("dragonn", density=0.05, minimum_size=64),
+    "randomk": _recipe("randomk", density=0.05, minimum_size=64),
+    "gtopk": _recipe("gtopk", rounds=True, density=0.05, minimum_size=64),
+    "gtopk, exact values": _recipe("gtopk", rounds=True, density=0.05, exact_values=True, minimum_size=64),
+    "gtopk, the paper's merge": _recipe(
+        "gtopk", rounds=True, conserving=False, density=0.05, merge="paper", minimum_size=64
     ),
-    "s2_reducer": RecipeCase(
-        rounds=True, make=lambda: recipes.s2_reducer(density=0.1, block=8, minimum_size=64), conserving=False
+    "sampled_gtopk": _recipe("sampled_gtopk", rounds=True, density=0.05, minimum_size=64),
+    "doubling": _recipe("doubling", rounds=True, density=0.05, minimum_size=64),
+    "sampled_doubling": _recipe("sampled_doubling", rounds=True, density=0.05, minimum_size=64),
+    "owner": _recipe("owner", rounds=True, density=0.05, minimum_size=64),
+    "sampled_owner": _recipe("sampled_owner", rounds=True, density=0.05, minimum_size=64),
+    "s2_reducer": _recipe("s2_reducer", rounds=True, density=0.1, block=8, minimum_size=64),
+    "s2_union": _recipe("s2_union", rounds=True, density=0.1, block=8, minimum_size=64),
+    "fft": _recipe("fft", density=0.3, block=64, minimum_size=64),
+    "fft, error feedback": _recipe(
+        "fft", conserving=True, density=0.3, block=64, memory=memories.ErrorFeedback(), minimum_size=64
     ),
-    "s2_reducer, exact": RecipeCase(
-        rounds=True, make=lambda: recipes.s2_reducer(density=0.1, block=8, packed=None, minimum_size=64)
+    "fft, scheduled": _recipe(
+        "fft",
+        density=schedules.FollowLearningRate(learning_rate=_falling, smoothness=1.0),
+        block=64,
+        minimum_size=64,
     ),
-    "fft": RecipeCase(make=lambda: recipes.fft(density=0.3, block=64, minimum_size=64), conserving=False),
-    "fft, error feedback": RecipeCase(
-        make=lambda: recipes.fft(density=0.3, block=64, memory=memories.ErrorFeedback(), minimum_size=64)
-    ),
-    "gtopk, the paper's merge": RecipeCase(
-        rounds=True, make=lambda: recipes.gtopk(density=0.05, merge="paper", minimum_size=64), conserving=False
-    ),
-    "fft, scheduled": RecipeCase(
-        make=lambda: recipes.fft(
-            density=schedules.FollowLearningRate(learning_rate=_falling, smoothness=1.0),
-            block=64,
-            minimum_size=64,
-        ),
-        conserving=False,
-    ),
-    "dct_dp": RecipeCase(make=lambda: recipes.dct_dp(density=0.05, life=3, minimum_size=64)),
-    "dct_dp, steered": RecipeCase(make=lambda: recipes.dct_dp(density=0.05, life=None, minimum_size=64)),
-    "mstopk": RecipeCase(make=lambda: recipes.mstopk(density=0.05, minimum_size=64)),
-    "qsgd": RecipeCase(make=lambda: recipes.qsgd(minimum_size=64), conserving=False),
-    "terngrad": RecipeCase(make=lambda: recipes.terngrad(minimum_size=64), conserving=False),
-    "signsgd": RecipeCase(make=lambda: recipes.signsgd(minimum_size=64)),
-    "powersgd": RecipeCase(rounds=True, make=lambda: recipes.powersgd(rank=2, start=0)),
-    "powersgd bf16": RecipeCase(
-        rounds=True, make=lambda: recipes.powersgd(rank=2, values=torch.bfloat16, start=1), conserving=False
-    ),
-    "powersgd 8 bits": RecipeCase(rounds=True, make=lambda: recipes.powersgd(rank=2, values=OFFSET_8, start=0)),
+    "dct_dp": _recipe("dct_dp", density=0.05, life=3, minimum_size=64),
+    "dct_steered": _recipe("dct_steered", density=0.05, minimum_size=64),
+    "mstopk": _recipe("mstopk", density=0.05, minimum_size=64),
+    "qsgd": _recipe("qsgd", minimum_size=64),
+    "qsgd_l2": _recipe("qsgd_l2", minimum_size=64),
+    "terngrad": _recipe("terngrad", minimum_size=64),
+    "signsgd": _recipe("signsgd", minimum_size=64),
+    "powersgd": _recipe("powersgd", rounds=True, rank=2, start=0),
+    "powersgd bf16": _recipe("powersgd", rounds=True, conserving=False, rank=2, values=torch.bfloat16, start=1),
+    "powersgd 8 bits": _recipe("powersgd", rounds=True, rank=2, values=OFFSET_8, start=0),
 }
 
 

@@ -1,4 +1,4 @@
-"""The papers' rooms: every claim has one row with a verdict, the totals are the rows', and every link leads somewhere."""
+"""The papers' rooms: every claim has a row with a verdict, totals are the rows', and every link leads somewhere."""
 
 import re
 from collections import Counter

@@ -186,7 +186,7 @@ def test_a_plan_says_where_it_pays_and_holds_each_stages_plan() -> None:
     assert document["schema"] == "thinwire.pipeline-plan/1"
     assert document["pays"]
     assert [row["choice"] for row in document["boundaries"]] == ["top 5 % in bf16", "as it is"]
-    assert [own["schema"] for own in document["stages"]] == ["thinwire.plan/1"] * 3
+    assert [own["schema"] for own in document["stages"]] == ["thinwire.plan/2"] * 3
     assert all(own["boundaries"] == [] for own in document["stages"])
     none = replace(plan, boundaries=[row for row in plan.boundaries if not row.pays])
     assert none.verdict == "sparsifying pays at no cut"

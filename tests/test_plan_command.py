@@ -237,7 +237,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--profile", "/nonexistent"], "cannot read /nonexistent"),
         (["--profile", "EMPTY"], "expected what --save-profile wrote"),
         (["--profile", "LIST"], "expected what --save-profile wrote"),
-        (["--profile", "OTHER"], "'thinwire.bench/1'; expected 'thinwire.profile/1'"),
+        (["--profile", "OTHER"], "'thinwire.bench/1'; expected 'thinwire.profile/2'"),
         (["--profile", "CUT"], "expected what --save-profile wrote"),
         (["--profile", "STILL"], "carry nothing"),
     ],
@@ -276,7 +276,7 @@ def test_the_json_holds_the_plan_and_the_html_needs_nothing_beside_it(tmp_path: 
     said = _plan(tmp_path, _profile(TWO, SLOW), "--json", str(tmp_path / "o.json"), "--html", str(tmp_path / "o.html"))
     assert f"written: {tmp_path / 'o.json'}" in said
     document = json.loads((tmp_path / "o.json").read_text())
-    assert document["schema"] == "thinwire.plan/1"
+    assert document["schema"] == "thinwire.plan/2"
     assert [row["name"] for row in document["rows"]] == list(TWO)
     page = (tmp_path / "o.html").read_text()
     assert "http" not in page

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import NOTHING, cost, linear, links, profile, profiles
 
+from thinwire import codecs, exchanges, formats
 from thinwire.exchanges import AllGather, AllReduce, Link
 from thinwire.memories import ErrorFeedback
 from thinwire.planner import (
@@ -25,11 +26,13 @@ from thinwire.planner import (
     decide,
     fastest,
     minimum_ratio,
+    renamed,
     step_seconds,
 )
 from thinwire.planner.decide import chosen
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.planner.timeline import work
+from thinwire.recipes import METHODS
 
 SLOW, FAST = Link(latency=1e-4, bandwidth=1e7), Link(latency=1e-5, bandwidth=1e9)
 CHEAP = cost(encode=linear(1e-9), decode=linear(1e-9), nbytes=linear(0.08))
@@ -76,7 +79,7 @@ def test_a_profile_survives_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"schema": "thinwire.profile/1"}', '{"schema": "thinwire.profile/9"}', "3", "null"]
+    "text", ["{", "[]", "{}", '{"schema": "thinwire.profile/2"}', '{"schema": "thinwire.profile/9"}', "3", "null"]
 )
 def test_what_is_no_profile_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"profile|JSON|Expecting"):
@@ -384,14 +387,71 @@ def test_a_plan_at_work_uses_one_memory() -> None:
 
 def test_every_candidate_has_its_own_name() -> None:
     budget = Budget(
-        densities=(0.1, 0.01), names=("fp16", "qsgd", "terngrad", "topk", "gtopk", "owner", "union", "sketch")
+        densities=(0.1, 0.01), names=("fp16", "qsgd", "terngrad", "topk", "gtopk", "owner", "s2_union", "s2_reducer")
     )
     found = budget.candidates()
     assert found[0].name == "dense"
     assert len({each.name for each in found}) == len(found) == 14
     assert all(candidate(each.name) == each for each in found)
     assert "topk:0.1" in {each.name for each in found}
-    assert len(NAMES) == 11
+    assert len(NAMES) == len({*NAMES})
+
+
+@pytest.mark.parametrize("name", [name.replace("DENSITY", "0.02") for name in NAMES])
+def test_a_candidate_is_what_the_method_of_its_name_does_with_a_large_tensor(name: str) -> None:
+    family, _, density = name.partition(":")
+    large = METHODS[family].large(float(density) if density else None)
+    found = candidate(name)
+    assert (found.codec, found.exchange, found.feedback) == (large.codec, large.exchange, large.memory.stateful)
+
+
+_TOPK, _SAMPLED = codecs.TopK(density=0.02), codecs.SampledThreshold(density=0.02)
+_BLOCKS = codecs.BlockTopK(density=0.02, block=32)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "exchange"),
+    [
+        ("topk:0.02", _TOPK, exchanges.AllGather()),
+        ("sampled_topk:0.02", _SAMPLED, exchanges.AllGather()),
+        ("gtopk:0.02", _TOPK, exchanges.GlobalTopKTree()),
+        ("sampled_gtopk:0.02", _SAMPLED, exchanges.GlobalTopKTree()),
+        ("doubling:0.02", _TOPK, exchanges.RecursiveDoubling()),
+        ("sampled_doubling:0.02", _SAMPLED, exchanges.RecursiveDoubling()),
+        ("sampled_owner:0.02", _SAMPLED, exchanges.OwnerSharded()),
+        ("s2_union:0.02", _BLOCKS, exchanges.UnionAllReduce()),
+        ("s2_reducer:0.02", _BLOCKS, exchanges.UnionAllReduce(packed=codecs.CountSketch(rows=3, ratio=0.5))),
+        ("qsgd", codecs.Cast(values=formats.Levels(bits=4, norm="max")), exchanges.AllGather()),
+        ("qsgd_l2", codecs.Cast(values=formats.Levels(bits=4, norm="l2")), exchanges.AllGather()),
+    ],
+)
+def test_what_a_candidate_is_made_of(name: str, codec: codecs.Codec, exchange: exchanges.Exchange) -> None:
+    assert (candidate(name).codec, candidate(name).exchange) == (codec, exchange)
+
+
+def test_a_budget_left_alone_selects_by_sampled_thresholds() -> None:
+    names = ["dense", "bf16", "qsgd_l2", "sampled_topk:0.01", "sampled_doubling:0.01", "sampled_gtopk:0.01"]
+    assert [each.name for each in Budget().candidates()] == names
+
+
+def test_a_profile_of_version_1_means_what_it_meant() -> None:
+    was = {
+        "fp16": "fp16",
+        "terngrad": "terngrad",
+        "qsgd": "qsgd_l2",
+        "topk:0.01": "sampled_topk:0.01",
+        "gtopk:0.1": "sampled_gtopk:0.1",
+        "doubling:0.01": "sampled_doubling:0.01",
+        "owner:0.01": "sampled_owner:0.01",
+        "union:0.01": "s2_union:0.01",
+        "sketch:0.01": "s2_reducer:0.01",
+    }
+    assert {name: renamed(name) for name in was} == was
+    raw = json.loads(replace(_single(), costs=dict.fromkeys(was, CHEAP)).to_json())
+    old = Profile.from_json(json.dumps(raw | {"schema": "thinwire.profile/1"}))
+    assert list(old.costs) == list(was.values())
+    assert list(Profile.from_json(json.dumps(raw)).costs) == list(was)
+    assert Profile.from_json(old.to_json()) == old
 
 
 def test_without_error_feedback_nothing_is_left_for_later() -> None:

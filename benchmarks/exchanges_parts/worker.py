@@ -14,17 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.codecs import BlockTopK, Codec, CountSketch, Identity, TopK
-from thinwire.exchanges import (
-    AllGather,
-    AllReduce,
-    Exchange,
-    GlobalTopKTree,
-    OwnerSharded,
-    RecursiveDoubling,
-    UnionAllReduce,
-)
+from thinwire.codecs import BlockTopK, Codec
+from thinwire.exchanges import Exchange, OwnerSharded
 from thinwire.payloads import Payload
+from thinwire.recipes import METHODS
 from thinwire.tools.cluster.link import interface_bytes
 from thinwire.tools.cluster.meter import Meter
 from thinwire.tools.cluster.serve import Emit
@@ -41,23 +34,21 @@ class Way:
     exact: bool = True
 
 
-def _elements(density: float) -> Codec:
-    return TopK(density=density)
-
-
-def _blocks(density: float) -> Codec:
-    return BlockTopK(density=density)
+def _of(method: str, *, exact: bool = True) -> Way:
+    """Return how a method of the catalogue does it."""
+    found = METHODS[method]
+    return Way(codec=lambda density: found.large(density).codec, exchange=found.large().exchange, exact=exact)
 
 
 WAYS = {
-    "dense": Way(codec=lambda _: Identity(), exchange=AllReduce()),
-    "all-gather": Way(codec=_elements, exchange=AllGather()),
-    "tree": Way(codec=_elements, exchange=GlobalTopKTree(), exact=False),
-    "doubling": Way(codec=_elements, exchange=RecursiveDoubling()),
-    "owner-sharded": Way(codec=_elements, exchange=OwnerSharded()),
-    "owner-sharded, blocks": Way(codec=_blocks, exchange=OwnerSharded()),
-    "union, blocks": Way(codec=_blocks, exchange=UnionAllReduce()),
-    "sketch, blocks": Way(codec=_blocks, exchange=UnionAllReduce(packed=CountSketch()), exact=False),
+    "dense": _of("dense"),
+    "all-gather": _of("topk"),
+    "tree": _of("gtopk", exact=False),
+    "doubling": _of("doubling"),
+    "owner-sharded": _of("owner"),
+    "owner-sharded, blocks": Way(codec=lambda density: BlockTopK(density=density), exchange=OwnerSharded()),
+    "union, blocks": _of("s2_union"),
+    "sketch, blocks": _of("s2_reducer", exact=False),
 }
 
 

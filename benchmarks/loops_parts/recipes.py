@@ -1,10 +1,11 @@
 """What the loops are run with, beside plain DDP."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import thinwire as tw
 from thinwire.memories import MomentumCorrection
+from thinwire.recipes import METHODS, Method
 from thinwire.reducer import Reducer
 
 ALL = 1 << 60
@@ -13,38 +14,43 @@ ALL = 1 << 60
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A recipe to attach, by name. `everything`: it sends every gradient whole, so it must do what plain DDP does.
+    """A method to attach, made with `options`, by the name of the row.
 
-    `momentum`: it takes momentum over, so it is given the optimizer.
+    `everything`: it sends every gradient whole, so it must do what plain DDP does.
     """
 
     name: str
-    recipe: Callable[[], Reducer]
+    method: Method
+    options: Mapping[str, Any]
     everything: bool = True
-    momentum: bool = False
+
+    @property
+    def momentum(self) -> bool:
+        """Whether it takes momentum over, so that it is given the optimizer."""
+        return self.method.momentum
 
     def reducer(self, *, optimized: bool) -> Reducer:
         """Return a new recipe; momentum is 0 where there is no optimizer to take it from."""
-        found = self.recipe()
+        found = self.method.recipe(**self.options)
         for memory in found.memories():
             if isinstance(memory, MomentumCorrection) and not optimized:
                 memory.momentum = 0.0
         return found
 
 
+def _way(method: str, how: str = "", *, everything: bool = True, **options: Any) -> Way:
+    name = f"{method}, {how}" if how else method
+    return Way(name=name, method=METHODS[method], options=options, everything=everything)
+
+
 WAYS: tuple[Way, ...] = (
-    Way(name="dense", recipe=tw.recipes.dense),
-    Way(name="topk, density 1", recipe=lambda: tw.recipes.topk(density=1.0, minimum_size=1)),
-    Way(name="gtopk, density 1", recipe=lambda: tw.recipes.gtopk(density=1.0, minimum_size=1)),
-    Way(name="dgc, density 1", recipe=lambda: tw.recipes.dgc(density=1.0, minimum_size=1), momentum=True),
-    Way(name="dgc, uncompressed", recipe=lambda: tw.recipes.dgc(minimum_size=ALL), momentum=True),
-    Way(name="topk, density 0.01", recipe=lambda: tw.recipes.topk(density=0.01, minimum_size=1), everything=False),
-    Way(
-        name="dgc, density 0.01",
-        recipe=lambda: tw.recipes.dgc(density=0.01, minimum_size=1),
-        everything=False,
-        momentum=True,
-    ),
+    _way("dense"),
+    _way("topk", "density 1", density=1.0, minimum_size=1),
+    _way("gtopk", "density 1", density=1.0, minimum_size=1),
+    _way("dgc", "density 1", density=1.0, minimum_size=1),
+    _way("dgc", "uncompressed", minimum_size=ALL),
+    _way("topk", "density 0.01", everything=False, density=0.01, minimum_size=1),
+    _way("dgc", "density 0.01", everything=False, density=0.01, minimum_size=1),
 )
 
 BY_NAME: dict[str, Way] = {way.name: way for way in WAYS}

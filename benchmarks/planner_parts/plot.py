@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from planner_parts.figures import Cell
-from planner_parts.worker import AGAIN, PLANNED, WATCHED
+from planner_parts.worker import AGAIN, BUDGET, PLANNED, WATCHED
 from thinwire.tools.show.canvas import COLOURS, FAINT, INK, MUTED
 
-COLOUR = dict(zip(("fp16", "qsgd", "topk:0.01", "doubling:0.01", "gtopk:0.01"), COLOURS, strict=False)) | {
+COLOUR = dict(zip((candidate.name for candidate in BUDGET.candidates()[1:]), COLOURS, strict=False)) | {
     "dense": INK,
     AGAIN: INK,
     PLANNED: MUTED,

@@ -27,7 +27,7 @@ from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.base import sgd
 
 SMALLEST = 1024  # elements of a tensor that is compressed where one candidate is used for all
-BUDGET = Budget(names=("fp16", "qsgd", "topk", "doubling", "gtopk"), densities=(0.01,))
+BUDGET = Budget(names=("fp16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk"), densities=(0.01,))
 DENSE, AGAIN, PLANNED, WATCHED = "dense", "dense again", "the plan", "auto"
 
 

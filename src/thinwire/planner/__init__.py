@@ -1,7 +1,7 @@
 """Does compression pay here? Measure, decide, predict, and say why."""
 
 from thinwire.planner.boundaries import BoundaryRow, Crossings, Cut, decide_boundaries
-from thinwire.planner.candidates import DENSE, NAMES, Budget, Candidate, candidate
+from thinwire.planner.candidates import DENSE, NAMES, Budget, Candidate, candidate, renamed
 from thinwire.planner.curve import Curve
 from thinwire.planner.decide import break_even, decide
 from thinwire.planner.pipeline_plan import PipelinePlan
@@ -35,6 +35,7 @@ __all__ = [
     "decide_boundaries",
     "fastest",
     "minimum_ratio",
+    "renamed",
     "spans",
     "step_seconds",
 ]

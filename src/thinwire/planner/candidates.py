@@ -1,35 +1,25 @@
 """What a plan may choose among for a tensor."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import final
 
-import torch
-
-from thinwire.codecs import BlockTopK, Cast, Codec, CountSketch, Identity, SampledThreshold
+from thinwire.codecs import Codec
 from thinwire.codecs.base import check_density
-from thinwire.exchanges import (
-    AllGather,
-    AllReduce,
-    Exchange,
-    GlobalTopKTree,
-    OwnerSharded,
-    RecursiveDoubling,
-    UnionAllReduce,
-)
-from thinwire.formats import Levels, Ternary
+from thinwire.exchanges import Exchange
 from thinwire.memories import Memory, NoMemory
+from thinwire.recipes import METHODS, Method
 from thinwire.reducer import Compressed
-
-_BLOCK = 32
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A codec and its exchange; with `feedback`, what is not delivered waits for the next step.
+    """A method of the catalogue at one density: a codec and its exchange.
 
+    With `feedback`, what is not delivered waits for the next step.
     density: share of the elements whose values travel in the gradient's own dtype; 0 where all are recoded.
     """
 
@@ -44,31 +34,26 @@ class Candidate:
         return Compressed(memory=memory if self.feedback else NoMemory(), codec=self.codec, exchange=self.exchange)
 
 
-DENSE = Candidate(name="dense", codec=Identity(), exchange=AllReduce(), density=1.0)
+PLANNED: Mapping[str, Method] = MappingProxyType({name: row for name, row in METHODS.items() if row.planned})
+"""The methods of the catalogue that a plan may choose."""
+NAMES = tuple(name if row.density is None else f"{name}:DENSITY" for name, row in PLANNED.items())
+_SINCE_2 = MappingProxyType(
+    {
+        "topk": "sampled_topk",
+        "gtopk": "sampled_gtopk",
+        "doubling": "sampled_doubling",
+        "owner": "sampled_owner",
+        "union": "s2_union",
+        "sketch": "s2_reducer",
+        "qsgd": "qsgd_l2",
+    }
+)
 
-_WHOLE: Mapping[str, Callable[[str], Candidate]] = MappingProxyType(
-    {
-        "dense": lambda name: DENSE,
-        "bf16": lambda name: Candidate(name=name, codec=Cast(values=torch.bfloat16), exchange=AllReduce()),
-        "fp16": lambda name: Candidate(name=name, codec=Cast(), exchange=AllReduce()),
-        "qsgd": lambda name: Candidate(name=name, codec=Cast(values=Levels(bits=4)), exchange=AllGather()),
-        "terngrad": lambda name: Candidate(name=name, codec=Cast(values=Ternary(clip=2.5)), exchange=AllGather()),
-    }
-)
-_SPARSE: Mapping[str, Callable[[float], tuple[Codec, Exchange]]] = MappingProxyType(
-    {
-        "topk": lambda density: (SampledThreshold(density=density), AllGather()),
-        "gtopk": lambda density: (SampledThreshold(density=density), GlobalTopKTree()),
-        "doubling": lambda density: (SampledThreshold(density=density), RecursiveDoubling()),
-        "owner": lambda density: (SampledThreshold(density=density), OwnerSharded()),
-        "union": lambda density: (BlockTopK(density=density, block=_BLOCK), UnionAllReduce()),
-        "sketch": lambda density: (
-            BlockTopK(density=density, block=_BLOCK),
-            UnionAllReduce(packed=CountSketch(rows=3, ratio=0.5)),
-        ),
-    }
-)
-NAMES = (*_WHOLE, *(f"{name}:DENSITY" for name in _SPARSE))
+
+def renamed(name: str) -> str:
+    """Return what a candidate in a plan or profile of version 1 is called today: ``topk:0.1`` was a sampled Top-k."""
+    family, colon, density = name.partition(":")
+    return f"{_SINCE_2.get(family, family)}{colon}{density}"
 
 
 @final
@@ -76,22 +61,21 @@ NAMES = (*_WHOLE, *(f"{name}:DENSITY" for name in _SPARSE))
 class Budget:
     """What the loss allows: how sparse, and whether what is not sent may wait for later steps (error feedback).
 
-    `names` are of the families to consider, those dearest to the loss first: of two that are as fast, the first
-    is taken. The default leaves out `owner`, `union` and `sketch`, which pay for block-sparse gradients, and
-    `fp16`, which overflows beyond 65504.
+    `names` are of the methods to consider, those that cost the loss least first: of two that are as fast, the first
+    is taken. The default selects by a sampled threshold, which is faster than exact Top-k (`topk`). It leaves out
+    `s2_union`, `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows
+    beyond 65504.
     """
 
     densities: Sequence[float] = (0.01,)
     error_feedback: bool = True
-    names: Sequence[str] = ("bf16", "qsgd", "topk", "doubling", "gtopk")
+    names: Sequence[str] = ("bf16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk")
 
     def __post_init__(self) -> None:
         for density in self.densities:
             check_density(density)
-        if unknown := [name for name in self.names if name not in _WHOLE and name not in _SPARSE]:
-            raise ValueError(
-                f"no candidate is called {unknown[0]!r}; expected some of {', '.join((*_WHOLE, *_SPARSE))}"
-            )
+        if unknown := [name for name in self.names if name not in PLANNED]:
+            raise ValueError(f"no candidate is called {unknown[0]!r}; expected some of {', '.join(PLANNED)}")
 
     def candidates(self) -> list[Candidate]:
         """Return what may be chosen, uncompressed first."""
@@ -100,18 +84,29 @@ class Budget:
         return [candidate(full) for full in every]
 
     def _in_full(self, name: str) -> list[str]:
-        if name in _WHOLE:
+        if PLANNED[name].density is None:
             return [name]
         return [f"{name}:{density:g}" for density in self.densities] if self.error_feedback else []
 
 
+@cache  # a search asks for the same few again and again
 def candidate(name: str) -> Candidate:
     """Return the candidate called ``qsgd`` or ``topk:0.01``. Raises ValueError where there is none."""
-    family, _, density = name.partition(":")
+    family, colon, share = name.partition(":")
     try:
-        if name in _WHOLE:
-            return _WHOLE[name](name)
-        codec, exchange = _SPARSE[family](float(density))
+        method, density = PLANNED[family], float(share) if colon else None
+        if (method.density is None) != (density is None):
+            raise ValueError("a density is given where none is taken, or missing")
+        large = method.large(density)
     except (KeyError, ValueError) as error:
         raise ValueError(f"no candidate is called {name!r}; expected one of {', '.join(NAMES)}") from error
-    return Candidate(name=name, codec=codec, exchange=exchange, feedback=True, density=float(density))
+    return Candidate(
+        name=name,
+        codec=large.codec,
+        exchange=large.exchange,
+        feedback=large.memory.stateful,
+        density=float(family == "dense") if density is None else density,
+    )
+
+
+DENSE = candidate("dense")

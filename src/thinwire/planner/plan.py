@@ -69,7 +69,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return all of it as JSON."""
-        whole = {"schema": "thinwire.plan/1", "verdict": self.verdict, "pays": self.pays}
+        whole = {"schema": "thinwire.plan/2", "verdict": self.verdict, "pays": self.pays}
         whole |= {k: v for k, v in asdict(self).items() if k != "profile"}
         whole["break_even"] = self.break_even if self.break_even != float("inf") else None
         whole["boundaries"] = []  # those of a model in one piece; `boundaries.PipelinePlan` has more

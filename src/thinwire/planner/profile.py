@@ -2,15 +2,18 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, final
 
 from thinwire.exchanges import Link, Transport
+from thinwire.planner.candidates import renamed
 from thinwire.planner.curve import Curve
 
-SCHEMA = "thinwire.profile/1"
+SCHEMA = "thinwire.profile/2"
+_NAMED: Mapping[str, Callable[[str], str]] = {SCHEMA: str, "thinwire.profile/1": renamed}
+"""By schema, what the candidates of a saved profile are called today."""
 TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point")
 
 
@@ -169,13 +172,13 @@ def _need(holds: bool, what: str, got: object, expected: str) -> None:
 
 def _read(raw: Any) -> dict[str, Any]:
     schema = raw.pop("schema", None)
-    if schema != SCHEMA:
+    if schema not in _NAMED:
         raise ValueError(f"this is no profile: its schema is {schema!r}; expected {SCHEMA!r}")
     raw["timeline"] = _timeline(**raw["timeline"])
     for name in ("links", "busy"):
         raw[name] = {t: Link(**{k: float(v) for k, v in link.items()}) for t, link in raw[name].items()}
     raw["tiers"] = tuple(raw.get("tiers", ()))
-    raw["costs"] = {name: _cost(cost) for name, cost in raw["costs"].items()}
+    raw["costs"] = {_NAMED[schema](name): _cost(cost) for name, cost in raw["costs"].items()}
     return raw
 
 

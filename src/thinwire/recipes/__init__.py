@@ -1,5 +1,9 @@
-"""Recipes: one paper each, composed of memory, codec and exchange. Every call returns a new reducer."""
+"""Recipes: one paper each, composed of memory, codec and exchange. Every call returns a new reducer.
 
+METHODS lists them all, with their variants, by name.
+"""
+
+from thinwire.recipes.catalogue import METHODS, Method
 from thinwire.recipes.dct_dp import dct_dp
 from thinwire.recipes.dense import dense
 from thinwire.recipes.dgc import dgc
@@ -16,6 +20,8 @@ from thinwire.recipes.terngrad import terngrad
 from thinwire.recipes.topk import topk
 
 __all__ = [
+    "METHODS",
+    "Method",
     "dct_dp",
     "dense",
     "dgc",

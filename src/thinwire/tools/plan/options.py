@@ -88,6 +88,6 @@ def wishes(*, densities: str | None, candidates: str | None, error_feedback: boo
     """Read the budget from text. Raises BadInput."""
     return Wishes(
         densities=None if densities is None else numbers(densities, "--density"),
-        names=None if candidates is None else names(candidates, "--candidates", "fp16,topk"),
+        names=None if candidates is None else names(candidates, "--candidates", "fp16,sampled_topk"),
         error_feedback=error_feedback,
     )

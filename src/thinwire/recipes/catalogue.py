@@ -1,0 +1,375 @@
+"""Every method, declared once: what the bench, the planner, the tests and the tables know of them, they read here."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from types import MappingProxyType
+from typing import Literal, final
+
+import torch
+
+from thinwire.codecs import Cast, Codec, SampledThreshold, TopK
+from thinwire.exchanges import AllGather, AllReduce, Exchange, GlobalTopKTree, OwnerSharded, RecursiveDoubling
+from thinwire.memories import ErrorFeedback, NoMemory
+from thinwire.recipes.dct_dp import dct_dp
+from thinwire.recipes.dense import dense
+from thinwire.recipes.dgc import dgc
+from thinwire.recipes.dragonn import dragonn
+from thinwire.recipes.fft import fft
+from thinwire.recipes.gtopk import gtopk
+from thinwire.recipes.mstopk import mstopk
+from thinwire.recipes.powersgd import powersgd
+from thinwire.recipes.qsgd import qsgd
+from thinwire.recipes.randomk import randomk
+from thinwire.recipes.s2_reducer import s2_reducer
+from thinwire.recipes.signsgd import signsgd
+from thinwire.recipes.terngrad import terngrad
+from thinwire.recipes.topk import topk
+from thinwire.reducer import Compressed, MinimumSize, Reducer, WithRows
+from thinwire.schedules import Schedule
+
+Recipe = Callable[..., Reducer]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to exchange gradients, by the name it has everywhere.
+
+    recipe: returns a new reducer.
+    summary: what it is, in a line. sends: what travels each step. paper: where it comes from; empty if it is ours.
+    share_of: what a density is a share of. Only shares of the same thing compare.
+    momentum: applies the optimizer's momentum itself, so `attach` needs `optimizer=`.
+    warms_up: its paper starts at a higher density.
+    summed: partial sums travel. Otherwise every rank gets what every other rank sent.
+    conserving: what is not delivered waits for later steps, so nothing is lost.
+    rows: sums the rows of sparse embeddings on the way. Otherwise they go as DDP sends them.
+    pipelines: works between the replicas of a pipeline's stage.
+    benched: a row of `thinwire bench`, whose `dense` is plain DDP itself. planned: the planner may choose it.
+    """
+
+    name: str
+    recipe: Recipe
+    summary: str
+    sends: str
+    paper: str = ""
+    share_of: Literal["elements", "blocks", "frequencies"] = "elements"
+    momentum: bool = False
+    warms_up: bool = False
+    summed: bool = False
+    conserving: bool = True
+    rows: bool = False
+    pipelines: bool = True
+    benched: bool = True
+    planned: bool = False
+
+    @property
+    def density(self) -> float | None:
+        """The recipe's default density, or None if it takes none."""
+        found = signature(self.recipe).parameters.get("density")
+        return None if found is None else float(found.default)
+
+    def make(self, density: float | Schedule | None = None) -> Reducer:
+        """Return a new reducer, of that density where the method takes one."""
+        return self.recipe() if density is None or self.density is None else self.recipe(density=density)
+
+    def large(self, density: float | Schedule | None = None) -> Compressed:
+        """Return what a large tensor goes through. Raises TypeError where that is not one codec and one exchange."""
+        return _large(self.make(density))
+
+
+def _large(reducer: Reducer) -> Compressed:
+    match reducer:
+        case Compressed():
+            return reducer
+        case MinimumSize(large=inner) | WithRows(dense=inner):
+            return _large(inner)
+    raise TypeError(f"{type(reducer).__name__} is not one codec and one exchange; expected Compressed")
+
+
+def with_feedback(codec: Callable[..., Codec], exchange: Exchange) -> Recipe:
+    """Return the recipe of a codec that takes `density=`, with error feedback; small tensors go uncompressed."""
+
+    def recipe(*, density: float | Schedule = 0.01, minimum_size: int = 1024) -> Reducer:
+        large = Compressed(memory=ErrorFeedback(), codec=codec(density=density), exchange=exchange)
+        return MinimumSize(numel=minimum_size, small=dense(), large=large)
+
+    return recipe
+
+
+def _narrow(dtype: torch.dtype) -> Recipe:
+    return lambda: Compressed(memory=NoMemory(), codec=Cast(values=dtype), exchange=AllReduce())
+
+
+_STICH = "Sparsified SGD with Memory (Stich et al. 2018)"
+_GTOPK = "gTop-k (Shi et al. 2019)"
+_SPARCML = "SparCML (Renggli et al. 2019)"
+_QSGD = "QSGD (Alistarh et al. 2017)"
+_S2 = "S2 Reducer (Ge et al. 2021)"
+_DCT = "Dynamic Communication Thresholding (Gupta et al. 2021)"
+
+_ROWS = (
+    Method(
+        name="dense",
+        recipe=dense,
+        summary="no compression: what plain DDP does",
+        sends="every value",
+        summed=True,
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="bf16",
+        recipe=_narrow(torch.bfloat16),
+        summary="bfloat16 on the wire",
+        sends="every value in 16 bits",
+        summed=True,
+        conserving=False,
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="fp16",
+        recipe=_narrow(torch.float16),
+        summary="float16 on the wire: finer than bf16, overflows beyond 65504",
+        sends="every value in 16 bits",
+        summed=True,
+        conserving=False,
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="topk",
+        recipe=topk,
+        summary="exact Top-k with error feedback",
+        sends="the largest elements of each tensor",
+        paper=_STICH,
+        planned=True,
+    ),
+    Method(
+        name="sampled_topk",
+        recipe=with_feedback(SampledThreshold, AllGather()),
+        summary="Top-k by a sampled threshold, with error feedback",
+        sends="nearly always the largest elements of each tensor",
+        paper="the selection of Deep Gradient Compression (Lin et al. 2018)",
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="dgc",
+        recipe=dgc,
+        summary="Deep Gradient Compression: sampled threshold, momentum correction, density warm-up",
+        sends="the largest elements of each tensor, momentum-corrected",
+        paper="Deep Gradient Compression (Lin et al. 2018)",
+        momentum=True,
+        warms_up=True,
+    ),
+    Method(
+        name="dragonn",
+        recipe=dragonn,
+        summary="DRAGONN: hashed slots, momentum correction, density warm-up",
+        sends="large elements of each tensor at hashed places, momentum-corrected",
+        paper="DRAGONN (Wang et al. 2022)",
+        momentum=True,
+        warms_up=True,
+    ),
+    Method(
+        name="randomk",
+        recipe=randomk,
+        summary="Random-k with error feedback, summed on the way",
+        sends="elements drawn at random, the same on all ranks",
+        paper=_STICH,
+        summed=True,
+    ),
+    Method(
+        name="gtopk",
+        recipe=gtopk,
+        summary="gTop-k: the global Top-k up and down a tree, with error feedback",
+        sends="the largest elements, of which a tree keeps the largest sums",
+        paper=_GTOPK,
+        summed=True,
+        planned=True,
+    ),
+    Method(
+        name="sampled_gtopk",
+        recipe=with_feedback(SampledThreshold, GlobalTopKTree()),
+        summary="gTop-k by a sampled threshold",
+        sends="nearly always what gtopk sends",
+        paper=_GTOPK,
+        summed=True,
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="doubling",
+        recipe=with_feedback(TopK, RecursiveDoubling()),
+        summary="exact Top-k, summed by sparse recursive doubling",
+        sends="what topk picks, then what 2, 4, … ranks picked together",
+        paper=_SPARCML,
+        summed=True,
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="sampled_doubling",
+        recipe=with_feedback(SampledThreshold, RecursiveDoubling()),
+        summary="sampled Top-k, summed by sparse recursive doubling",
+        sends="what sampled_topk picks, then what 2, 4, … ranks picked together",
+        paper=_SPARCML,
+        summed=True,
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="owner",
+        recipe=with_feedback(TopK, OwnerSharded()),
+        summary="exact Top-k, every index summed by the rank that owns it",
+        sends="what topk picks, to the owners of its indices, and the sums of its own",
+        summed=True,
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="sampled_owner",
+        recipe=with_feedback(SampledThreshold, OwnerSharded()),
+        summary="sampled Top-k, every index summed by the rank that owns it",
+        sends="what sampled_topk picks, to the owners of its indices, and the sums of its own",
+        summed=True,
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="s2_reducer",
+        recipe=s2_reducer,
+        summary="S2 Reducer: block Top-k, a bitmap and a count sketch summed on the way",
+        sends="a bitmap of the blocks of largest norm, and a count sketch of their union",
+        paper=_S2,
+        share_of="blocks",
+        summed=True,
+        conserving=False,
+        rows=True,
+        planned=True,
+    ),
+    Method(
+        name="s2_union",
+        recipe=partial(s2_reducer, packed=None),
+        summary="the same blocks without the sketch: the union's values, summed exactly",
+        sends="a bitmap of the blocks of largest norm, and the values of their union",
+        paper=_S2,
+        share_of="blocks",
+        summed=True,
+        rows=True,
+        planned=True,
+    ),
+    Method(
+        name="fft",
+        recipe=fft,
+        summary="FFT sparsification with a 10-bit offset float, nothing kept, as in the paper",
+        sends="the largest frequencies of each tensor, in 10 bits",
+        paper="FFT-based gradient sparsification (Wang et al. 2020)",
+        share_of="frequencies",
+        conserving=False,
+    ),
+    Method(
+        name="dct_dp",
+        recipe=dct_dp,
+        summary="a threshold per tensor kept for 1,000 steps, with error feedback",
+        sends="what reaches a threshold that is measured now and then",
+        paper=_DCT,
+    ),
+    Method(
+        name="dct_steered",
+        recipe=partial(dct_dp, life=None),
+        summary="the same with a threshold steered to the wanted density",
+        sends="what reaches a threshold that follows the density",
+        paper=_DCT,
+    ),
+    Method(
+        name="mstopk",
+        recipe=mstopk,
+        summary="Top-k by bisection of a threshold, with error feedback",
+        sends="nearly the largest elements of each tensor",
+        paper="MSTopK (Shi et al. 2021)",
+    ),
+    Method(
+        name="qsgd",
+        recipe=qsgd,
+        summary="QSGD: 4 bits per value, stochastic",
+        sends="every value in 4 bits, and the largest magnitude of every 512",
+        paper=_QSGD,
+        conserving=False,
+        planned=True,
+    ),
+    Method(
+        name="qsgd_l2",
+        recipe=partial(qsgd, norm="l2"),
+        summary="QSGD as its paper analyses it, scaled by the l2 norm",
+        sends="every value in 4 bits, and the l2 norm of every 512",
+        paper=_QSGD,
+        conserving=False,
+        benched=False,
+        planned=True,
+    ),
+    Method(
+        name="terngrad",
+        recipe=terngrad,
+        summary="TernGrad: 2 bits per value, clipped at 2.5 sigma",
+        sends="every value in 2 bits",
+        paper="TernGrad (Wen et al. 2017)",
+        conserving=False,
+        planned=True,
+    ),
+    Method(
+        name="signsgd",
+        recipe=signsgd,
+        summary="1 bit per value, with error feedback",
+        sends="every sign, and the mean magnitude of every 512 values",
+        paper="Error Feedback Fixes SignSGD (Karimireddy et al. 2019)",
+    ),
+    Method(
+        name="powersgd",
+        recipe=powersgd,
+        summary="PowerSGD of thinwire, rank 4, in DDP's buckets",
+        sends="two thin factors of each matrix",
+        paper="PowerSGD (Vogels et al. 2019)",
+        summed=True,
+    ),
+)
+
+
+def by_name(rows: Iterable[Method]) -> Mapping[str, Method]:
+    """Return the rows by their names. Raises ValueError where two share one."""
+    found: dict[str, Method] = {}
+    for row in rows:
+        if row.name in found:
+            raise ValueError(f"two methods are called {row.name!r}; expected a name of its own for each")
+        found[row.name] = row
+    return MappingProxyType(found)
+
+
+METHODS = by_name(_ROWS)
+"""Every method by name: ``for method in METHODS.values(): print(method.name, method.sends)``."""
+
+
+def markdown() -> str:
+    """Return all methods as the Markdown table of docs/recipes.md."""
+    columns = (
+        "method",
+        "paper",
+        "sends",
+        "density",
+        "momentum",
+        "warms up",
+        "summed on the way",
+        "nothing lost",
+        "sparse rows",
+    )
+    lines = [columns, ("---",) * len(columns), *map(_cells, METHODS.values())]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cells(row: Method) -> tuple[str, ...]:
+    density = "" if row.density is None else f"{row.density:g} of the {row.share_of}"
+    flags = (row.momentum, row.warms_up, row.summed, row.conserving, row.rows)
+    return (f"`{row.name}`", row.paper, row.sends, density, *("yes" if flag else "" for flag in flags))
