@@ -16,16 +16,12 @@ from thinwire.codecs import (
     Cast,
     Codec,
     CountSketch,
-    HashedSlots,
-    KeptThreshold,
     LaplaceThreshold,
-    MSTopK,
-    RandomK,
-    SampledThreshold,
     TopK,
 )
 from thinwire.formats import Levels, OffsetFloat, Sign, Ternary
 from thinwire.payloads import Payload
+from thinwire.recipes import METHODS
 
 DENSITIES = (0.001, 0.005, 0.02, 0.1, 0.3)
 QUICK_DENSITIES = (0.01, 0.1)
@@ -50,34 +46,35 @@ def offset(bits: int, mantissa: int) -> OffsetFloat:
     return OffsetFloat.balanced(bits=bits, mantissa=mantissa, rounding="nearest")
 
 
+def _of(name: str) -> Callable[[float], Codec]:
+    """Return what makes the codec of a method of the catalogue."""
+    return lambda density: METHODS[name].large(density).codec
+
+
 SPARSE: tuple[tuple[str, str, Callable[[float], Codec]], ...] = (
-    ("elements", "topk", lambda density: TopK(density=density)),
-    ("elements", "sampled threshold", lambda density: SampledThreshold(density=density)),
-    ("elements", "hashed slots", lambda density: HashedSlots(density=density)),
-    ("elements", "random-k", lambda density: RandomK(density=density)),
-    ("elements", "mstopk", lambda density: MSTopK(density=density)),
-    ("elements", "dct kept threshold", lambda density: KeptThreshold(density=density)),
-    ("elements", "dct laplace threshold", lambda density: LaplaceThreshold(density=density)),
-    ("blocks and spectra", "block topk", lambda density: BlockTopK(density=density)),
-    ("blocks and spectra", "fft", lambda density: FFT(density=density)),
-    ("blocks and spectra", "fft + offset 8 bits", lambda density: FFT(density=density, values=offset(8, 3))),
-    ("blocks and spectra", "fft + offset 10 bits", lambda density: FFT(density=density, values=offset(10, 5))),
-    ("blocks and spectra", "topk + offset 8 bits", lambda density: TopK(density=density, values=offset(8, 3))),
+    *(("elements", name, _of(name)) for name in ("topk", "sampled_topk", "dragonn", "randomk", "mstopk", "dct_dp")),
+    ("elements", "laplace threshold", lambda density: LaplaceThreshold(density=density)),
+    ("blocks and spectra", "s2_union", _of("s2_union")),
+    ("blocks and spectra", "fft", _of("fft")),
+    ("blocks and spectra", "fft, float32", lambda density: FFT(density=density)),
+    ("blocks and spectra", "fft, 8 bits", lambda density: FFT(density=density, values=offset(8, 3))),
+    ("blocks and spectra", "topk, 8 bits", lambda density: TopK(density=density, values=offset(8, 3))),
 )
+"""Groups, families and codecs: what has the name of a method of the catalogue sends what that method sends."""
 NARROW: tuple[tuple[str, str, Codec], ...] = (
     ("bf16 and fp16", "bf16", Cast(values=torch.bfloat16)),
     ("bf16 and fp16", "fp16", Cast(values=torch.float16)),
     ("offset float", "offset float 8 bits", Cast(values=offset(8, 3))),
     ("offset float", "offset float 10 bits", Cast(values=offset(10, 5))),
-    ("qsgd", "qsgd 2 bits", Cast(values=Levels(bits=2))),
-    ("qsgd", "qsgd 4 bits", Cast(values=Levels(bits=4))),
-    ("qsgd", "qsgd 8 bits", Cast(values=Levels(bits=8))),
-    ("qsgd, largest as norm", "qsgd max 2 bits", Cast(values=Levels(bits=2, norm="max"))),
-    ("qsgd, largest as norm", "qsgd max 4 bits", Cast(values=Levels(bits=4, norm="max"))),
-    ("qsgd, largest as norm", "qsgd max 8 bits", Cast(values=Levels(bits=8, norm="max"))),
-    ("terngrad", "terngrad", Cast(values=Ternary())),
-    ("terngrad", "terngrad by 512", Cast(values=Ternary(group=512))),
-    ("sign", "sign", Cast(values=Sign())),
+    ("qsgd_l2", "qsgd_l2 2 bits", Cast(values=Levels(bits=2))),
+    ("qsgd_l2", "qsgd_l2 4 bits", Cast(values=Levels(bits=4))),
+    ("qsgd_l2", "qsgd_l2 8 bits", Cast(values=Levels(bits=8))),
+    ("qsgd", "qsgd 2 bits", Cast(values=Levels(bits=2, norm="max"))),
+    ("qsgd", "qsgd 4 bits", Cast(values=Levels(bits=4, norm="max"))),
+    ("qsgd", "qsgd 8 bits", Cast(values=Levels(bits=8, norm="max"))),
+    ("terngrad, not clipped", "terngrad, not clipped", Cast(values=Ternary())),
+    ("terngrad, not clipped", "terngrad, not clipped, by 512", Cast(values=Ternary(group=512))),
+    ("signsgd, a scale a tensor", "signsgd, a scale a tensor", Cast(values=Sign())),
 )
 RANKS = (1, 2, 4)
 
@@ -88,8 +85,8 @@ def methods(quick: bool = False) -> Iterator[Method]:
         for group, family, make in SPARSE:
             yield Method(group=group, family=family, name=family, density=density, restore=_plain(make(density)))
         for family, packed in (
-            ("sketch of blocks", CountSketch(ratio=0.5)),
-            ("union bf16", Cast(values=torch.bfloat16)),
+            ("s2_reducer", CountSketch(ratio=0.5)),
+            ("s2_union, bf16", Cast(values=torch.bfloat16)),
         ):
             restore = _packed(BlockTopK(density=density), packed)
             yield Method(group="blocks and spectra", family=family, name=family, density=density, restore=restore)
