@@ -22,7 +22,7 @@ from thinwire.tools.inputs import BadInput
 from thinwire.tools.plan import options, sources, subject
 from thinwire.tools.plan.plots import least_ratio, passes
 from thinwire.tools.plan.report import html
-from thinwire.tools.plan.rows import every, folded
+from thinwire.tools.plan.tensors import every, folded
 from thinwire.tools.plan.words import bit_rate, conclusions
 
 SLOW, FAST = Link(latency=1e-4, bandwidth=1e6), Link(latency=1e-5, bandwidth=1e11)

@@ -25,9 +25,8 @@ from thinwire.exchanges import (
     UnionAllReduce,
 )
 from thinwire.payloads import Payload
-from thinwire.tools.cluster.link import interface_bytes
-from thinwire.tools.cluster.meter import Meter
-from thinwire.tools.cluster.serve import Emit
+from thinwire.tools.cluster.link import Meter, interface_bytes
+from thinwire.tools.cluster.worker import Emit
 
 LEAD = 0.1  # seconds in which all ranks come to rest before they start together
 

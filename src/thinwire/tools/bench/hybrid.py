@@ -16,7 +16,7 @@ from thinwire.pipeline import sparsify
 from thinwire.tools.bench.data_parallel import dense_bytes
 from thinwire.tools.bench.methods import METHODS
 from thinwire.tools.bench.training import RowJob
-from thinwire.tools.cluster.meter import Meter
+from thinwire.tools.cluster.link import Meter
 from thinwire.tools.cluster.workers import mesh, wrapped
 from thinwire.tools.problems import Problem
 from thinwire.tools.problems.base import sgd

@@ -1,15 +1,20 @@
 """A whole bench run: every row in turn on the same workers, over the same link."""
 
+import os
+import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
-from thinwire.tools.bench.environment import describe
 from thinwire.tools.bench.options import Line, Options
 from thinwire.tools.bench.results import Results, Row, label
 from thinwire.tools.bench.rows import Record, percentiles
 from thinwire.tools.cluster.workers import Workers
 
+_PACKAGES = ("torch", "thinwire", "numba")
 _WARMUP = 20  # steps, in runs at least four times as long; they are in no figure but the loss
 
 
@@ -49,7 +54,7 @@ class Session:
 
     def results(self, reason: str | None = None) -> Results:
         """Return what has been measured; `reason` says why rows are missing, if any are."""
-        environment = describe(self.options) | {
+        environment = _environment(self.options) | {
             "model_description": self.description,
             "link": self._link,
             "throttled": self._throttled,
@@ -113,3 +118,26 @@ class Session:
 
 def _skip(steps: int) -> int:
     return min(_WARMUP, steps // 4)
+
+
+def _environment(options: Options) -> dict[str, Any]:
+    """Return what a reader needs to judge the figures by."""
+    return {
+        "model": options.model,
+        "workers": options.workers,
+        "pipeline": options.pipeline,
+        "micro_batches": options.micro_batches if options.pipeline > 1 else None,
+        "steps": options.steps,
+        "seed": options.seed,
+        "scale": options.scale,
+        "cpu": _processor(),
+        "cores": os.cpu_count(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

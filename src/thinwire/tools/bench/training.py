@@ -7,8 +7,8 @@ from typing import Protocol
 
 from thinwire.schedules import Schedule, exponential_warmup
 from thinwire.tools.bench.methods import METHODS
-from thinwire.tools.cluster.meter import Meter
-from thinwire.tools.cluster.serve import Emit
+from thinwire.tools.cluster.link import Meter
+from thinwire.tools.cluster.worker import Emit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,8 @@ from thinwire.tools import problems
 from thinwire.tools.bench.data_parallel import DataParallel
 from thinwire.tools.bench.hybrid import Hybrid
 from thinwire.tools.bench.training import RowJob, train
-from thinwire.tools.cluster.link import interface_bytes
-from thinwire.tools.cluster.meter import Meter
-from thinwire.tools.cluster.serve import Emit
+from thinwire.tools.cluster.link import Meter, interface_bytes
+from thinwire.tools.cluster.worker import Emit
 from thinwire.tools.cluster.workers import join_group
 
 

@@ -9,7 +9,7 @@ from thinwire.planner import Budget, Profile
 from thinwire.tools.cluster.link import Rate
 from thinwire.tools.cluster.workers import started
 from thinwire.tools.inputs import BadInput
-from thinwire.tools.plan.worker import handle
+from thinwire.tools.plan.worker import measure
 
 _UNTHROTTLED = 1e15  # bytes per second, which a profile takes for what its processors can do
 
@@ -94,7 +94,7 @@ class Measured:
     def known(self, wishes: Wishes) -> Known:
         """Start the workers, let them measure, and end them."""
         budget = wishes.budget()
-        with started(self.workers, self.rate, handle) as workers:
+        with started(self.workers, self.rate, measure) as workers:
             job = {"kind": self.kind, "subject": self.subject, "budget": asdict(budget)}
             found = {rank: Profile.from_json(accepted(event)["profile"]) for rank, event in workers.run(job)}
             label = workers.label
