@@ -76,9 +76,9 @@ def print_listing() -> None:
         ("model", {name: entry.summary for name, entry in PROBLEMS.items()}),
     ):
         width = max(map(len, (title, *entries)))
-        say(console, f"{title:{width}} what it is", "bold")
+        say(console, f"{title:{width}}  what it is", "bold")
         for name, text in entries.items():
-            say(console, f"{name:{width}} {text}", indent=" " * (width + 1))
+            say(console, f"{name:{width}}  {text}", indent=" " * (width + 2))
 
 
 def _describe(options: Options) -> str:

@@ -14,7 +14,7 @@ from torch.autograd import Variable
 from thinwire import trace
 from thinwire.integrations import replicas
 from thinwire.tools.bench.methods import METHODS
-from thinwire.tools.bench.training import RowJob
+from thinwire.tools.bench.options import RowJob
 from thinwire.tools.cluster.link import Meter
 from thinwire.tools.cluster.workers import wrapped
 from thinwire.tools.problems import Problem
@@ -23,7 +23,7 @@ from thinwire.tools.problems.base import sgd
 
 @final
 class DataParallel:
-    """See `training.Run`."""
+    """See `worker.Run`."""
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
         method = METHODS[job.recipe]
@@ -86,7 +86,7 @@ class StepTimes:
 
 
 def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> StepTimes:
-    """Run forward, backward and update, and tell where the time went."""
+    """Run forward, backward and update, and return where the time went."""
     computed: list[float] = []
 
     def mark_computed() -> None:

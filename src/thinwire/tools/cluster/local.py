@@ -86,10 +86,10 @@ def _environment(world: int) -> dict[str, str]:
 class Cluster:
     """Within `with`, `world` processes that run ``module:function`` as `handler(job, emit)`.
 
-    Each has a link of its own, at `rate` each way, or not limited where that is None. Where network namespaces cannot
-    be had or are not wanted, they share the loopback interface. Once started, `throttled` says whether links are
-    limited, and `label` how fast they are or why they are not. Workers are forked, import from where this process
-    does, and have RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS set for torch.
+    Each has its own link, limited to `rate` each way unless that is None. Without network namespaces (unavailable, or
+    `namespaces` false) all share the loopback interface. Once started, `throttled` says whether the links are limited,
+    and `label` how fast they are, or why they are not limited. Workers are forked and import from the same places as
+    this process; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS are set for torch.
     """
 
     label = "not started"

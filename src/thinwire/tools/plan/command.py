@@ -17,7 +17,7 @@ from thinwire.tools.show.terminal import complain, print_written
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where a plan goes. Raises BadInput when a file cannot be written, before anything has been measured."""
+    """Where the plan is written. Raises BadInput when a file cannot be written, before anything has been measured."""
 
     console: Console
     json: Path | None
@@ -29,7 +29,7 @@ class Outputs:
         check_writable((self.json, self.html, self.profile))
 
     def keep(self, measured: Profile) -> None:
-        """Write what was measured, which took longest to get."""
+        """Save the profile before anything else: measuring takes longest."""
         if self.profile is not None:
             write_atomically(self.profile, measured.to_json() + "\n")
 

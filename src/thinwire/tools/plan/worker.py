@@ -47,7 +47,7 @@ def _measured(job: dict[str, Any]) -> Profile:
 
 
 class Micro(NamedTuple):
-    """What a stage gets of a micro-batch, and what stands for the loss, given its output."""
+    """A stage's input for one micro-batch, and a function from its output to what stands in for the loss."""
 
     args: tuple[Tensor, ...]
     kwargs: dict[str, Tensor]
@@ -103,7 +103,7 @@ def _micro_batches(feed: Feed, count: int) -> list[Feed]:
 
 @torch.no_grad()
 def _outputs(modules: Sequence[nn.Module], feed: Feed) -> list[Tensor]:
-    """Return what each stage makes of what it gets."""
+    """Return the output of each stage."""
     args, kwargs, _ = feed
     outputs = list[Tensor]()
     for module in modules:
@@ -113,7 +113,7 @@ def _outputs(modules: Sequence[nn.Module], feed: Feed) -> list[Tensor]:
 
 
 def _micros(feeds: Sequence[Feed], outputs: Sequence[Sequence[Tensor]], index: int, parts: Parts) -> list[Micro]:
-    """Return what the stage of that index gets; where another follows, any gradient comes back."""
+    """Return the inputs of the stage with that index; unless it is the last, a random gradient stands in for the loss."""
     micros = list[Micro]()
     for (args, kwargs, target), made in zip(feeds, outputs, strict=True):
         loss = partial(_against, torch.randn_like(made[index]))

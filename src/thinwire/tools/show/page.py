@@ -117,7 +117,7 @@ def _drawn(figure: Figure, caption: str) -> str:
 
 
 def definitions(entries: Mapping[str, object]) -> str:
-    """Return what is known, name by name."""
+    """Return a list of names and values."""
     listed = (
         f"<dt>{escape(key.replace('_', ' '))}</dt><dd>{escape(_said(key, value))}</dd>"
         for key, value in entries.items()

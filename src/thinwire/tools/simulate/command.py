@@ -31,7 +31,7 @@ def outcome(options: Options) -> Outcome:
 
 
 def document(options: Options, found: Sequence[Scale]) -> dict[str, Any]:
-    """Return all of it for a program: seconds, and throughput over that of as many workers that never wait."""
+    """Return the JSON document: seconds, and throughput relative to as many workers that never wait."""
     rows = [
         {
             "world_size": scale.world_size,

@@ -1,4 +1,4 @@
-"""What was simulated, on the terminal and in files."""
+"""Shows a simulation on the terminal and writes its files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from thinwire.tools.show.terminal import print_table, print_written, say
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What there is to show: tables under a title, notes below them, all of it for a program, and a figure."""
+    """What to show: tables under a title, notes below them, the same as a JSON document, and a figure."""
 
     title: str
     tables: Sequence[Table]
@@ -29,7 +29,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Where it goes. Raises BadInput for a file that cannot be written, or a plot of a kind that nobody can draw."""
+    """The files asked for. Raises BadInput for one that cannot be written, or a plot in an unknown format."""
 
     json: Path | None
     plot: Path | None

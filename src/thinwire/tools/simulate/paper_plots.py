@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from thinwire.planner import papers, papers_dragonn
-from thinwire.tools.show.canvas import COLOURS, INK, MUTED, blank, name
-from thinwire.tools.simulate.plots import head, over_workers, share_axes
+from thinwire.tools.show.canvas import COLOURS, INK, MUTED, blank, head, name
+from thinwire.tools.simulate.plots import over_workers, share_axes
 
 _INCHES = (12.0, 5.0)
 _WORLDS = (1, 2, 4, 8, 16, 32)
