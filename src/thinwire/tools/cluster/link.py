@@ -113,7 +113,7 @@ class Meter:
         return {"measured": nbytes, "packets": packets}
 
     def drain(self) -> dict[str, int]:
-        """Wait until the interface is quiet, and return what was sent since the last reading: the rest of a step's bytes.
+        """Wait until the interface is quiet, and return what was sent since the last reading: the rest of a step.
 
         A collective ends for a rank once it has received everything; what it sent may still be queued.
         """

@@ -113,7 +113,7 @@ def _outputs(modules: Sequence[nn.Module], feed: Feed) -> list[Tensor]:
 
 
 def _micros(feeds: Sequence[Feed], outputs: Sequence[Sequence[Tensor]], index: int, parts: Parts) -> list[Micro]:
-    """Return the inputs of the stage with that index; unless it is the last, a random gradient stands in for the loss."""
+    """Return the inputs of that stage; unless it is the last, a random gradient stands in for the loss."""
     micros = list[Micro]()
     for (args, kwargs, target), made in zip(feeds, outputs, strict=True):
         loss = partial(_against, torch.randn_like(made[index]))
