@@ -34,12 +34,12 @@ class State(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A bar to draw, from `start` to `end` seconds into the step. `lane` is "compute", "wire" or "decode".
+    """A bar to draw, from `start` to `end` seconds into the step. `track` is "compute", "wire" or "decode".
 
     label: on "compute" what is done ("compute", "encode", or "slowed" by messages), elsewhere the candidate.
     """
 
-    lane: str
+    track: str
     label: str
     start: float
     end: float
