@@ -197,8 +197,8 @@ class Noting(Reducer):
     def memories(self) -> Any:
         return self.inner.memories()
 
-    def memory_of(self, slot: Any) -> Any:
-        return self.inner.memory_of(slot)
+    def memory_of(self, segment: Any) -> Any:
+        return self.inner.memory_of(segment)
 
 
 def _events(recipe: str) -> list[list[str]]:

@@ -12,12 +12,12 @@ from torch import Tensor
 from thinwire import codecs, exchanges, formats, recipes
 from thinwire.memories import ErrorFeedback, MomentumCorrection
 from thinwire.payloads import fitted
-from thinwire.reducer import Bucket, Compressed, PowerSGD, Reducer, Round, Slot, WarmUp
+from thinwire.reducer import Bucket, Compressed, PowerSGD, Reducer, Round, Segment, WarmUp
 
-SLOTS = (
-    Slot(name="matrix", offset=0, length=1200, shape=(30, 40)),
-    Slot(name="small", offset=1200, length=20, shape=(20,)),
-    Slot(name="block", offset=1220, length=300, shape=(10, 5, 6)),
+SEGMENTS = (
+    Segment(name="matrix", offset=0, length=1200, shape=(30, 40)),
+    Segment(name="small", offset=1200, length=20, shape=(20,)),
+    Segment(name="block", offset=1220, length=300, shape=(10, 5, 6)),
 )
 NUMEL = 1520
 STEPS = 40
@@ -53,7 +53,7 @@ def _step(recipe: Reducer, flat: Tensor, step: int) -> bool:
     group = dist.group.WORLD
     assert group is not None
     at = Round(step=step, group=group, scale=1 / group.size())
-    finite = recipe.reduce(Bucket(flat=flat, slots=SLOTS), at).wait()
+    finite = recipe.reduce(Bucket(flat=flat, segments=SEGMENTS), at).wait()
     for memory in recipe.memories():
         if finite:
             memory.commit()
@@ -65,10 +65,10 @@ def _step(recipe: Reducer, flat: Tensor, step: int) -> bool:
 def _waiting(recipe: Reducer) -> Tensor:
     waiting = torch.zeros(NUMEL, dtype=torch.float64)
     for memory in recipe.memories():
-        for slot in SLOTS:
-            fields = memory.state().get(slot.name, {})
+        for segment in SEGMENTS:
+            fields = memory.state().get(segment.name, {})
             if "residual" in fields:
-                waiting[slot.offset : slot.offset + slot.length] += fields["residual"]
+                waiting[segment.offset : segment.offset + segment.length] += fields["residual"]
     return waiting
 
 
@@ -174,7 +174,7 @@ def _beside_one_at_rest(name: str) -> tuple[Tensor, Tensor]:
     first = group.rank() == 0
     flat = torch.zeros(NUMEL, dtype=torch.float16)
     at = Round(step=0, group=group, scale=0.5)
-    assert (recipe if first else _burdened(recipe)).reduce(Bucket(flat=flat, slots=SLOTS), at).wait()
+    assert (recipe if first else _burdened(recipe)).reduce(Bucket(flat=flat, segments=SEGMENTS), at).wait()
     for memory in recipe.memories():
         memory.commit()
     return flat.double(), _waiting(recipe)

@@ -26,12 +26,12 @@ from thinwire.planner.live.policy import Alarm
 from thinwire.planner.live.race import proposals, winner
 from thinwire.planner.live.steps import Decided, Policy, steps
 from thinwire.planner.probe.links import fit
-from thinwire.reducer import Bucket, Round, Slot
+from thinwire.reducer import Bucket, Round, Segment
 
-SLOTS = (
-    Slot(name="a", offset=0, length=600, shape=(600,)),
-    Slot(name="b", offset=600, length=300, shape=(300,)),
-    Slot(name="c", offset=900, length=100, shape=(100,)),
+SEGMENTS = (
+    Segment(name="a", offset=0, length=600, shape=(600,)),
+    Segment(name="b", offset=600, length=300, shape=(300,)),
+    Segment(name="c", offset=900, length=100, shape=(100,)),
 )
 CHOICES: tuple[dict[str, str], ...] = (
     {},
@@ -125,7 +125,7 @@ def _reduced(adaptive: Adaptive, flat: Tensor, step: int, dropped: frozenset[str
     group = dist.group.WORLD
     assert group is not None
     at = Round(step=step, group=group, scale=1 / group.size())
-    futures = [adaptive.reduce(Bucket(flat=flat, slots=part), at) for part in (SLOTS[:2], SLOTS[2:])]
+    futures = [adaptive.reduce(Bucket(flat=flat, segments=part), at) for part in (SEGMENTS[:2], SEGMENTS[2:])]
     finite = torch.futures.wait_all(futures) == [True, True]
     for memory in adaptive.memories():
         memory.rollback(dropped)
@@ -140,8 +140,8 @@ def _gradient(step: int) -> Tensor:
 def _waiting(adaptive: Adaptive) -> Tensor:
     waiting = torch.zeros(1000, dtype=torch.float64)
     for name, fields in adaptive.memories()[0].state().items():
-        (slot,) = (slot for slot in SLOTS if slot.name == name)
-        waiting[slot.offset : slot.offset + slot.length] += fields["residual"].double()
+        (segment,) = (segment for segment in SEGMENTS if segment.name == name)
+        waiting[segment.offset : segment.offset + segment.length] += fields["residual"].double()
     return waiting
 
 

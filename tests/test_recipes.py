@@ -11,10 +11,10 @@ from torch import Tensor
 
 from thinwire import codecs, exchanges, formats, recipes, schedules
 from thinwire.memories import ErrorFeedback
-from thinwire.reducer import Bucket, Compressed, MinimumSize, PowerSGD, Reducer, Round, Slot, WarmUp, WithRows
+from thinwire.reducer import Bucket, Compressed, MinimumSize, PowerSGD, Reducer, Round, Segment, WarmUp, WithRows
 
 NUMEL = 3000
-SLOT = Slot(name="w", offset=0, length=NUMEL, shape=(50, 60))
+SEGMENT = Segment(name="w", offset=0, length=NUMEL, shape=(50, 60))
 
 
 def _large(recipe: Reducer) -> Compressed:
@@ -79,7 +79,7 @@ def _reduced(make: Callable[[], Reducer], step: int) -> Tensor:
     assert group is not None
     flat = vector(NUMEL)
     at = Round(step=step, group=group, scale=1 / group.size())
-    assert make().reduce(Bucket(flat=flat, slots=(SLOT,)), at).wait()
+    assert make().reduce(Bucket(flat=flat, segments=(SEGMENT,)), at).wait()
     return flat
 
 
@@ -123,7 +123,7 @@ def _low_rank_errors() -> list[float]:
     for _ in range(8):
         flat = matrix.reshape(-1).clone()
         at = Round(step=0, group=group, scale=1.0)
-        recipe.reduce(Bucket(flat=flat, slots=(SLOT,)), at).wait()
+        recipe.reduce(Bucket(flat=flat, segments=(SEGMENT,)), at).wait()
         errors.append(float((flat.view(50, 60) - matrix).norm()))
         memory.commit()
         memory.restore({n: {"note": fields["note"]} for n, fields in memory.state().items()})

@@ -15,14 +15,14 @@ from thinwire.codecs import Codec, Identity, TopK
 from thinwire.exchanges import AllGather, AllReduce, Exchange
 from thinwire.memories import ErrorFeedback, Memory, MomentumCorrection, NoMemory
 from thinwire.payloads import Dense
-from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Slot, WarmUp, WithRows
+from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Segment, WarmUp, WithRows
 from thinwire.signals import Signal
 
-SLOTS = (
-    Slot(name="large", offset=0, length=600, shape=(20, 30)),
-    Slot(name="small", offset=600, length=20, shape=(20,)),
-    Slot(name="medium", offset=620, length=200, shape=(10, 5, 4)),
-    Slot(name="tiny", offset=820, length=3, shape=(3,)),
+SEGMENTS = (
+    Segment(name="large", offset=0, length=600, shape=(20, 30)),
+    Segment(name="small", offset=600, length=20, shape=(20,)),
+    Segment(name="medium", offset=620, length=200, shape=(10, 5, 4)),
+    Segment(name="tiny", offset=820, length=3, shape=(3,)),
 )
 NUMEL = 823
 
@@ -34,7 +34,7 @@ def _round(step: int = 0) -> Round:
 
 
 def _reduce(recipe: Reducer, flat: Tensor, at: Round) -> bool:
-    return recipe.reduce(Bucket(flat=flat, slots=SLOTS), at).wait()
+    return recipe.reduce(Bucket(flat=flat, segments=SEGMENTS), at).wait()
 
 
 def _mean_of_everything() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -53,9 +53,11 @@ def _mean_of_everything() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
                 memory.commit()
         waiting = torch.zeros(NUMEL)
         for memory in recipe.memories():
-            for slot in SLOTS:
-                if "residual" in memory.state().get(slot.name, {}):
-                    waiting[slot.offset : slot.offset + slot.length] += memory.state()[slot.name]["residual"]
+            for segment in SEGMENTS:
+                if "residual" in memory.state().get(segment.name, {}):
+                    waiting[segment.offset : segment.offset + segment.length] += memory.state()[segment.name][
+                        "residual"
+                    ]
         found[name] = (means, mine, waiting)
     return found
 
@@ -102,8 +104,8 @@ def _one_alone() -> None:
     _reduce(recipe, vector(NUMEL, seed=1), _round(1))
     memory.rollback(["large"])
     memory.commit()
-    for slot in SLOTS[:3]:
-        assert torch.equal(memory.state()[slot.name]["residual"], before[slot.name]) == (slot.name == "large")
+    for segment in SEGMENTS[:3]:
+        assert torch.equal(memory.state()[segment.name]["residual"], before[segment.name]) == (segment.name == "large")
 
 
 def test_a_step_can_be_called_off_for_one_parameter_alone(ranks: Ranks) -> None:
@@ -154,9 +156,9 @@ def test_minimum_size_divides_the_bucket(ranks: Ranks, minimum: int, kept: int, 
 
 
 def test_neighbours_are_joined_only_where_they_touch() -> None:
-    bucket = Bucket(flat=torch.arange(NUMEL), slots=(SLOTS[3], SLOTS[0], SLOTS[1]))
+    bucket = Bucket(flat=torch.arange(NUMEL), segments=(SEGMENTS[3], SEGMENTS[0], SEGMENTS[1]))
     joined = bucket.coalesced()
-    assert [(slot.offset, slot.length) for slot in joined.slots] == [(0, 620), (820, 3)]
+    assert [(segment.offset, segment.length) for segment in joined.segments] == [(0, 620), (820, 3)]
     assert torch.equal(torch.cat(joined.views()), torch.cat([torch.arange(620), torch.arange(820, 823)]))
 
 
@@ -201,4 +203,4 @@ def test_a_codec_that_never_computes_its_signal_is_an_error(make: Callable[[], M
 
 def _reduce_blindly(memory: Memory) -> str:
     reducer = Compressed(memory=memory, codec=_Blind(), exchange=AllReduce())
-    return told(lambda: reducer.reduce(Bucket(flat=torch.ones(NUMEL), slots=SLOTS), _round()).wait())
+    return told(lambda: reducer.reduce(Bucket(flat=torch.ones(NUMEL), segments=SEGMENTS), _round()).wait())

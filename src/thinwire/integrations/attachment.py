@@ -15,7 +15,7 @@ from thinwire.integrations.gradients import put_in_place
 from thinwire.integrations.momentum import Handover
 from thinwire.integrations.optimizers import observe, stop_observing
 from thinwire.integrations.steps import Reduced, Steps, read
-from thinwire.reducer import Bucket, Reducer, Released, Round, Slot
+from thinwire.reducer import Bucket, Reducer, Released, Round, Segment
 
 Divisor = Callable[[bool, bool], int]
 """Returns what turns sums into means: the number of ranks, or of those that still have data.
@@ -109,11 +109,11 @@ class Attachment:
         """
         names = self._enter(parameters, joined=joined)
         origin = flat.storage_offset()
-        slots = [
-            Slot(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=tuple(g.shape))
+        segments = [
+            Segment(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=tuple(g.shape))
             for name, g in zip(names, gradients, strict=True)
         ]
-        bucket = Bucket(flat=flat, slots=tuple(slots))
+        bucket = Bucket(flat=flat, segments=tuple(segments))
         means = self.steps.gradients.take_out(names, bucket.views())
         return self._finishing(self.recipe.reduce(bucket, self._round), names, bucket, means)
 

@@ -82,8 +82,8 @@ def shaped_like(p: nn.Parameter, flat: Tensor) -> Tensor:
 
 def put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:
     """Write the means in this bucket to each dense .grad that is there."""
-    for slot, mean in zip(bucket.slots, bucket.views(), strict=True):
-        p = parameters[slot.name]
+    for segment, mean in zip(bucket.segments, bucket.views(), strict=True):
+        p = parameters[segment.name]
         if p.grad is not None and not p.grad.is_sparse:
             p.grad.copy_(shaped_like(p, mean))
 

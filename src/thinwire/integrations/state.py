@@ -14,7 +14,7 @@ from thinwire.collectives import Group
 from thinwire.errors import StateError
 from thinwire.integrations.momentum import corrections
 from thinwire.memories import Memory
-from thinwire.reducer import Reducer, Slot
+from thinwire.reducer import Reducer, Segment
 
 VERSION = 2
 _ALWAYS = {"version", "step", "loss_scale", "momentum", "fields", "memories"}
@@ -193,8 +193,10 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
 
 def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
     """Refuse what would wait forever, as the recipe in use keeps nothing for this parameter."""
-    slot = Slot(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
-    if recipe.memory_of(slot) is not memory and any(bool(x.any()) for f, x in fields.items() if f not in memory.free):
+    segment = Segment(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
+    if recipe.memory_of(segment) is not memory and any(
+        bool(x.any()) for f, x in fields.items() if f not in memory.free
+    ):
         raise ValueError(
             f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of {p.numel()} "
             "elements: attach it with the minimum_size with which the state was saved"

@@ -230,7 +230,7 @@ def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Ques
     """Return the outcome of a bucket that holds means now."""
     if finite and not any(questions):
         return Reduced()
-    means = {slot.name: mean for slot, mean in zip(bucket.slots, bucket.views(), strict=True)}
+    means = {segment.name: mean for segment, mean in zip(bucket.segments, bucket.views(), strict=True)}
     if not finite:
         return Reduced(
             bad=frozenset(name for name, mean in means.items() if not mean.isfinite().all()) or frozenset(means)

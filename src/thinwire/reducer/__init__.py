@@ -1,6 +1,6 @@
 """Reducers: bucket of gradients → its mean over all ranks."""
 
-from thinwire.reducer.base import Bucket, Reducer, Round, Slot
+from thinwire.reducer.base import Bucket, Reducer, Round, Segment
 from thinwire.reducer.compressed import Compressed
 from thinwire.reducer.power_sgd import PowerSGD
 from thinwire.reducer.rows import WithRows
@@ -15,7 +15,7 @@ __all__ = [
     "Reducer",
     "Released",
     "Round",
-    "Slot",
+    "Segment",
     "WarmUp",
     "WithRows",
 ]

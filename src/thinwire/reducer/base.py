@@ -16,8 +16,8 @@ from thinwire.memories import Memory
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Slot:
-    """Where parameter `name`, of `shape`, lies in a bucket: `length` elements from `offset` on."""
+class Segment:
+    """The gradient of parameter `name`, of `shape`, in a bucket: `length` elements from `offset` on."""
 
     name: str
     offset: int
@@ -28,27 +28,27 @@ class Slot:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Gradients of several parameters in one flat tensor, and those of its slots that concern the reader."""
+    """Gradients of several parameters in one flat tensor, and the segments of it that you are to reduce."""
 
     flat: Tensor
-    slots: tuple[Slot, ...]
+    segments: tuple[Segment, ...]
 
     def views(self) -> list[Tensor]:
-        """Return the gradient of each slot, as a view."""
-        return [self.flat[slot.offset : slot.offset + slot.length] for slot in self.slots]
+        """Return the gradient of each segment, as a view."""
+        return [self.flat[segment.offset : segment.offset + segment.length] for segment in self.segments]
 
-    def only(self, slots: Iterable[Slot]) -> "Bucket":
-        """Return the same bucket with some of its slots."""
-        return replace(self, slots=tuple(slots))
+    def only(self, segments: Iterable[Segment]) -> "Bucket":
+        """Return the same bucket with some of its segments."""
+        return replace(self, segments=tuple(segments))
 
     def coalesced(self) -> "Bucket":
-        """Join slots that lie side by side. Their names no longer mean a parameter."""
-        runs: list[tuple[Slot, int]] = []  # the first slot of each, and where it ends
-        for slot in sorted(self.slots, key=lambda slot: slot.offset):
-            if runs and runs[-1][1] == slot.offset:
-                runs[-1] = runs[-1][0], slot.offset + slot.length
+        """Join segments that lie side by side. Their names no longer mean a parameter."""
+        runs: list[tuple[Segment, int]] = []  # the first segment of each, and where it ends
+        for segment in sorted(self.segments, key=lambda segment: segment.offset):
+            if runs and runs[-1][1] == segment.offset:
+                runs[-1] = runs[-1][0], segment.offset + segment.length
             else:
-                runs.append((slot, slot.offset + slot.length))
+                runs.append((segment, segment.offset + segment.length))
         return self.only(replace(first, length=end - first.offset) for first, end in runs)
 
 
@@ -102,7 +102,7 @@ class Reducer(ABC):
         """Return every memory in use, each once."""
 
     @abstractmethod
-    def memory_of(self, slot: Slot) -> Memory:
+    def memory_of(self, segment: Segment) -> Memory:
         """Return the memory through which the gradients of a parameter go, in the long run."""
 
 

@@ -14,7 +14,7 @@ from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
-from thinwire.reducer.base import Bucket, Reducer, Round, Slot, completed
+from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed
 
 
 @final
@@ -37,13 +37,13 @@ class Compressed(Reducer):
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Encode now, decode when the exchange is done."""
-        if not bucket.slots:
+        if not bucket.segments:
             return completed(True)
         if self.codec.elementwise and not self.memory.stateful:
             bucket = bucket.coalesced()
         with trace.span("encode"):
             payload = self._encode(bucket, at)
-        seeds = [at.seed(slot.name) for slot in bucket.slots]
+        seeds = [at.seed(segment.name) for segment in bucket.segments]
         future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
         # A callback may outlive the group, which must not die in the group's own thread: it takes no reference along.
         watch, scale = at.watch, at.scale
@@ -53,26 +53,26 @@ class Compressed(Reducer):
         """Return the memory."""
         return (self.memory,)
 
-    def memory_of(self, slot: Slot) -> Memory:
+    def memory_of(self, segment: Segment) -> Memory:
         """Return the memory."""
         return self.memory
 
     def _encode(self, bucket: Bucket, at: Round) -> Payload:
         codec = self.codec.at(at.step)
         parts = []
-        for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
-            signal = self.memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name, shared=False))
+        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
+            signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))
             signal.share = at.scale if self.memory.stateful else None
-            parts.append(codec.encode_signal(signal, seed=at.seed(slot.name, shared=codec.shared_seed)))
+            parts.append(codec.encode_signal(signal, seed=at.seed(segment.name, shared=codec.shared_seed)))
             if not signal.computed:  # what is retained would be taken out of unwritten memory
                 raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")
-        return type(parts[0]).assemble(parts, [slot.offset for slot in bucket.slots], bucket.flat.numel())
+        return type(parts[0]).assemble(parts, [segment.offset for segment in bucket.segments], bucket.flat.numel())
 
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
         trace.count("sent_bytes", exchanged.sent_bytes)
         with trace.span("decode"):
             if self.memory.stateful:  # before the total takes the place of gradients that payloads may be views of
-                self.memory.retain([slot.name for slot in bucket.slots], exchanged.delivered)
+                self.memory.retain([segment.name for segment in bucket.segments], exchanged.delivered)
             exchanged.total.write(bucket.flat)
             if not watch or exchanged.total.is_finite(bucket.flat):
                 return True
@@ -91,9 +91,9 @@ class Compressed(Reducer):
         total.write(wide)
         if not total.is_finite(wide):
             return False
-        for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
-            part = wide[slot.offset : slot.offset + slot.length]
+        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
+            part = wide[segment.offset : segment.offset + segment.length]
             gradient.copy_(fitted(part, gradient.dtype))
             rest = Dense(values=(gradient - part).mul_(scale))
-            self.memory.retain([slot.name], rest)
+            self.memory.retain([segment.name], rest)
         return True

@@ -14,7 +14,7 @@ from thinwire.collectives import Group, communication_thread
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.memories import Memory, Noted
 from thinwire.payloads import Dense, Payload, fitted
-from thinwire.reducer.base import Bucket, Reducer, Round, Slot, all_true, completed
+from thinwire.reducer.base import Bucket, Reducer, Round, Segment, all_true, completed
 from thinwire.signals import Plain
 
 
@@ -48,40 +48,40 @@ class PowerSGD(Reducer):
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Multiply now, exchange and decode on the communication thread."""
-        low = [slot for slot in bucket.slots if self._pays(slot)]
-        rest = bucket.only(slot for slot in bucket.slots if not self._pays(slot))
+        low = [segment for segment in bucket.segments if self._pays(segment)]
+        rest = bucket.only(segment for segment in bucket.segments if not self._pays(segment))
         return all_true([self._low_rank(bucket.only(low), at), self.small.reduce(rest, at)])
 
     def memories(self) -> Sequence[Memory]:
         """Return those of `small`, and the memory."""
         return tuple({id(m): m for m in (*self.small.memories(), self.memory)}.values())
 
-    def memory_of(self, slot: Slot) -> Memory:
+    def memory_of(self, segment: Segment) -> Memory:
         """Return the memory, or what `small` says."""
-        return self.memory if self._pays(slot) else self.small.memory_of(slot)
+        return self.memory if self._pays(segment) else self.small.memory_of(segment)
 
-    def _pays(self, slot: Slot) -> bool:
-        rows, columns = _matrix(slot)
+    def _pays(self, segment: Segment) -> bool:
+        rows, columns = _matrix(segment)
         return self.rank * (rows + columns) < rows * columns
 
     def _low_rank(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        if not bucket.slots:
+        if not bucket.segments:
             return completed(True)
         with trace.span("encode"):
-            work = [self._multiply(slot, g, at) for slot, g in zip(bucket.slots, bucket.views(), strict=True)]
+            work = [self._multiply(segment, g, at) for segment, g in zip(bucket.segments, bucket.views(), strict=True)]
         watch = at.watch
         return communication_thread(at.group).submit(lambda own: self._rounds(work, own, watch), bucket.flat.device)
 
-    def _multiply(self, slot: Slot, gradient: Tensor, at: Round) -> "_Work":
-        x = self.memory.compensate(slot.name, gradient, at.scale, seed=at.seed(slot.name)).tensor()
-        matrix = x.to(torch.promote_types(x.dtype, torch.float32)).view(_matrix(slot))
-        basis = self._basis(slot, matrix, at.seed(slot.name))
-        seed = at.seed(slot.name, shared=self.codec.shared_seed)
-        return _Work(slot.name, gradient, matrix, matrix @ basis, seed, at.scale)
+    def _multiply(self, segment: Segment, gradient: Tensor, at: Round) -> "_Work":
+        x = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name)).tensor()
+        matrix = x.to(torch.promote_types(x.dtype, torch.float32)).view(_matrix(segment))
+        basis = self._basis(segment, matrix, at.seed(segment.name))
+        seed = at.seed(segment.name, shared=self.codec.shared_seed)
+        return _Work(segment.name, gradient, matrix, matrix @ basis, seed, at.scale)
 
-    def _basis(self, slot: Slot, matrix: Tensor, seed: int) -> Tensor:
+    def _basis(self, segment: Segment, matrix: Tensor, seed: int) -> Tensor:
         """Return the Q of the step before, or a random one where there is none of this size."""
-        note = self.memory.note(slot.name).read()
+        note = self.memory.note(segment.name).read()
         shape = (matrix.shape[1], self.rank)
         if note is not None and note.numel() == shape[0] * shape[1] and bool(note.any()):
             return note.to(matrix.dtype).view(shape)
@@ -160,6 +160,6 @@ class _Work(NamedTuple):
     scale: float
 
 
-def _matrix(slot: Slot) -> tuple[int, int]:
-    rows = slot.shape[0] if len(slot.shape) > 1 else 1
-    return rows, slot.length // max(1, rows)
+def _matrix(segment: Segment) -> tuple[int, int]:
+    rows = segment.shape[0] if len(segment.shape) > 1 else 1
+    return rows, segment.length // max(1, rows)

@@ -13,7 +13,7 @@ from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Blocks, Keyed
-from thinwire.reducer.base import Bucket, Reducer, Round, Slot
+from thinwire.reducer.base import Bucket, Reducer, Round, Segment
 
 
 @final
@@ -56,9 +56,9 @@ class WithRows(Reducer):
         """Return those of `dense`."""
         return self.dense.memories()
 
-    def memory_of(self, slot: Slot) -> Memory:
+    def memory_of(self, segment: Segment) -> Memory:
         """Return what `dense` says."""
-        return self.dense.memory_of(slot)
+        return self.dense.memory_of(segment)
 
 
 def _sparse(exchanged: Exchanged, shape: torch.Size) -> Tensor:

@@ -11,7 +11,7 @@ from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.exchanges import AllReduce
 from thinwire.memories import ErrorFeedback, Memory, NoMemory
-from thinwire.reducer.base import Bucket, Reducer, Round, Slot, all_true
+from thinwire.reducer.base import Bucket, Reducer, Round, Segment, all_true
 from thinwire.reducer.compressed import Compressed
 
 
@@ -41,9 +41,9 @@ class WarmUp(Reducer):
         """Return those of both."""
         return _distinct(self.first, self.then)
 
-    def memory_of(self, slot: Slot) -> Memory:
+    def memory_of(self, segment: Segment) -> Memory:
         """Return what `then` says."""
-        return self.then.memory_of(slot)
+        return self.then.memory_of(segment)
 
     def _due(self, at: Round) -> Reducer:
         return self.first if at.step < self.steps else self.then
@@ -64,9 +64,9 @@ class MinimumSize(Reducer):
         self.large.prepare(group, samples)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        """Give each its share of the slots."""
-        large = bucket.only(slot for slot in bucket.slots if slot.length >= self.numel)
-        small = bucket.only(slot for slot in bucket.slots if slot.length < self.numel)
+        """Give each its share of the segments."""
+        large = bucket.only(segment for segment in bucket.segments if segment.length >= self.numel)
+        small = bucket.only(segment for segment in bucket.segments if segment.length < self.numel)
         return all_true([self.large.reduce(large, at), self.small.reduce(small, at)])
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
@@ -77,9 +77,9 @@ class MinimumSize(Reducer):
         """Return those of both."""
         return _distinct(self.small, self.large)
 
-    def memory_of(self, slot: Slot) -> Memory:
+    def memory_of(self, segment: Segment) -> Memory:
         """Return what the one says that is due for this size."""
-        return (self.large if slot.length >= self.numel else self.small).memory_of(slot)
+        return (self.large if segment.length >= self.numel else self.small).memory_of(segment)
 
 
 @final
@@ -104,13 +104,13 @@ class PerTensor(Reducer):
             reducer.prepare(group, samples)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        """Give each its share of the slots."""
+        """Give each its share of the segments."""
         futures = []
         for name, reducer in self.reducers.items():
-            mine = [slot for slot in bucket.slots if self.chosen.get(slot.name) == name]
+            mine = [segment for segment in bucket.segments if self.chosen.get(segment.name) == name]
             if mine:
                 futures.append(reducer.reduce(bucket.only(mine), at))
-        rest = [slot for slot in bucket.slots if slot.name not in self.chosen]
+        rest = [segment for segment in bucket.segments if segment.name not in self.chosen]
         if rest or not futures:
             futures.append(self.otherwise.reduce(bucket.only(rest), at))
         return all_true(futures)
@@ -127,9 +127,9 @@ class PerTensor(Reducer):
         """Return those of all in use."""
         return _distinct(*self._in_use())
 
-    def memory_of(self, slot: Slot) -> Memory:
+    def memory_of(self, segment: Segment) -> Memory:
         """Return what the parameter's reducer says."""
-        return self.of(slot.name).memory_of(slot)
+        return self.of(segment.name).memory_of(segment)
 
     def _in_use(self) -> list[Reducer]:
         used = set(self.chosen.values())
@@ -149,19 +149,19 @@ class Released(Reducer):
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Add what waits, and start."""
         feedback = [part for memory in self.waiting for part in memory.parts if isinstance(part, ErrorFeedback)]
-        for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
+        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
             for memory in feedback:
-                if memory.waits(slot.name):
-                    memory.release(slot.name, gradient, at.scale)
+                if memory.waits(segment.name):
+                    memory.release(segment.name, gradient, at.scale)
         return self.dense.reduce(bucket, at)
 
     def memories(self) -> Sequence[Memory]:
         """Return those in which something may wait."""
         return self.waiting
 
-    def memory_of(self, slot: Slot) -> Memory:
+    def memory_of(self, segment: Segment) -> Memory:
         """Return none: nothing waits for long."""
-        return self.dense.memory_of(slot)
+        return self.dense.memory_of(segment)
 
 
 def _distinct(*reducers: Reducer) -> Sequence[Memory]:

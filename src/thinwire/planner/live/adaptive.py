@@ -15,7 +15,7 @@ from thinwire.planner.live.policy import policy
 from thinwire.planner.live.steps import Choice, Log, Policy, StepLog
 from thinwire.planner.plan import reducer
 from thinwire.planner.probe.measure import Ranks
-from thinwire.reducer import Bucket, Reducer, Round, Slot
+from thinwire.reducer import Bucket, Reducer, Round, Segment
 
 _log = logging.getLogger("thinwire")
 
@@ -101,14 +101,14 @@ class Adaptive(Reducer):
         """Return the memory, which all candidates share."""
         return (self._memory,)
 
-    def memory_of(self, slot: Slot) -> Memory:
+    def memory_of(self, segment: Segment) -> Memory:
         """Return the memory. What waits in it is released where a candidate has no error feedback."""
         return self._memory
 
     def _logged(self, bucket: Bucket, at: Round) -> StepLog:
         """Note the bucket in the step's log. A gradient that comes a second time begins the next step."""
         log = self._log
-        if log is None or log.holds(bucket.slots):
+        if log is None or log.holds(bucket.segments):
             if log is not None:
                 log.close()
                 self.go_on(log, at.step, at.group.rank())
@@ -120,10 +120,10 @@ class Adaptive(Reducer):
         """Add what waits for tensors whose candidate keeps nothing to their gradients."""
         if not self._memory.waits():
             return
-        for slot, gradient in zip(bucket.slots, bucket.views(), strict=True):
-            kept = self._memory in self._reducer.of(slot.name).memories()
-            if not kept and self._memory.waits(slot.name):
-                self._memory.release(slot.name, gradient, at.scale)
+        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
+            kept = self._memory in self._reducer.of(segment.name).memories()
+            if not kept and self._memory.waits(segment.name):
+                self._memory.release(segment.name, gradient, at.scale)
 
 
 def _finished(done: "Future[bool]", log: StepLog) -> bool:

@@ -9,7 +9,7 @@ import torch
 from thinwire.planner.candidates import DENSE
 from thinwire.planner.probe.measure import Stamp, stamp
 from thinwire.planner.profile import Gradient
-from thinwire.reducer import Bucket, Slot
+from thinwire.reducer import Bucket, Segment
 
 Choice = Mapping[str, str]
 """The candidate's name for each tensor that is compressed."""
@@ -74,13 +74,13 @@ class StepLog:
         self._ready: list[Stamp] = []
         self._done: list[Stamp] = []
         self._next: Stamp | None = None
-        self._buckets: list[tuple[tuple[Slot, ...], int]] = []
+        self._buckets: list[tuple[tuple[Segment, ...], int]] = []
 
     def add(self, bucket: Bucket) -> None:
         """Note that a bucket has arrived."""
         self._ready.append(stamp(self._device))
-        self._buckets.append((bucket.slots, bucket.flat.element_size()))
-        self._names.update(slot.name for slot in bucket.slots)
+        self._buckets.append((bucket.segments, bucket.flat.element_size()))
+        self._names.update(segment.name for segment in bucket.segments)
 
     def finish(self) -> None:
         """Note that a bucket has been exchanged."""
@@ -90,16 +90,16 @@ class StepLog:
         """Note that the next step's first bucket has arrived."""
         self._next = stamp(self._device)
 
-    def holds(self, slots: tuple[Slot, ...]) -> bool:
+    def holds(self, segments: tuple[Segment, ...]) -> bool:
         """Whether any of these has arrived in this step."""
-        return any(slot.name in self._names for slot in slots)
+        return any(segment.name in self._names for segment in segments)
 
     @property
     def buckets(self) -> list[tuple[Gradient, ...]]:
         """The gradients of each bucket."""
         return [
-            tuple(Gradient(name=slot.name, numel=slot.length, itemsize=size) for slot in slots)
-            for slots, size in self._buckets
+            tuple(Gradient(name=segment.name, numel=segment.length, itemsize=size) for segment in segments)
+            for segments, size in self._buckets
         ]
 
     @property

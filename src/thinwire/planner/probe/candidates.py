@@ -15,10 +15,10 @@ from thinwire.payloads import Payload
 from thinwire.planner.candidates import Candidate
 from thinwire.planner.probe.measure import gathered, longest, synchronize
 from thinwire.planner.profile import Cost, Curve
-from thinwire.reducer import Bucket, Compressed, Round, Slot
+from thinwire.reducer import Bucket, Compressed, Round, Segment
 
 _REPEATS = 4
-_MOST_SLOTS = 8  # in the bucket that is timed, as what a call costs is shared
+_MOST_SEGMENTS = 8  # in the bucket that is timed, as what a call costs is shared
 _MOST_ELEMENTS = 1 << 22
 _CACHE = 1 << 25  # bytes that take the place of everything in it
 _ROWS = (2, 10)  # payloads decoded at once, to see what each costs
@@ -82,31 +82,33 @@ def _point(
 ) -> tuple[float, float, float, float, float]:
     """Return, per tensor of that size: seconds to encode, to decode, for each further rank, of the exchange, bytes."""
     reducer = candidate.reducer(ErrorFeedback())
-    slots = max(1, min(_MOST_SLOTS, _MOST_ELEMENTS // 4 // size))
+    segments = max(1, min(_MOST_SEGMENTS, _MOST_ELEMENTS // 4 // size))
     nbytes = reducer.codec.encode(torch.randn(size, device=device, generator=_generator(device))).nbytes
-    steps = [_step(reducer, size, slots, step, group, device) for step in range(_REPEATS + 1)][1:]
+    steps = [_step(reducer, size, segments, step, group, device) for step in range(_REPEATS + 1)][1:]
     rows = gathered([median(column) for column in zip(*steps, strict=True)], group, device)
     encode, decode = rows[:, :2].mean(dim=0).tolist()
     carried = min(rows[:, 2] - rows[:, 0] - rows[:, 1]).item()
     world_size, link = group.size(), links[candidate.exchange.transport]
-    messages = candidate.exchange.seconds(slots * nbytes, world_size, link, max(4.0 * slots * size, slots * nbytes))
+    messages = candidate.exchange.seconds(
+        segments * nbytes, world_size, link, max(4.0 * segments * size, segments * nbytes)
+    )
     each = gathered([_each(reducer, size, device)], group, device).mean().item()
-    return encode / slots, decode / slots, each, max(0.0, carried - messages) / slots, float(nbytes)
+    return encode / segments, decode / segments, each, max(0.0, carried - messages) / segments, float(nbytes)
 
 
 def _step(
-    reducer: Compressed, size: int, slots: int, step: int, group: Group, device: torch.device
+    reducer: Compressed, size: int, segments: int, step: int, group: Group, device: torch.device
 ) -> tuple[float, float, float]:
     """Return the seconds of encoding, decoding, and of all."""
-    flat = torch.randn(slots * size, device=device, generator=_generator(device))
-    places = tuple(Slot(name=f"{i}", offset=i * size, length=size, shape=(size,)) for i in range(slots))
+    flat = torch.randn(segments * size, device=device, generator=_generator(device))
+    places = tuple(Segment(name=f"{i}", offset=i * size, length=size, shape=(size,)) for i in range(segments))
     at = Round(step=step, group=group, scale=1 / group.size())
     torch.empty(_CACHE, dtype=torch.uint8, device=device).fill_(step)  # as backward leaves it
     longest(0.0, group, device)
     with trace.listen(trace.Recorder()) as recorder:
         synchronize(device)
         start = time.perf_counter()
-        reducer.reduce(Bucket(flat=flat, slots=places), at).wait()
+        reducer.reduce(Bucket(flat=flat, segments=places), at).wait()
         synchronize(device)
         total = time.perf_counter() - start
     for memory in reducer.memories():
