@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 LOT = 5
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 
 
 class RankError(AssertionError):
