@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire import kernels
-from thinwire.payloads import Dense, Sketch, Table
+from thinwire.payloads import Dense, Sketch, SketchTable
 
 OTHER = {
     "OMP_NUM_THREADS": "2",
@@ -62,7 +62,7 @@ def _own() -> str:
         kernels.inverse_fourier.cpu(_matrix(5 * 129, 2), 1200, 256),
         kernels.inverse_fourier.cpu(_matrix(31, 2), 60, 60),
     ]
-    table = Sketch(values=vector(300), tables=(Table(3, 100, 7),), numel=500)
+    table = Sketch(values=vector(300), tables=(SketchTable(3, 100, 7),), numel=500)
     payloads = [Dense(values=row) for row in rows]
     return _digest([out, *transformed, Dense.concat(payloads).dense(), table.dense()])
 

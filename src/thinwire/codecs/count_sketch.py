@@ -7,7 +7,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.codecs.base import Codec
-from thinwire.payloads import Sketch, Table
+from thinwire.payloads import Sketch, SketchTable
 from thinwire.signals import Signal
 
 
@@ -34,6 +34,6 @@ class CountSketch(Codec):
         """Return the table, in float32 or wider."""
         x = signal.tensor()
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        table = Table(self.rows, max(1, round(self.ratio * x.numel() / self.rows)), seed)
+        table = SketchTable(self.rows, max(1, round(self.ratio * x.numel() / self.rows)), seed)
         cells = kernels.sketch_insert(x, *table)
         return Sketch(values=cells.view(-1), tables=(table,), numel=signal.numel)

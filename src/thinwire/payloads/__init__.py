@@ -5,7 +5,7 @@ from thinwire.payloads.blocks import Blocks
 from thinwire.payloads.dense import Dense
 from thinwire.payloads.keyed import Keyed
 from thinwire.payloads.numbers import Narrow, fitted, narrowed
-from thinwire.payloads.sketch import Sketch, Table
+from thinwire.payloads.sketch import Sketch, SketchTable
 from thinwire.payloads.sparse import Sparse
 from thinwire.payloads.spectral import Spectral
 from thinwire.payloads.words import Words
@@ -17,9 +17,9 @@ __all__ = [
     "Narrow",
     "Payload",
     "Sketch",
+    "SketchTable",
     "Sparse",
     "Spectral",
-    "Table",
     "Words",
     "fitted",
     "narrowed",

@@ -12,11 +12,11 @@ from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
 
 
-class Table(NamedTuple):
+class SketchTable(NamedTuple):
     """The shape of one vector's sketch, and the seed of its hashes."""
 
     rows: int
-    buckets: int
+    cells: int
     seed: int
 
 
@@ -30,7 +30,7 @@ class Sketch(Payload):
     """
 
     values: Tensor
-    tables: tuple[Table, ...]
+    tables: tuple[SketchTable, ...]
     numel: int
     regions: Regions = field(default=())
 
@@ -49,7 +49,7 @@ class Sketch(Payload):
 
     def counts(self) -> list[int]:
         """Return the sizes of the tables."""
-        return [table.rows * table.buckets for table in self.tables]
+        return [table.rows * table.cells for table in self.tables]
 
     def with_values(self, values: Tensor) -> Self:
         """Return a sketch of the same shape and hashes with other tables."""
@@ -104,7 +104,7 @@ class Sketch(Payload):
     def _estimates(self) -> list[Tensor]:
         parts = zip(self.regions, self.tables, self._values(), strict=True)
         return [
-            kernels.sketch_query(values.view(table.rows, table.buckets), length, table.seed)
+            kernels.sketch_query(values.view(table.rows, table.cells), length, table.seed)
             for (_, length), table, values in parts
         ]
 
