@@ -41,7 +41,7 @@ def _write_digits(folder: Path) -> Path:
         labels = np.arange(count) % 10
         images = np.zeros((count, 28, 28)) + 20 * labels[:, None, None]
         (folder / f"{part}-images-idx3-ubyte").write_bytes(_idx(images))
-        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(labels)))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(labels), mtime=0))
     return folder
 
 
