@@ -380,9 +380,9 @@ def test_sources_that_cannot_be_read_are_passed_over(tmp_path: Path, monkeypatch
         ("train-images-idx3-ubyte", _idx(np.zeros((79, 28, 28)))),
         ("train-images-idx3-ubyte", b"\0\0\x08"),
         ("train-images-idx3-ubyte", b"no idx file at all, this"),
-        ("train-labels-idx1-ubyte.gz", gzip.compress(_idx(np.zeros(80)))[:-9]),
+        ("train-labels-idx1-ubyte.gz", gzip.compress(_idx(np.zeros(80)), mtime=0)[:-9]),
         ("train-labels-idx1-ubyte.gz", b"not gzip"),
-        ("t10k-labels-idx1-ubyte.gz", gzip.compress(_idx(np.full(24, 10)))),
+        ("t10k-labels-idx1-ubyte.gz", gzip.compress(_idx(np.full(24, 10)), mtime=0)),
     ],
 )
 def test_broken_idx_files_are_refused(name: str, content: bytes, tmp_path: Path) -> None:
