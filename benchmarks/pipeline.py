@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from thinwire.tools.bench.options import Line
+from thinwire.tools.bench.options import Setting
 from thinwire.tools.cluster.link import parse_rate
 from thinwire.tools.cluster.local import Cluster
 from thinwire.tools.inputs import write_atomically
@@ -27,11 +27,11 @@ from thinwire.tools.show.canvas import COLOURS, INK, MUTED, blank, name, restrai
 SCHEMA = "thinwire.pipeline_steps/1"
 STAGES, REPLICAS, MICRO_BATCHES = 2, 2, 4
 LINES = {
-    "plain": Line("dense", 1.0),
-    "DCT-MP": Line("dense", 1.0, 0.1),
-    "DCT-DP": Line("dct_dp", 0.01),
-    "both": Line("dct_dp", 0.01, 0.1),
-    "plain again": Line("dense", 1.0),
+    "plain": Setting("dense", 1.0),
+    "DCT-MP": Setting("dense", 1.0, 0.1),
+    "DCT-DP": Setting("dct_dp", 0.01),
+    "both": Setting("dct_dp", 0.01, 0.1),
+    "plain again": Setting("dense", 1.0),
 }
 PUBLISHED = {"DCT-MP": -0.1395, "DCT-DP": -0.23, "both": -0.371}
 """Change in time: Table 5 at 90 %, and Section 3.3, of a production model on 12.5 Gbit/s."""
@@ -72,7 +72,7 @@ def steps(
         draw(runs, PUBLISHED, plot)
 
 
-def _round(cluster: Cluster, problem: str, line: Line, steps: int) -> dict[str, float]:
+def _round(cluster: Cluster, problem: str, line: Setting, steps: int) -> dict[str, float]:
     """Train a line for some steps, and return the medians on the first worker. Raises where replicas differ."""
     row = line._asdict() | {"steps": steps, "most_steps": steps, "every": steps + 1, "skip": steps // 3}
     row |= {"stages": STAGES, "micro_batches": MICRO_BATCHES}

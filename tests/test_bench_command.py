@@ -81,7 +81,7 @@ def test_a_recipe_may_have_a_density_of_its_own() -> None:
         data=None, scale=1.0, seed=0, target=None, extend=1.0,
     )  # fmt: skip
     lines = [("dense", 1.0), ("topk", 0.1), ("topk", 0.2), ("topk", 0.5), ("fft", 0.15), ("fft", 0.3)]
-    assert asked.rows() == [options.Line(*line) for line in lines]
+    assert asked.rows() == [options.Setting(*line) for line in lines]
 
 
 def test_a_short_run_from_end_to_end(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.tools.bench.options import Line
+from thinwire.tools.bench.options import Setting
 from thinwire.tools.bench.results import Row
 from thinwire.tools.bench.rows import HEADER_BYTES, Record, percentiles, seconds_to
 
@@ -26,7 +26,7 @@ def _step(step: int, **changes: float) -> dict[str, Any]:
 
 
 def _record(steps: int = 8, skip: int = 2, recipe: str = "topk") -> Record:
-    record = Record(Line(recipe, 1.0 if recipe == "dense" else 0.01), steps, skip)
+    record = Record(Setting(recipe, 1.0 if recipe == "dense" else 0.01), steps, skip)
     record.add({"kind": "loss", "step": 0, "seconds": 0.0, "bytes": 0, "loss": 5.0})
     for step in range(steps):
         record.add(_step(step, compute=0.3 + 0.01 * step))
@@ -63,7 +63,7 @@ def test_dense_is_its_own_measure() -> None:
     dense = _row(_record(recipe="dense"))
     assert dense.speedup_vs_dense == 1.0
     assert dense.seconds_to_target == 8.0
-    fast = Record(Line("topk", 0.01), 8, 2)
+    fast = Record(Setting("topk", 0.01), 8, 2)
     for step in range(8):
         fast.add(_step(step, exchange=0.0))
     fast.add({"kind": "loss", "step": 8, "seconds": 4.0, "bytes": 9, "loss": 3.5})
@@ -77,7 +77,7 @@ def test_a_different_replica_is_told() -> None:
 
 
 def test_bytes_that_cannot_be_counted_are_null() -> None:
-    record = Record(Line("topk", 0.01), 1, 0)
+    record = Record(Setting("topk", 0.01), 1, 0)
     event = _step(0)
     del event["measured"], event["packets"]
     record.add(event)
@@ -87,7 +87,7 @@ def test_bytes_that_cannot_be_counted_are_null() -> None:
 
 
 def test_bytes_still_on_their_way_belong_to_the_step_before() -> None:
-    record = Record(Line("topk", 0.01), 4, 1)
+    record = Record(Setting("topk", 0.01), 4, 1)
     record.add({"kind": "tail", "measured": 999, "packets": 9})
     for step in range(4):
         record.add(_step(step))

@@ -12,7 +12,7 @@ import torch
 
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.problems import Batch, build, clicks, criteo, dlrm
-from thinwire.tools.problems.impressions import Impressions
+from thinwire.tools.problems.clicks import Impressions
 
 TEACHER = clicks.teacher(np.random.default_rng(0))
 MANY = TEACHER.show(np.random.default_rng(1), 200_000)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.tools.bench import options
-from thinwire.tools.bench.options import Line
+from thinwire.tools.bench.options import Setting
 from thinwire.tools.bench.rows import HEADER_BYTES
 from thinwire.tools.cli import app
 from thinwire.tools.cluster.local import Cluster
@@ -95,8 +95,8 @@ def _read(**changes: Any) -> options.Options:
 
 def test_a_pipeline_runs_each_recipe_at_each_boundary() -> None:
     assert _read(pipeline=2).rows() == [
-        *(Line("dense", 1.0, boundary) for boundary in (1.0, 0.05)),
-        *(Line("topk", 0.01, boundary) for boundary in (1.0, 0.05)),
+        *(Setting("dense", 1.0, boundary) for boundary in (1.0, 0.05)),
+        *(Setting("topk", 0.01, boundary) for boundary in (1.0, 0.05)),
     ]
     assert [line.boundary for line in _read(pipeline=2, recipes="dense", boundaries="0.1").rows()] == [0.1]
     assert {line.boundary for line in _read().rows()} == {1.0}

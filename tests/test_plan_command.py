@@ -22,7 +22,7 @@ from thinwire.tools.inputs import BadInput
 from thinwire.tools.plan import options, sources, subject
 from thinwire.tools.plan.plots import least_ratio, passes
 from thinwire.tools.plan.report import html
-from thinwire.tools.plan.rows import every, folded
+from thinwire.tools.plan.tensors import every, folded
 from thinwire.tools.plan.words import bit_rate, conclusions
 
 SLOW, FAST = Link(latency=1e-4, bandwidth=1e6), Link(latency=1e-5, bandwidth=1e11)
@@ -292,8 +292,8 @@ def test_names_are_escaped_in_html() -> None:
     assert "<b>" not in page
 
 
-def _lane(profile: Profile, choice: Mapping[str, str], lane: str) -> list[tuple[float, float]]:
-    return [(span.start, span.end) for span in spans(profile, choice) if span.lane == lane]
+def _track(profile: Profile, choice: Mapping[str, str], track: str) -> list[tuple[float, float]]:
+    return [(span.start, span.end) for span in spans(profile, choice) if span.track == track]
 
 
 def _apart(times: Iterable[tuple[float, float]]) -> bool:
@@ -304,14 +304,14 @@ def _apart(times: Iterable[tuple[float, float]]) -> bool:
 @pytest.mark.parametrize("link", [SLOW, FAST, Link(latency=1e-3, bandwidth=1e8)])
 @pytest.mark.parametrize("slowdown", [0.0, 1.5])
 @pytest.mark.parametrize("name", ["dense", "fp16", "topk:0.01"])
-def test_what_is_drawn_ends_with_the_step_and_shares_no_lane(link: Link, slowdown: float, name: str) -> None:
+def test_what_is_drawn_ends_with_the_step_and_shares_no_track(link: Link, slowdown: float, name: str) -> None:
     profile = _profile({"a": 50_000, "b": 1000, "c": 200_000}, link, slowdown=slowdown)
     for choice in ({"a": name}, {"b": name, "c": name}, dict.fromkeys("abc", name)):
         last = max(span.end for span in spans(profile, choice))
         assert last + profile.timeline.rest == pytest.approx(step_seconds(profile, choice), abs=1e-12)
-        assert all(_apart(_lane(profile, choice, lane)) for lane in ("compute", "wire", "decode"))
-        lane = _lane(profile, choice, "compute")
-        assert sum(end - start for start, end in lane) == pytest.approx(lane[-1][1]), "computing never pauses"
+        assert all(_apart(_track(profile, choice, track)) for track in ("compute", "wire", "decode"))
+        track = _track(profile, choice, "compute")
+        assert sum(end - start for start, end in track) == pytest.approx(track[-1][1]), "computing never pauses"
         computing = [s.end - s.start for s in spans(profile, choice) if s.label == "compute"]
         assert sum(computing) == pytest.approx(profile.timeline.computed), "computing is moved, never longer"
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from thinwire.tools.inputs import BadInput
-from thinwire.tools.problems import PROBLEMS, Batch, Parts, Problem, build, stdlib
+from thinwire.tools.problems import PROBLEMS, Batch, Parts, Problem, build, text
 from thinwire.tools.problems.base import sgd
 from thinwire.tools.problems.sampling import share, spaced
 
@@ -368,7 +368,7 @@ def test_sources_that_cannot_be_read_are_passed_over(tmp_path: Path, monkeypatch
     (tmp_path / "05.py").symlink_to(tmp_path / "nothing")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "not.py").write_text("no")
-    train, rest = stdlib.source_texts()
+    train, rest = text.source_texts()
     assert rest.tobytes() == b"value = 019\nvalue = 039\n"
     assert len(train) == 37 * 12
 

@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from thinwire.tools.bench import plots
-from thinwire.tools.bench.report import html, write_html
+from thinwire.tools.bench.report import html, print_report, write_html
 from thinwire.tools.bench.results import Quantiles, Results, Row, Split, WireBytes
-from thinwire.tools.bench.table import print_table
 from thinwire.tools.bench.words import in_words
 from thinwire.tools.show.progress import BenchProgress
 from thinwire.tools.show.units import duration, human_bytes
@@ -121,7 +120,7 @@ def sparse() -> Results:
 def printed(results: Results, width: int = 100, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding)
-    print_table(Console(file=stream, width=width), results)
+    print_report(Console(file=stream, width=width), results)
     stream.flush()
     return raw.getvalue().decode(encoding)
 

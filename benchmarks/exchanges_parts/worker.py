@@ -18,9 +18,8 @@ from thinwire.codecs import BlockTopK, Codec
 from thinwire.exchanges import Exchange, OwnerSharded
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
-from thinwire.tools.cluster.link import interface_bytes
-from thinwire.tools.cluster.meter import Meter
-from thinwire.tools.cluster.serve import Emit
+from thinwire.tools.cluster.link import Meter, interface_bytes
+from thinwire.tools.cluster.worker import Emit
 
 LEAD = 0.1  # seconds in which all ranks come to rest before they start together
 

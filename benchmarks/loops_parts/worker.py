@@ -12,7 +12,7 @@ import torch.distributed as dist
 from loops_parts.material import Unavailable
 from loops_parts.measure import Ended, identical, measure
 from loops_parts.recipes import BY_NAME
-from thinwire.tools.cluster.serve import Emit
+from thinwire.tools.cluster.worker import Emit
 
 PATIENCE = timedelta(seconds=30)
 

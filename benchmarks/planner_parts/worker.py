@@ -21,7 +21,7 @@ from thinwire.planner import Budget, Plan, step_seconds
 from thinwire.planner.live import Adaptive
 from thinwire.planner.plan import reducer
 from thinwire.planner.probe.agreed import longest
-from thinwire.tools.cluster.serve import Emit
+from thinwire.tools.cluster.worker import Emit
 from thinwire.tools.cluster.workers import join_group, wrapped
 from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.base import sgd

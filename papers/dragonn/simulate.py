@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from papers.dragonn import model
 from papers.lab.simulating import CIRCLE, app_of
-from thinwire.tools.show.canvas import COLOURS, INK, MUTED, blank, name
-from thinwire.tools.simulate.outputs import Outcome
-from thinwire.tools.simulate.plots import head, over_workers
-from thinwire.tools.simulate.table import Sheet
+from thinwire.tools.show.canvas import COLOURS, INK, MUTED, blank, head, name
+from thinwire.tools.show.table import Table
+from thinwire.tools.simulate.outputs import Outcome, starred
+from thinwire.tools.simulate.plots import over_workers
 
 _WORLDS = (4, 8, 16, 64, 256, 1000, 4096)
 _MS = ("GPUs", "  full\n  ms", "  dgc\n  ms", "  dragonn\n  ms")
@@ -23,14 +23,14 @@ def dragonn() -> Outcome:
     """Return Fig. 3 (d) and what it implies."""
     return Outcome(
         title="DRAGONN (Wang et al. 2022) from its own figures: XML, 126.7 M parameters, density 0.001, 25 Gbit/s",
-        sheets=[_figure_3()],
+        tables=[_figure_3()],
         notes=_notes(),
         document={"schema": "thinwire.paper/1", "paper": "dragonn", **_document()},
         figure=dragonn_figure,
     )
 
 
-def _figure_3() -> Sheet:
+def _figure_3() -> Table:
     published = model.SPEEDUPS.values()
     rows: list[list[str]] = []
     for at in model.speeds(_WORLDS):
@@ -38,7 +38,7 @@ def _figure_3() -> Sheet:
         theirs = [f"{x}" for x in published] if at.workers == model.WORKERS else ["", ""]
         times = (f"{1e3 * seconds:.1f}" for seconds in (at.full, at.dgc, at.dragonn))
         rows.append([f"{at.workers:,}", *times, gains[0], theirs[0], gains[1], theirs[1], f"{at.bound:.1f}"])
-    return Sheet(title="Fig. 3 (d): a step, and how many times as fast as full", headings=_HEADINGS, rows=rows)
+    return starred(title="Fig. 3 (d): a step, and how many times as fast as full", headings=_HEADINGS, rows=rows)
 
 
 def _notes() -> list[str]:

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from papers.gtopk import model
 from papers.lab.simulating import CIRCLE, app_of
-from thinwire.tools.show.canvas import COLOURS, INK, blank, name
-from thinwire.tools.simulate.outputs import Outcome
-from thinwire.tools.simulate.plots import head, over_workers, share_axes
-from thinwire.tools.simulate.table import Sheet
+from thinwire.tools.show.canvas import COLOURS, INK, blank, head, name
+from thinwire.tools.show.table import Table
+from thinwire.tools.simulate.outputs import Outcome, starred
+from thinwire.tools.simulate.plots import over_workers, share_axes
 
 _WORLDS = (4, 8, 16, 32)
 _DRAWN = (1, 2, *_WORLDS)
@@ -26,21 +26,21 @@ def gtopk() -> Outcome:
     return Outcome(
         title=f"gTop-k (Shi et al. 2019) from its own figures: {1e3 * model.ALPHA:g} ms, "
         f"{1e9 * model.BETA:g} ns an element",
-        sheets=[_table_1(), _table_4(), _figure_10()],
+        tables=[_table_1(), _table_4(), _figure_10()],
         notes=[],
         document={"schema": "thinwire.paper/1", "paper": "gtopk", **_document()},
         figure=gtopk_figure,
     )
 
 
-def _table_1() -> Sheet:
+def _table_1() -> Table:
     theirs, ours = model.crossings()
     rows = [
         [f"{t.workers}"]
         + [f"{x:.2f}" for x in (t.gather_theirs, t.gather_formula, t.gather_ours, t.tree_theirs, t.tree_ours)]
         for t in model.times()
     ]
-    return Sheet(
+    return starred(
         title="Table I and Fig. 9 (left): ms to exchange 0.1 % of 25 M elements",
         headings=["P ", "all-gather\ntheirs ", "their\nformula ", "ours,\na ring ", "tree\ntheirs ", "ours "],
         rows=rows,
@@ -51,7 +51,7 @@ def _table_1() -> Sheet:
     )
 
 
-def _table_4() -> Sheet:
+def _table_4() -> Table:
     rows = []
     for system in model.SYSTEMS:
         (scale,) = system.predicted()
@@ -59,7 +59,7 @@ def _table_4() -> Sheet:
         pairs = (f"{a:.0f} / {b:.0f}" for a, b in zip(system.throughput[:2], ours[:2], strict=True))
         dense, gather = (f"{8e-6 * bandwidth:.0f}" for bandwidth in system.implied)
         rows.append([system.name, f"{system.rest:.3f}", *pairs, f"{system.throughput[2]}", dense, gather])
-    return Sheet(
+    return starred(
         title="Table IV: samples/s on 32 GPUs, theirs / ours, and the Mbit/s that theirs imply",
         headings=["model", " rest, s*", " dense", " Top-k", " gTop-k", " dense\n Mbit/s", " Top-k\n Mbit/s"],
         rows=rows,
@@ -72,14 +72,14 @@ def _table_4() -> Sheet:
     )
 
 
-def _figure_10() -> Sheet:
+def _figure_10() -> Table:
     rows = []
     for system in model.SYSTEMS:
         scales = system.predicted(_WORLDS)
         for recipe in model.NAMES:
             shares = (f"{100 * scale.efficiency(recipe):.1f}" for scale in scales)
             rows.append([f"{system.name} ", recipe, *shares])
-    return Sheet(
+    return starred(
         title="Fig. 10: scaling efficiency in %, from alpha and beta",
         headings=["model ", "recipe", *(f"  {world}" for world in _WORLDS)],
         rows=rows,

@@ -34,12 +34,12 @@ class State(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Something that took its time, for drawing: seconds into the step, on the lane "compute", "wire" or "decode".
+    """Something that took its time, for drawing: seconds into the step, on the track "compute", "wire" or "decode".
 
     label: on "compute" what is done ("compute", "encode", or "slowed" by the messages of others), else the candidate.
     """
 
-    lane: str
+    track: str
     label: str
     start: float
     end: float

@@ -4,21 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from thinwire.tools.bench.methods import METHODS
 from thinwire.tools.bench.options import Options
-from thinwire.tools.bench.report import write_html
+from thinwire.tools.bench.report import print_report, write_html
 from thinwire.tools.bench.results import Results
 from thinwire.tools.bench.session import Session
-from thinwire.tools.bench.table import print_table
 from thinwire.tools.bench.worker import handle
 from thinwire.tools.cluster.workers import ended, is_first, started
 from thinwire.tools.inputs import check_writable
 from thinwire.tools.problems import PROBLEMS, build
 from thinwire.tools.problems.stages import check_stages
 from thinwire.tools.show.progress import BenchProgress
-from thinwire.tools.show.terminal import complain
+from thinwire.tools.show.terminal import complain, print_raw, print_written, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +41,8 @@ class Outputs:
         """Write the files and print the table."""
         self.save(results)
         if results.rows:
-            print_table(self.console, results)
-        for path in (self.json, self.html):
-            if path is not None and path.exists():
-                self.say(f"written: {path}")
-
-    def say(self, line: str) -> None:
-        """Print a line as it is."""
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_report(self.console, results)
+        print_written(self.console, (self.json, self.html))
 
 
 def run(options: Options, *, json: Path | None, html: Path | None) -> int:
@@ -71,7 +63,7 @@ def run(options: Options, *, json: Path | None, html: Path | None) -> int:
 def _train(session: Session, outputs: Outputs) -> None:
     options = session.options
     with started(options.workers, options.rate, handle) as workers:
-        outputs.say(f"{session.description}; {options.workers} workers; {workers.label}")
+        print_raw(outputs.console, f"{session.description}; {options.workers} workers; {workers.label}")
         with BenchProgress(outputs.console, rows=len(options.rows())) as progress:
             session.run(workers, progress, on_row=outputs.save)
 
@@ -83,10 +75,10 @@ def print_listing() -> None:
         ("recipe", {name: method.description for name, method in METHODS.items()}),
         ("model", {name: entry.summary for name, entry in PROBLEMS.items()}),
     ):
-        table = Table(title, "what it is", box=None, title_justify="left")
+        width = max(map(len, (title, *entries)))
+        say(console, f"{title:{width}}  what it is", "bold")
         for name, text in entries.items():
-            table.add_row(name, text)
-        console.print(table)
+            say(console, f"{name:{width}}  {text}", indent=" " * (width + 2))
 
 
 def _describe(options: Options) -> str:

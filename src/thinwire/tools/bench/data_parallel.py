@@ -1,18 +1,21 @@
 """A row in data parallelism: every worker has the whole model."""
 
 import copy
-from dataclasses import asdict
-from typing import final
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd import Variable
 
+from thinwire import trace
 from thinwire.integrations import replicas
 from thinwire.tools.bench.methods import METHODS
-from thinwire.tools.bench.timing import timed_step
-from thinwire.tools.bench.training import RowJob
-from thinwire.tools.cluster.meter import Meter
+from thinwire.tools.bench.options import RowJob
+from thinwire.tools.cluster.link import Meter
 from thinwire.tools.cluster.workers import wrapped
 from thinwire.tools.problems import Problem
 from thinwire.tools.problems.base import sgd
@@ -20,7 +23,7 @@ from thinwire.tools.problems.base import sgd
 
 @final
 class DataParallel:
-    """See `training.Run`."""
+    """See `worker.Run`."""
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
         method = METHODS[job.recipe]
@@ -60,3 +63,51 @@ class DataParallel:
 def dense_bytes(model: nn.Module, world: int) -> float:
     """Return what a ring all-reduce of float32 gradients makes one of `world` ranks send."""
     return 2 * (world - 1) / world * 4.0 * sum(p.numel() for p in model.parameters())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds of one step on one rank, and the bytes its payloads declared.
+
+    `exchange` is what of the communication backward could not hide: from the last gradient computed until backward
+    returns, less the decoding in between. Work inside callbacks of PyTorch's own hooks counts there too.
+    """
+
+    compute: float
+    encode: float
+    exchange: float
+    decode: float
+    sent_bytes: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole step."""
+        return self.compute + self.encode + self.exchange + self.decode
+
+
+def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> StepTimes:
+    """Run forward, backward and update, and return where the time went."""
+    computed: list[float] = []
+
+    def mark_computed() -> None:
+        computed.append(time.perf_counter())
+
+    with trace.listen(trace.Recorder()) as recorder:
+        start = time.perf_counter()
+        loss = forward()
+        # Queued before DDP's own callback, so it runs when the last gradient is there and before backward waits.
+        loss.register_hook(lambda _: Variable._execution_engine.queue_callback(mark_computed))
+        loss.backward()
+        reduced = time.perf_counter()
+        update()
+        end = time.perf_counter()
+    encode = recorder.seconds("encode")
+    decode = recorder.seconds("decode", since=computed[0])
+    exchange = reduced - computed[0] - decode - recorder.seconds("encode", since=computed[0])
+    return StepTimes(
+        compute=end - start - encode - decode - exchange,
+        encode=encode,
+        exchange=exchange,
+        decode=decode,
+        sent_bytes=recorder.totals.get("sent_bytes", 0.0),
+    )

@@ -15,8 +15,8 @@ from thinwire.integrations import replicas
 from thinwire.pipeline import sparsify
 from thinwire.tools.bench.data_parallel import dense_bytes
 from thinwire.tools.bench.methods import METHODS
-from thinwire.tools.bench.training import RowJob
-from thinwire.tools.cluster.meter import Meter
+from thinwire.tools.bench.options import RowJob
+from thinwire.tools.cluster.link import Meter
 from thinwire.tools.cluster.workers import mesh, wrapped
 from thinwire.tools.problems import Problem
 from thinwire.tools.problems.base import sgd
@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 
 @final
 class Hybrid:
-    """See `training.Run`. Stages × replicas, in the order of ranks: the stages of a replica are neighbours."""
+    """See `worker.Run`. Stages × replicas, in the order of ranks: the stages of a replica are neighbours."""
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
         method, self._mesh = METHODS[job.recipe], mesh(job.stages)
@@ -52,7 +52,7 @@ class Hybrid:
     def step(self, step: int) -> dict[str, float]:
         """Take one step; the batch is ready before the clock starts.
 
-        What this worker's processor did not do is waiting, for the link, for a neighbour or for the processor itself.
+        Time in which this worker did not compute counts as waiting: for the link, a neighbour or the processor.
         """
         rank, replicas_ = self._mesh.get_local_rank("replica"), self._mesh["replica"].size()
         args, kwargs, target = self._parts.feed(self._problem.batch(step, rank, replicas_))
@@ -71,7 +71,7 @@ class Hybrid:
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
-        """Return the mean loss over every rank's share, of a model put together from all stages."""
+        """Return the mean loss over all ranks' shares; every rank first collects the weights of all stages."""
         for index, part in enumerate(self._whole):
             part.eval()
             for whole, own in zip(_state(part), _state(self._own if index == self._index else part), strict=True):
@@ -95,7 +95,7 @@ class Hybrid:
         return self._parts.criterion(args[0], target)
 
     def _count(self, names: tuple[str, ...], module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        """Count what this worker would send of a micro-batch as it is: activations onwards and gradients back."""
+        """Count what this worker would send uncompressed for a micro-batch: activations onwards and gradients back."""
         nbytes = (0 if self._last else output.nbytes) + (0 if self._first else args[0].nbytes)
         for name in names:
             trace.count(name, nbytes)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from thinwire.schedules import Schedule, exponential_warmup
 from thinwire.tools.bench.methods import METHODS
 from thinwire.tools.cluster.link import Rate, parse_rate
 from thinwire.tools.cluster.workers import in_group, world_size
@@ -12,8 +13,8 @@ from thinwire.tools.inputs import BadInput, names, numbers
 from thinwire.tools.problems import PROBLEMS
 
 
-class Line(NamedTuple):
-    """What a row trains with: a recipe at a density, and the share of activations that crosses a pipeline's cuts."""
+class Setting(NamedTuple):
+    """What a row trains with: a recipe, its density, and the share of activations sent between pipeline stages."""
 
     recipe: str
     density: float
@@ -22,7 +23,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run. Raises BadInput where something cannot be done."""
+    """One run. Raises BadInput for options that cannot work."""
 
     workers: int
     rate: Rate | None
@@ -59,19 +60,19 @@ class Options:
 
     @property
     def every(self) -> int:
-        """Steps between two looks at the held-out loss."""
+        """How many steps apart the held-out loss is taken."""
         return max(1, self.steps // 15)
 
-    def rows(self) -> list[Line]:
-        """Return what each row trains with, dense first because the others are held against it."""
+    def rows(self) -> list[Setting]:
+        """Return what each row trains with; dense comes first because the others are compared with it."""
         recipes = sorted(self.recipes, key=lambda name: name != "dense")
-        lines = (
-            Line(_named(recipe)[0], density, boundary)
+        settings = (
+            Setting(_named(recipe)[0], density, boundary)
             for recipe in recipes
             for density in self._densities(*_named(recipe))
             for boundary in sorted(self.boundaries, reverse=True)
         )
-        return list(dict.fromkeys(lines))
+        return list(dict.fromkeys(settings))
 
     def _check_embeddings(self) -> None:
         names = [_named(recipe)[0] for recipe in self.recipes]
@@ -103,6 +104,35 @@ class Options:
             return (1.0,)
         own = METHODS[name].density if own is None else own
         return self.densities if own is None else (own,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowJob:
+    """What a worker trains. `most_steps` bounds the search for `target` after `steps`; the loss is taken every `every`.
+
+    Steps before `skip` do not count. With `stages` above 1 the model is split into that many, each on its own worker;
+    a batch is split into `micro_batches`, and `boundary` is the share of activations sent between stages.
+    """
+
+    recipe: str
+    density: float
+    steps: int
+    most_steps: int
+    every: int
+    skip: int = 0
+    target: float | None = None
+    warmup: int = 0
+    stages: int = 1
+    micro_batches: int = 1
+    boundary: float = 1.0
+
+    @property
+    def scheduled_density(self) -> float | Schedule:
+        """The density; where the method warms up, it falls to it from 1/4 over `warmup` steps."""
+        stages = 4
+        if not METHODS[self.recipe].warms_up or self.warmup < stages:
+            return self.density
+        return exponential_warmup(self.density, steps_each=self.warmup // stages, stages=stages)
 
 
 def read(

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from thinwire.tools.bench.results import Results, Row
-from thinwire.tools.show.canvas import ALARM, COLOURS, DASHES, FAINT, INK, MUTED, PARTS, blank, name, restrain
+from thinwire.tools.show.canvas import (
+    ALARM,
+    COLOURS,
+    DASHES,
+    FAINT,
+    INK,
+    MUTED,
+    PARTS,
+    Corner,
+    blank,
+    head,
+    legend,
+    name,
+    restrain,
+)
 from thinwire.tools.show.units import human_bytes, loss_text, milliseconds
 
 Panel = Callable[[Axes, Results], None]
-Corner = Literal["outside lower left", "outside lower right"]
 
 
 def loss_over_seconds(results: Results) -> Figure:
@@ -55,8 +66,7 @@ def _figure(results: Results, inches: tuple[float, float], *panels: Panel) -> Fi
 def _head(figure: Figure, results: Results) -> None:
     colour = ALARM if results.incomplete or not results.throttled else MUTED
     lines = filter(None, (results.title, results.incomplete))
-    text = "\n".join(textwrap.fill(line, round(12 * figure.get_figwidth())) for line in lines)
-    figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=colour, parse_math=False)
+    head(figure, *lines, colour=colour)
 
 
 def _seconds_panel(axes: Axes, results: Results) -> None:
@@ -106,7 +116,7 @@ def _limit_losses(axes: Axes, results: Results) -> None:
 def _legend(figure: Figure, axes: Axes, place: Corner, columns: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc=place, ncols=columns, frameon=False, fontsize=9, labelcolor=INK)
+        legend(figure, handles, labels, columns=columns, place=place)
 
 
 def _step_panel(axes: Axes, results: Results) -> None:

@@ -1,59 +1,132 @@
-"""The results as one HTML file that needs nothing beside it."""
+"""What a bench run says: one table, or two where the terminal is narrow, its notes, and a page with figures."""
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 
+from rich.console import Console
+
 from thinwire.tools.bench.plots import loss_over_bytes, loss_over_seconds, step_time
-from thinwire.tools.bench.results import Results
-from thinwire.tools.bench.table import columns, notes
+from thinwire.tools.bench.results import Results, Row
 from thinwire.tools.bench.words import in_words
 from thinwire.tools.inputs import write_atomically
-from thinwire.tools.show.page import definitions, drawn, page, paragraphs
+from thinwire.tools.show import page
+from thinwire.tools.show.table import Column, Table, tabulated
+from thinwire.tools.show.terminal import fits, print_table, say
+from thinwire.tools.show.units import UNKNOWN, duration, human_bytes, loss_text, milliseconds
 
-FIGURES = (loss_over_seconds, loss_over_bytes, step_time)
+_NAMES: Column[Row] = Column(heading="recipe", text=lambda row: row.label, left=True)
+_FIGURES = (loss_over_seconds, loss_over_bytes, step_time)
+
+
+def print_report(console: Console, results: Results) -> None:
+    """Print the run: title, tables (one where the console is wide enough), notes and conclusions."""
+    say(console, results.title, "bold" if results.throttled else "bold red")
+    if results.incomplete:
+        say(console, results.incomplete, "bold yellow")
+    if results.rows:
+        for table in _tables(console, results):
+            say(console, f"\n{table.title}" if table.title else "", "italic")
+            print_table(console, table)
+        say(console, "\n" + "\n".join(_notes(results)), "dim")
+    say(console, "\n" + "\n".join(in_words(results)))
 
 
 def write_html(results: Results, path: Path) -> None:
-    """Write the report; an earlier file stays whole if that fails."""
+    """Write the page; an earlier file stays whole if that fails."""
     write_atomically(path, html(results))
 
 
 def html(results: Results) -> str:
-    """The whole page: conclusions, table, figures and environment."""
-    return page(
+    """Return the page: conclusions, table, figures and environment."""
+    return page.page(
         f"thinwire bench: {results.title}",
-        f"""<h1>thinwire bench</h1>
-{_head(results)}
-{paragraphs(in_words(results))}
-<h2>Recipes</h2>
-<div class="wide">{_table(results)}</div>
-{paragraphs(notes(results), "soft")}
-<h2>Figures</h2>
-<div class="figures">{"".join(drawn(draw(results)) for draw in FIGURES)}</div>
-<h2>Environment</h2>
-{definitions(results.environment)}""",
+        page.chapter(
+            "thinwire bench",
+            page.paragraphs([results.title], "plain" if results.throttled else "alarm"),
+            page.paragraphs([results.incomplete or ""], "alarm"),
+            page.paragraphs([str(results.environment.get("model_description", ""))], "soft"),
+            page.paragraphs(in_words(results)),
+        ),
+        page.section("Recipes", page.table(_whole(results)), page.paragraphs(_notes(results), "soft")),
+        page.section("Figures", page.figures(*(draw(results) for draw in _FIGURES))),
+        page.section("Environment", page.definitions(results.environment)),
     )
 
 
-def _head(results: Results) -> str:
-    title = paragraphs([results.title], "plain" if results.throttled else "alarm")
-    trouble = paragraphs([results.incomplete or ""], "alarm")
-    description = paragraphs([str(results.environment.get("model_description", ""))], "soft")
-    return f"{title}\n{trouble}\n{description}"
+def _tables(console: Console, results: Results) -> list[Table]:
+    whole = _whole(results)
+    if fits(console, whole):
+        return [whole]
+    halves = {"time": _time_columns(results), "bytes and loss": _byte_and_loss_columns(results)}
+    return [tabulated([_NAMES, *columns], results.rows, title=title) for title, columns in halves.items()]
 
 
-def _table(results: Results) -> str:
-    chosen = columns(results)
-    heads = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in chosen)
-    cells = [column.cells(results.rows) for column in chosen]
-    body = "\n".join(
-        f'<tr><th scope="row">{escape(row.label)}</th>{"".join(_cell(*column[place]) for column in cells)}</tr>'
-        for place, row in enumerate(results.rows)
-    )
-    return f'<table>\n<thead><tr><th scope="col">recipe</th>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>'
+def _whole(results: Results) -> Table:
+    return tabulated([_NAMES, *_time_columns(results), *_byte_and_loss_columns(results)], results.rows)
 
 
-def _cell(text: str, best: bool) -> str:
-    return f'<td class="best">{escape(text)}</td>' if best else f"<td>{escape(text)}</td>"
+def _time_columns(results: Results) -> list[Column[Row]]:
+    free = results.free_step_seconds
+
+    def step(row: Row) -> str:
+        low, middle, high = map(milliseconds, (row.step_seconds.p20, row.step_seconds.p50, row.step_seconds.p80))
+        return f"{middle} ({low}-{high})"
+
+    def over_free(row: Row) -> str:
+        return f"{row.step_seconds.p50 / free:.2f}x" if free else UNKNOWN
+
+    def speedup(row: Row) -> str:
+        return UNKNOWN if row.speedup_vs_dense is None else f"{row.speedup_vs_dense:.2f}x"
+
+    def part(name: str) -> Column[Row]:
+        return Column(heading=f"{name}\nms", text=lambda row: milliseconds(getattr(row.split_seconds, name)))
+
+    return [
+        Column(heading="step ms\np50 (p20-p80)", text=step, rank=lambda row: row.step_seconds.p50),
+        Column(heading="x free\nnet", text=over_free),
+        *map(part, ("compute", "encode", "exchange", "decode")),
+        Column(heading="speed\nup", text=speedup),
+    ]
+
+
+def _byte_and_loss_columns(results: Results) -> list[Column[Row]]:
+    steps = {row.steps for row in results.rows}
+    after = f"{steps.pop()} steps" if len(steps) == 1 else "equal steps"
+
+    def to_target(row: Row) -> str:
+        if row.seconds_to_target is not None:
+            return duration(row.seconds_to_target)
+        return UNKNOWN if results.target_loss is None else "not reached"
+
+    def sent(name: str) -> Column[Row]:
+        return Column(heading=f"{name}\nbytes", text=lambda row: human_bytes(getattr(row.wire_bytes_per_step, name)))
+
+    return [
+        *map(sent, ("measured", "declared", "dense")),
+        Column(
+            heading=f"loss at\n{after}",
+            text=lambda row: loss_text(row.final_loss),
+            rank=lambda row: row.final_loss,
+        ),
+        Column(heading="time to\ntarget", text=to_target, rank=lambda row: row.seconds_to_target),
+        Column(heading="replicas\nidentical", text=lambda row: "✓" if row.replicas_identical else "✗"),
+    ]
+
+
+def _notes(results: Results) -> list[str]:
+    """What the columns mean, as far as this run needs it."""
+    free = results.free_step_seconds
+    lifted = f"an uncompressed step with the link lifted, {milliseconds(free)} ms" if free else "not taken in this run"
+    lines = [f"free net: {lifted}. speed up: dense's median step over this one."]
+    lines += ["bytes: sent per step per worker. measured: on the link, headers included. dense: by float32 all-reduce."]
+    if results.stages > 1:
+        lines.append(
+            f"{results.stages} stages: of the first one's worker. exchange: all waiting. | 0.05: share of activations "
+            "that crosses, in bf16. dense: activations as they are, and float32 all-reduce between replicas."
+        )
+    if any(row.wire_bytes_per_step.measured is None for row in results.rows):
+        lines.append(f"measured {UNKNOWN}: counting on the link needs network namespaces.")
+    if any(row.wire_bytes_per_step.declared is None for row in results.rows):
+        lines.append(f"declared {UNKNOWN}: the payload is not thinwire's, its size not known.")
+    return lines

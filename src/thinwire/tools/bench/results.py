@@ -53,8 +53,8 @@ class Row:
 
     ``loss_curve`` holds (training seconds, bytes sent per worker, held-out loss), the first two cumulative;
     it may go on past ``steps``, where ``final_loss`` is taken, to find ``seconds_to_target``.
-    ``speedup_vs_dense`` is dense's median step over this row's. ``boundary`` is the share of activations that crossed
-    a pipeline's cuts, 1 where there was none.
+    ``speedup_vs_dense`` is dense's median step over this row's. ``boundary`` is the share of activations sent
+    between pipeline stages, 1 without a pipeline.
     """
 
     recipe: str
@@ -88,7 +88,7 @@ class Row:
 
 
 def label(recipe: str, density: float, boundary: float) -> str:
-    """Return how a row is called."""
+    """Return the name of a row."""
     name = recipe if density == 1 else f"{recipe} {density:g}"
     return name if boundary == 1 else f"{name} | {boundary:g}"
 
@@ -102,7 +102,7 @@ class Results:
 
     @property
     def throttled(self) -> bool:
-        """Whether the link was really limited; not, unless the run recorded so."""
+        """Whether the link was limited; false unless the run recorded that it was."""
         return self.environment.get("throttled") is True
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 from typing import Any
 
-from thinwire.tools.bench.options import Line
+from thinwire.tools.bench.options import Setting
 from thinwire.tools.bench.results import Quantiles, Row, Split, WireBytes
 
 HEADER_BYTES = 66
@@ -17,9 +17,9 @@ Event = Mapping[str, Any]
 
 @dataclass
 class Record:
-    """The events of one row, as they come."""
+    """Collects the events of one row."""
 
-    line: Line
+    setting: Setting
     steps: int
     skip: int
     _steps: list[Event] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Record:
     _different: list[str] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Take in a "step", "tail", "loss" or "done" event."""
+        """Add a "step", "tail", "loss" or "done" event."""
         takers = {"step": self._steps.append, "tail": self._tail, "loss": self._losses.append, "done": self._done}
         takers[event["kind"]](event)
 
@@ -50,10 +50,10 @@ class Record:
         seconds = percentiles(self.step_seconds())
         measured = [event["measured"] for event in self._counted() if "measured" in event]
         final = next(event["loss"] for event in self._losses if event["step"] == self.steps)
-        is_dense = self.line == Line("dense", 1.0)
+        is_dense = self.setting == Setting("dense", 1.0)
         target = final if target is None and is_dense else target
         return Row(
-            **self.line._asdict(),
+            **self.setting._asdict(),
             steps=self.steps,
             step_seconds=seconds,
             split_seconds=self._split(seconds),

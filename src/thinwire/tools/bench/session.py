@@ -1,20 +1,25 @@
 """A whole bench run: every row in turn on the same workers, over the same link."""
 
+import os
+import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
-from thinwire.tools.bench.environment import describe
-from thinwire.tools.bench.options import Line, Options
+from thinwire.tools.bench.options import Options, Setting
 from thinwire.tools.bench.results import Results, Row, label
 from thinwire.tools.bench.rows import Record, percentiles
 from thinwire.tools.cluster.workers import Workers
 
-_WARMUP = 20  # steps, in runs at least four times as long; they are in no figure but the loss
+_PACKAGES = ("torch", "thinwire", "numba")
+_WARMUP = 20  # steps left out of all figures but the loss, in runs at least four times as long
 
 
 class Watcher(Protocol):
-    """Who is told how the run goes: see `progress.BenchProgress`."""
+    """Gets told how the run goes: see `progress.BenchProgress`."""
 
     def start_row(self, label: str, steps: int) -> None:
         """A row begins."""
@@ -28,7 +33,7 @@ class Watcher(Protocol):
 
 @dataclass
 class Session:
-    """Rows finished so far stay in `results()` whatever ends the run."""
+    """One run of the bench. Whatever ends it, `results()` keeps the rows finished so far."""
 
     options: Options
     description: str
@@ -41,15 +46,15 @@ class Session:
     def run(self, workers: Workers, watcher: Watcher, on_row: Callable[[Results], None]) -> None:
         """Train every row; `on_row` gets the results after each."""
         self._link, self._throttled = workers.label, workers.throttled
-        for line in self.options.rows():
+        for setting in self.options.rows():
             if workers.throttled:
                 self._sample_free_network(workers)
-            self._train(workers, watcher, line)
+            self._train(workers, watcher, setting)
             on_row(self.results("the run goes on"))
 
     def results(self, reason: str | None = None) -> Results:
         """Return what has been measured; `reason` says why rows are missing, if any are."""
-        environment = describe(self.options) | {
+        environment = _environment(self.options) | {
             "model_description": self.description,
             "link": self._link,
             "throttled": self._throttled,
@@ -61,12 +66,12 @@ class Session:
         }
         return Results(environment=environment, rows=tuple(self._rows))
 
-    def _train(self, workers: Workers, watcher: Watcher, line: Line) -> None:
+    def _train(self, workers: Workers, watcher: Watcher, setting: Setting) -> None:
         steps = self.options.steps
-        record = Record(line, steps, _skip(steps))
-        watcher.start_row(label(*line), steps)
+        record = Record(setting, steps, _skip(steps))
+        watcher.start_row(label(*setting), steps)
         loss = None
-        for event in self._events(workers, line, steps, target=self._target()):
+        for event in self._events(workers, setting, steps, target=self._target()):
             record.add(event)
             loss = event.get("loss", loss)
             if event["kind"] == "step":
@@ -82,17 +87,17 @@ class Session:
         """Take a few uncompressed steps with the link lifted: what a step costs when the network is free."""
         workers.throttle(False)
         steps = max(3, min(16, self.options.steps // 5))
-        record = Record(Line("dense", 1.0), steps, _skip(steps))
-        for event in self._events(workers, record.line, steps, target=None, quick=True):
+        record = Record(Setting("dense", 1.0), steps, _skip(steps))
+        for event in self._events(workers, record.setting, steps, target=None, quick=True):
             record.add(event)
         self._free += record.step_seconds()
         workers.throttle(True)
 
     def _events(
-        self, workers: Workers, line: Line, steps: int, *, target: float | None, quick: bool = False
+        self, workers: Workers, setting: Setting, steps: int, *, target: float | None, quick: bool = False
     ) -> Iterator[dict[str, Any]]:
         most = steps if target is None else max(steps, round(self.options.extend * steps))
-        row = line._asdict() | {"steps": steps, "most_steps": most, "target": target}
+        row = setting._asdict() | {"steps": steps, "most_steps": most, "target": target}
         row |= {"stages": self.options.pipeline, "micro_batches": self.options.micro_batches}
         row["skip"] = _skip(steps)
         row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
@@ -113,3 +118,26 @@ class Session:
 
 def _skip(steps: int) -> int:
     return min(_WARMUP, steps // 4)
+
+
+def _environment(options: Options) -> dict[str, Any]:
+    """Return where and with what the run was taken: what a reader needs to judge the figures."""
+    return {
+        "model": options.model,
+        "workers": options.workers,
+        "pipeline": options.pipeline,
+        "micro_batches": options.micro_batches if options.pipeline > 1 else None,
+        "steps": options.steps,
+        "seed": options.seed,
+        "scale": options.scale,
+        "cpu": _processor(),
+        "cores": os.cpu_count(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,4 +1,4 @@
-"""What a run says, in sentences."""
+"""The conclusions of a run, in sentences."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ CLOSE = 1.05  # times within 5 % of each other are named together: a run says no
 
 
 def in_words(results: Results) -> list[str]:
-    """What the table says, and what it does not."""
+    """Return the conclusions, and what the table cannot tell."""
     if not results.rows:
         return ["No recipe finished."]
     words = [_first_at_target(results), _lowest_loss(results), _where_time_goes(results)]

@@ -1,18 +1,35 @@
-"""What a worker process does with the jobs it is sent."""
+"""What a worker process does with the jobs it is sent: join the group, build the problem, and train a row."""
 
 import functools
+import gc
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from thinwire.tools import problems
 from thinwire.tools.bench.data_parallel import DataParallel
 from thinwire.tools.bench.hybrid import Hybrid
-from thinwire.tools.bench.training import RowJob, train
-from thinwire.tools.cluster.link import interface_bytes
-from thinwire.tools.cluster.meter import Meter
-from thinwire.tools.cluster.serve import Emit
+from thinwire.tools.bench.options import RowJob
+from thinwire.tools.cluster.link import Meter, interface_bytes
+from thinwire.tools.cluster.worker import Emit
 from thinwire.tools.cluster.workers import join_group
+
+
+class Run(Protocol):
+    """A model in training on this worker: `data_parallel.DataParallel` or `hybrid.Hybrid`."""
+
+    meter: Meter
+    seconds: float
+
+    def step(self, step: int) -> dict[str, float]:
+        """Take a step, and return where its time and bytes went."""
+
+    def held_out_loss(self) -> float:
+        """Return the held-out loss. Its bytes do not count. A collective: every rank must call it."""
+
+    def differing(self) -> list[str]:
+        """Return the names of parameters that differ between replicas. A collective."""
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
@@ -34,3 +51,28 @@ _build: Callable[..., problems.Problem] = functools.lru_cache(maxsize=1)(
 def _sent_on_interface() -> tuple[int, int] | None:
     counters = interface_bytes()
     return None if counters is None else (counters[0], counters[2])
+
+
+def train(job: RowJob, run: Run, emit: Emit) -> None:
+    """Train one row and emit its events.
+
+    They are "step", "tail" (bytes of the previous step that left late), "loss", and at the end "done" with the
+    parameters that differ between ranks.
+    """
+    for step in range(job.most_steps + 1):
+        evaluate = step % job.every == 0 or step == job.steps
+        if evaluate or step == job.skip:
+            emit({"kind": "tail", **run.meter.drain()})
+        if evaluate:
+            loss = run.held_out_loss()
+            emit({"kind": "loss", "step": step, "seconds": run.seconds, "bytes": run.meter.total, "loss": loss})
+            if step >= job.steps and _is_over(loss, job.target):
+                break
+        if step < job.most_steps:
+            emit({"kind": "step", "step": step, **run.step(step)})
+    emit({"kind": "done", "different": run.differing()})
+    gc.collect()  # the row's model is a cycle, and may be large
+
+
+def _is_over(loss: float, target: float | None) -> bool:
+    return target is None or loss <= target or not math.isfinite(loss)

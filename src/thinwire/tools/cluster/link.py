@@ -1,6 +1,8 @@
-"""How fast a link is, and what went over it."""
+"""How fast a link is, and how many bytes went over it."""
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,7 @@ _SLOWEST, _FASTEST = 8_000, 32_000_000_000  # bits per second; the kernel's fiel
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast a link is, in bits per second; headers count, from Ethernet's on."""
+    """The rate of a link in bits per second; all headers count, including Ethernet's."""
 
     bits_per_second: int
 
@@ -39,7 +41,7 @@ def parse_rate(text: str) -> Rate | None:
 
 
 class Traffic(NamedTuple):
-    """What passed an interface so far; bytes include headers, from Ethernet's on."""
+    """What passed an interface so far; bytes include all headers, Ethernet's too."""
 
     tx_bytes: int
     rx_bytes: int
@@ -47,7 +49,7 @@ class Traffic(NamedTuple):
 
 
 def interface_bytes() -> Traffic | None:
-    """Return what passed this worker's link, or None where it has none of its own; takes about 0.3 ms.
+    """Return what passed this worker's link, or None where it has no link of its own. Takes about 0.3 ms.
 
     What was sent is exact. Received segments that the kernel merged share one header in `rx_bytes`.
     """
@@ -80,3 +82,49 @@ def _received(name: str) -> int:
         for device, _, counters in (line.partition(":") for line in lines)
         if device.strip() == name
     )
+
+
+Wire = Callable[[], tuple[int, int] | None]
+"""Returns the bytes and packets sent so far on this worker's interface, or None where they cannot be counted."""
+
+_QUIET, _LONGEST_DRAIN = 0.02, 100  # seconds, readings
+
+
+@dataclass
+class Meter:
+    """Counts what this worker sends. Where the interface has no counters, it adds up the declared bytes instead."""
+
+    wire: Wire
+    total: float = 0.0
+    _last: tuple[int, int] | None = None
+
+    def skip(self) -> None:
+        """Leave out what was sent since the last reading."""
+        self._last = self._at_rest()
+
+    def read(self, declared: float) -> dict[str, int]:
+        """Add what was sent since the last reading, and return its bytes and packets if they were counted."""
+        last, self._last = self._last, self.wire()
+        if last is None or self._last is None:
+            self.total += declared
+            return {}
+        nbytes, packets = self._last[0] - last[0], self._last[1] - last[1]
+        self.total += nbytes
+        return {"measured": nbytes, "packets": packets}
+
+    def drain(self) -> dict[str, int]:
+        """Wait until the interface is quiet, and return what was sent since the last reading: the rest of a step.
+
+        A collective ends for a rank once it has received everything; what it sent may still be queued.
+        """
+        self._at_rest()
+        return self.read(0.0)
+
+    def _at_rest(self) -> tuple[int, int] | None:
+        before, now = None, self.wire()
+        for _ in range(_LONGEST_DRAIN):
+            if now == before:
+                break
+            time.sleep(_QUIET)
+            before, now = now, self.wire()
+        return now

@@ -1,19 +1,26 @@
 """Worker processes on this machine, joined by links of limited rate."""
 
+import json
 import os
 import selectors
+import signal
+import socket
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from operator import itemgetter
 from signal import Signals
 from typing import Self
 
-from thinwire.tools.cluster.channel import HungUp, Message
-from thinwire.tools.cluster.launch import Processes
+from thinwire.tools.cluster.channel import Channel, HungUp, Message
 from thinwire.tools.cluster.link import Rate
+from thinwire.tools.cluster.supervisor import Setup
 from thinwire.tools.inputs import BadInput
 
+_PATIENCE = 1.0  # seconds that a supervisor has to end its workers
 _MOST_WORKERS = 254  # as many as a star has addresses for
 _GRACE = 0.3  # seconds for a death to be noticed
 
@@ -36,13 +43,53 @@ class SupervisorDied(RuntimeError):  # noqa: N818 - it reads better where it is 
         super().__init__(f"the supervisor of the workers died\n{printed}".strip())
 
 
+class Processes:
+    """A supervisor and, once it has sent ``ready``, its workers. They end with this process, however that ends."""
+
+    def __init__(self, world: int, rate: int | None, handler: str, *, namespaces: bool) -> None:
+        pairs = [socket.socketpair() for _ in range(world + 1)]
+        self.control, *self.workers = (Channel(ours) for ours, _ in pairs)
+        control, *workers = (theirs.fileno() for _, theirs in pairs)
+        setup = Setup(handler=handler, bits_per_second=rate, namespaces=namespaces, control=control, workers=workers)
+        command = [sys.executable, "-Pu", "-X", "faulthandler", "-m", "thinwire.tools.cluster.supervisor"]
+        self._supervisor = subprocess.Popen(
+            [*command, json.dumps(asdict(setup))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[control, *workers],
+            env=os.environ | _environment(world),
+            start_new_session=True,  # so that ^C reaches this process only, and all others can be killed together
+        )
+        for _, theirs in pairs:
+            theirs.close()
+
+    def end(self) -> str:
+        """End them all, whatever they are doing, and return what the supervisor printed."""
+        with suppress(HungUp):
+            self.control.finish()
+            while self.control.is_ready(_PATIENCE):
+                self.control.receive()
+        with suppress(ProcessLookupError, PermissionError):  # all may be gone, which macOS calls not permitted
+            os.killpg(self._supervisor.pid, signal.SIGKILL)  # not waited for before, so the number is still theirs
+        _, printed = self._supervisor.communicate()
+        for channel in (self.control, *self.workers):
+            channel.close()
+        return printed.decode(errors="replace")
+
+
+def _environment(world: int) -> dict[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // world)
+    return {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "OMP_NUM_THREADS": str(threads)}
+
+
 class Cluster:
     """Within `with`, `world` processes that run ``module:function`` as `handler(job, emit)`.
 
-    Each has a link of its own, at `rate` each way, or not limited where that is None. Where network namespaces cannot
-    be had or are not wanted, they share the loopback interface. Once started, `throttled` says whether links are
-    limited, and `label` how fast they are or why they are not. Workers are forked, import from where this process
-    does, and have RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS set for torch.
+    Each has its own link, limited to `rate` each way unless that is None. Without network namespaces (unavailable, or
+    `namespaces` false) all share the loopback interface. Once started, `throttled` says whether the links are limited,
+    and `label` how fast they are, or why they are not limited. Workers are forked and import from the same places as
+    this process; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS are set for torch.
     """
 
     label = "not started"

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from thinwire.tools.cluster.channel import Channel, HungUp
-from thinwire.tools.cluster.forked import Captured, exit_code, fork
 from thinwire.tools.cluster.link import INTERFACE_VARIABLE, Rate
-from thinwire.tools.cluster.serve import serve
 from thinwire.tools.cluster.star import INTERFACE, Star, Unavailable, address
+from thinwire.tools.cluster.worker import Captured, exit_code, fork, serve
 
 _ON_LINKS = {
     "MASTER_ADDR": address(0),

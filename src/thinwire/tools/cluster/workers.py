@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.exchanges.compat import Group
 from thinwire.tools.cluster.link import Rate
 from thinwire.tools.cluster.local import Cluster, SupervisorDied, WorkerDied
-from thinwire.tools.cluster.serve import Emit, Handler
+from thinwire.tools.cluster.worker import Emit, Handler
 
 _DIED, _INTERRUPTED = 1, 130
 

@@ -9,16 +9,15 @@ from rich.console import Console
 from thinwire.planner import Plan, Profile, decide
 from thinwire.tools.cluster.workers import ended, is_first
 from thinwire.tools.inputs import BadInput, check_writable, write_atomically
-from thinwire.tools.plan.report import write_html
-from thinwire.tools.plan.rows import every, folded
+from thinwire.tools.plan.report import print_plan, write_html
 from thinwire.tools.plan.sources import Known, Source, Wishes
-from thinwire.tools.plan.table import print_plan
-from thinwire.tools.show.terminal import complain
+from thinwire.tools.plan.tensors import every, folded
+from thinwire.tools.show.terminal import complain, print_written
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where a plan goes. Raises BadInput when a file cannot be written, before anything has been measured."""
+    """Where the plan is written. Raises BadInput when a file cannot be written, before anything has been measured."""
 
     console: Console
     json: Path | None
@@ -30,7 +29,7 @@ class Outputs:
         check_writable((self.json, self.html, self.profile))
 
     def keep(self, measured: Profile) -> None:
-        """Write what was measured, which took longest to get."""
+        """Save the profile before anything else: measuring takes longest."""
         if self.profile is not None:
             write_atomically(self.profile, measured.to_json() + "\n")
 
@@ -41,9 +40,7 @@ class Outputs:
         if self.html is not None:
             write_html(measured, plan, self.html)
         print_plan(self.console, measured, plan, every(plan) if self.unfolded else folded(plan))
-        for path in (self.profile, self.json, self.html):
-            if path is not None:
-                self.console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+        print_written(self.console, (self.profile, self.json, self.html))
 
 
 def run(

@@ -10,11 +10,11 @@ from thinwire.planner import Crossings, PipelinePlan, Profile, decide_boundaries
 from thinwire.tools.cluster.link import Rate
 from thinwire.tools.cluster.workers import is_first, started
 from thinwire.tools.inputs import BadInput, check_writable, write_atomically
-from thinwire.tools.plan.boundaries import print_pipeline
-from thinwire.tools.plan.boundaries_report import html as page
+from thinwire.tools.plan import boundaries
 from thinwire.tools.plan.command import decided, guarded
 from thinwire.tools.plan.sources import Known, Wishes, accepted
-from thinwire.tools.plan.stages import checked, handle
+from thinwire.tools.plan.worker import checked, measure_stages
+from thinwire.tools.show.terminal import print_written
 
 
 class Found(NamedTuple):
@@ -52,7 +52,7 @@ class Pipelined:
         budget = wishes.budget()
         job = {"subject": self.subject, "budget": asdict(budget), "stages": self.stages}
         job |= {"micro_batches": self.micro_batches, "density": self.density}
-        with started(self.workers, self.rate, handle) as workers:
+        with started(self.workers, self.rate, measure_stages) as workers:
             event, *_ = [accepted(event) for _, event in workers.run(job)]
             label = workers.label
         measured = [Profile.from_json(text) for text in event["profiles"]]
@@ -71,12 +71,11 @@ def run(source: Pipelined, wishes: Wishes, *, json: Path | None, html: Path | No
             found = source.found(wishes)
             plans = [decided(known) for known in found.stages]
             plan = PipelinePlan(stages=plans, crossings=found.crossings, boundaries=decide_boundaries(found.crossings))
-        for path, make in zip(files, (_json, page), strict=True):
+        for path, make in zip(files, (_json, boundaries.html), strict=True):
             if path is not None:
                 write_atomically(path, make(plan))
-        print_pipeline(console, plan, unfolded=unfolded)
-        for path in filter(None, files):
-            console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+        boundaries.print_pipeline(console, plan, unfolded=unfolded)
+        print_written(console, files)
 
     return guarded(work)
 

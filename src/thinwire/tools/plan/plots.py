@@ -13,9 +13,9 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from thinwire.planner import Plan, Profile, Span, minimum_ratio, spans, step_seconds
 from thinwire.tools.plan.words import bit_rate
-from thinwire.tools.show.canvas import COLOURS, FAINT, INK, MUTED, PARTS, blank, name, restrain
+from thinwire.tools.show.canvas import COLOURS, FAINT, INK, MUTED, PARTS, blank, legend, name, restrain
 
-_LANES = ("compute", "wire", "decode")
+_TRACKS = ("compute", "wire", "decode")
 _SLOWED, _UPDATE, _COMPRESSED = "#E8DCC0", "#9AA3AE", "#0B7A5B"
 _COLOURS = {"compute": PARTS["compute"], "encode": PARTS["encode"], "slowed": _SLOWED, "update": _UPDATE}
 _SAID = {
@@ -48,8 +48,8 @@ def timeline(plan: Plan) -> Figure:
     name(upper, f"Uncompressed: {1e3 * plan.dense_seconds:.1f} ms", "")
     name(lower, f"As planned: {1e3 * plan.seconds:.1f} ms", "milliseconds into the step; a triangle where a bucket is")
     lower.set_xlabel(f"{lower.get_xlabel()} ready", fontsize=9.5, color=MUTED)
-    handles = [Patch(color=_colour(kind), label=said) for kind, said in _SAID.items() if kind in used]
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
+    handles = [Patch(color=_colour(kind)) for kind in _SAID if kind in used]
+    legend(figure, handles, [_SAID[kind] for kind in _SAID if kind in used], columns=4)
     return figure
 
 
@@ -61,13 +61,17 @@ def _step(axes: Axes, profile: Profile, choice: Mapping[str, str]) -> set[str]:
     for span in drawn:
         bar = (1e3 * span.start, 1e3 * (span.end - span.start))
         axes.broken_barh(
-            [bar], (_LANES.index(span.lane) - 0.36, 0.72), color=_colour(_kind(span)), edgecolor="white", linewidth=0.3
+            [bar],
+            (_TRACKS.index(span.track) - 0.36, 0.72),
+            color=_colour(_kind(span)),
+            edgecolor="white",
+            linewidth=0.3,
         )
     for at in _ready(drawn, profile):
         axes.plot(1e3 * at, -0.48, "v", color=INK, markersize=4)
     axes.axvline(1e3 * total, color=INK, linewidth=1)
-    axes.set_yticks(range(len(_LANES)), _LANES)
-    axes.set_ylim(len(_LANES) - 0.5, -0.6)
+    axes.set_yticks(range(len(_TRACKS)), _TRACKS)
+    axes.set_ylim(len(_TRACKS) - 0.5, -0.6)
     restrain(axes)
     axes.grid(axis="x", color=FAINT, linewidth=0.8)
     return {_kind(span) for span in drawn if span.end > span.start}
@@ -82,7 +86,7 @@ def _ready(drawn: Sequence[Span], profile: Profile) -> list[float]:
 
 def _kind(span: Span) -> str:
     kinds = {"compute": span.label, "wire": "dense" if span.label == "dense" else "compressed", "decode": "decode"}
-    return kinds[span.lane]
+    return kinds[span.track]
 
 
 def _colour(kind: str) -> str:
@@ -142,7 +146,7 @@ def least_ratio(profile: Profile) -> Figure:
         axes.axvline(here, color=INK, linewidth=1, label=f"this network, {bit_rate(here)}")
     _scale(axes)
     name(axes, "The least compression that pays", "throughput of the network")
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9, labelcolor=INK)
+    legend(figure, *axes.get_legend_handles_labels(), columns=3)
     return figure
 
 

@@ -1,78 +1,100 @@
-"""A plan as one HTML file that needs nothing beside it."""
+"""A plan, printed and as a page: conclusions, every tensor, the network, and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+
+from rich.console import Console
 
 from thinwire.planner import Plan, Profile
 from thinwire.tools.inputs import write_atomically
 from thinwire.tools.plan.plots import CAPTION, least_ratio, timeline
-from thinwire.tools.plan.rows import Line, every
-from thinwire.tools.plan.table import ADVICE, COLUMNS, NOTE
+from thinwire.tools.plan.tensors import Tensors, every
 from thinwire.tools.plan.words import conclusions, network, origin, title
-from thinwire.tools.show.page import definitions, drawn, page, paragraphs
+from thinwire.tools.show import page
+from thinwire.tools.show.table import Column, Table, tabulated
+from thinwire.tools.show.terminal import print_table, say
+from thinwire.tools.show.units import UNKNOWN, human_bytes
 
-STYLE = (
-    "<style>th.text, td.text { text-align: left; } .figures.one { grid-template-columns: minmax(0, 60rem); }</style>"
+_COLUMNS: tuple[Column[Tensors], ...] = (
+    Column(heading="tensor", text=lambda some: some.label, left=True),
+    Column(heading="elements", text=lambda some: f"{some.numel:,}"),
+    Column(heading="size", text=lambda some: human_bytes(some.dense_bytes)),
+    Column(heading="choice", text=lambda some: some.choice, left=True),
+    Column(heading="payload", text=lambda some: human_bytes(some.nbytes)),
+    Column(heading="saves ms", text=lambda some: UNKNOWN if some.choice == "dense" else f"{1e3 * some.saves:.2f}"),
 )
+_NOTE = "saves: how much longer a step would take if these tensors alone were left uncompressed."
+_ADVICE = "What would help more:"
+
+
+def print_plan(console: Console, measured: Profile, plan: Plan, tensors: Sequence[Tensors]) -> None:
+    """Print what the plan is for, its table, what it comes to, and what else would help."""
+    say(console, title(plan.profile), "bold")
+    for line in origin(measured, plan.profile):
+        say(console, line, "dim")
+    for name, latency, bandwidth in network(plan.profile):
+        say(console, f"  {name:14}  latency {latency:>8}  bandwidth {bandwidth}")
+    for tier in plan.profile.tiers:
+        say(console, f"  {tier}", indent="    ")
+    console.print()
+    if tensors:
+        print_table(console, _table(tensors))
+        if plan.pays:
+            say(console, _NOTE, "dim")
+    else:
+        say(console, "No gradient to plan for: those of sparse embeddings go as DDP sends them.")
+    console.print()
+    for text in conclusions(plan):
+        say(console, text, "bold")
+    if plan.advice:
+        say(console, _ADVICE)
+    for text in plan.advice:
+        say(console, f"- {text}", indent="  ")
 
 
 def write_html(measured: Profile, plan: Plan, path: Path) -> None:
-    """Write the report; an earlier file stays whole if that fails."""
+    """Write the page; an earlier file stays whole if that fails."""
     write_atomically(path, html(measured, plan))
 
 
 def html(measured: Profile, plan: Plan) -> str:
-    """The whole page."""
-    name = f"thinwire plan: {title(plan.profile)}"
-    return page(name, f"{STYLE}\n<h1>thinwire plan</h1>\n{sections(measured, plan)}")
+    """Return the page."""
+    return page.page(f"thinwire plan: {title(plan.profile)}", page.chapter("thinwire plan", *sections(measured, plan)))
 
 
-def sections(measured: Profile, plan: Plan) -> str:
-    """Conclusions, the step drawn, every tensor, the network, and the least ratio that pays."""
-    return f"""{paragraphs([title(plan.profile)])}
-{paragraphs(origin(measured, plan.profile), "soft")}
-{paragraphs(conclusions(plan))}
-{_advice(plan.advice)}
-<h2>A step</h2>
-<div class="figures one">{drawn(timeline(plan))}</div>
-<h2>Tensors</h2>
-<div class="wide">{_table(every(plan))}</div>
-{paragraphs([NOTE], "soft")}
-<h2>Network</h2>
-{_network(plan.profile)}
-{_least(plan.profile)}
-<h2>How it was measured</h2>
-{definitions(measured.made)}"""
+def sections(measured: Profile, plan: Plan) -> Iterator[str]:
+    """Yield the conclusions, the step drawn, every tensor, the network, and the least ratio that pays."""
+    yield page.paragraphs([title(plan.profile)])
+    yield page.paragraphs(origin(measured, plan.profile), "soft")
+    yield page.paragraphs(conclusions(plan))
+    if plan.advice:
+        yield page.paragraphs([_ADVICE]) + page.bullets(plan.advice)
+    yield page.section("A step", page.figures(timeline(plan), one=True))
+    yield page.section("Tensors", page.table(_table(every(plan))), page.paragraphs([_NOTE], "soft"))
+    yield page.section("Network", *_network(plan.profile))
+    if plan.profile.costs and plan.profile.timeline.gradients:
+        figure = page.figures(least_ratio(plan.profile), caption=CAPTION, one=True)
+        yield page.section("The least compression that pays", figure)
+    yield page.section("How it was measured", page.definitions(measured.made))
 
 
-def _advice(texts: Sequence[str]) -> str:
-    if not texts:
-        return ""
-    return f"<p>{ADVICE}</p><ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
-
-
-def _table(lines: Sequence[Line]) -> str:
-    heads = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in COLUMNS)
-    rows = "\n".join(f'<tr><th scope="row" class="text">{escape(line.label)}</th>{_cells(line)}</tr>' for line in lines)
-    why = '<th scope="col" class="text">why</th>'
-    return f'<table><thead><tr><th scope="col">tensor</th>{heads}{why}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>'
-
-
-def _cells(line: Line) -> str:
-    figures = "".join(f"<td>{escape(column.text(line))}</td>" for column in COLUMNS)
-    return f'{figures}<td class="text">{escape(line.reason)}</td>'
-
-
-def _network(profile: Profile) -> str:
+def _network(profile: Profile) -> Iterator[str]:
     links = {name: f"latency {latency}, bandwidth {bandwidth}" for name, latency, bandwidth in network(profile)}
-    return definitions(links) + paragraphs(profile.tiers, "soft")
+    yield page.definitions(links)
+    yield page.paragraphs(profile.tiers, "soft")
 
 
-def _least(profile: Profile) -> str:
-    if not profile.costs or not profile.timeline.gradients:
-        return ""
-    figure = drawn(least_ratio(profile), CAPTION)
-    return f'<h2>The least compression that pays</h2>\n<div class="figures one">{figure}</div>'
+def _table(tensors: Sequence[Tensors]) -> Table:
+    return tabulated(_COLUMNS, tensors, why=[some.reason for some in tensors], under=list(_reasons(tensors)))
+
+
+def _reasons(tensors: Sequence[Tensors]) -> Iterator[str]:
+    """Yield what is said below each: a reason that holds for several in a row, below the last of them."""
+    for (reason, like), group in groupby(tensors, key=lambda some: (some.reason, some.like)):
+        counts = [some.count for some in group]
+        which = "" if sum(counts) == 1 else "each: " if like else "the largest: "
+        yield from ("" for _ in counts[1:])
+        yield f"{which}{reason}"

@@ -9,13 +9,13 @@ from thinwire.planner import Budget, Profile
 from thinwire.tools.cluster.link import Rate
 from thinwire.tools.cluster.workers import started
 from thinwire.tools.inputs import BadInput
-from thinwire.tools.plan.worker import handle
+from thinwire.tools.plan.worker import measure
 
 _UNTHROTTLED = 1e15  # bytes per second, which a profile takes for what its processors can do
 
 
 class Asked(NamedTuple):
-    """A link in place of the one measured: what it is called, and what it is."""
+    """The link asked for in place of the measured one, and its name."""
 
     label: str
     link: Link
@@ -37,7 +37,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What of a budget the user has named. Raises BadInput."""
+    """The parts of a budget that the user named. Raises BadInput."""
 
     densities: tuple[float, ...] | None
     names: tuple[str, ...] | None
@@ -47,11 +47,11 @@ class Wishes:
         self.budget()
 
     def budget(self) -> Budget:
-        """Return it, filled up with what is usual."""
+        """Return it, the rest as usual."""
         return self._over(Budget())
 
     def among(self, profile: Profile) -> Budget:
-        """Return it, filled up with what the profile has been measured for. Raises BadInput if it lacks anything."""
+        """Return it, the rest as the profile was measured. Raises BadInput if it lacks anything."""
         pairs = [name.partition(":") for name in profile.costs]
         densities = tuple(dict.fromkeys(float(density) for _, _, density in pairs if density))
         measured = Budget(
@@ -94,7 +94,7 @@ class Measured:
     def known(self, wishes: Wishes) -> Known:
         """Start the workers, let them measure, and end them."""
         budget = wishes.budget()
-        with started(self.workers, self.rate, handle) as workers:
+        with started(self.workers, self.rate, measure) as workers:
             job = {"kind": self.kind, "subject": self.subject, "budget": asdict(budget)}
             found = {rank: Profile.from_json(accepted(event)["profile"]) for rank, event in workers.run(job)}
             label = workers.label

@@ -1,4 +1,4 @@
-"""What is to be planned for: one of the bench's models, or a model of the user's."""
+"""The model to plan for: one of the bench's, or the user's own."""
 
 import functools
 import importlib
@@ -21,7 +21,7 @@ _LOADED = "thinwire_plan_model"  # what a user's file is called among the module
 
 
 class Subject(NamedTuple):
-    """A module, how its loss comes about from the (wrapped) module, and its update if there is one to be timed."""
+    """A module, a function from the (wrapped) module to its loss, and the optimizer's step if it is to be timed."""
 
     description: str
     module: nn.Module

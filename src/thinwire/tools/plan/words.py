@@ -1,4 +1,4 @@
-"""What a plan says, in sentences."""
+"""The conclusions of a plan, in sentences."""
 
 import math
 
@@ -11,7 +11,7 @@ _UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 
 
 def bit_rate(bandwidth: float) -> str:
-    """Bytes per second as links are rated: ``6.2 Gbit/s``."""
+    """Return bytes per second in the unit of links: ``6.2 Gbit/s``."""
     if bandwidth >= _BEYOND:
         return "beyond measure"
     bits, unit = 8 * bandwidth, 0
@@ -45,7 +45,7 @@ def network(profile: Profile) -> list[tuple[str, str, str]]:
 
 
 def conclusions(plan: Plan) -> list[str]:
-    """What comes of it: the step, the break-even, and what happens where nothing pays."""
+    """Return the predicted step, the break-even, and what happens where nothing pays."""
     lines = [_step(plan), _break_even(plan)]
     if not plan.pays:
         lines.insert(0, 'Nothing pays here: thinwire.attach(model, plan="auto") then leaves plain DDP.')

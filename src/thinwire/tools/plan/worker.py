@@ -1,23 +1,33 @@
-"""What a worker process does for `thinwire plan`: measure, on the group that all workers form."""
+"""What a worker process does for `thinwire plan`: measure a model, or with --pipeline its own stage of one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
+from thinwire.exchanges.compat import Group
 from thinwire.integrations.profiling import profile
+from thinwire.pipeline.profiling import probe_crossings
 from thinwire.planner import Budget, Profile
-from thinwire.tools.cluster.serve import Emit
-from thinwire.tools.cluster.workers import join_group, wrapped
+from thinwire.tools import problems
+from thinwire.tools.cluster.worker import Emit
+from thinwire.tools.cluster.workers import join_group, mesh, wrapped
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.plan.subject import Subject, of_bench, of_user
+from thinwire.tools.problems import Problem
+from thinwire.tools.problems.base import Feed, Parts, sgd, size
+from thinwire.tools.problems.stages import check_stages
 
 _SUBJECTS: Mapping[str, Callable[..., Subject]] = MappingProxyType({"bench": of_bench, "user": of_user})
 
 
-def handle(job: dict[str, Any], emit: Emit) -> None:
+def measure(job: dict[str, Any], emit: Emit) -> None:
     """Measure what `job` names and emit the "profile", which is the same on all ranks, or why it is "refused"."""
     try:
         emit({"profile": _measured(job).to_json()})
@@ -34,3 +44,113 @@ def _measured(job: dict[str, Any]) -> Profile:
     model = wrapped(subject.module)
     found = profile(model, lambda: subject.loss(model), update=subject.update, budget=Budget(**job["budget"]))
     return replace(found, made={**found.made, "model": subject.description})
+
+
+class Micro(NamedTuple):
+    """A stage's input for one micro-batch, and a function from its output to what stands in for the loss."""
+
+    args: tuple[Tensor, ...]
+    kwargs: dict[str, Tensor]
+    loss: Callable[[Tensor], Tensor]
+
+
+def checked(subject: dict[str, Any], stages: int, micro_batches: int) -> Problem:
+    """Build one of the bench's models. Raises BadInput as `problems.build` and `check_stages` do."""
+    data = None if subject["data"] is None else Path(subject["data"])
+    problem = problems.build(**{**subject, "data": data})
+    check_stages(problem, stages, micro_batches)
+    return problem
+
+
+def measure_stages(job: dict[str, Any], emit: Emit) -> None:
+    """Measure and emit each stage's "profiles" and the "crossings", alike on all ranks, or why it is "refused"."""
+    try:
+        emit(_measured_stages(**job))
+    except BadInput as error:
+        emit({"refused": str(error)})
+
+
+def _measured_stages(
+    subject: dict[str, Any], budget: dict[str, Any], stages: int, micro_batches: int, density: float
+) -> dict[str, Any]:
+    join_group()
+    problem = checked(subject, stages, micro_batches)
+    parts, everyone = cast(Parts, problem.parts), cast(Group, dist.group.WORLD)
+    replicas, neighbours = (mesh(stages).get_group(name) for name in ("replica", "stage"))
+    modules = parts.split(problem.model, stages)
+    feeds = _micro_batches(parts.feed(problem.batch(0, replicas.rank(), replicas.size())), micro_batches)
+    outputs = [_outputs(modules, feed) for feed in feeds]
+    crossings = probe_crossings(outputs[0][:-1], neighbours, everyone, density=density, micro_batches=micro_batches)
+    micros = _micros(feeds, outputs, neighbours.rank(), parts)
+    own = _profile(problem, modules[neighbours.rank()], micros, replicas, Budget(**budget))
+    return {"crossings": crossings.to_json(), "profiles": _gathered(own.to_json(), neighbours)}
+
+
+def _gathered(text: str, group: Group) -> list[str]:
+    texts = [""] * group.size()
+    dist.all_gather_object(texts, text, group=group)
+    return texts
+
+
+def _micro_batches(feed: Feed, count: int) -> list[Feed]:
+    """Split a batch into micro-batches, as the schedule does."""
+    args, kwargs, target = feed
+    named = {name: x.chunk(count) for name, x in kwargs.items()}
+    columns = list(zip(*(x.chunk(count) for x in args), strict=True))
+    targets = target.chunk(count)
+    return [(columns[i], {name: pieces[i] for name, pieces in named.items()}, targets[i]) for i in range(count)]
+
+
+@torch.no_grad()
+def _outputs(modules: Sequence[nn.Module], feed: Feed) -> list[Tensor]:
+    """Return the output of each stage."""
+    args, kwargs, _ = feed
+    outputs = list[Tensor]()
+    for module in modules:
+        outputs.append(module(*args, **kwargs))
+        args = (outputs[-1],)
+    return outputs
+
+
+def _micros(feeds: Sequence[Feed], outputs: Sequence[Sequence[Tensor]], index: int, parts: Parts) -> list[Micro]:
+    """Return the inputs of that stage; unless it is the last, a random gradient stands in for the loss."""
+    micros = list[Micro]()
+    for (args, kwargs, target), made in zip(feeds, outputs, strict=True):
+        loss = partial(_against, torch.randn_like(made[index]))
+        if index == len(made) - 1:
+            loss = partial(_judged, parts.criterion, target)
+        micros.append(Micro(args if index == 0 else (made[index - 1].requires_grad_(),), kwargs, loss))
+    return micros
+
+
+def _against(gradient: Tensor, output: Tensor) -> Tensor:
+    return (output * gradient).sum()
+
+
+def _judged(criterion: Callable[[Tensor, Tensor], Tensor], target: Tensor, output: Tensor) -> Tensor:
+    return criterion(output, target)
+
+
+def _profile(problem: Problem, stage: nn.Module, micros: Sequence[Micro], replicas: Group, budget: Budget) -> Profile:
+    """Measure a stage's gradients among its replicas; a single one needs no candidates."""
+    model = wrapped(stage, group=replicas)
+    found = profile(
+        model,
+        lambda: _step(model, micros),
+        update=sgd(stage, problem).step,
+        budget=budget if replicas.size() > 1 else Budget(names=()),
+    )
+    return replace(found, made={**found.made, "model": f"{size(stage)} of: {problem.description}"})
+
+
+def _step(model: nn.Module, micros: Sequence[Micro]) -> Tensor:
+    """Go forward and back with each micro-batch, but not back with the last, whose gradients DDP waits for."""
+    *others, last = micros
+    for micro in others:
+        _loss(model, micro).backward()
+    return _loss(model, last)
+
+
+def _loss(model: nn.Module, micro: Micro) -> Tensor:
+    leaves = [x.detach().requires_grad_(x.requires_grad) for x in micro.args]  # their gradients are not added up
+    return micro.loss(model(*leaves, **micro.kwargs))

@@ -1,14 +1,16 @@
-"""Generated clicks of known structure: the best loss that any model can reach on them is known."""
+"""Advertisements shown and clicked; and generated clicks, of which the best loss that any model can reach is known."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from thinwire.tools.problems.base import Batch
-from thinwire.tools.problems.impressions import CATEGORIES, DENSE, Impressions, scaled
 from thinwire.tools.problems.sampling import Indices
 
+DENSE, CATEGORIES = 13, 26
 ROWS = np.geomspace(4, 8000, CATEGORIES).astype(np.int64)
 """Distinct ids of every categorical feature, from 4 to 8,000."""
 
@@ -19,6 +21,25 @@ _SLOPED, _TELLING, _MEETING = np.arange(0, DENSE, 2), np.arange(0, CATEGORIES, 2
 # About a quarter is clicked. The features on their own explain half of what can be explained, meetings the rest.
 _SLOPE, _EFFECT, _AFFINITY, _WIDTH, _BIAS = 0.2, 0.3, 0.65, 4, -2.2
 _STEEPNESS = 1.4  # such that most ids seen in a training of some thousand steps have been seen often
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impressions:
+    """n of them: `dense` (n, 13) float32, `ids` (n, 26) of some integer type, and labels (n,), 1 for a click else 0."""
+
+    dense: NDArray[np.float32]
+    ids: NDArray[Any]
+    labels: NDArray[Any]
+
+    def take(self, indices: Indices) -> Batch:
+        """Of those at `indices` (k,): dense (k, 13) float32, ids (k, 26) int64 and labels (k,) int64."""
+        ids, labels = (array[indices].astype(np.int64) for array in (self.ids, self.labels))
+        return torch.from_numpy(self.dense[indices]), torch.from_numpy(ids), torch.from_numpy(labels)
+
+
+def scaled(counts: NDArray[Any]) -> NDArray[np.float32]:
+    """log(1 + x) of counts, float32 of their shape; those below zero count as zero."""
+    return np.log1p(np.maximum(counts, 0)).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)

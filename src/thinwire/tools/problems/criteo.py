@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from thinwire.tools.inputs import BadInput, reading, require
-from thinwire.tools.problems.impressions import CATEGORIES, DENSE, Impressions, scaled
+from thinwire.tools.problems.clicks import CATEGORIES, DENSE, Impressions, scaled
 
 EXPECTED = (
     f"a text file, or a .gz of one, with a label 0 or 1, {DENSE} integers and {CATEGORIES} hashes of 8 hexadecimal "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from thinwire.tools.problems import clicks, criteo
 from thinwire.tools.problems.base import Batch, Feed, Options, Parts, Problem, seeded, size
-from thinwire.tools.problems.impressions import CATEGORIES, DENSE
+from thinwire.tools.problems.clicks import CATEGORIES, DENSE
 from thinwire.tools.problems.sampling import Draw, batches, held_out, spaced
 from thinwire.tools.problems.stages import Chain, chosen
 

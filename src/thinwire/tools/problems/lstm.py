@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from thinwire.tools.inputs import reading
 from thinwire.tools.problems.base import Options, Problem, cross_entropy, seeded, size
 from thinwire.tools.problems.sampling import batches, held_out, spaced
-from thinwire.tools.problems.windows import Windows
+from thinwire.tools.problems.text import Windows
 
 EXPECTED = "a directory with train.txt and valid.txt, or test.txt, of whitespace-separated tokens in UTF-8"
 LENGTH, WIDTH, LAYERS = 35, 128, 1

@@ -14,8 +14,7 @@ from thinwire.tools.inputs import reading
 from thinwire.tools.problems.base import Options, Parts, Problem, classes, cross_entropy, seeded, size
 from thinwire.tools.problems.sampling import batches, held_out, spaced
 from thinwire.tools.problems.stages import Chain, chosen, feed
-from thinwire.tools.problems.stdlib import source_texts
-from thinwire.tools.problems.windows import Windows
+from thinwire.tools.problems.text import Windows, source_texts
 
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 176, 4, 2
 BATCH, HELD_OUT = 12, 144

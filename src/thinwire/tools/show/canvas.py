@@ -1,6 +1,10 @@
-"""What all figures have in common."""
+"""What all figures have in common: colours, heads, axes and legends."""
 
 from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -12,6 +16,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # 
 DASHES = ("-", "--", ":", "-.")
 PARTS = {"compute": "#C3C9D1", "encode": "#E9B44C", "exchange": "#3B6EA5", "decode": "#8F5D3B"}
 
+Corner = Literal["outside lower left", "outside lower right"]
+
 
 def blank(inches: tuple[float, float]) -> Figure:
     """Return an empty figure."""
@@ -22,7 +28,7 @@ def blank(inches: tuple[float, float]) -> Figure:
 
 
 def restrain(axes: Axes) -> None:
-    """Draw axes without what nobody reads."""
+    """Leave out the lines around the axes that carry no information."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(MUTED)
     axes.tick_params(colors=MUTED, labelsize=9, which="both")
@@ -30,6 +36,19 @@ def restrain(axes: Axes) -> None:
 
 
 def name(axes: Axes, title: str, along: str) -> None:
-    """Head the axes, and say what runs along them."""
+    """Set the title of the axes, and what the horizontal one shows."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
     axes.set_xlabel(along, fontsize=9.5, color=MUTED)
+
+
+def head(figure: Figure, *lines: str, colour: str = MUTED) -> None:
+    """Write above the figure what it shows."""
+    text = "\n".join(textwrap.fill(line, round(12 * figure.get_figwidth())) for line in lines)
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=colour, parse_math=False)
+
+
+def legend(
+    figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, columns: int, place: Corner = "outside lower left"
+) -> None:
+    """Put a legend below the figure."""
+    figure.legend(handles, labels, loc=place, ncols=columns, frameon=False, fontsize=9, labelcolor=INK)

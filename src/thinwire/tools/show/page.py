@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
 from matplotlib.figure import Figure
 
+from thinwire.tools.show.table import Table
 from thinwire.tools.show.units import UNKNOWN
 
 STYLE = """
@@ -34,11 +35,14 @@ figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radi
 img { display: block; width: 100%; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .875rem; }
 dd { margin: 0; overflow-wrap: anywhere; }
+th.text, td.text { text-align: left; }
+.figures.one { grid-template-columns: minmax(0, 60rem); }
 """
 
 
-def page(title: str, body: str) -> str:
-    """Return the page; `body` is HTML."""
+def page(title: str, *blocks: str) -> str:
+    """Return the page: the blocks, which are HTML, one below the other."""
+    body = "\n".join(filter(None, blocks))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -54,13 +58,56 @@ def page(title: str, body: str) -> str:
 """
 
 
+def chapter(title: str, *blocks: str) -> str:
+    """Return blocks under a heading of the first order."""
+    return "\n".join((f"<h1>{escape(title)}</h1>", *filter(None, blocks)))
+
+
+def section(title: str, *blocks: str) -> str:
+    """Return blocks under a heading of the second order."""
+    return "\n".join((f"<h2>{escape(title)}</h2>", *filter(None, blocks)))
+
+
 def paragraphs(texts: Iterable[str], kind: str = "plain") -> str:
     """Return a paragraph for each text that is not empty."""
     return "\n".join(f'<p class="{kind}">{escape(text)}</p>' for text in texts if text)
 
 
-def drawn(figure: Figure, caption: str = "") -> str:
-    """Return the figure as SVG within the page."""
+def bullets(texts: Iterable[str]) -> str:
+    """Return a list."""
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+
+
+def table(found: Table) -> str:
+    """Return the table, with the sentence on each row in a last column, and its notes below."""
+    heads = [*found.headings, *(["why"] if found.why else [])]
+    text = {*found.left, len(found.headings)}
+    head = "".join(f'<th scope="col"{_kind(["text"] * (at in text))}>{escape(t)}</th>' for at, t in enumerate(heads))
+    body = "\n".join(f"<tr>{''.join(_cells(found, place))}</tr>" for place in range(len(found.rows)))
+    html = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    return f'<div class="wide">{html}</div>\n{paragraphs(found.notes, "soft")}'
+
+
+def _cells(found: Table, place: int) -> Iterator[str]:
+    for column, text in enumerate(found.rows[place]):
+        kinds = [*["text"] * (column in found.left), *["best"] * ((place, column) in found.best)]
+        opened, closed = ('th scope="row"', "th") if column == 0 else ("td", "td")
+        yield f"<{opened}{_kind(kinds)}>{escape(text)}</{closed}>"
+    if found.why:
+        yield f'<td class="text">{escape(found.why[place])}</td>'
+
+
+def _kind(kinds: Sequence[str]) -> str:
+    return f' class="{" ".join(kinds)}"' if kinds else ""
+
+
+def figures(*drawings: Figure, caption: str = "", one: bool = False) -> str:
+    """Return figures beside each other, or `one` as wide as can be read."""
+    kind = "figures one" if one else "figures"
+    return f'<div class="{kind}">{"".join(_drawn(figure, caption) for figure in drawings)}</div>'
+
+
+def _drawn(figure: Figure, caption: str) -> str:
     drawing = io.BytesIO()
     figure.savefig(drawing, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     data = base64.b64encode(drawing.getvalue()).decode()
@@ -70,7 +117,7 @@ def drawn(figure: Figure, caption: str = "") -> str:
 
 
 def definitions(entries: Mapping[str, object]) -> str:
-    """Return what is known, name by name."""
+    """Return a list of names and values."""
     listed = (
         f"<dt>{escape(key.replace('_', ' '))}</dt><dd>{escape(_said(key, value))}</dd>"
         for key, value in entries.items()

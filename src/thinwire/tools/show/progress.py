@@ -65,7 +65,7 @@ class BenchProgress:
         self._show_overall(min(step / self._steps, 1), left + to_come * fmean([*self._spent, elapsed + left]))
 
     def finish_row(self, summary: str) -> None:
-        """End the row, with one line that stays."""
+        """End the row, and leave one line about it."""
         self._spent.append(self._clock() - self._started)
         left = (self._rows - len(self._spent)) * fmean(self._spent)
         self._bars.update(self._row, visible=False)

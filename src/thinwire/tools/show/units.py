@@ -1,4 +1,4 @@
-"""Numbers for a reader."""
+"""Numbers with units, rounded for a reader."""
 
 import math
 

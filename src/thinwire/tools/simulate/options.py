@@ -21,7 +21,7 @@ _BUILT_IN = (0.0001, 0.001, 0.01)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to simulate, and what it is called. network: None for links as in the profile."""
+    """What to simulate, and its name. network: None for the links of the profile."""
 
     worlds: Sequence[int]
     profile: Profile

@@ -1,8 +1,7 @@
-"""What was simulated, on the terminal and in files."""
+"""Shows a simulation on the terminal and writes its files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,17 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from thinwire.tools.inputs import BadInput, check_writable, write_atomically
-from thinwire.tools.show.page import drawn, page, paragraphs
-from thinwire.tools.simulate.table import Sheet, print_sheet, say
+from thinwire.tools.show import page
+from thinwire.tools.show.table import Table
+from thinwire.tools.show.terminal import print_table, print_written, say
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What there is to show: tables under a title, notes below them, all of it for a program, and a figure."""
+    """What to show: tables under a title, notes below them, the same as a JSON document, and a figure."""
 
     title: str
-    sheets: Sequence[Sheet]
+    tables: Sequence[Table]
     notes: Sequence[str]
     document: Mapping[str, Any]
     figure: Callable[[], Figure]
@@ -29,7 +29,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Where it goes. Raises BadInput for a file that cannot be written, or a plot of a kind that nobody can draw."""
+    """The files asked for. Raises BadInput for one that cannot be written, or a plot in an unknown format."""
 
     json: Path | None
     plot: Path | None
@@ -44,13 +44,15 @@ class Files:
         """Print it and write the files."""
         console = Console()
         say(console, outcome.title, "bold")
-        for sheet in outcome.sheets:
-            print_sheet(console, sheet)
+        for table in outcome.tables:
+            say(console, f"\n{table.title}\n", "bold")
+            print_table(console, table)
+            for note in ("", *table.notes):
+                say(console, note, "dim")
         for note in ("", *outcome.notes):
             say(console, note, "dim")
         self._write(outcome)
-        for path in filter(None, (self.json, self.plot, self.html)):
-            console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+        print_written(console, (self.json, self.plot, self.html))
 
     def _write(self, outcome: Outcome) -> None:
         if self.json is not None:
@@ -63,21 +65,16 @@ class Files:
 
 def html(outcome: Outcome) -> str:
     """Return a page that needs nothing beside it."""
-    tables = "\n".join(
-        f"<h2>{escape(s.title)}</h2>\n{_table(s)}\n{paragraphs(s.notes, 'soft')}" for s in outcome.sheets
+    return page.page(
+        "thinwire simulate",
+        page.chapter("thinwire simulate", page.paragraphs([outcome.title])),
+        *(page.section(table.title, page.table(table)) for table in outcome.tables),
+        page.paragraphs(outcome.notes, "soft"),
+        page.figures(outcome.figure()),
     )
-    body = (
-        f"<h1>thinwire simulate</h1>\n{paragraphs([outcome.title])}\n{tables}\n{paragraphs(outcome.notes, 'soft')}\n"
-        f'<div class="figures">{drawn(outcome.figure())}</div>'
-    )
-    return page("thinwire simulate", body)
 
 
-def _table(sheet: Sheet) -> str:
-    heads = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in sheet.headings)
-    rows = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in sheet.rows)
-    return f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>'
-
-
-def _cell(text: str) -> str:
-    return f'<td class="best">{escape(text)}</td>' if "*" in text else f"<td>{escape(text)}</td>"
+def starred(*, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> Table:
+    """Return a table in which a star marks the best cells; headings and cells bring most of the space between them."""
+    best = {(place, column) for place, row in enumerate(rows) for column, text in enumerate(row) if "*" in text}
+    return Table(title=title, headings=headings, rows=rows, notes=notes, best=best, gap=1)

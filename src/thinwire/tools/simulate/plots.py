@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes
@@ -10,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 
 from thinwire.planner.scaling import PLANNED, Scale
-from thinwire.tools.show.canvas import COLOURS, DASHES, FAINT, INK, MUTED, blank, name, restrain
+from thinwire.tools.show.canvas import COLOURS, DASHES, FAINT, INK, MUTED, blank, head, legend, name, restrain
 
 _INCHES = (12.0, 5.0)
 
@@ -30,15 +29,9 @@ def scales_figure(found: Sequence[Scale], title: str) -> Figure:
     over_workers(step, [scale.world_size for scale in found])
     share_axes(efficiency, max(scale.efficiency(label) for scale in found for label in scale.seconds))
     handles, labels = step.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=8, frameon=False, fontsize=9, labelcolor=INK)
+    legend(figure, handles, labels, columns=8)
     head(figure, title)
     return figure
-
-
-def head(figure: Figure, title: str) -> None:
-    """Write what the figure is of above it."""
-    text = textwrap.fill(title, round(12 * figure.get_figwidth()))
-    figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=MUTED, parse_math=False)
 
 
 def over_workers(axes: Axes, worlds: Sequence[int]) -> None:

@@ -1,13 +1,19 @@
-"""Processes forked from this one, as it sees them."""
+"""A worker process: forked from the supervisor, its output captured, taking jobs until the end."""
 
 import ctypes
+import importlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
+from thinwire.tools.cluster.channel import Channel, HungUp, Message
+
+Emit = Callable[[Message], None]
+Handler = Callable[[Message, Emit], Any]
 _PR_SET_PDEATHSIG = 1
 _OUTPUT_KEPT = 16_384  # bytes
 
@@ -67,3 +73,32 @@ class Captured:
         data = os.read(self.pipe, 1 << 16)
         self.output = (self.output + data)[-_OUTPUT_KEPT:]
         return bool(data)
+
+
+def serve(channel: Channel, handler: str) -> None:
+    """Run ``module:function`` as `handler(job, emit)` for each job that comes; return when no more can.
+
+    Once anything is raised, report it and hold still: peers that saw this process end would fail too, and hide why.
+    """
+    try:
+        _serve(channel, _resolve(handler))
+    except HungUp:
+        return
+    except BaseException:  # an exit is as unwelcome here as an error
+        traceback.print_exc()
+        channel.send({"raised": traceback.format_exc()})
+    while True:
+        signal.pause()
+
+
+def _serve(channel: Channel, handler: Handler) -> NoReturn:
+    while True:
+        for job in channel.receive():
+            handler(job, lambda event: channel.send({"event": event}))
+            channel.send({"done": True})
+
+
+def _resolve(handler: str) -> Handler:
+    module, _, function = handler.partition(":")
+    resolved: Handler = getattr(importlib.import_module(module), function)
+    return resolved

@@ -1,14 +1,19 @@
-"""A text that every machine with Python has: the source of its standard library."""
+"""Text to train language models on: windows of tokens, and a text that every machine with Python has."""
 
 import os
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from thinwire.tools.inputs import BadInput
+from thinwire.tools.problems.base import Batch
+from thinwire.tools.problems.sampling import Indices
 
 LIMIT = 8_000_000
 # Encodings and pydoc_data are generated tables and prose, long enough to drown the code.
@@ -55,3 +60,33 @@ def _bytes(path: Path) -> bytes:
 
 def _joined(files: list[bytes]) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(files), np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Every window of `length` tokens in the stream `tokens` (any integer type) that has a token after it.
+
+    Raises BadInput, naming the `source`, where there is none.
+    """
+
+    tokens: NDArray[Any]
+    length: int
+    source: str
+
+    def __post_init__(self) -> None:
+        """Refuse a stream too short to hold a single window."""
+        if len(self.tokens) <= self.length:
+            raise BadInput(f"{self.source} is too short ({len(self.tokens)} tokens); use a longer text")
+
+    def __len__(self) -> int:
+        """How many windows there are; they overlap."""
+        return len(self.tokens) - self.length
+
+    def take(self, starts: Indices) -> Batch:
+        """The windows that begin at `starts` (n,) and the tokens that follow each: two int64 (n, length)."""
+        rows = torch.from_numpy(np.asarray(self.tokens[starts[:, None] + np.arange(self.length + 1)], np.int64))
+        return rows[:, :-1], rows[:, 1:]
+
+    def draw(self, generator: np.random.Generator, count: int) -> Batch:
+        """`count` windows chosen at random, as `take` gives them."""
+        return self.take(generator.integers(len(self), size=count))

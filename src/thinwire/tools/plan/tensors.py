@@ -1,4 +1,4 @@
-"""A plan's rows, few enough to be read."""
+"""The tensors of a plan, those treated alike put together so that the table stays short."""
 
 import re
 from collections.abc import Hashable, Iterator, Sequence
@@ -8,14 +8,14 @@ from typing import Self
 from thinwire.planner import Plan, Row, step_seconds
 
 _TINY = 1e-3  # of all bytes
-_MANY = 24  # rows, above which those alike are folded
+_MANY = 24  # tensors, above which those alike are folded
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """One tensor, or several that are treated alike: sums, and the seconds that a step would be longer without.
+class Tensors:
+    """One tensor, or several treated alike: their sums, and how many seconds longer a step would be without them.
 
-    like: that they are of one size, so that `reason` holds for each; else it is that of the largest.
+    like: whether all have one size, so that `reason` holds for each; otherwise it is the reason of the largest.
     """
 
     label: str
@@ -44,19 +44,19 @@ class Line:
         )
 
 
-def every(plan: Plan) -> list[Line]:
-    """A line for each tensor, in the order in which they are exchanged."""
-    return [Line.of(row.name, [row], row.saves) for row in plan.rows]
+def every(plan: Plan) -> list[Tensors]:
+    """Each tensor by itself, in the order in which they are exchanged."""
+    return [Tensors.of(row.name, [row], row.saves) for row in plan.rows]
 
 
-def folded(plan: Plan) -> list[Line]:
-    """The largest first; tiny tensors of one choice fold into one line, and of many, those alike but for a number."""
+def folded(plan: Plan) -> list[Tensors]:
+    """The largest first. Tiny tensors with one choice share a line; so do, of many, those alike but for a number."""
     tiny = _TINY * sum(row.dense_bytes for row in plan.rows)
     large = [row for row in plan.rows if row.dense_bytes >= tiny]
     groups: dict[Hashable, list[Row]] = {}
     for row in plan.rows:
         groups.setdefault(_key(row, tiny, len(large) > _MANY), []).append(row)
-    return sorted(_lines(plan, list(groups.values()), tiny), key=lambda line: -line.dense_bytes / line.count)
+    return sorted(_grouped(plan, list(groups.values()), tiny), key=lambda some: -some.dense_bytes / some.count)
 
 
 def _key(row: Row, tiny: float, many: bool) -> Hashable:
@@ -69,11 +69,11 @@ def _pattern(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def _lines(plan: Plan, groups: Sequence[Sequence[Row]], tiny: float) -> Iterator[Line]:
+def _grouped(plan: Plan, groups: Sequence[Sequence[Row]], tiny: float) -> Iterator[Tensors]:
     for rows in groups:
         name = _pattern(rows[0].name) if rows[0].dense_bytes >= tiny else "small tensors"
         label = rows[0].name if len(rows) == 1 else f"{len(rows)} {name}"
-        yield Line.of(label, rows, _saves(plan, rows))
+        yield Tensors.of(label, rows, _saves(plan, rows))
 
 
 def _saves(plan: Plan, rows: Sequence[Row]) -> float:

@@ -1,0 +1,70 @@
+"""A table, whatever it is written to: `terminal.print_table` prints it, `page.table` puts it on a page."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Texts in rows under headings, which may have several lines. The first column names the rows.
+
+    left: the columns aligned on the left. best: (row, column) of cells to be made to stand out. why: a sentence on
+    each row, which has its own column on a page. under: the same as lines below rows in a terminal, empty where a
+    later row's holds for several. notes: what must be said about the table. gap: spaces between columns.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    notes: Sequence[str] = ()
+    left: Collection[int] = ()
+    best: Collection[tuple[int, int]] = ()
+    why: Sequence[str] = ()
+    under: Sequence[str] = ()
+    gap: int = 2
+
+    def mapped(self, change: Callable[[str], str]) -> Self:
+        """Return the same with other texts in headings, rows and below them."""
+        rows = [[change(text) for text in row] for row in self.rows]
+        headings, under = ([change(text) for text in texts] for texts in (self.headings, self.under))
+        return replace(self, headings=headings, rows=rows, under=under)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column(Generic[T]):
+    """What a table says of each of several things. The lowest `rank` is the best, where there are two or more."""
+
+    heading: str
+    text: Callable[[T], str]
+    left: bool = False
+    rank: Callable[[T], float | None] = lambda _: None
+
+    def best(self, things: Sequence[T]) -> set[int]:
+        """Return the places of the best: several, if they read alike."""
+        ranks = [(rank, self.text(x)) for x in things if (rank := self.rank(x)) is not None and math.isfinite(rank)]
+        text = min(ranks)[1] if len(ranks) > 1 else None
+        return {place for place, x in enumerate(things) if self.text(x) == text}
+
+
+def tabulated(
+    columns: Sequence[Column[T]],
+    things: Sequence[T],
+    *,
+    title: str = "",
+    why: Sequence[str] = (),
+    under: Sequence[str] = (),
+) -> Table:
+    """Return the table with a row for each thing."""
+    return Table(
+        title=title,
+        headings=[column.heading for column in columns],
+        rows=[[column.text(thing) for column in columns] for thing in things],
+        left={place for place, column in enumerate(columns) if column.left},
+        best={(row, place) for place, column in enumerate(columns) for row in column.best(things)},
+        why=why,
+        under=under,
+    )
