@@ -121,8 +121,10 @@ class RecipeCase:
     rounds: bool
 
 
-def _recipe(name: str, *, conserving: bool | None = None, rounds: bool = False, **options: Any) -> RecipeCase:
+def _recipe(name: str, *, conserving: bool | None = None, rounds: bool | None = None, **options: Any) -> RecipeCase:
     method = recipes.METHODS[name]
+    if rounds is None:
+        rounds = not isinstance(method.large().exchange, (exchanges.AllReduce, exchanges.AllGather))
     return RecipeCase(
         method=method,
         make=lambda: method.recipe(**copy.deepcopy(options)),  # a memory among them is of one recipe alone
@@ -136,28 +138,24 @@ def _falling(step: int) -> float:
     return 0.2 / (1 + step)
 
 
+def _small(method: recipes.Method) -> dict[str, Any]:
+    """Return options that suit the laws' small tensors, of those that the recipe takes."""
+    return {key: value for key, value in {"density": 0.05, "minimum_size": 64}.items() if method.takes(key)}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "s2_reducer": {"density": 0.1, "block": 8},
+    "s2_union": {"density": 0.1, "block": 8},
+    "fft": {"density": 0.3, "block": 64},
+    "dct_dp": {"life": 3},
+    "powersgd": {"rounds": True, "rank": 2, "start": 0},
+}
+"""What methods of the catalogue are tested with beyond what suits all of them."""
+
 RECIPES = {
-    "dense": _recipe("dense"),
-    "bf16": _recipe("bf16"),
-    "fp16": _recipe("fp16"),
-    "topk": _recipe("topk", density=0.05, minimum_size=64),
-    "sampled_topk": _recipe("sampled_topk", density=0.05, minimum_size=64),
-    "dgc": _recipe("dgc", density=0.05, minimum_size=64),
-    "dragonn": _recipe("dragonn", density=0.05, minimum_size=64),
-    "randomk": _recipe("randomk", density=0.05, minimum_size=64),
-    "gtopk": _recipe("gtopk", rounds=True, density=0.05, minimum_size=64),
-    "gtopk, exact values": _recipe("gtopk", rounds=True, density=0.05, exact_values=True, minimum_size=64),
-    "gtopk, the paper's merge": _recipe(
-        "gtopk", rounds=True, conserving=False, density=0.05, merge="paper", minimum_size=64
-    ),
-    "sampled_gtopk": _recipe("sampled_gtopk", rounds=True, density=0.05, minimum_size=64),
-    "doubling": _recipe("doubling", rounds=True, density=0.05, minimum_size=64),
-    "sampled_doubling": _recipe("sampled_doubling", rounds=True, density=0.05, minimum_size=64),
-    "owner": _recipe("owner", rounds=True, density=0.05, minimum_size=64),
-    "sampled_owner": _recipe("sampled_owner", rounds=True, density=0.05, minimum_size=64),
-    "s2_reducer": _recipe("s2_reducer", rounds=True, density=0.1, block=8, minimum_size=64),
-    "s2_union": _recipe("s2_union", rounds=True, density=0.1, block=8, minimum_size=64),
-    "fft": _recipe("fft", density=0.3, block=64, minimum_size=64),
+    **{name: _recipe(name, **_small(method) | OPTIONS.get(name, {})) for name, method in recipes.METHODS.items()},
+    "gtopk, exact values": _recipe("gtopk", density=0.05, exact_values=True, minimum_size=64),
+    "gtopk, the paper's merge": _recipe("gtopk", conserving=False, density=0.05, merge="paper", minimum_size=64),
     "fft, error feedback": _recipe(
         "fft", conserving=True, density=0.3, block=64, memory=memories.ErrorFeedback(), minimum_size=64
     ),
@@ -167,17 +165,10 @@ RECIPES = {
         block=64,
         minimum_size=64,
     ),
-    "dct_dp": _recipe("dct_dp", density=0.05, life=3, minimum_size=64),
-    "dct_steered": _recipe("dct_steered", density=0.05, minimum_size=64),
-    "mstopk": _recipe("mstopk", density=0.05, minimum_size=64),
-    "qsgd": _recipe("qsgd", minimum_size=64),
-    "qsgd_l2": _recipe("qsgd_l2", minimum_size=64),
-    "terngrad": _recipe("terngrad", minimum_size=64),
-    "signsgd": _recipe("signsgd", minimum_size=64),
-    "powersgd": _recipe("powersgd", rounds=True, rank=2, start=0),
     "powersgd bf16": _recipe("powersgd", rounds=True, conserving=False, rank=2, values=torch.bfloat16, start=1),
     "powersgd 8 bits": _recipe("powersgd", rounds=True, rank=2, values=OFFSET_8, start=0),
 }
+"""Every method of the catalogue, and some with other options."""
 
 
 BOUNDARIES: dict[str, Callable[[], Boundary]] = {

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from cases import RECIPES
+from cases import CODECS, OPTIONS, RECIPES
 
-from thinwire import recipes
+from thinwire import codecs, recipes
 from thinwire.exchanges import AllGather
 from thinwire.memories import MomentumCorrection
 from thinwire.planner.candidates import PLANNED
@@ -23,8 +23,15 @@ every = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 def test_every_method_has_a_test_row_and_every_row_a_method() -> None:
     assert {case.method.name for case in RECIPES.values()} == set(METHODS)
-    assert set(METHODS) <= set(RECIPES), "a row by the method's own name"
-    assert all(name == case.method.name for name, case in RECIPES.items() if name in METHODS)
+    assert all(RECIPES[name].method is method for name, method in METHODS.items())
+    assert set(OPTIONS) <= set(METHODS)
+
+
+def test_every_codec_has_a_test_row() -> None:
+    tested = {type(case.codec) for case in CODECS.values()}
+    assert {getattr(codecs, name) for name in codecs.__all__} - {codecs.Codec} == tested
+    low_rank = {"powersgd"}
+    assert {type(METHODS[name].large().codec) for name in set(METHODS) - low_rank} <= tested
 
 
 def test_every_recipe_is_a_method() -> None:

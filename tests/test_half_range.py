@@ -107,8 +107,11 @@ def _check(found: "list[Run]", *, conserving: bool, tolerance: float = 2e-3) -> 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("size", [3000.0, 25_000.0])
 def test_every_recipe_takes_every_step_and_loses_nothing(ranks: Ranks, world_size: int, size: float) -> None:
-    """Where nothing waits, a transform that leaves something out may itself overflow: `fft` of the largest numbers."""
-    names = [name for name, case in RECIPES.items() if size < LARGEST / 10 or case.conserving or "fft" not in name]
+    """Where nothing waits, what is decoded may itself overflow: `fft` leaves something out, and a level of an l2 norm is
+    larger than any element.
+    """
+    overflowing = {"fft", "fft, scheduled", "qsgd_l2"}
+    names = [name for name in RECIPES if size < LARGEST / 10 or name not in overflowing]
     results = ranks.run(world_size, _all, names, size)
     for name in names:
         _check([result[name] for result in results], conserving=RECIPES[name].conserving)

@@ -67,8 +67,11 @@ class Method:
     @property
     def density(self) -> float | None:
         """The recipe's default density, or None if it takes none."""
-        found = signature(self.recipe).parameters.get("density")
-        return None if found is None else float(found.default)
+        return float(signature(self.recipe).parameters["density"].default) if self.takes("density") else None
+
+    def takes(self, option: str) -> bool:
+        """Return whether the recipe has an option of that name."""
+        return option in signature(self.recipe).parameters
 
     def make(self, density: float | Schedule | None = None) -> Reducer:
         """Return a new reducer, of that density where the method takes one."""
