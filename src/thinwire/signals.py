@@ -1,4 +1,4 @@
-"""What a codec encodes: a tensor, or a sum that one pass will both take and select from."""
+"""What a codec encodes: a tensor, or a sum that one pass can both compute and select from."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol, final
@@ -11,22 +11,22 @@ from thinwire.kernels import Picks
 
 
 class Note(Protocol):
-    """What a codec wrote about a parameter at an earlier step, kept by the memory along with what waits."""
+    """A codec's note about one parameter from an earlier step. The memory keeps it beside what waits."""
 
     def read(self) -> Tensor | None:
-        """Return what was written last, by a step that was kept or by an earlier part of this one."""
+        """Return the latest note, from a committed step or an earlier part of this one; None if there is none."""
 
     def write(self, note: Tensor) -> None:
-        """Write a flat tensor in units of the vector: a change of the loss scale multiplies it."""
+        """Write a flat tensor in the vector's units: if the loss scale changes, the note is multiplied too."""
 
 
 class Signal(ABC):
     """A flat vector that may not have been computed yet.
 
-    `dtype` is the gradient's, in which values travel; the vector itself may be held in a wider one. `note` is None
-    where the memory keeps none. `share` is how much of the wire's range this rank may use, 1 over the number of ranks,
-    where a memory keeps the rest of a value that is cut; None where nothing does, and an overflow is to be seen.
-    `computed` says whether the vector is there: until `tensor` or `select` was called, it may be unwritten memory.
+    Values travel in `dtype`, the gradient's; the vector itself may be held in a wider one. `note` is None if the
+    memory keeps no notes. `share` is the part of the wire's range that this rank may use: 1 / world size if a memory
+    keeps whatever is cut off a value. It is None if no memory does, because then an overflow must show. `computed` says
+    whether the vector has been computed: until `tensor` or `select` is called, it may be unwritten memory.
     """
 
     computed: bool = False
@@ -47,7 +47,7 @@ class Signal(ABC):
 
     @abstractmethod
     def select(self, threshold: Tensor, capacity: int) -> Picks:
-        """Return where 0 < |x| ≥ threshold (0-dim) or x is NaN; of more than `capacity`, the largest.
+        """Pick where 0 < |x| ≥ threshold (0-dim) or x is NaN. If more than `capacity` qualify, pick the largest.
 
         Computes the vector in the same pass. Call it at most once.
         """
@@ -55,7 +55,7 @@ class Signal(ABC):
 
 @final
 class Plain(Signal):
-    """A flat tensor as it is; `dtype` is its gradient's, where that is another."""
+    """A flat tensor, as it is. `dtype` is the gradient's dtype, if it differs from the tensor's."""
 
     def __init__(self, x: Tensor, dtype: torch.dtype | None = None) -> None:
         self._x, self.computed = x, True
@@ -70,5 +70,5 @@ class Plain(Signal):
         return self._x[offset::stride]
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
-        """Return what reaches the threshold."""
+        """Pick the elements that reach the threshold."""
         return kernels.select(self._x, threshold, capacity)

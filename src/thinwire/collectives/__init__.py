@@ -1,7 +1,7 @@
-"""Collectives: what every room above uses of torch.distributed.
+"""Collectives: the parts of torch.distributed that the rest of the package uses.
 
-`groups` has the collectives, `peers` messages between two ranks, `thread` the thread on which exchanges of several
-rounds run, and `exit` lets all of them come to rest before the interpreter ends.
+`groups` has the collectives, `peers` sends messages between two ranks, `thread` runs exchanges of several rounds, and
+`exit` waits for all of them to finish before the interpreter ends.
 """
 
 from thinwire.collectives.groups import Group, all_gather, all_or, all_reduce

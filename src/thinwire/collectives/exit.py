@@ -1,9 +1,9 @@
-"""An orderly exit: before the interpreter ends, the threads of collectives let go of Python's objects.
+"""An orderly exit: wait until the threads of collectives have released their Python objects.
 
-A collective delivers its result first, and lets go of callbacks, of what they returned and of its tensors a moment
-later, in a thread of its own. Each of these takes the interpreter's lock. Before Python 3.14, a thread that asks for
-the lock while the interpreter ends is made to exit, and with C++ on its stack that aborts the process: "terminate
-called without an active exception", after a training that went well.
+Why wait? A collective first delivers its result. A moment later, in a thread of its own, it releases its callbacks,
+their results and its tensors, and each release takes the interpreter's lock. Before Python 3.14, a thread that asks for
+the lock while the interpreter ends is made to exit. With C++ on its stack, that aborts the process: "terminate called
+without an active exception", after a training run that went well.
 """
 
 import atexit
@@ -14,7 +14,7 @@ from functools import cache
 
 from torch import Tensor
 
-_PATIENCE = 3.0  # seconds that an exit waits at most: what takes longer has lost its peers
+_PATIENCE = 3.0  # seconds that an exit waits at most; a collective that takes longer has lost its peers
 _MOMENT = 0.01
 
 _lent: weakref.WeakSet[Tensor] = weakref.WeakSet()
@@ -23,7 +23,7 @@ _lent: weakref.WeakSet[Tensor] = weakref.WeakSet()
 def lend(x: Tensor) -> Tensor:
     """Return an alias of `x` to hand to a collective, and to nobody else.
 
-    It dies when the collective lets go of it, which is the last thing that its thread does.
+    It is freed when the collective releases it, which is the last thing that the collective's thread does.
     """
     alias = x.detach()
     _lent.add(alias)
@@ -32,17 +32,17 @@ def lend(x: Tensor) -> Tensor:
 
 @cache
 def patience_ends() -> float:
-    """Return until when an exit may wait, in `time.monotonic` seconds; the first to ask starts the clock."""
+    """Return when an exit stops waiting, in `time.monotonic` seconds. The first call starts the clock."""
     return time.monotonic() + _PATIENCE
 
 
 @atexit.register
 def _settle() -> None:
-    """Wait until all that was lent is back, and a moment for collectives that others started."""
+    """Wait until collectives have released every alias, then a moment more for collectives that others started."""
     while _lent and time.monotonic() < patience_ends():
-        time.sleep(0.001)  # lets go of the lock
+        time.sleep(0.001)  # releases the lock
     time.sleep(_MOMENT)
 
 
-# The threads that would let go are not in a forked child.
+# A forked child lacks the threads that would release the aliases.
 os.register_at_fork(after_in_child=_lent.clear)

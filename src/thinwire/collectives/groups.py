@@ -1,4 +1,4 @@
-"""Collectives and groups, where versions of torch and backends differ."""
+"""Collectives and groups. Differences between torch versions and between backends stay in this file."""
 
 import torch
 import torch.distributed as dist
@@ -14,18 +14,18 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 def all_gather(out: Tensor, mine: Tensor, group: Group) -> dist.Work:
-    """Start gathering `mine` of every rank into `out`, of world size times its length."""
+    """Start gathering every rank's `mine` into `out`, which is world size times as long."""
     return _all_gather(lend(out), lend(mine), group=group, async_op=True)
 
 
 def all_reduce(x: Tensor, group: Group) -> dist.Work:
-    """Start summing `x` over the ranks, in place; where it is sparse, only the future's value has the sum."""
+    """Start summing `x` over the ranks, in place. If it is sparse, only the future's value holds the sum."""
     return dist.all_reduce(lend(x), group=group, async_op=True)
 
 
 def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:
-    """Return which of the int16 `flags` (0 or 1) are set on any rank, as bool, and the bytes that were reduced."""
-    if dist.get_backend(group) == "nccl":  # which has no bitwise OR
+    """Return, as bool, which of the int16 `flags` (0 or 1) are set on any rank, and how many bytes were reduced."""
+    if dist.get_backend(group) == "nccl":  # NCCL has no bitwise OR
         whole = flags.to(torch.uint8)
         dist.all_reduce(whole, op=dist.ReduceOp.MAX, group=group)
         return whole.bool(), whole.nbytes
@@ -35,9 +35,9 @@ def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:
 
 
 def same_group(group: Group) -> Group:
-    """Return a new group of the same ranks. A collective of theirs alone.
+    """Return a new group of the same ranks. A collective among these ranks only.
 
-    Raises RuntimeError where ranks of a subgroup are in different numbers of groups, as torch names groups by that.
+    Raises RuntimeError if ranks of a subgroup are in different numbers of groups: torch names a new group by that.
     """
     ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
     whole = len(ranks) == dist.get_world_size()
@@ -47,7 +47,7 @@ def same_group(group: Group) -> Group:
 
 
 def end_group(group: Group) -> None:
-    """Make torch forget a group on which nothing is under way. Not a collective, on Gloo."""
+    """Make torch forget an idle Gloo group, which is not a collective. Groups of other backends stay."""
     if group in dist.distributed_c10d._world.pg_map and dist.get_backend(group) == "gloo":
         dist.destroy_process_group(group)
 

@@ -21,15 +21,15 @@ class Peers:
         self.sent_bytes = 0.0
 
     def send(self, message: Tensor, to: int) -> None:
-        """Send to a rank that knows the length."""
+        """Send to a rank that already knows the length."""
         self.cross({to: message}, {})
 
     def receive(self, nbytes: int, source: int) -> Tensor:
-        """Receive a message of so many bytes."""
+        """Receive a message of `nbytes` bytes."""
         return self.cross({}, {source: nbytes})[source]
 
     def swap(self, outgoing: Mapping[int, Tensor], sources: Iterable[int]) -> dict[int, Tensor]:
-        """Send to each rank its message and return what the `sources` send; lengths, of 8 bytes, travel first."""
+        """Send each rank its message and return what the `sources` send. Lengths travel first, 8 bytes each."""
         lengths = {rank: torch.tensor([message.numel()]).view(torch.uint8) for rank, message in outgoing.items()}
         theirs = self.cross(lengths, dict.fromkeys(sources, 8))
         return self.cross(outgoing, {rank: int(length.cpu().view(torch.int64)) for rank, length in theirs.items()})
@@ -40,11 +40,11 @@ class Peers:
         self.count_ring(x.nbytes)
 
     def count_ring(self, nbytes: float) -> None:
-        """Count a ring all-reduce of so many bytes."""
+        """Count what this rank sends in a ring all-reduce of `nbytes` bytes."""
         self.sent_bytes += 2 * (self.world_size - 1) / self.world_size * nbytes
 
     def cross(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send messages and receive others, of known lengths, all at once."""
+        """Send messages (by rank) and receive others, whose lengths in bytes are known (by rank), all at once."""
         inbox = {rank: torch.empty(n, dtype=torch.uint8, device=self._carrier) for rank, n in incoming.items()}
         outbox = {rank: message.to(self._carrier) for rank, message in outgoing.items()}
         self.sent_bytes += sum(message.nbytes for message in outbox.values())

@@ -1,7 +1,7 @@
-"""The communication thread: exchanges of several rounds run on it, in the order in which they were started.
+"""The communication thread, which runs exchanges of several rounds in the order they were started.
 
-Why a thread? DDP's hook must not block, and a collective started in a callback would start in another order on each
-rank. The thread has a process group of its own, so that its messages never mix with those of the group it serves.
+Why a thread? DDP's hook must not block, and collectives started in callbacks would start in a different order on each
+rank. The thread has its own process group, so its messages never mix with those of the group it serves.
 """
 
 import atexit
@@ -25,20 +25,20 @@ _Job = tuple[Callable[[Group], Any], Group, "Future[Any]"]
 
 @final
 class CommunicationThread:
-    """A thread that works through what is submitted, on a new group of the same ranks as `group`."""
+    """A thread that works through submitted jobs, on a new process group with the same ranks as `group`."""
 
     def __init__(self, group: Group) -> None:
         self._group = same_group(group)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._process = os.getpid()
-        # A daemon: at exit, waiting for a peer that is gone would take until the group's timeout.
+        # A daemon, because at exit, waiting for a lost peer would last until the group's timeout.
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name="thinwire-communication")
         self._thread.start()
         _threads.add(self._thread)
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, work: Callable[[Group], _T], device: torch.device) -> "Future[_T]":
-        """Queue `work`, which is given the thread's group. Its result holds tensors on `device`."""
+        """Queue `work`, which will be called with the thread's group. Its result holds tensors on `device`."""
         future: Future[_T] = Future(devices=[device] if device.type == "cuda" else [])
         self._jobs.put((_after_current_stream(work, device), self._group, future))
         return future
@@ -48,7 +48,7 @@ class CommunicationThread:
         self._jobs.put(None)
 
     def end(self) -> None:
-        """Once all work is done, let go of the group, which ends its threads; otherwise leave it as it is."""
+        """If all work is done, release the group, which ends its threads. Otherwise leave it as it is."""
         # In a forked child there are no threads to end, and the group would wait for them.
         if self._process == os.getpid() and not self._thread.is_alive():
             end_group(self._group)
@@ -98,7 +98,7 @@ def _run(work: Callable[[Group], Any], group: Group, future: "Future[Any]") -> N
 
 
 def _after_current_stream(work: Callable[[Group], _T], device: torch.device) -> Callable[[Group], _T]:
-    """Let what was queued on this thread's stream come first, on a GPU."""
+    """On a GPU, make `work` wait for everything already queued on the caller's stream."""
     if device.type != "cuda":
         return work
     ready = torch.cuda.current_stream(device).record_event()

@@ -1,4 +1,4 @@
-"""Send everything to everybody."""
+"""Send every rank's payload to all ranks."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class AllGather(Exchange):
     def start(
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":
-        """Start gathering. The future raises PayloadError where a rank's buffer differs in layout."""
+        """Start gathering. The future raises PayloadError if a rank's buffer has a different layout."""
         mine = payload.to_buffer()
         buffers = mine.new_empty(group.size(), mine.numel())
         work = all_gather(buffers.view(-1), mine, group)

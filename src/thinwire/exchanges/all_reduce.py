@@ -1,4 +1,4 @@
-"""Sum on the way."""
+"""Sum values as they travel."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class AllReduce(Exchange):
         return work.get_future().then(lambda done: _finish(done, total, payload, sent))
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """Values alone travel, 2(K − 1)/K times."""
+        """Only values travel, 2(K − 1)/K times."""
         return 2 * (world_size - 1) / world_size * payload.values.nbytes
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:

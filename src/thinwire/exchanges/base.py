@@ -20,7 +20,7 @@ Transport = Literal["all_reduce", "all_gather", "point_to_point"]
 class Link:
     """A network link: `latency` seconds per message and `bandwidth` bytes per second.
 
-    Raises ValueError unless both are numbers from 0 on, the latency finite.
+    Raises ValueError unless both are 0 or more and the latency is finite.
     """
 
     latency: float
@@ -44,9 +44,9 @@ class Link:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Hops:
-    """`count` messages one after the other, each of `nbytes`, from rank i to i + `stride`, where `every` divides i.
+    """`count` messages in a row, each of `nbytes`, from rank i to i + `stride`, for every i that `every` divides.
 
-    With `swap`, to i XOR `stride` instead, a power of two.
+    With `swap`, they go to i XOR `stride` instead, and `stride` is a power of two.
     """
 
     stride: int
@@ -57,16 +57,16 @@ class Hops:
 
 
 class Network(Protocol):
-    """What joins the ranks; a `Link` is one where all pairs are alike."""
+    """What connects the ranks. A `Link` is a network in which all pairs of ranks are alike."""
 
     def hop(self, hops: Hops, world_size: int) -> Link:
-        """Return what the slowest of these messages sees."""
+        """Return the link that the slowest of these messages uses."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
-    """The sum over ranks, what of this rank's payload went into it, and the bytes this rank sent for it."""
+    """The sum over ranks, the part of this rank's payload that went into it, and the bytes this rank sent."""
 
     total: Payload
     delivered: Payload
@@ -74,7 +74,7 @@ class Exchanged:
 
 
 class Encoder(Protocol):
-    """What an exchange asks of a codec, for what it sums on the way."""
+    """What an exchange needs from a codec that encodes the values it sums."""
 
     def encode(self, x: Tensor, *, seed: int = 0) -> Payload:
         """Encode a vector."""
@@ -86,10 +86,10 @@ class Exchange(ABC):
     uneven: ClassVar[bool] = False
     """Whether ranks may have payloads of different lengths."""
     transport: ClassVar[Transport]
-    """What carries it; a planner measures each and predicts times from that."""
+    """How its bytes travel. The planner measures each transport and predicts times from that."""
 
     def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
-        """Set up what `start` needs. A collective. If you leave it out, the first `start` does it, and may block."""
+        """Set up what `start` needs. A collective. If skipped, the first `start` does it, and may block."""
 
     @abstractmethod
     def start(
@@ -98,21 +98,21 @@ class Exchange(ABC):
         """Start the exchange; the future holds the sum, bit-identical on all ranks.
 
         A region's result does not depend on what else is in the payload. Without `keep`, the exchange may overwrite
-        `payload`, and `delivered` means nothing. `seeds` has one for each region, the same on all ranks; 0 by default.
+        `payload`, and `delivered` means nothing. `seeds` has one per region, the same on all ranks; 0 by default.
         """
 
     @abstractmethod
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """Predict the bytes that a rank sends, on average over ranks and without what the transport adds.
+        """Predict the bytes that a rank sends, averaged over ranks and without the transport's overhead.
 
-        Where they depend on how the ranks' picks overlap, the picks are taken to be independent.
+        If they depend on how the ranks' picks overlap, ranks are assumed to pick independently.
         """
 
     @abstractmethod
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
-        """Return the messages, each waiting for the one before, for payloads of `nbytes` between `world_size` ranks.
+        """Return the messages for payloads of `nbytes` between `world_size` ranks; each waits for the one before.
 
-        Ranks pick independently among rows of `whole` bytes in all; by default, no two pick alike.
+        Ranks are assumed to pick independently among rows of `whole` bytes in all; by default, never the same rows.
         """
 
     @final

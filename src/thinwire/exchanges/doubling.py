@@ -17,10 +17,11 @@ from thinwire.payloads.keyed import spread
 @final
 @dataclass(frozen=True, kw_only=True)
 class RecursiveDoubling(Rounds):
-    """In round i, ranks 2ⁱ apart swap all they have and add: exact. Once keys cost more than zeros, all rows travel.
+    """In round i, ranks 2ⁱ apart swap all their rows and add them. The sum is exact.
 
-    Ranks beyond the largest power of two send to a partner first and get the sum from it at last. Where no two ranks
-    pick alike, T = 2·log₂ K·α + (K − 1)·n/B for K a power of two; others take up to two rounds and (K + 1)·n/B more.
+    Once naming rows costs more bytes than sending zeros, all rows travel. Ranks beyond the largest power of two first
+    send to a partner, and get the sum from it at the end. If no two ranks pick the same row,
+    T = 2·log₂ K·α + (K − 1)·n/B for K a power of two; other K take up to two rounds and (K + 1)·n/B more.
     """
 
     uneven: ClassVar[bool] = True
@@ -45,7 +46,7 @@ class RecursiveDoubling(Rounds):
         return Exchanged(total=current, delivered=payload, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """Over the rounds, what 1, 2, 4, … ranks picked together; 8 bytes before each message."""
+        """Each round sends what 1, 2, 4, … ranks picked together, and an 8-byte length before each message."""
         own = table(payload, "RecursiveDoubling")
         core = 1 << (world_size.bit_length() - 1)
         together = [world_size / core * (1 << bit) for bit in range(core.bit_length() - 1)]
@@ -54,7 +55,7 @@ class RecursiveDoubling(Rounds):
         return (inside + beyond) / world_size
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
-        """Return two messages a round, as lengths travel in one of their own."""
+        """Return two messages per round, because lengths travel in a message of their own."""
         core = 1 << (world_size.bit_length() - 1)
         share = world_size / core
         sizes = [(1 << bit, together(nbytes, share * (1 << bit), whole)) for bit in range(core.bit_length() - 1)]
@@ -64,7 +65,7 @@ class RecursiveDoubling(Rounds):
 
 
 def _swap(peers: Peers, peer: int, rows: Keyed, *, send: bool = True, receive: bool = True) -> Keyed:
-    """Send rows to `peer`, or receive some, or both; return what came, or `rows`."""
+    """Send rows to `peer`, receive rows from it, or both. Return the rows received, or else `rows`."""
     outgoing = {peer: _message(rows)} if send else {}
     inbox = peers.swap(outgoing, [peer] if receive else [])
     return _read(rows, inbox[peer]) if receive else rows
@@ -75,7 +76,7 @@ def _sum(mine: Keyed, theirs: Keyed) -> Keyed:
 
 
 def _thrifty(rows: Keyed) -> Keyed:
-    """Return all rows, zeros included, where that takes fewer bytes than naming some."""
+    """Return all rows, zeros included, if that takes fewer bytes than naming some."""
     if complete_bytes(rows) >= rows.nbytes:
         return rows
     every = rows.every_key()
@@ -95,6 +96,6 @@ def _read(like: Keyed, message: Tensor) -> Keyed:
 
 
 def _expected_bytes(own: Keyed, ranks: float) -> float:
-    """Predict the message of what so many ranks picked."""
+    """Predict the length of a message with all the rows that `ranks` ranks picked."""
     count = expected_union(own.keys.numel(), own.most_rows, ranks)
     return min(message_bytes(own, count), complete_bytes(own))

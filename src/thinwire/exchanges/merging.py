@@ -1,4 +1,4 @@
-"""Exchanges of several rounds that merge rows on the way: what they have in common."""
+"""What exchanges that merge rows over several rounds have in common."""
 
 import math
 from abc import abstractmethod
@@ -14,7 +14,7 @@ from thinwire.payloads.keyed import union
 
 
 class Rounds(Exchange):
-    """An exchange of several rounds, each of which needs the one before: it runs on the communication thread."""
+    """An exchange of several rounds. Each needs the one before, so it runs on the communication thread."""
 
     transport: ClassVar[Transport] = "point_to_point"
 
@@ -44,7 +44,7 @@ def table(payload: Payload, exchange: str) -> Keyed:
         raise TypeError(
             f"{exchange} adds values on the way, and codes cannot be added; use AllGather, or a dtype as values="
         )
-    # Its own message is then as long as others of as many rows, which come in this order.
+    # In the order of received rows, so that all messages of equally many rows are equally long.
     return payload.rekeyed(payload.keys, payload.rows) if isinstance(payload, Sparse) else payload
 
 
@@ -71,5 +71,5 @@ def complete_bytes(like: Keyed) -> int:
 
 
 def together(nbytes: float, ranks: float, whole: float) -> float:
-    """Return the bytes of what so many ranks picked, of `whole` bytes, each its own `nbytes` of them."""
+    """Return the bytes that `ranks` ranks cover together, if each picks `nbytes` out of `whole`."""
     return ranks * nbytes if whole in (0, math.inf) else whole * (1 - max(0.0, 1 - nbytes / whole) ** ranks)

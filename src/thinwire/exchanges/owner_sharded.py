@@ -1,4 +1,4 @@
-"""Every key has an owner, which sums it (OmniReduce, Fei et al. 2021; Parallax, Kim et al. 2019)."""
+"""Every key has an owner rank, which sums its rows (OmniReduce, Fei et al. 2021; Parallax, Kim et al. 2019)."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ from thinwire.payloads import Keyed, Payload
 @final
 @dataclass(frozen=True, kw_only=True)
 class OwnerSharded(Rounds):
-    """Rows go to rank key mod K, which adds them in rank order and sends the sum to all: an all-to-all, an all-gather.
+    """Rows go to rank key mod K, which adds them in rank order and sends the sum to all ranks.
 
-    Exact. T is about 2(K − 1)(2α + n/(K·B)) + (K − 1)·(u − n)/(K·B), where the ranks' picks together take u bytes.
+    This takes an all-to-all and an all-gather, and the sum is exact. T is about
+    2(K − 1)(2α + n/(K·B)) + (K − 1)·(u − n)/(K·B), where the ranks' picks together take u bytes.
     """
 
     uneven: ClassVar[bool] = True
@@ -30,14 +31,14 @@ class OwnerSharded(Rounds):
         return Exchanged(total=merged(sums), delivered=payload, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """All but 1/K of the own rows, then 1/K of everybody's to each; 8 bytes before each message."""
+        """A rank sends all but 1/K of its rows, then 1/K of all rows to each rank; 8 bytes before each message."""
         own = table(payload, "OwnerSharded")
         together = expected_union(own.keys.numel(), own.most_rows, world_size)
         shard, total = (message_bytes(own, count / world_size) for count in (own.keys.numel(), together))
         return (world_size - 1) * (16 + shard + total)
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
-        """Return, for each of K − 1 others, a length and 1/K of the own rows, a length and 1/K of all."""
+        """Return, for each of the K − 1 other ranks, a length and 1/K of the own rows, a length and 1/K of all rows."""
         sent = nbytes + together(nbytes, world_size, whole)
         return [Hops(stride=s, count=4, nbytes=sent / world_size / 4) for s in range(1, world_size)]
 

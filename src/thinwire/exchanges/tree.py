@@ -21,12 +21,12 @@ class _Merged(NamedTuple):
 
 
 def _less_dropped(own: Keyed, dropped: list[Keyed], outcome: Keyed) -> Keyed:
-    """What of this rank's, and of those below it in the tree, it has not got back: its picks less what it dropped."""
+    """Return this rank's picks minus what its merges dropped, which may include picks of ranks below it."""
     return merged([own, *(rest.rekeyed(rest.keys, -rest.rows) for rest in dropped)])
 
 
 def _within_outcome(own: Keyed, dropped: list[Keyed], outcome: Keyed) -> Keyed:
-    """This rank's picks at indices of the outcome."""
+    """Return this rank's picks at keys of the outcome."""
     own = merged([own])
     chosen = torch.isin(own.keys, outcome.keys)
     return own.rekeyed(own.keys[chosen], own.rows[chosen])
@@ -40,12 +40,12 @@ _DELIVERED: Mapping[str, Callable[[Keyed, list[Keyed], Keyed], Keyed]] = Mapping
 @final
 @dataclass(frozen=True, kw_only=True)
 class GlobalTopKTree(Rounds):
-    """Two ranks add their k rows and keep the k largest, up a binary tree; the root's k go to all. k is per tensor.
+    """Up a binary tree, two ranks add their k rows and keep the k largest. All ranks get the root's k rows.
 
-    T = 2⌈log₂ K⌉(α + n/B). What a merge drops stays with the rank that merged, so that nothing is lost. With
-    merge="paper" each rank takes back those of its own picks that are not in the outcome, whatever happened to them:
-    a pick dropped in one subtree that survives through another is lost. With `exact_values` the tree only finds the
-    indices, and one more all-reduce of k rows sums what every rank picked at them. Rows rank by their ℓ2 norm.
+    k is per tensor, and rows are ranked by their ℓ2 norm. T = 2⌈log₂ K⌉(α + n/B). Rows that a merge drops stay with the
+    rank that merged, so nothing is lost. With merge="paper", each rank instead keeps its own picks that are not in the
+    outcome, whatever happened to them: a pick that one subtree drops but another brings to the root is lost. With
+    `exact_values`, the tree only finds the indices; one more all-reduce of k rows sums what every rank picked there.
     """
 
     merge: str = "exact"
@@ -81,7 +81,7 @@ class GlobalTopKTree(Rounds):
 
 
 def _up(peers: Peers, own: Keyed, counts: list[int]) -> tuple[Keyed, list[Keyed]]:
-    """Merge towards rank 0; return what this rank passed on or, at the root, kept, and what its merges dropped."""
+    """Merge towards rank 0. Return the rows this rank passed on (the root: kept), and those its merges dropped."""
     current, dropped = merged([own]), []
     reach = 1
     while reach < peers.world_size:
@@ -110,7 +110,7 @@ def _down(peers: Peers, outcome: Keyed, like: Keyed) -> Keyed:
 
 
 def _largest(rows: Keyed, counts: list[int]) -> _Merged:
-    """Divide into the largest rows, so many of each region, and the rest; what is not finite counts as largest."""
+    """Split off the largest rows, `counts` of each region, from the rest. Rows that are not finite rank highest."""
     best = torch.zeros(rows.keys.numel(), dtype=torch.bool, device=rows.keys.device)
     norms = torch.linalg.vector_norm(rows.rows, dim=1)
     regions = rows.region_counts()

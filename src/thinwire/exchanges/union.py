@@ -1,4 +1,4 @@
-"""Agree on the keys first, then sum as if it were dense."""
+"""Agree on the keys first, then sum their rows as if they were dense."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ _FIX = "use Cast(values=torch.bfloat16), CountSketch(...) or None"
 @final
 @dataclass(frozen=True, kw_only=True)
 class UnionAllReduce(Rounds):
-    """A bitmap of keys is reduced by OR; then the rows of the union, packed, by a ring all-reduce. Exact.
+    """Ranks combine bitmaps of their keys by OR, then sum the rows of the union by a ring all-reduce. Exact.
 
-    With `packed`, a codec of summable payloads, the packed rows travel encoded: `Cast(values=torch.bfloat16)`, or
+    With `packed`, a codec of summable payloads, the rows travel encoded: by `Cast(values=torch.bfloat16)`, or by
     `CountSketch(...)`, which makes this the S2 reducer (Ge et al. 2021). T = 2(K − 1)(2α + (bitmap + union)/(K·B)).
     """
 
@@ -36,7 +36,7 @@ class UnionAllReduce(Rounds):
             raise TypeError(f"packed is {self.packed!r}; {_FIX}")
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        """Exchange and wait. Raises TypeError where `packed` encodes to what cannot be added."""
+        """Exchange and wait. Raises TypeError if payloads of `packed` cannot be added."""
         peers, own = Peers(group, payload.values.device), table(payload, "UnionAllReduce")
         keys = _union(peers, own, group)
         total = own.rekeyed(keys, spread(own, keys))
@@ -45,14 +45,14 @@ class UnionAllReduce(Rounds):
         return Exchanged(total=total, delivered=payload, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """Bitmap and packed rows, 2(K − 1)/K times each."""
+        """Bitmap and packed rows travel 2(K − 1)/K times each."""
         own = table(payload, "UnionAllReduce")
         row = own.rows.shape[1] * own.rows.element_size()
         rows = expected_union(own.keys.numel(), own.most_rows, world_size)
         return 2 * (world_size - 1) / world_size * (-(-own.key_space // 8) + self._share() * rows * row)
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
-        """Return 2(K − 1) messages for the bitmap, and as many for the union, of which `packed` leaves a share."""
+        """Return 2(K − 1) messages for the bitmap, and as many for the union's rows, as long as `packed` makes them."""
         packed = self._share() * together(nbytes, world_size, whole)
         return [Hops(stride=1, count=4 * (world_size - 1), nbytes=packed / world_size / 2)]
 
@@ -73,7 +73,7 @@ class UnionAllReduce(Rounds):
             raise TypeError(f"packed is {self.packed!r}, which does not add up to all rows; {_FIX}")
         values = payload.values.clone()
         peers.all_reduce(values)
-        # An estimate may be larger than any sum can be: cut to the range, its error is smaller.
+        # An estimate may be larger than any sum can be. Clamping it to the range makes its error smaller.
         return fitted(payload.with_values(values).dense(), mine.rows.dtype).view(mine.rows.shape)
 
 

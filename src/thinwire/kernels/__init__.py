@@ -1,9 +1,9 @@
-"""What touches every element: operations that run in Numba on the CPU, in Triton on a GPU, else in plain torch.
+"""Operations on every element of a vector: in Numba on the CPU, in Triton on a GPU, otherwise in plain torch.
 
-`kernels.select(x, threshold, capacity)` runs the implementation that suits its tensors, and all of them compute the
-same thing; `kernels.select.reference` is a certain one (`thinwire.kernels.dispatch.Kernel`). A folder is an operation:
-`reference.py` says what it computes, `cpu.py` is Numba, `triton.py` the GPU, and `__init__.py` declares the kernels.
-Vectors are flat tensors throughout.
+`kernels.select(x, threshold, capacity)` runs the implementation that suits its tensors; all of them compute the same
+thing. `kernels.select.reference` is a particular one (see `thinwire.kernels.dispatch.Kernel`). Each folder holds one
+operation: `reference.py` says what it computes, `cpu.py` is for Numba, `triton.py` for the GPU, and `__init__.py`
+declares the kernels. Vectors are flat tensors throughout.
 """
 
 from thinwire.kernels.accumulate import accumulate, accumulate_momentum, accumulate_rounded

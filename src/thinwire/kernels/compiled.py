@@ -1,4 +1,4 @@
-"""How Numba compiles the loops: on first use, without the GIL, and kept on disk.
+"""How Numba compiles the loops: on first use, without the GIL, and cached on disk.
 
 Loops compile for several types of arrays, so they carry no annotations.
 """
@@ -11,8 +11,8 @@ from numba import njit
 
 compiled: Callable[..., Any] = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
 reordering: Callable[..., Any] = njit(nogil=True, cache=True, fastmath={"contract", "reassoc"}, error_model="numpy")
-"""Sums may be taken in another order, so that they vectorise."""
+"""Sums may be reordered, so that they vectorise."""
 exactly: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")
-"""Every product and sum is rounded on its own, so that the bits are those of the reference on any processor."""
+"""Every product and sum is rounded on its own, so any processor gives the bits of the reference."""
 intrinsic: Callable[..., Any] = numba.extending.intrinsic
 """Instructions for LLVM, where Numba's loops cannot express them."""

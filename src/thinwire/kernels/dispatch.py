@@ -1,7 +1,7 @@
-"""Which implementation of a kernel runs, decided at each call from the tensors it is given.
+"""Which implementation of a kernel runs? Each call decides, from the tensors it is given.
 
-An operation has the same function three times: in plain torch (the reference, which says what it computes), in Numba
-for main memory, and on a GPU. They compute the same thing; which one runs changes only the time.
+An operation has up to three implementations: in plain torch (the reference, which says what it computes), in Numba for
+main memory, and for a GPU. All compute the same thing; the choice changes only the time.
 """
 
 import warnings
@@ -24,10 +24,10 @@ _GPU_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 class Kernel(Generic[P, R]):
     """An operation with the signature of `reference`. Calling it runs the implementation that suits its tensors.
 
-    `reference`, `cpu` and `gpu` are the implementations, for callers that want a certain one. `on` names the arguments
-    whose device, layout and dtype decide; a star before a name stands for each tensor of a sequence. A kernel on codes
-    and bytes runs on `any_dtype`, while the others run in Numba only if all tensors are float32 or all are float64.
-    Without `cpu` the reference runs there; without `gpu`, the function of its name in the folder's `triton.py`.
+    `reference`, `cpu` and `gpu` are the implementations, for callers that want a particular one. `on` names the
+    arguments whose device, layout and dtype decide; a star marks a sequence of tensors. Kernels on codes and bytes take
+    `any_dtype`; the others run in Numba only if all tensors are float32 or all are float64. Without `cpu`, the CPU runs
+    the reference. Without `gpu`, the function of the same name in the folder's `triton.py` runs on a GPU.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Kernel(Generic[P, R]):
         return self.on(backend_of(self._tensors(args, kwargs), any_dtype=self._any_dtype))(*args, **kwargs)
 
     def backend(self, *args: P.args, **kwargs: P.kwargs) -> Backend:
-        """Return which implementation these arguments would run on."""
+        """Return which implementation would run for these arguments."""
         return backend_of(self._tensors(args, kwargs), any_dtype=self._any_dtype)
 
     def on(self, backend: Backend) -> Callable[P, R]:
@@ -79,8 +79,8 @@ class Kernel(Generic[P, R]):
 def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend:
     """Return which implementation takes these tensors.
 
-    Those that are not contiguous, lie on several devices, or have a dtype that no loop is compiled for are left to
-    plain torch.
+    Plain torch takes tensors that are not contiguous, lie on several devices, or have a dtype that no loop is compiled
+    for.
     """
     devices, dtypes = set(), set()
     for tensor in tensors:
@@ -95,7 +95,7 @@ def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend
 
 @cache
 def triton_is_there() -> bool:
-    """Whether Triton can be imported; warns if not. Asked when the first tensor on a GPU comes, as it takes a while."""
+    """Whether Triton can be imported; warns if not. Importing takes a while, so it waits for a tensor on a GPU."""
     try:
         import_module("thinwire.kernels.triton")
     except ImportError as error:

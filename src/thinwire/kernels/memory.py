@@ -1,4 +1,4 @@
-"""Room for results, in huge pages where it is large."""
+"""Memory for results, in huge pages if it is large."""
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ _CACHE_LINE = 64
 def empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return an uninitialised tensor (numel). A large one in main memory begins at a multiple of 64 bytes.
 
-    From 4 MiB on, Numpy asks the system for huge pages, and torch does not. It matters: the first write to 127 MB in
-    small pages takes several times as long as the second one.
+    From 4 MiB on, NumPy asks the system for huge pages, and torch does not. That matters: in small pages, the first
+    write to 127 MB takes several times as long as the second one.
     """
     nbytes = numel * dtype.itemsize
     if device.type != "cpu" or nbytes < _LARGE:

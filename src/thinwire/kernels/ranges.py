@@ -1,6 +1,6 @@
-"""Parts of a large tensor on several threads.
+"""Work on parts of a large tensor in several threads.
 
-The threads are Python's: compiled loops release the GIL, and Numba's own pool may not be called from any thread.
+The threads are Python's: compiled loops release the GIL, and Numba's own pool cannot be called from just any thread.
 """
 
 import os
@@ -19,9 +19,9 @@ _RANGE, _PIECES = 1 << 18, 4
 
 
 def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> list[_T]:
-    """Return run(lo, hi) of ranges that cover 0 to numel, in order, each from a multiple of `align` on.
+    """Return run(lo, hi) of ranges that cover 0 to numel, in order. Each starts at a multiple of `align`.
 
-    A large tensor is cut into several ranges per thread, so that a thread that is held up takes fewer of them.
+    A large tensor gets several ranges per thread, so that a thread that is held up can take fewer of them.
     """
     workers = max(1, min(torch.get_num_threads(), numel // _RANGE))
     if workers == 1:
@@ -32,7 +32,7 @@ def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> lis
 
 
 def map_rows(run: Callable[[Tensor], _T], rows: Tensor) -> list[_T]:
-    """Return run(row) of every row. `run` must not use this module: all threads may be taken, and it would wait."""
+    """Return run(row) of every row. `run` must not use this module: it would wait if all threads are taken."""
     return _map(run, list(rows), rows.numel())
 
 

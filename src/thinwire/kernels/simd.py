@@ -1,8 +1,8 @@
-"""Blocks of 64 elements at a time, in vectors, with stores that pass by the cache: what Numba's loops cannot express.
+"""Vector code for blocks of 64 elements, with stores that bypass the cache, which Numba's loops cannot express.
 
 A result that is only written need not be read into the cache first, which saves a quarter of the traffic. Streaming
-stores need addresses that are multiples of 64 bytes. A function that looks at magnitudes returns its hits: 64 bits that
-say which of them, as integers, reach the threshold. `peaks` (64 bytes of integers) keeps the largest so far, by lane.
+stores need addresses that are multiples of 64 bytes. Functions that look at magnitudes return hits: 64 bits that say
+which magnitudes, as integers, reach the threshold. `peaks` (64 bytes of integers) keeps each lane's largest so far.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _READ_SOON = (0, 3, 1)  # to read, into the nearest cache, of data
 
 
 class _Block:
-    """Code for 64 elements as vectors of 64 bytes, from `start` on."""
+    """Emits code for the 64 elements from `start` on, as vectors of 64 bytes."""
 
     def __init__(self, context: Any, builder: Any, dtype: Any, start: Any) -> None:
         self.context, self.builder, self.start = context, builder, start
@@ -32,24 +32,24 @@ class _Block:
         self.kind = ir.VectorType(_SCALARS[dtype], self.count) if dtype in _SCALARS else self.integer
 
     def spread(self, value: Any) -> Any:
-        """Return a vector of one value."""
+        """Return a vector with `value` in every lane."""
         kind = ir.VectorType(value.type, self.count)
         empty, zeros = ir.Constant(kind, ir.Undefined), ir.VectorType(ir.IntType(32), self.count)
         first = self.builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
         return self.builder.shuffle_vector(first, empty, ir.Constant(zeros, [0] * self.count))
 
     def load(self, array: Any) -> list[Any]:
-        """Return the block of an array."""
+        """Load the block from an array."""
         return [self.one(array, at, self.kind) for at in self._each(self.start)]
 
     def one(self, array: Any, at: Any, kind: Any) -> Any:
-        """Return a vector of an array."""
+        """Load the vector at `at` from an array."""
         vector = self.builder.load(self._address(array, at, kind))
         vector.align = self.bits // 8
         return vector
 
     def store(self, vectors: list[Any], array: Any, place: Any, *, stream: bool) -> None:
-        """Write the block from `place` on: after all loads, which the compiler could not move across stores."""
+        """Write the block from `place` on. Do so after all loads: the compiler cannot move loads across stores."""
         for at, vector in zip(self._each(place), vectors, strict=True):
             stored = self.builder.store(vector, self._address(array, at, vector.type))
             stored.align = 64 if stream else self.bits // 8
@@ -66,7 +66,7 @@ class _Block:
         return [self.builder.fmul(factor, x, flags=_CONTRACT) for x in xs]
 
     def hits(self, vectors: list[Any], threshold: Any, peaks: Any) -> Any:
-        """Return which magnitudes reach the threshold, and raise the peaks."""
+        """Return which magnitudes reach the threshold, and update the peaks."""
         first = ir.Constant(self.start.type, 0)
         hits, bar, peak = ir.Constant(_HITS, 0), self.spread(threshold), self.one(peaks, first, self.integer)
         ones = ir.Constant(self.integer, [(1 << (self.bits - 1)) - 1] * self.count)
@@ -89,7 +89,7 @@ class _Block:
 
 
 def _code(body: Callable[..., Any], arrays: int) -> Callable[..., Any]:
-    """Return what generates `body`; the first arguments are arrays, and the next is where the block starts."""
+    """Return the code generator for `body`. Its first arguments are arrays; the next is where the block starts."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pairs = zip(signature.args[:arrays], args[:arrays], strict=True)
@@ -122,7 +122,7 @@ def lowest(typing, hits):
 
 @intrinsic
 def prefetch(typing, array, at):
-    """Fetch what lies at an index, which may be beyond the end, into the cache."""
+    """Fetch the element at an index into the cache. The index may be beyond the end."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

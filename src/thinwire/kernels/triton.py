@@ -1,7 +1,7 @@
 """How Triton kernels are launched, and what they share.
 
-Only files of this name import Triton. The kernels take several types, so they carry no annotations; constants of the
-compiler, such as the size of a tile, are in capitals.
+Only files of this name import Triton. The kernels take several types, so they carry no annotations; compile-time
+constants, such as the size of a tile, are in capitals.
 """
 
 from typing import Any
@@ -12,13 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 4096
-"""Elements that a program takes at a time; fewer than 2¹⁶, as two counts of them share one int32."""
+"""Elements that a program takes at a time: fewer than 2¹⁶, because two counts of them share one int32."""
 PROGRAMS = 1024
-"""How many programs share the tiles where each takes several: enough to keep a large GPU busy."""
+"""How many programs share the tiles if each takes several: enough to keep a large GPU busy."""
 
 
 def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
-    """Run `programs` programs of a kernel on the device of its first argument, a tensor; without any, nothing."""
+    """Run `programs` programs of a kernel on the device of its first argument, a tensor; if 0, do nothing."""
     if not programs:
         return
     if not args[0].is_cuda:  # the interpreter
@@ -34,14 +34,14 @@ def tiles_of(numel: int, tile: int = TILE) -> int:
 
 
 def factor(like: Tensor, value: float) -> Tensor:
-    """Return a 0-dim tensor on the device: as a plain argument a float would lose half the bits of a float64."""
+    """Return a 0-dim tensor on the device. A plain argument would lose half the bits of a float64."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     return torch.full((), value, dtype=dtype, device=like.device)
 
 
 @triton.jit
 def wide(x):
-    """Return 16-bit floats as float32, in which they are added, and others as they are."""
+    """Return 16-bit floats as float32, because they are added in that, and other floats as they are."""
     if x.dtype.primitive_bitwidth < 32:
         x = x.to(tl.float32)
     return x
@@ -61,7 +61,7 @@ def magnitudes(x):
 
 @triton.jit
 def tile_of(x, tile, n, TILE: tl.constexpr):
-    """Return the magnitudes of a tile, the indices, and which of them there are."""
+    """Return a tile's magnitudes, their indices, and which of them exist."""
     start = tl.cast(tile, tl.int64) * TILE  # in the interpreter a loop's tile is a plain number
     at = tl.arange(0, TILE)
     valid = at < n - start

@@ -19,17 +19,17 @@ class Memory(ABC):
     """What waits for a later step. A step's changes are staged; `commit` keeps them, `rollback` drops them.
 
     Only `compensate` reads what was committed. So a step can be called off even after parts of it have been sent. The
-    gradient of one step may arrive in several parts: a parameter that comes again goes on from what is staged.
+    gradient of one step may arrive in several parts: if a parameter comes again, it continues from what is staged.
     """
 
     stateful: ClassVar[bool] = True
     fields: ClassVar[frozenset[str]]
     """The names that `state` may hold under a parameter."""
     free: ClassVar[frozenset[str]] = frozenset()
-    """Those of them whose tensors are not shaped like the parameter, but flat and of any length."""
+    """The fields whose tensors are flat and of any length, not shaped like the parameter."""
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the type in which something waits for a parameter of type `dtype`."""
+        """Return the dtype in which this memory holds what waits for a parameter of `dtype`."""
         return torch.promote_types(dtype, torch.float32)
 
     @property
@@ -38,7 +38,7 @@ class Memory(ABC):
         return (self,)
 
     def blank(self) -> Self:
-        """Return such a memory with nothing in it."""
+        """Return an empty memory with the same settings."""
         return replace(self)  # type: ignore[type-var]  # every concrete memory is a dataclass
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Memory(ABC):
 
     @abstractmethod
     def rescale(self, factor: float) -> None:
-        """Multiply everything that waits: the loss scale, 1 at first, changed by this factor."""
+        """Multiply everything that waits by `factor`: the loss scale, 1 at first, changed by it."""
 
     @abstractmethod
     def state(self) -> State:
@@ -71,11 +71,11 @@ class Memory(ABC):
 
     @abstractmethod
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over tensors as `state` gave them; they are copied."""
+        """Load tensors as `state` returned them; they are copied."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, the second copy that makes steps revocable included."""
+        """Bytes held, including the second copy that lets a step be called off."""
         return 2 * sum(tensor.nbytes for fields in self.state().values() for tensor in fields.values())
 
 
@@ -125,7 +125,7 @@ class Staged:
         self._closing: set[str] = set()
 
     def open(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (committed, staged) for `name`, zeros at first sight; the staged one is to be overwritten."""
+        """Return (committed, staged) for `name`; a new name starts at zero. The caller overwrites the staged one."""
         if name not in self._committed:
             dtype = self._dtype or torch.promote_types(like.dtype, torch.float32)
             self._committed[name] = empty(like.numel(), dtype, like.device).zero_()
@@ -143,7 +143,7 @@ class Staged:
         return name in self._staged
 
     def close(self, name: str) -> Tensor:
-        """Return what waits for `name`, which committing will drop."""
+        """Return what waits for `name`; `commit` will drop it."""
         self._closing.add(name)
         return self._spare[name] if name in self._staged else self._committed[name]
 
@@ -156,7 +156,7 @@ class Staged:
         return self._spare[name]
 
     def commit(self, names: Collection[str] | None = None) -> None:
-        """Let staged versions take the place of committed ones."""
+        """Replace committed versions with staged ones."""
         for name in _among(self._staged, names):
             self._committed[name], self._spare[name] = self._spare[name], self._committed[name]
         for name in _among(self._closing, names):
@@ -179,7 +179,7 @@ class Staged:
         return dict(self._committed)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace everything by copies of `tensors`."""
+        """Replace everything with copies of `tensors`."""
         self._committed = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._spare.clear()
         self.rollback()

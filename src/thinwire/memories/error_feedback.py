@@ -21,8 +21,8 @@ _SECOND_DRAW = 1 << 32
 class ErrorFeedback(Memory):
     """r ← r + g − delivered.
 
-    `dtype` torch.bfloat16 halves what r takes: 4 bytes per element instead of 8, both copies counted. Sums are then
-    rounded stochastically, with the mean unchanged; a codec with values=torch.bfloat16 sends such sums as they are.
+    `dtype` torch.bfloat16 halves the memory for r: 4 bytes per element instead of 8, counting both copies. Sums are
+    then rounded stochastically, which keeps the mean. A codec with values=torch.bfloat16 sends them unchanged.
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"residual"})
@@ -37,7 +37,7 @@ class ErrorFeedback(Memory):
         self._residual = Staged(self.dtype)
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
-        """Return `dtype` of this memory, or else float32 or wider."""
+        """Return this memory's `dtype`; if it has none, float32 or wider."""
         return self.dtype or torch.promote_types(dtype, torch.float32)
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
@@ -56,8 +56,8 @@ class ErrorFeedback(Memory):
         if self.dtype is None:
             delivered.subtract_from(staged)
             return
-        # Rounded stochastically too: rounded to nearest, a small delivery could vanish beside a large residual, and
-        # would be sent again for ever.
+        # Stochastic rounding here too: rounded to nearest, a small delivery could vanish beside a large residual and
+        # be sent again for ever.
         taken = [torch.zeros_like(residual, dtype=torch.float32) for residual in staged]
         delivered.subtract_from(taken)
         for name, residual, part in zip(names, staged, taken, strict=True):
@@ -65,11 +65,11 @@ class ErrorFeedback(Memory):
             kernels.accumulate_rounded(residual, residual, part, 1.0, seed)
 
     def waits(self, name: str = "") -> bool:
-        """Whether anything waits for parameter `name`, or for any."""
+        """Whether anything waits for parameter `name`; without a name, for any parameter."""
         return self._residual.waits(name) if name else bool(self._residual.committed())
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:
-        """Add r / scale to a gradient that will be sent whole; once that is committed, nothing waits for `name`."""
+        """Add r / scale to a gradient that will be sent whole; once the step is committed, nothing waits for `name`."""
         gradient.add_(self._residual.close(name).to(gradient.dtype), alpha=1 / scale)
 
     def _more(self, name: str, gradient: Tensor, scale: float, seed: int) -> Signal:
@@ -100,13 +100,13 @@ class ErrorFeedback(Memory):
         return {name: {"residual": tensor} for name, tensor in self._residual.committed().items()}
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over residuals."""
+        """Load copies of residuals."""
         self._residual.restore({name: fields["residual"] for name, fields in state.items()})
 
 
 @final
 class _Sum(Signal):
-    """residual + scale · gradient, into `out`."""
+    """residual + scale · gradient, computed into `out`."""
 
     def __init__(self, out: Tensor, residual: Tensor, gradient: Tensor, scale: float) -> None:
         self._out, self._inputs = out, (residual, gradient, scale)

@@ -18,12 +18,12 @@ from thinwire.signals import Plain, Signal
 @final
 @dataclass(kw_only=True)
 class MomentumCorrection(Memory):
-    """u ← m·u + g;  v ← v + u;  send from v. With `masking`, u stops where v was sent.
+    """u ← m·u + g;  v ← v + u;  send from v. With `masking`, u is set to 0 where v was sent.
 
-    Momentum is applied here, before sparsification, in the optimizer's stead: the optimizer must have none.
-    `momentum` None waits for `adopt`. `nesterov` adds g + m·u to v instead of u. Where everything is sent, nothing is
-    masked, and all this is SGD with momentum. Momentum is applied once a step: what arrives as a further part of a
-    step's gradient is added to u as it is.
+    Momentum is applied here, before sparsification, so the optimizer itself must have none. If `momentum` is None,
+    `adopt` has to set it. With `nesterov`, g + m·u is added to v instead of u. If everything is sent, nothing is
+    masked, and the result is SGD with momentum. Momentum is applied once per step: any further part of a step's
+    gradient is added to u as it is.
 
     `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
     it is added (local gradient clipping).
@@ -40,11 +40,11 @@ class MomentumCorrection(Memory):
     _loss_scale: float = field(default=1.0, init=False, repr=False)
 
     def adopt(self, momentum: float, *, nesterov: bool) -> None:
-        """Go on with an optimizer's settings."""
+        """Take over an optimizer's momentum settings."""
         self.momentum, self.nesterov = momentum, nesterov
 
     def blank(self) -> Self:
-        """Return one with nothing in it, of momentum 0 where none is known yet."""
+        """Return an empty memory with the same settings, and momentum 0 if none is known yet."""
         return replace(self, momentum=self.momentum or 0.0)
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
@@ -61,7 +61,7 @@ class MomentumCorrection(Memory):
         )
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Subtract what was delivered, and stop its momentum unless that was everything."""
+        """Subtract what was delivered. With `masking`, clear its momentum too, unless everything was delivered."""
         residuals = [self._residual.staged(name) for name in names]
         delivered.subtract_from(residuals)
         if self.masking:
@@ -98,7 +98,7 @@ class MomentumCorrection(Memory):
         return {n: {f: tensors[n] for f, tensors in fields.items() if n in tensors} for n in names}
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over residuals and velocities."""
+        """Load copies of residuals and velocities."""
         self._residual.restore({n: fields["residual"] for n, fields in state.items() if "residual" in fields})
         self._velocity.restore({n: fields["velocity"] for n, fields in state.items() if "velocity" in fields})
 
@@ -117,7 +117,7 @@ def _all_went(count: int, residual: Tensor) -> bool:
 
 @final
 class _MomentumSum(Signal):
-    """v + u', with u' = m·u + scale · g, into `out` and `velocity_out`."""
+    """v + u', with u' = m·u + scale · g, computed into `out` and `velocity_out`."""
 
     def __init__(
         self,

@@ -15,9 +15,9 @@ from thinwire.signals import Note, Signal
 @final
 @dataclass(kw_only=True)
 class Noted(Memory):
-    """`memory`, and one small tensor per parameter in which the codec carries something to the next step.
+    """`memory`, and one small tensor per parameter that the codec carries over to the next step.
 
-    A threshold, or PowerSGD's factor. Like all that waits, a note of a step that is called off is forgotten.
+    Examples are a threshold and PowerSGD's factor. If a step is called off, its notes are forgotten too.
     """
 
     memory: Memory
@@ -27,25 +27,25 @@ class Noted(Memory):
     _staged: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
-    def fields(self) -> frozenset[str]:  # type: ignore[override]  # those of the memory within, and one more
+    def fields(self) -> frozenset[str]:  # type: ignore[override]  # those of the inner memory, and one more
         """The names that `state` may hold under a parameter."""
         return self.memory.fields | self.free
 
     @property
     def parts(self) -> Sequence[Memory]:
-        """This, and the memory within."""
+        """This, and the parts of the inner memory."""
         return (self, *self.memory.parts)
 
     def blank(self) -> Self:
-        """Return one with nothing in it or in the memory within."""
+        """Return an empty one, with an empty inner memory."""
         return replace(self, memory=self.memory.blank())
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
-        """Return what the memory within does."""
+        """Return the inner memory's dtype."""
         return self.memory.held(dtype)
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return what the memory within does, with its note."""
+        """Return the inner memory's signal, with the parameter's note."""
         signal = self.memory.compensate(name, gradient, scale, seed=seed)
         signal.note = self.note(name)
         return signal
@@ -55,7 +55,7 @@ class Noted(Memory):
         return _Note(self._committed, self._staged, name)
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Hand on."""
+        """Pass on to the inner memory."""
         self.memory.retain(names, delivered)
 
     def commit(self, names: Collection[str] | None = None) -> None:
@@ -80,12 +80,12 @@ class Noted(Memory):
             note.mul_(factor)
 
     def state(self) -> State:
-        """Return what the memory within does, and {name: {"note": tensor}}."""
+        """Return the inner memory's state, with {name: {"note": tensor}} added."""
         within, notes = self.memory.state(), self._committed
         return {n: within.get(n, {}) | ({"note": notes[n]} if n in notes else {}) for n in within | notes}
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over what waits, and the notes."""
+        """Load copies of what waits, and of the notes."""
         within = {n: {f: x for f, x in fields.items() if f != "note"} for n, fields in state.items()}
         self.memory.restore({n: fields for n, fields in within.items() if fields})
         self._committed.clear()
@@ -99,7 +99,7 @@ class _Note:
         self._committed, self._staged, self._name = committed, staged, name
 
     def read(self) -> Tensor | None:
-        """Return what was written last, by a step that was kept or by an earlier part of this one."""
+        """Return the latest note, from a committed step or an earlier part of this one; None if there is none."""
         return self._staged.get(self._name, self._committed.get(self._name))
 
     def write(self, note: Tensor) -> None:

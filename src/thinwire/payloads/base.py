@@ -1,4 +1,4 @@
-"""What travels: the waist between codecs, memories and exchanges."""
+"""What travels between ranks: the one interface that codecs, memories and exchanges share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Regions = tuple[tuple[int, int], ...]
 
 
 class Payload(ABC):
-    """A compressed vector of `numel` elements. It describes the `regions` ((offset, length), …) of it, nothing else.
+    """A compressed vector of `numel` elements. It covers only the vector's `regions` ((offset, length), …).
 
     `values` are the numbers that travel. If a payload is `summable`, adding the values of several ranks adds their
     vectors; if not, payloads are concatenated. Payloads never change: methods return new ones.
@@ -59,9 +59,9 @@ class Payload(ABC):
 
     @abstractmethod
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Set each region's part to zero where this payload picked out single elements; None is left out.
+        """Set each region's part to zero where this payload picked out single elements; skip parts that are None.
 
-        A payload of everything masks nothing.
+        A payload that carries every element masks nothing.
         """
 
     @abstractmethod
@@ -86,5 +86,5 @@ class Payload(ABC):
 
 
 def regions_are_finite(out: Tensor, regions: Regions) -> bool:
-    """Whether all of the regions is finite."""
+    """Whether `out` is finite in all of the regions."""
     return all(bool(out[offset : offset + length].isfinite().all()) for offset, length in regions)

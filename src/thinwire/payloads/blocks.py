@@ -1,4 +1,4 @@
-"""Whole blocks of adjacent elements by number."""
+"""Whole blocks of adjacent elements, addressed by number."""
 
 import struct
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Blocks(Keyed):
-    """Block `keys[i]` (int32) holds values[i·width : (i+1)·width]; blocks that are not named are zero.
+    """Block `keys[i]` (int32) holds values[i·width : (i+1)·width]; all other blocks are zero.
 
-    Each region is divided into blocks of `width` elements, the last one filled up with zeros, and blocks are numbered
-    through all regions. Keys ascend without repeats within each of the `runs`, which are lengths; a payload can travel
-    only if it has one run. Keys travel in whichever coding is shortest.
+    Each region is divided into blocks of `width` elements, the last one padded with zeros. Blocks are numbered
+    consecutively across regions. `runs` are lengths; within each run, keys ascend without repeats. A payload can
+    travel only if it has one run. Keys travel in whichever coding is shortest.
     """
 
     keys: Tensor
@@ -93,17 +93,17 @@ class Blocks(Keyed):
         return replace(self, keys=keys, values=rows.reshape(-1), runs=(keys.numel(),), coded=None)
 
     def filled(self, count: int) -> Self:
-        """Return this as it is. Raises PayloadError if it has other than `count` blocks: a bitmap takes no padding."""
+        """Return this as it is. Raises PayloadError unless it has `count` blocks: a bitmap cannot be padded."""
         if self.keys.numel() != count:
             raise PayloadError(f"{self.keys.numel()} blocks; expected {count}, as blocks cannot be padded")
         return self
 
     def named_nbytes(self, count: int) -> int:
-        """Return how many bytes name `count` blocks."""
+        """Return how many bytes it takes to name `count` blocks."""
         return indices.nbytes(indices.shortest(count, self.key_space, _CODINGS), count, self.key_space)
 
     def to_buffer(self) -> Tensor:
-        """Return header, shape, values and which blocks they are, as uint8. Raises PayloadError unless keys ascend."""
+        """Return header, shape, values and keys as uint8. Raises PayloadError unless keys ascend."""
         if indices.is_cheap_to_check(self.keys):
             indices.check_ascending(self.keys, strictly=True)
         named = indices.section(self._coding, self.keys, self.key_space)
@@ -126,7 +126,7 @@ class Blocks(Keyed):
         return cls(keys=keys, values=values, numel=space * width, width=width)
 
     def from_buffers(self, buffers: Tensor) -> Self:
-        """Return the sum over ranks of buffers like this payload's: their blocks one after the other."""
+        """Return the sum of the ranks' buffers, laid out like this payload's: one rank's blocks after another's."""
         head = torch.cat([self._head(), self._shape()])
         wire.check_buffers(buffers, head, self.nbytes)
         body = buffers[:, head.numel() :]
@@ -153,7 +153,7 @@ class Blocks(Keyed):
         self._elements_by_region().subtract_from(parts)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Set each part to zero at every element sent of its region that is not 0."""
+        """Set each part to zero at every element of its region that was sent and is not 0."""
         self._elements_by_region().mask(parts)
 
     def is_finite(self, out: Tensor) -> bool:
@@ -186,7 +186,7 @@ class Blocks(Keyed):
 
     @cached_property
     def _edges(self) -> tuple[int, ...]:
-        """The number of the first block of each region, and of all blocks."""
+        """The number of each region's first block, then how many blocks there are in all."""
         return tuple(accumulate((-(-length // self.width) for _, length in self.regions), initial=0))
 
     def _elements_by_region(self) -> Sparse:
@@ -194,9 +194,9 @@ class Blocks(Keyed):
         return elements if len(self.regions) == 1 else replace(elements, runs=tuple(self.counts()))
 
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Return the indices (int32) of the blocks' elements, and whether each is one, or fills up a last block.
+        """Return the indices (int32) of the blocks' elements, and whether each is an element and not padding.
 
-        What fills up lies at the region's last element, as padding.
+        Padding takes the index of its region's last element.
         """
         device = self.keys.device
         starts, regions = (torch.tensor(x, device=device, dtype=torch.int32) for x in (self._edges, self.regions))
@@ -220,7 +220,7 @@ class Blocks(Keyed):
 
 
 def _shape_of(buffer: Tensor) -> tuple[int, int]:
-    """Return width and number of blocks from behind the header."""
+    """Return the width and the number of blocks, which follow the header."""
     packed = bytes(buffer[wire.HEADER_BYTES : wire.HEADER_BYTES + _SHAPE.size].tolist())
     if len(packed) < _SHAPE.size:
         raise PayloadError(

@@ -1,4 +1,4 @@
-"""Every element of its regions."""
+"""Payloads that carry every element of their regions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from thinwire.payloads.base import Payload, Regions, regions_are_finite
 class Dense(Payload):
     """All values of the regions, in order. By default one region covers the whole vector.
 
-    With `coded`, codes travel, and `values` are what they stand for.
+    With `coded`, codes travel, and `values` are the numbers they decode to.
     """
 
     values: Tensor
@@ -37,7 +37,7 @@ class Dense(Payload):
 
     @property
     def summable(self) -> bool:
-        """Whether values travel as such: every rank speaks for the same elements, but codes cannot be added."""
+        """Whether plain values travel: every rank sends the same elements, but codes cannot be added."""
         return self.coded is None
 
     @property
@@ -69,7 +69,7 @@ class Dense(Payload):
         return cls(values=numbers.plain(buffer[None, wire.HEADER_BYTES :], head.count, dtype)[0])
 
     def from_buffers(self, buffers: Tensor) -> Self:
-        """Return the sum over ranks of buffers like this payload's."""
+        """Return the sum of the ranks' buffers, laid out like this payload's."""
         wire.check_buffers(buffers, self._header(), self.nbytes)
         per_rank = numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
         return self.with_values(kernels.row_sums(per_rank))

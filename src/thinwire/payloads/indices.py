@@ -1,4 +1,4 @@
-"""Which rows of a table follow: plain int32 numbers, a bit for each, or Elias-Fano, whichever is shortest."""
+"""How a payload names its rows: by int32 numbers, a bitmap or an Elias-Fano code, whichever is shortest."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from thinwire.payloads import wire
 from thinwire.payloads.wire import BITMAP, ELIAS_FANO, NUMBERS
 
 LARGEST_SPACE = 2**31 - 1
-"""How far int32 numbers reach."""
+"""The largest int32 number."""
 
 
 def nbytes(coding: int, count: int, space: int) -> int:
@@ -21,14 +21,14 @@ def nbytes(coding: int, count: int, space: int) -> int:
 
 
 def shortest(count: int, space: int, codings: tuple[int, ...]) -> int:
-    """Return which of `codings` is shortest; of equal ones, the one with the lowest code."""
+    """Return the shortest of `codings`; on a tie, the one with the lowest code."""
     return min(codings, key=lambda coding: (nbytes(coding, count, space), coding))
 
 
 def section(coding: int, keys: Tensor, space: int) -> Tensor:
     """Return the section that names rows by `keys` (int32).
 
-    They must ascend for a coding other than plain numbers, without repeats for a bitmap. Raises PayloadError where one
+    For any coding but plain numbers they must ascend; for a bitmap, also without repeats. Raises PayloadError if a key
     is out of range.
     """
     if is_cheap_to_check(keys):
@@ -43,7 +43,7 @@ def section(coding: int, keys: Tensor, space: int) -> Tensor:
 
 
 def read(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
-    """Return the keys, int32 (ranks, count), in sections of several ranks. Raises PayloadError when malformed."""
+    """Read the keys, int32 (ranks, count), from the ranks' sections. Raises PayloadError when malformed."""
     if coding == ELIAS_FANO:
         return _elias_fano(rows, count, space)
     if coding == BITMAP:
@@ -55,7 +55,7 @@ def read(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
 
 
 def is_cheap_to_check(keys: Tensor) -> bool:
-    """Whether a sender looks at its own keys: on a GPU it would wait for them, and receivers look anyway."""
+    """Whether a sender checks its own keys. On a GPU it would have to wait for them, and receivers check anyway."""
     return keys.device.type == "cpu"
 
 
@@ -84,7 +84,7 @@ def _elias_fano(rows: Tensor, count: int, space: int) -> Tensor:
 
 
 def _bitmap(row: Tensor, count: int, space: int) -> Tensor:
-    # Bits beyond the space are padding; read as keys, they are out of range.
+    # Bits beyond the space are padding. If one is set, it reads as a key out of range.
     bits = kernels.unpack_bits(row, 8 * row.numel(), 1, torch.uint8)
     keys: Tensor = bits.nonzero().view(-1).to(torch.int32)
     if keys.numel() != count:

@@ -14,7 +14,7 @@ from thinwire.payloads.base import Payload
 
 
 class Keyed(Payload):
-    """Row `keys[i]` (int32) of `key_space` rows holds `rows[i]`; the others are zero. Exchanges may change the set."""
+    """Row `keys[i]` (int32) of `key_space` rows holds `rows[i]`; the others are zero. Exchanges may change the keys."""
 
     keys: Tensor
     coded: Coded | None
@@ -27,7 +27,7 @@ class Keyed(Payload):
     @property
     @abstractmethod
     def key_space(self) -> int:
-        """How far keys reach."""
+        """How many rows the table has; keys lie in [0, key_space)."""
 
     @property
     @abstractmethod
@@ -36,23 +36,23 @@ class Keyed(Payload):
 
     @abstractmethod
     def every_key(self) -> Tensor:
-        """Return all keys (int32) that the regions allow, in the order in which `rekeyed` keeps them."""
+        """Return all keys (int32) that the regions allow, in the order that `rekeyed` gives them."""
 
     @abstractmethod
     def region_counts(self) -> list[int]:
-        """Return how many rows lie in each region; they come region by region."""
+        """Return how many rows lie in each region. Rows are stored region by region."""
 
     @abstractmethod
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
-        """Return the same table with these rows; no key occurs twice. They may come to lie in another order."""
+        """Return the same table with these rows instead, perhaps in another order. No key may occur twice."""
 
     @abstractmethod
     def filled(self, count: int) -> Self:
-        """Return this with padding up to `count` rows."""
+        """Return this payload, padded to `count` rows."""
 
     @abstractmethod
     def named_nbytes(self, count: int) -> int:
-        """Return how many bytes name `count` rows of this table after `rekeyed`, padding included."""
+        """Return how many bytes it takes to name `count` rows of this table after `rekeyed`, padding included."""
 
     @classmethod
     @abstractmethod
@@ -60,7 +60,7 @@ class Keyed(Payload):
         """Read what `to_buffer` wrote. Raises PayloadError when malformed."""
 
     def received(self, buffer: Tensor) -> Self:
-        """Read another rank's rows of the same table. Raises PayloadError when they are of another."""
+        """Read another rank's rows of the same table. Raises PayloadError if their table is a different one."""
         other = type(self).from_buffer(buffer)
         mine, theirs = ((p.key_space, p.rows.shape[1], p.rows.dtype) for p in (self, other))
         if mine != theirs:
@@ -69,13 +69,13 @@ class Keyed(Payload):
 
 
 def union(tables: Sequence[Keyed]) -> tuple[Tensor, Tensor]:
-    """Return the sum of tables of one kind, added in their order: ascending keys and rows."""
+    """Add tables of one kind, in the order given. Return the sum's keys, ascending, and its rows."""
     rows = [table.rows for table in tables]
     return kernels.merge([table.keys for table in tables], rows)
 
 
 def spread(table: Keyed, keys: Tensor) -> Tensor:
-    """Return the rows of `table` at `keys`, which include its own: zeros where it has none."""
+    """Return the rows of `table` at `keys`, zeros where it has none. `keys` must include all of its own."""
     rows = table.rows.new_zeros(keys.numel(), table.rows.shape[1])
     ascending, order = keys.sort()
     return rows.index_add_(0, order[torch.searchsorted(ascending, table.keys)], table.rows)

@@ -16,9 +16,10 @@ CODINGS = (NUMBERS, ELIAS_FANO, SLOTS)
 
 @dataclass(frozen=True)
 class Layout:
-    """`runs` elements of `regions`, within a vector of `numel`; `coding` says how their indices travel.
+    """How runs of elements lie in the `regions` of a vector of `numel` elements, and how their indices travel.
 
-    With `ascends`, indices ascend from the first element to the last. They may repeat, as padding does: no bitmap.
+    `runs` are the lengths of the runs. With `ascends`, indices ascend from the first element to the last. Padding
+    repeats an index, so a bitmap is not among the codings.
     """
 
     regions: Regions
@@ -31,7 +32,7 @@ class Layout:
     def of(
         cls, regions: Regions, runs: tuple[int, ...], numel: int, *, ascending: bool, seeds: tuple[int, ...]
     ) -> "Layout":
-        """Return the layout with the shortest coding for elements that ascend by region, lie in slots, or neither."""
+        """Return the layout with the shortest coding. Elements ascend in each region, or with `seeds` lie in slots."""
         if seeds:
             return cls(regions, runs, numel, _shorter_in_slots(regions, runs, numel))
         if not (ascending and _in_order(regions)):
@@ -51,7 +52,7 @@ class Layout:
         return indices.nbytes(self.coding, self.count, self.numel)
 
     def section(self, elements: Tensor, seeds: tuple[int, ...]) -> Tensor:
-        """Return the section that names `elements` (int32). Raises PayloadError where they are not in this layout."""
+        """Return the section that names `elements` (int32). Raises PayloadError if they do not fit this layout."""
         if self.coding == SLOTS:
             return slots.section(elements, self.regions, self.runs, seeds)
         if self.ascends and indices.is_cheap_to_check(elements):
@@ -59,9 +60,9 @@ class Layout:
         return indices.section(self.coding, elements, self.numel)
 
     def read(self, buffers: Tensor) -> Tensor:
-        """Return the elements, int32 (ranks, count), that the buffers of several ranks name.
+        """Return the indices, int32 (ranks, count), that the buffers of several ranks name.
 
-        Raises PayloadError where a buffer is malformed, or names an element outside the regions.
+        Raises PayloadError if a buffer is malformed or names an element outside the regions.
         """
         wire.check_shape(buffers, self.nbytes)
         if self.coding == SLOTS:
@@ -82,7 +83,7 @@ class Layout:
         return torch.cat([order[low:high] for low, high in bounds]), tuple(high - low for low, high in bounds)
 
     def padded(self, missing: int) -> tuple[int, tuple[int, ...]]:
-        """Return the index that `missing` elements of padding take, the last of all regions, and the runs with them."""
+        """Return the index for `missing` elements of padding (the last one of all regions), and the runs with them."""
         filled = [i for i, (_, length) in enumerate(self.regions) if length]
         last = filled[-1] if filled else len(self.regions) - 1
         place = max(0, len(self.runs) - len(self.regions) + last)
@@ -106,7 +107,7 @@ class Layout:
 
 
 def _in_order(regions: Regions) -> bool:
-    """Whether regions follow one another, so that what ascends in each ascends as a whole."""
+    """Whether regions follow one another, so that indices that ascend in each region ascend overall."""
     ends = (offset + length for offset, length in regions)
     return all(end <= offset for end, (offset, _) in zip(ends, regions[1:], strict=False))
 

@@ -8,16 +8,16 @@ from thinwire.formats import Coded, Format
 from thinwire.payloads import wire
 
 Narrow = torch.dtype | Format | None
-"""How values travel: None in the gradient's dtype, or in another dtype, or in a format of a few bits."""
+"""How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits."""
 
 
 def narrowed(
     x: Tensor, how: Narrow, dtype: torch.dtype, seed: int, share: float | None = None
 ) -> tuple[Tensor, Coded | None]:
-    """Return the values as the receiver will see them, and their codes if they travel as such.
+    """Return the values as the receiver will see them, and their codes if codes travel.
 
-    Values of a narrower dtype are cut to a `share` of its range (see `fitted`); without one they overflow, and that is
-    seen.
+    Values in a narrower dtype are clamped to a `share` of its range (see `fitted`). Without a share they may overflow,
+    and the overflow shows.
     """
     if not isinstance(how, Format):
         return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
@@ -26,10 +26,10 @@ def narrowed(
 
 
 def fitted(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:
-    """Return `x` in `dtype`, what is finite and beyond a share 1/K of its range cut to that: to b = max / (K·(1 + u)ᴷ).
+    """Return `x` in `dtype`, with finite values clamped to ±b, a `share` 1/K of its range: b = max / (K·(1 + u)ᴷ).
 
-    So no sum of K such values overflows, in whatever order it is rounded by up to u of itself. A dtype of the same
-    range, but for half, cuts nothing. NaN and infinities stay.
+    No sum of K such values overflows, in any order, although each addition may round up by a fraction u = eps/2.
+    Nothing is clamped if `dtype` covers more than half of x's range. NaN and infinities stay.
     """
     range_ = torch.finfo(dtype)
     if range_.max > torch.finfo(x.dtype).max / 2:
@@ -45,7 +45,7 @@ def joined(parts: list[Coded | None]) -> Coded | None:
 
 
 def sections(values: Tensor, coded: Coded | None) -> tuple[Tensor, ...]:
-    """Return what travels."""
+    """Return the sections that travel: the values, or the scales and the packed codes."""
     return (values,) if coded is None else (coded.scales, coded.packed())
 
 
@@ -64,13 +64,13 @@ def nbytes(values: Tensor, coded: Coded | None) -> int:
 def header(
     kind: int, values: Tensor, coded: Coded | None, count: int, numel: int, coding: int = wire.NUMBERS
 ) -> Tensor:
-    """Return the header for these numbers; `count` is of what the kind counts."""
+    """Return the header for these numbers; the payload's kind decides what `count` counts."""
     dtype, bits = (values.dtype, 0) if coded is None else (None, coded.format.bits)
     return wire.Header(kind, dtype, count, numel, bits, coding).pack(values.device)
 
 
 def read(buffers: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
-    """Return the numbers of every rank, (ranks, count), from sections like those of `values` at the start of `buffers`.
+    """Return every rank's numbers, (ranks, count). Each buffer starts with sections laid out like those of `values`.
 
     Raises PayloadError when malformed.
     """
@@ -84,10 +84,10 @@ def read(buffers: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
 
 
 def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return `count` numbers of every rank, (ranks, count), from sections at the start of `buffers`."""
+    """Return every rank's `count` numbers, (ranks, count), from the section at the start of each buffer."""
     nbytes = count * dtype.itemsize
     wire.check_padding(buffers, nbytes)
-    # Cloned, as a single buffer would else remain a view of the buffer.
+    # Cloned, because the numbers of a single rank would otherwise be a view of its buffer.
     return (
         buffers[:, :nbytes]
         .clone(memory_format=torch.contiguous_format)
@@ -102,7 +102,7 @@ def _unpack(scales: Tensor, packed: Tensor, like: Coded) -> Coded:
 
 
 def check_plain(head: wire.Header) -> torch.dtype:
-    """Return the dtype of values. Raises PayloadError where they are codes, whose format a buffer does not tell."""
+    """Return the dtype of the values. Raises PayloadError if they are codes: a buffer does not name their format."""
     if head.dtype is None:
         raise PayloadError("the values are codes of a format, which only a payload of the same recipe can read")
     return head.dtype

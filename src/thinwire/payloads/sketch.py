@@ -25,8 +25,8 @@ class SketchTable(NamedTuple):
 class Sketch(Payload):
     """One table per region: S[j, h_j(i)] = Σ s_j(i) · x[i].
 
-    Element i is read as the median over j of s_j(i) · S[j, h_j(i)]. `values` are the tables, one after the other. All
-    ranks must hash alike.
+    The estimate of element i is the median over j of s_j(i) · S[j, h_j(i)]. `values` are the tables, one after the
+    other. All ranks must use the same hashes.
     """
 
     values: Tensor

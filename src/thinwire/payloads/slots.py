@@ -47,10 +47,10 @@ def nbytes(regions: Regions, runs: Sequence[int]) -> int:
 
 
 def section(indices: Tensor, regions: Regions, runs: Sequence[int], seeds: Sequence[int]) -> Tensor:
-    """Return how many regions there are, the seed of each, and the codes of each, packed, as uint8.
+    """Return, as uint8, the number of regions, the seed of each, and the packed codes of each.
 
-    Raises PayloadError unless each index (int32) is in the slot that its region's seed gives it, or is the region's
-    last one.
+    Raises PayloadError unless each index (int32) is in the slot that its region's seed assigns to it, or is its
+    region's last index.
     """
     head = struct.pack(f"<Q{len(seeds)}Q", len(seeds), *(seed & _LARGEST_SEED for seed in seeds))
     packed = [torch.frombuffer(bytearray(head), dtype=torch.uint8).to(indices.device)]
@@ -62,7 +62,7 @@ def section(indices: Tensor, regions: Regions, runs: Sequence[int], seeds: Seque
 
 
 def read(buffers: Tensor, regions: Regions, runs: Sequence[int]) -> Tensor:
-    """Return the indices, int32 (ranks, count), in sections of several ranks. Raises PayloadError when malformed."""
+    """Read the indices, int32 (ranks, count), from the ranks' sections. Raises PayloadError when malformed."""
     wire.check_padding(buffers, _length(regions, runs))
     return torch.stack([torch.cat([*_indices(buffer, regions, runs)]) for buffer in buffers])
 

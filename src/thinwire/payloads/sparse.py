@@ -1,4 +1,4 @@
-"""Single elements by index."""
+"""Single elements, addressed by index."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,12 +24,12 @@ class Sparse(Keyed):
 
     runs: lengths of stretches in which no index occurs twice, except as padding with value 0. A payload has one for
         each region; a sum of several payloads has more.
-    ascending, seeds: the order of the indices, which decides how they travel. It follows from the codec, never from the
-        data. They ascend within each run; or, with a seed for each region, they are in slot order; or in any order. In
-        slot order element p of a run of m is in slot p of `kernels.slot_of` for m slots, and an empty slot holds the
+    ascending, seeds: the order of the indices, which decides how they travel. The codec fixes it, never the data.
+        Indices ascend within each run, or are in slot order (with a seed for each region), or in any order. In slot
+        order, element p of a run of m is in slot p of `kernels.slot_of` for m slots, and an empty slot holds the
         region's last index with value 0.
-    agreed: every rank has these very indices, so only values need to travel.
-    coded: codes travel, and `values` are what they stand for.
+    agreed: every rank has the same indices, so only values need to travel.
+    coded: codes travel, and `values` are the numbers they decode to.
     """
 
     indices: Tensor
@@ -59,7 +59,7 @@ class Sparse(Keyed):
 
     @property
     def summable(self) -> bool:
-        """Whether all ranks agreed on the indices beforehand, and values travel as such."""
+        """Whether all ranks agreed on the indices beforehand, and plain values travel."""
         return self.agreed and self.coded is None
 
     @property
@@ -111,7 +111,7 @@ class Sparse(Keyed):
         return self._plain(chosen, values, runs, ascending=True)
 
     def filled(self, count: int) -> Self:
-        """Return this with padding up to `count` elements: the last index of all regions, with value 0."""
+        """Return this payload, padded to `count` elements with the last index of all regions and value 0."""
         missing = count - self.values.numel()
         index, runs = self.layout.padded(missing)
         found = torch.cat([self.indices, self.indices.new_full((missing,), index)])
@@ -119,17 +119,17 @@ class Sparse(Keyed):
         return self._plain(found, values, runs, ascending=self.layout.ascends)
 
     def named_nbytes(self, count: int) -> int:
-        """Return how many bytes name `count` elements, ascending if the regions do."""
+        """Return how many bytes it takes to name `count` elements, which ascend if the regions do."""
         return Layout.of(self.regions, (count,), self.numel, ascending=True, seeds=()).nbytes
 
     def to_buffer(self) -> Tensor:
-        """Return header, values and indices as uint8. Raises PayloadError where indices are not in their order."""
+        """Return header, values and indices as uint8. Raises PayloadError if indices are not in their order."""
         named = self.layout.section(self.indices, self.seeds)
         return wire.pack(self._header(), *numbers.sections(self.values, self.coded), named)
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Sparse":
-        """Read what `to_buffer` wrote, as one region. Raises PayloadError when malformed, or of slots of several."""
+        """Read what `to_buffer` wrote, as one region. Raises PayloadError if malformed, or in slots of several."""
         head = wire.parse(buffer, wire.SPARSE)
         dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES :]
         wire.check_coding(head.coding, CODINGS)
@@ -147,7 +147,7 @@ class Sparse(Keyed):
         )
 
     def from_buffers(self, buffers: Tensor) -> Self:
-        """Return the sum over ranks of buffers like this payload's: their elements one after the other."""
+        """Return the sum of the ranks' buffers, laid out like this payload's: one rank's elements after another's."""
         wire.check_buffers(buffers, self._header(), self.nbytes)
         body = buffers[:, wire.HEADER_BYTES :]
         found = self.layout.read(body[:, numbers.nbytes(self.values, self.coded) :])
@@ -197,7 +197,7 @@ class Sparse(Keyed):
         return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0].layout.ascends)
 
     def _by_region(self) -> Iterator[tuple[Tensor, Tensor, tuple[int, ...]]]:
-        """Yield indices, counted from the region's first element, values and runs of each region."""
+        """Yield each region's indices (counted from its first element), values and runs."""
         if self.regions == ((0, self.numel),):
             yield self.indices, self.values, self.runs
             return
@@ -206,7 +206,7 @@ class Sparse(Keyed):
             yield found - offset, values, (values.numel(),)
 
     def _plain(self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool) -> Self:
-        """Return other elements, in no slots, agreed by nobody, as plain values."""
+        """Return other elements as plain values: not in slots, and not agreed."""
         return replace(
             self, indices=found, values=values, runs=runs, ascending=ascending, seeds=(), agreed=False, coded=None
         )

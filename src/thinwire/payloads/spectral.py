@@ -1,4 +1,4 @@
-"""The frequencies of a vector: summed as they are, transformed back once."""
+"""Fourier coefficients of a vector. Ranks' coefficients are summed, and the sum is transformed back once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ class Spectral(Payload):
         return wire.HEADER_BYTES + self.coefficients.nbytes
 
     def counts(self) -> list[int]:
-        """Return how many numbers travel for each region, two for a frequency."""
+        """Return how many numbers travel for each region, two per frequency."""
         return self.coefficients.counts()
 
     def with_values(self, values: Tensor) -> Self:
@@ -71,7 +71,7 @@ class Spectral(Payload):
         return replace(self, coefficients=self.coefficients.from_buffers(buffers[:, wire.HEADER_BYTES :]))
 
     def dense(self) -> Tensor:
-        """Return the vector in float32 or wider: values of 16 bits transform to others."""
+        """Return the vector in float32 or wider: the transform of 16-bit values does not fit in 16 bits."""
         out = self.values.new_zeros(self.numel, dtype=_real(self.values.dtype))
         self.write(out)
         return out
@@ -117,9 +117,9 @@ class Spectral(Payload):
 
 
 def forward(x: Tensor, width: int) -> Tensor:
-    """Return the orthonormal real FFT of flat float `x`, `width` by `width` elements, as pairs: (coefficients, 2).
+    """Return the orthonormal real FFT of every `width` elements of flat float `x`, as pairs: (coefficients, 2).
 
-    The last block is filled up with zeros.
+    The last block is padded with zeros.
     """
     if not x.numel():
         return x.view(0, 2)
@@ -129,7 +129,7 @@ def forward(x: Tensor, width: int) -> Tensor:
 
 
 def inverse(pairs: Tensor, numel: int, block: int) -> Tensor:
-    """Return the first `numel` elements of the inverse of `forward`: on the CPU with the same bits everywhere."""
+    """Return the first `numel` elements of the inverse of `forward`. Every CPU gives the same bits."""
     if not numel:
         return pairs.view(-1)
     wide = pairs.view(-1, 2).to(_real(pairs.dtype)).contiguous()

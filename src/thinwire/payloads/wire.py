@@ -21,7 +21,7 @@ _NUMEL_BITS = 56
 
 @dataclass(frozen=True)
 class Header:
-    """What a header says; `dtype` None stands for codes of `bits` bits, and `coding` is that of the indices."""
+    """The fields of a header. `dtype` None stands for codes of `bits` bits; `coding` says how indices travel."""
 
     kind: int
     dtype: torch.dtype | None
@@ -41,7 +41,7 @@ class Header:
 
 
 def parse(buffer: Tensor, kind: int) -> Header:
-    """Return a payload's header. Raises PayloadError when it is not one of `kind`."""
+    """Return a payload's header. Raises PayloadError if it is not of this `kind`."""
     if buffer.dtype != torch.uint8 or buffer.dim() != 1:
         raise PayloadError(f"a payload is a flat uint8 tensor; got {buffer.dtype} of shape {tuple(buffer.shape)}")
     if buffer.numel() < HEADER_BYTES:
@@ -62,7 +62,7 @@ def padded(nbytes: int) -> int:
 
 
 def pack(head: Tensor, *sections: Tensor) -> Tensor:
-    """Lay header and sections behind one another, each padded with zeros to 8 bytes."""
+    """Join header and sections, each padded with zeros to a multiple of 8 bytes."""
     buffer = head.new_zeros(HEADER_BYTES + sum(padded(section.nbytes) for section in sections))
     buffer[:HEADER_BYTES] = head
     start = HEADER_BYTES
@@ -85,9 +85,9 @@ def check_coding(coding: int, known: tuple[int, ...]) -> None:
 
 
 def check_padding(buffers: Tensor, *sections: int) -> None:
-    """Raise PayloadError unless the bytes that pad `sections`, at the start of each of `buffers`, are zero.
+    """Raise PayloadError unless the padding of each section is zero.
 
-    The sections are given by their lengths in bytes.
+    `sections` are the lengths, in bytes, of the sections at the start of each of `buffers`.
     """
     start = 0
     for nbytes in sections:

@@ -1,4 +1,4 @@
-"""Payloads as float32 words, for channels that carry nothing else: a pipeline sends floats and takes gradients back.
+"""Payloads as float32 words, for channels that carry nothing else: a pipeline sends floats and gets gradients back.
 
 The bits are the payload's; as numbers they mean nothing. Both ends know the layout beforehand, so there is no header.
 """
@@ -27,10 +27,10 @@ _QUIET_NAN = 0x7FC00000
 @final
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """How `named` of `numel` elements of a `dtype` travel, or all for None, with values narrowed to `values`.
+    """How `named` of `numel` elements of `dtype` travel (None: all of them), with values narrowed to `values`.
 
-    Forward: the values in ascending order, then what names them, unless all travel. Backward: the gradient's elements
-    for the same, in as many bits each as there is room for: unchanged, or float32 rounded to that many bits.
+    Forward: the values in order of their indices, then the indices, unless all elements travel. Backward: the gradient
+    at the same elements. Each gets as many bits as there is room for: unchanged, or float32 rounded to that many bits.
     """
 
     named: int | None
@@ -51,7 +51,7 @@ class Words:
 
     @property
     def gradient_bits(self) -> int:
-        """How many bits an element of the gradient travels in: its own, or those of a shortened float32."""
+        """How many bits an element of the gradient takes: all of its own, or those of a shortened float32."""
         room, own = 8 * _WORD * self.length // max(1, self.count), 8 * self.dtype.itemsize
         return own if room >= own or not self.count else min(32, room)
 
@@ -62,9 +62,9 @@ class Words:
         return self._laid(*sections, *named)
 
     def read(self, words: Tensor) -> Sparse | Dense:
-        """Return what was written. Any words of that number may be given: they name no element out of range.
+        """Return the payload that was written. Any words of the right number are safe: no index is out of range.
 
-        Raises PayloadError where their number is another: the two ends do not agree on density or values.
+        Raises PayloadError if their number is wrong: then the two ends disagree on density or values.
         """
         data = self._bytes(words)
         values = self._numbers(data)
@@ -134,9 +134,9 @@ class Words:
 
 
 def shortened(x: Tensor, bits: int) -> Tensor:
-    """Return the first `bits` (12 to 32) of each float32, rounded to nearest and even: uint8, packed.
+    """Return the first `bits` (12 to 32) of each float32, rounded to nearest, ties to even: uint8, packed.
 
-    Beyond the largest number values become infinite; NaN stays NaN.
+    Values beyond the largest number become infinite; NaN stays NaN.
     """
     patterns = x.to(torch.float32).contiguous().view(torch.int32)
     if bits == 32:
@@ -148,7 +148,7 @@ def shortened(x: Tensor, bits: int) -> Tensor:
 
 
 def widened(data: Tensor, count: int, bits: int) -> Tensor:
-    """Return float32 (count) from what `shortened` packed into uint8 `data`, which may go on after it."""
+    """Return the float32 numbers (count) that `shortened` packed into uint8 `data`, which may be longer."""
     if bits == 32:
         return data[: 4 * count].view(torch.float32)
     codes = kernels.unpack_bits(data, count, bits, torch.int32)

@@ -28,7 +28,7 @@ class Segment:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Gradients of several parameters in one flat tensor, and the segments of it that you are to reduce."""
+    """Gradients of several parameters in one flat tensor, and the segments of it to reduce."""
 
     flat: Tensor
     segments: tuple[Segment, ...]
@@ -42,8 +42,8 @@ class Bucket:
         return replace(self, segments=tuple(segments))
 
     def coalesced(self) -> "Bucket":
-        """Join segments that lie side by side. Their names no longer mean a parameter."""
-        runs: list[tuple[Segment, int]] = []  # the first segment of each, and where it ends
+        """Join adjacent segments. Their names then no longer stand for parameters."""
+        runs: list[tuple[Segment, int]] = []  # each run's first segment, and where the run ends
         for segment in sorted(self.segments, key=lambda segment: segment.offset):
             if runs and runs[-1][1] == segment.offset:
                 runs[-1] = runs[-1][0], segment.offset + segment.length
@@ -55,10 +55,10 @@ class Bucket:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What a reducer needs to know: the step's number (from 0), the group, and the factor that makes sums means.
+    """What a reducer needs to know: the step's number (from 0), the group, and the factor that turns sums into means.
 
-    `draw` is the number of this reduction, by which random choices differ; a step may take several, and by default
-    takes one. With `watch`, results say whether they are finite.
+    `draw` numbers this reduction, so that its random choices differ from those of others. By default it is the step's
+    number, which is enough if a step has one reduction. With `watch`, results say whether they are finite.
     """
 
     step: int
@@ -68,7 +68,7 @@ class Round:
     watch: bool = True
 
     def seed(self, name: str, *, shared: bool = True) -> int:
-        """Return 32 bits that depend on the draw and name alone, and on the rank unless `shared`."""
+        """Return a 32-bit seed that depends only on the draw and the name, and on the rank unless `shared`."""
         draw = self.step if self.draw is None else self.draw
         return zlib.crc32(f"{draw}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
 
@@ -76,7 +76,7 @@ class Round:
 class Reducer(ABC):
     """Turns the gradients of a bucket into their mean over all ranks, in place, bit-identical everywhere.
 
-    `reduce` starts its collectives before it returns and in an order that depends on nothing but its arguments.
+    `reduce` starts its collectives before it returns, in an order that depends only on its arguments.
     """
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:  # noqa: B027 - most need nothing
@@ -84,12 +84,12 @@ class Reducer(ABC):
 
     @abstractmethod
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        """Start; the future says, when the bucket holds the mean, whether it is finite (True if not watched)."""
+        """Start. Once the bucket holds the mean, the future says whether it is finite (True if not watched)."""
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
         """Start reducing the gradient of a sparse embedding, a COO tensor; the future holds its mean, sparse too.
 
-        Uncompressed, as DDP does it, unless a reducer knows better.
+        By default the rows travel uncompressed, as in DDP.
         """
         mean = (gradient * at.scale).coalesce()
         # DDP's own path: an all-gather of indices and of values
@@ -103,12 +103,12 @@ class Reducer(ABC):
 
     @abstractmethod
     def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory through which the gradients of a parameter go, in the long run."""
+        """Return the memory that a parameter's gradients go through in the long run."""
 
 
 def _first(done: "Future[Any]") -> Tensor:
     (mean,) = done.value()  # raises what the collective raised
-    return cast(Tensor, mean.detach())  # what was lent goes back
+    return cast(Tensor, mean.detach())  # a new tensor, so that the lent alias is freed
 
 
 def completed(finite: bool) -> "Future[bool]":
@@ -119,7 +119,7 @@ def completed(finite: bool) -> "Future[bool]":
 
 
 def all_true(futures: "Sequence[Future[bool]]") -> "Future[bool]":
-    """Return a future for whether all hold True; it raises what any of them raised."""
+    """Return a future that says whether all hold True. It raises what any of them raised."""
     if len(futures) == 1:
         return futures[0]
     return collect_all(list(futures)).then(lambda done: all(future.value() for future in done.value()))

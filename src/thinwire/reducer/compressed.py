@@ -1,4 +1,4 @@
-"""One straight line from gradient to gradient."""
+"""The reducer that compresses a bucket's gradients with one memory, one codec and one exchange."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Compressed(Reducer):
     exchange: Exchange
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Prepare the exchange, and go through a step with a memory that is thrown away."""
+        """Prepare the exchange, and run one step with a throw-away memory to compile the kernels."""
         self.exchange.prepare(group)
         for x in samples:
             memory, codec = self.memory.blank(), self.codec.at(0)
@@ -45,7 +45,7 @@ class Compressed(Reducer):
             payload = self._encode(bucket, at)
         seeds = [at.seed(segment.name) for segment in bucket.segments]
         future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
-        # A callback may outlive the group, which must not die in the group's own thread: it takes no reference along.
+        # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
         watch, scale = at.watch, at.scale
         return future.then(lambda done: self._decode(done.value(), bucket, watch=watch, scale=scale))
 
@@ -64,14 +64,14 @@ class Compressed(Reducer):
             signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))
             signal.share = at.scale if self.memory.stateful else None
             parts.append(codec.encode_signal(signal, seed=at.seed(segment.name, shared=codec.shared_seed)))
-            if not signal.computed:  # what is retained would be taken out of unwritten memory
+            if not signal.computed:  # retain would subtract from unwritten memory
                 raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")
         return type(parts[0]).assemble(parts, [segment.offset for segment in bucket.segments], bucket.flat.numel())
 
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
         trace.count("sent_bytes", exchanged.sent_bytes)
         with trace.span("decode"):
-            if self.memory.stateful:  # before the total takes the place of gradients that payloads may be views of
+            if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
                 self.memory.retain([segment.name for segment in bucket.segments], exchanged.delivered)
             exchanged.total.write(bucket.flat)
             if not watch or exchanged.total.is_finite(bucket.flat):
@@ -79,10 +79,10 @@ class Compressed(Reducer):
             return self.memory.stateful and self._cut(exchanged.total, bucket, scale)
 
     def _cut(self, total: Payload, bucket: Bucket, scale: float) -> bool:
-        """Write a sum that is finite but beyond the gradient's range, cut to that, and keep a rank's share of the rest.
+        """Write a finite sum that exceeds the gradient's range, clamped to it; keep this rank's share of the rest.
 
-        Values of the gradient's dtype cannot come to that, but codes and spectra are summed in float32. Returns whether
-        the sum is finite.
+        Values of the gradient's dtype never exceed it, but codes and spectra are summed in float32. Returns whether the
+        sum is finite.
         """
         flat, dtype = bucket.flat, torch.promote_types(bucket.flat.dtype, torch.float32)
         if dtype == flat.dtype:

@@ -1,4 +1,4 @@
-"""PowerSGD (Vogels et al. 2019): a matrix as the product of two thin factors, each summed on the way."""
+"""PowerSGD (Vogels et al. 2019): a matrix as the product of two thin factors, each summed over the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ from thinwire.signals import Plain
 class PowerSGD(Reducer):
     """P = Σ M·Q, made orthonormal; Q = Σ Mᵀ·P; the sum is P·Qᵀ, and this rank's share of it P·(Mᵀ·P)ᵀ.
 
-    M is a parameter's vector as a matrix of its first dimension by all others; Q is kept from step to step in the
-    memory's note. Parameters for which the two factors are not smaller go to `small`. `codec` and `exchange` say how
-    factors travel. Both rounds run on the communication thread, so any number of buckets may be under way.
+    M is a parameter's vector as a matrix: its first dimension by all others. The memory's note keeps Q from step to
+    step. Parameters whose two factors would not be smaller go to `small`. `codec` and `exchange` say how factors
+    travel. Both rounds run on the communication thread, so any number of buckets may be under way.
     """
 
     rank: int
@@ -53,11 +53,11 @@ class PowerSGD(Reducer):
         return all_true([self._low_rank(bucket.only(low), at), self.small.reduce(rest, at)])
 
     def memories(self) -> Sequence[Memory]:
-        """Return those of `small`, and the memory."""
+        """Return the memories of `small`, and this one's."""
         return tuple({id(m): m for m in (*self.small.memories(), self.memory)}.values())
 
     def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory, or what `small` says."""
+        """Return the memory, or for a small parameter that of `small`."""
         return self.memory if self._pays(segment) else self.small.memory_of(segment)
 
     def _pays(self, segment: Segment) -> bool:
@@ -80,7 +80,7 @@ class PowerSGD(Reducer):
         return _Work(segment.name, gradient, matrix, matrix @ basis, seed, at.scale)
 
     def _basis(self, segment: Segment, matrix: Tensor, seed: int) -> Tensor:
-        """Return the Q of the step before, or a random one where there is none of this size."""
+        """Return the Q of the previous step, or a random one if there is none of this size."""
         note = self.memory.note(segment.name).read()
         shape = (matrix.shape[1], self.rank)
         if note is not None and note.numel() == shape[0] * shape[1] and bool(note.any()):
@@ -113,7 +113,7 @@ class PowerSGD(Reducer):
             self.memory.note(item.name).write(factor.reshape(-1).clone())
 
     def _write(self, item: "_Work", basis: Tensor, factor: Tensor) -> Tensor | None:
-        """Write P·Qᵀ, with the same bits on every rank; return what of it is beyond the gradient's range, if any is."""
+        """Write P·Qᵀ, bit-identical on every rank. Return the part that exceeds the gradient's range, or None."""
         out = item.gradient.view_as(item.matrix)
         wide = out if out.dtype == basis.dtype else torch.empty_like(item.matrix)
         kernels.outer_sums(wide, basis, factor)
@@ -126,7 +126,7 @@ class PowerSGD(Reducer):
         return wide - out
 
     def _encoded(self, matrix: Tensor, seed: int, scale: float) -> Payload:
-        """Return a factor as it travels; what is cut of one that is narrowed waits, like all that P·Qᵀ is not."""
+        """Return a factor as it travels. What narrowing cuts off waits, like everything that P·Qᵀ misses."""
         signal = Plain(matrix.reshape(-1))
         signal.share = scale
         return self.codec.encode_signal(signal, seed=seed)
@@ -150,7 +150,7 @@ class PowerSGD(Reducer):
 
 
 class _Work(NamedTuple):
-    """One parameter on its way: its vector as a matrix M, and M·Q."""
+    """One parameter between the two rounds: its vector as a matrix M, and M·Q."""
 
     name: str
     gradient: Tensor

@@ -19,7 +19,7 @@ from thinwire.reducer.base import Bucket, Reducer, Round, Segment
 @final
 @dataclass(frozen=True, kw_only=True)
 class WithRows(Reducer):
-    """Send the rows of sparse embeddings' gradients through `rows`, an exchange of tables; `dense` does all else."""
+    """Send the rows of sparse embeddings' gradients through `rows`, an exchange of tables; `dense` does the rest."""
 
     rows: Exchange
     dense: Reducer
@@ -41,7 +41,7 @@ class WithRows(Reducer):
         return self.dense.reduce(bucket, at)
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        """Start; ranks may hold different rows, and different numbers of them."""
+        """Start the exchange. Ranks may hold different rows, and different numbers of them."""
         with trace.span("encode"):
             gradient = gradient.coalesce()
             values = gradient.values() * at.scale
@@ -53,7 +53,7 @@ class WithRows(Reducer):
         return future.then(lambda done: _sparse(done.value(), shape))
 
     def memories(self) -> Sequence[Memory]:
-        """Return those of `dense`."""
+        """Return the memories of `dense`."""
         return self.dense.memories()
 
     def memory_of(self, segment: Segment) -> Memory:

@@ -18,7 +18,7 @@ from thinwire.reducer.compressed import Compressed
 @final
 @dataclass(frozen=True, kw_only=True)
 class WarmUp(Reducer):
-    """Use `first` for `steps` steps, then `then`. Let both hold the same memory object if it is to carry over."""
+    """Use `first` for `steps` steps, then `then`. To carry the memory over, give both the same memory object."""
 
     steps: int
     first: Reducer
@@ -38,11 +38,11 @@ class WarmUp(Reducer):
         return self._due(at).reduce_rows(gradient, name, at)
 
     def memories(self) -> Sequence[Memory]:
-        """Return those of both."""
+        """Return the memories of both."""
         return _distinct(self.first, self.then)
 
     def memory_of(self, segment: Segment) -> Memory:
-        """Return what `then` says."""
+        """Return the memory of `then`."""
         return self.then.memory_of(segment)
 
     def _due(self, at: Round) -> Reducer:
@@ -74,20 +74,20 @@ class MinimumSize(Reducer):
         return self.large.reduce_rows(gradient, name, at)
 
     def memories(self) -> Sequence[Memory]:
-        """Return those of both."""
+        """Return the memories of both."""
         return _distinct(self.small, self.large)
 
     def memory_of(self, segment: Segment) -> Memory:
-        """Return what the one says that is due for this size."""
+        """Return the memory of the reducer for this size."""
         return (self.large if segment.length >= self.numel else self.small).memory_of(segment)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class PerTensor(Reducer):
-    """Use the reducer that `chosen` names for a parameter, out of `reducers`; `otherwise` for all others.
+    """Use the one of `reducers` that `chosen` names for a parameter, and `otherwise` for all other parameters.
 
-    One exchange for each reducer in use per bucket, `otherwise` last. Raises ValueError for a name without reducer.
+    A bucket takes one exchange for each reducer in use, `otherwise` last. Raises ValueError for a name without reducer.
     """
 
     reducers: Mapping[str, Reducer]
@@ -124,11 +124,11 @@ class PerTensor(Reducer):
         return self.reducers[self.chosen[name]] if name in self.chosen else self.otherwise
 
     def memories(self) -> Sequence[Memory]:
-        """Return those of all in use."""
+        """Return the memories of all reducers in use."""
         return _distinct(*self._in_use())
 
     def memory_of(self, segment: Segment) -> Memory:
-        """Return what the parameter's reducer says."""
+        """Return the memory of the parameter's reducer."""
         return self.of(segment.name).memory_of(segment)
 
     def _in_use(self) -> list[Reducer]:
@@ -139,7 +139,7 @@ class PerTensor(Reducer):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Released(Reducer):
-    """Send gradients as they are, and along with them what waits in the error feedback of another's memories."""
+    """Send gradients as they are, plus what waits in the error feedback of another reducer's memories."""
 
     waiting: tuple[Memory, ...]
     dense: Reducer = field(
@@ -156,11 +156,11 @@ class Released(Reducer):
         return self.dense.reduce(bucket, at)
 
     def memories(self) -> Sequence[Memory]:
-        """Return those in which something may wait."""
+        """Return the memories in which something may wait."""
         return self.waiting
 
     def memory_of(self, segment: Segment) -> Memory:
-        """Return none: nothing waits for long."""
+        """Return the memory of `dense`, by default none: nothing waits for long."""
         return self.dense.memory_of(segment)
 
 

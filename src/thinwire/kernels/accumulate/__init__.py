@@ -1,11 +1,11 @@
-"""The residual plus what is new, plainly, with momentum, or rounded to 16 bits."""
+"""Adding a gradient to the residual: plainly, with momentum, or rounded to 16 bits."""
 
 from thinwire.kernels.accumulate import cpu, reference
 from thinwire.kernels.dispatch import Kernel
 
 __all__ = ["accumulate", "accumulate_momentum", "accumulate_rounded"]
 
-# Gradients are not looked at where they are widened on the way. Torch's own operations are as good as loops.
+# Where a kernel widens the gradient first, it does not decide. Torch's own operations are as good as loops.
 accumulate = Kernel(reference.accumulate, gpu=reference.accumulate, on="out residual")
 accumulate_momentum = Kernel(reference.accumulate_momentum, on="out velocity_out residual velocity")
 accumulate_rounded = Kernel(

@@ -17,7 +17,7 @@ def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: f
     high, low = keys(seed)
 
     def run(lo: int, hi: int) -> None:
-        first = np.uint32((high + lo) & 0xFFFFFFFF)  # a draw adds its number to the key
+        first = np.uint32((high + lo) & 0xFFFFFFFF)  # a draw adds its index to the key
         part = (array[lo:hi] for array in (*arrays, addend))
         _rounded_loop(*part, np.float32(scale), first, np.uint32(low))
 
@@ -26,12 +26,12 @@ def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: f
 
 @exactly
 def _rounded_loop(out, residual, gradient, scale, high, low):
-    # From 0 on, so that no index is taken for one from the end, and the loop vectorises.
+    # Counts from 0, so that no index can be negative and the loop vectorises.
     for i in range(out.size):
         before = np.uint32(np.uint32(residual[i]) << np.uint32(16)).view(np.float32)
         bits = np.float32(before + np.float32(scale * gradient[i])).view(np.uint32)
         rounded = np.uint32(np.uint32(bits + np.uint32(draw(i, high, low) & np.uint32(0xFFFF))) >> np.uint32(16))
-        # What is not finite is cut; a NaN whose upper half is that of an infinity stays one.
+        # Values that are not finite are truncated; a NaN whose upper half is that of an infinity stays NaN.
         quiet = np.uint32(0x40) if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else np.uint32(0)
         cut = np.uint32(np.uint32(bits >> np.uint32(16)) | quiet)
         finite = np.uint32(bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)

@@ -1,4 +1,4 @@
-"""The residual plus what is new, plainly, with momentum, or rounded to 16 bits."""
+"""Adding a gradient to the residual: plainly, with momentum, or rounded to 16 bits."""
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ def accumulate_momentum(
 def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> None:
     """Compute out = residual + scale · gradient in float32, then round it stochastically to bfloat16.
 
-    `out` and `residual` are bfloat16, `gradient` is any float. Rounded to nearest, a small gradient beside a large
-    residual would be lost for good; here the mean is kept. Element i draws mix(i). What is not finite stays so.
+    `out` and `residual` are bfloat16, `gradient` is any float. Rounding to nearest would lose a small gradient beside a
+    large residual for good; this keeps the mean. Element i draws mix(i). Values that are not finite stay so.
     """
     total = residual.float().add_(gradient.float(), alpha=scale)
     draws = mix(torch.arange(total.numel(), dtype=torch.int32, device=total.device), seed) & 0xFFFF

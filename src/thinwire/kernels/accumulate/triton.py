@@ -1,4 +1,4 @@
-"""The residual plus what is new; `total` is also the first half of the kernels that select in the same pass."""
+"""Adding a gradient to the residual. `total` is also the first half of the kernels that select in the same pass."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: f
 
 
 def rounded_arguments(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> tuple[Any, ...]:
-    """Return what `total` takes between `out` and the tile."""
+    """Return the arguments that `total` takes between `out` and the tile."""
     return None, residual, None, gradient, factor(out, scale), None, *signed_keys(seed)
 
 

@@ -1,4 +1,4 @@
-"""Numbers of a few bits each, packed, and ascending indices in little more than the bits they hold."""
+"""Packed numbers of a few bits each, and ascending indices in little more than the fewest bits possible."""
 
 from thinwire.kernels.bits import cpu, reference
 from thinwire.kernels.bits.reference import EliasFano

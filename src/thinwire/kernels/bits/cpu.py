@@ -1,4 +1,4 @@
-"""Numbers of a few bits each, packed, and ascending indices in little more than the bits they hold."""
+"""Packed numbers of a few bits each, and ascending indices in little more than the fewest bits possible."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _WORD = np.dtype("<u8")
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """See `reference.pack_bits`; at 8 bits uint8 codes are the result themselves."""
+    """See `reference.pack_bits`. At 8 bits, uint8 codes are returned as they are."""
     if bits == 8:
         return codes.to(torch.uint8)
     nbytes = -(-codes.numel() * bits // 8)
@@ -27,7 +27,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torch.int16) -> Tensor:
-    """See `reference.unpack_bits`; at 8 bits uint8 codes are a view."""
+    """See `reference.unpack_bits`. At 8 bits, uint8 codes are a view of the buffer."""
     if bits == 8:
         return buffer[:count].to(dtype)
     codes = np.empty(count, _NUMPY[dtype])
@@ -53,18 +53,18 @@ def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
 
 
 def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
-    """See `reference.elias_fano_decode_rows`; rows are decoded side by side."""
+    """See `reference.elias_fano_decode_rows`; rows are decoded in parallel."""
     return torch.stack(map_rows(lambda row: elias_fano_decode(row, count, space), rows))
 
 
 def _words(buffer: Tensor) -> np.ndarray[Any, Any]:
-    """View bytes as words, copied where they begin between two."""
+    """View bytes as 8-byte words. Bytes that are not aligned are copied first."""
     return (buffer.clone() if buffer.data_ptr() % 8 else buffer).numpy().view(_WORD)
 
 
 @compiled
 def _pack_loop(codes, bits, lo, hi, out):
-    # From a multiple of 32 codes on, a 32-bit word begins with a code.
+    # Each multiple of 32 codes begins at a 32-bit word.
     low = np.uint64((1 << bits) - 1)
     word, filled, place = np.uint64(0), 0, lo // 32 * bits
     for i in range(lo, hi):
@@ -95,7 +95,7 @@ def _unpack_loop(buffer, bits, lo, hi, out):
 
 @intrinsic
 def _trailing_zeros(typing, word):
-    # Of a word that is not 0.
+    # The word must not be 0.
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
@@ -132,7 +132,7 @@ def _elias_fano_encode_loop(indices, low_bits, low, unary):
 
 @compiled
 def _elias_fano_decode_loop(words, start, low_bits, space, indices):
-    # `false` where encode cannot have written this; ones too many would otherwise be written beyond the end.
+    # Returns False if encode cannot have written this. The check in the loop keeps writes within `indices`.
     i, bit, before, falling = np.int64(0), np.uint64(0), np.int64(0), False
     mask, step = np.uint64((1 << low_bits) - 1), np.uint64(low_bits)
     for place in range(start, words.size):
@@ -155,6 +155,6 @@ def _elias_fano_decode_loop(words, start, low_bits, space, indices):
 
 @compiled
 def _bits_at(words, bit):
-    # The word after the last low one is the first of the unary part, so there always is a next one.
+    # The unary part follows the last word of low bits, so there always is a next word.
     place, shift = bit >> np.uint64(6), bit & np.uint64(63)
     return words[place] >> shift | words[place + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)

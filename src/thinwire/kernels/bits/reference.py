@@ -1,6 +1,6 @@
-"""Numbers of a few bits each, packed, and ascending indices in little more than the bits they hold.
+"""Packed numbers of a few bits each, and ascending indices in little more than the fewest bits possible.
 
-The code for indices is that of Elias (1974) and Fano (1971).
+Indices are in the code of Elias (1974) and Fano (1971).
 """
 
 from typing import NamedTuple
@@ -32,9 +32,9 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
 
 
 class EliasFano(NamedTuple):
-    """How `count` indices below `space` are laid out: so many low bits of each packed, and their high parts in unary.
+    """How `count` indices below `space` are laid out: `low_bits` of each, packed, then their high parts in unary.
 
-    The lengths are in bytes; each of the two parts is padded to 8.
+    Each of the two parts is padded to a multiple of 8 bytes.
     """
 
     low_bits: int
@@ -44,7 +44,7 @@ class EliasFano(NamedTuple):
 
     @classmethod
     def of(cls, count: int, space: int) -> "EliasFano":
-        """Return the layout. ⌊log₂(space / count)⌋ low bits are best to a few hundredths of a bit per index."""
+        """Return the layout. ⌊log₂(space / count)⌋ low bits are best, to a few hundredths of a bit per index."""
         if not count:
             return cls(0, 0, 0, 0)
         low_bits = max(1, space // count).bit_length() - 1
@@ -56,8 +56,8 @@ class EliasFano(NamedTuple):
 def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
     """Write indices (int32, not descending, each in [0, space)) as uint8 (`EliasFano.nbytes`).
 
-    First the low bits of each, packed; then, padded to 8 bytes each, bits of which those at (index >> low bits) + i
-    are set for the i-th index.
+    First come the low bits of each index, packed; then a bitmap that has bit (index >> low bits) + i set for the i-th
+    index. Each part is padded to a multiple of 8 bytes.
     """
     count = indices.numel()
     layout = EliasFano.of(count, space)
@@ -75,8 +75,8 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
 def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
     """Return the indices (int32) that `elias_fano_encode` wrote into uint8 `buffer` (`EliasFano.nbytes`).
 
-    All of them are −1 where it cannot have written this: set bits other than `count` in the unary part, an index of
-    `space` or more, a smaller one after a larger one, or padding that is not zero. Any bytes may be given.
+    Any bytes may be given. If the encoder cannot have written them, all indices are −1: the unary part does not have
+    `count` bits set, an index is `space` or more or below the one before it, or padding is not zero.
     """
     layout = EliasFano.of(count, space)
     malformed = torch.full((count,), -1, dtype=torch.int32, device=buffer.device)

@@ -1,4 +1,4 @@
-"""Numbers of a few bits each, packed."""
+"""Packed numbers of a few bits each."""
 
 import torch
 import triton
@@ -31,7 +31,7 @@ def _pack(codes, out, count, nbytes, BITS: tl.constexpr, BLOCK: tl.constexpr):
     first = at * 8 // BITS
     skipped = at * 8 - first * BITS
     byte = tl.zeros([BLOCK], tl.int64)
-    for j in tl.static_range((8 + BITS - 2) // BITS + 1):  # so many codes at most reach into a byte
+    for j in tl.static_range((8 + BITS - 2) // BITS + 1):  # a byte overlaps at most this many codes
         code = tl.load(codes + first + j, mask=(at < nbytes) & (first + j < count), other=0).to(tl.int64)
         byte |= ((code & ((1 << BITS) - 1)) << (j * BITS)) >> skipped
     tl.store(out + at, (byte & 255).to(tl.uint8), mask=at < nbytes)
@@ -42,7 +42,7 @@ def _unpack(buffer, codes, count, nbytes, BITS: tl.constexpr, BLOCK: tl.constexp
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = at * BITS // 8
     word = tl.zeros([BLOCK], tl.int64)
-    for j in tl.static_range((BITS + 14) // 8):  # so many bytes at most a code reaches into
+    for j in tl.static_range((BITS + 14) // 8):  # a code overlaps at most this many bytes
         byte = tl.load(buffer + first + j, mask=(at < count) & (first + j < nbytes), other=0).to(tl.int64)
         word |= byte << (8 * j)
     code = (word >> (at * BITS - first * 8)) & ((1 << BITS) - 1)

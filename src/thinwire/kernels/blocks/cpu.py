@@ -89,7 +89,7 @@ def _parts(x: Tensor, group: int, order: float) -> Array:
 
 @reordering
 def _energies_loop(x, width, lo, hi, out):
-    # Of blocks lo to hi. Pairs are the coefficients of a Fourier transform.
+    # For blocks lo to hi. Pairs are Fourier coefficients.
     if width == 2 and 2 * hi <= x.size:
         for i in range(hi - lo):
             real, imaginary = x[2 * (lo + i)], x[2 * (lo + i) + 1]
@@ -104,7 +104,7 @@ def _energies_loop(x, width, lo, hi, out):
 
 @compiled
 def _select_blocks_loop(x, width, sign, threshold, lo, hi, indices, found, scratch, bits):
-    # `bits` are those of `scratch`, in which energies are computed; `found` takes those that reach the threshold.
+    # Energies are computed in `scratch`, and `bits` are its bits. `found` takes those that reach the threshold.
     count, capacity = 0, indices.size - scratch.size
     for start in range(lo, hi, scratch.size):
         several = min(scratch.size, hi - start)
@@ -132,8 +132,8 @@ def _largest_in_rows_loop(bits, sign, width, k, lo, hi, out):
 
 @compiled
 def _kth(row, sign, k):
-    # The k-th largest magnitude bit by bit, and how many of its equals are among the k. Once just k reach a number,
-    # what lies below it decides nothing any more.
+    # The k-th largest magnitude bit by bit, and how many of its equals are among the k. Once exactly k reach a number,
+    # its lower bits no longer matter.
     bar = sign & type(sign)(0)
     for shift in range(8 * row.itemsize - 2, -1, -1):
         trial = bar | type(sign)(1) << type(sign)(shift)
@@ -158,7 +158,7 @@ def _reach(row, sign, bar):
 
 @exactly
 def part_of_group(group, g, lo, hi):
-    """Return where the part of group `g` begins and ends that lies in elements lo to hi."""
+    """Return where the part of group `g` within elements lo to hi begins and ends."""
     return max(lo, g * group), min(hi, (g + 1) * group)
 
 

@@ -20,7 +20,7 @@ def largest_blocks(x: Tensor, width: int, k: int) -> Tensor:
 def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
     """Return the indices (int32, ascending) of the k largest magnitudes of every `width` elements.
 
-    Of equal ones the lowest come first. The number of elements is a multiple of `width`, and k at most that.
+    Lower indices win ties. The number of elements is a multiple of `width`, and k is at most `width`.
     """
     ranks = magnitude_bits(x).view(-1, width)
     columns = ranks.sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values

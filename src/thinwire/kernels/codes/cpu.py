@@ -1,7 +1,7 @@
 """Numbers as codes of a few bits, and back.
 
 The loops take elements lo to hi, group after group. Every code is computed without a branch, so that the loop over a
-group vectorises. Codes equal those of the reference bit by bit, so nothing is contracted.
+group vectorises. Codes must equal those of the reference, so nothing is contracted.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def _keys(seed: int) -> tuple[Any, Any]:
 
 @exactly
 def _cut(magnitude, shift):
-    # A shift by less than 32, as LLVM is told here, needs no 64 bits.
+    # The mask tells LLVM that the shift is below 32, so that it needs no 64 bits.
     return np.int32(np.uint32(magnitude) >> (np.uint32(shift) & np.uint32(31)))
 
 
@@ -85,13 +85,13 @@ def _uniform(noise):
 
 @exactly
 def _inverse(scale):
-    # That of a power of two is exact, and so is every product with it that a quotient would be.
+    # The inverse of a power of two is exact, so a product with it is exact whenever the quotient would be.
     return np.float32(np.float32(1) / scale)
 
 
 @exactly
 def _numbered(rounded, negative, base, positives, negatives):
-    # 32-bit numbers add to 64 bits in Numba, so every sum is cut to 32 again.
+    # In Numba, 32-bit numbers add to 64 bits, so every sum is cut back to 32.
     index = max(np.int32(rounded - base + 1), np.int32(0))
     below = np.int32(min(index, negatives) + positives) if index > 0 else np.int32(0)
     return below if negative else min(index, positives)

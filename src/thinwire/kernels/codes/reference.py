@@ -1,8 +1,8 @@
 """Numbers as codes of a few bits, and back.
 
 `x` is float32 (n), `codes` uint8 or int16 (n), written in place, and `scales` float32: one for each `group` elements.
-Where a group's scale is NaN its codes are 0. Random numbers are `mix(i, seed)` of the element's index i, the highest 24
-bits of it where they are a number u from [0, 1), so that every backend draws the same.
+If a group's scale is NaN, its codes are 0. The random number of element i is `mix(i, seed)`, so every backend draws the
+same; its highest 24 bits serve as a number u from [0, 1).
 """
 
 from typing import Literal, NamedTuple
@@ -16,10 +16,10 @@ Rounding = Literal["truncate", "nearest", "stochastic"]
 
 
 class OffsetGrid(NamedTuple):
-    """Numbers whose float32 patterns, without the sign, are base << shift and on, in steps of 1 << shift.
+    """Numbers whose float32 bit patterns, without the sign, start at base << shift and go in steps of 1 << shift.
 
     Code 0 is zero. Codes 1 to `positives` are the first numbers of the grid, and the next `negatives` codes are the
-    same numbers with a minus.
+    same numbers with a minus sign.
     """
 
     shift: int
@@ -31,7 +31,7 @@ class OffsetGrid(NamedTuple):
 def offset_encode(
     codes: Tensor, x: Tensor, scales: Tensor, group: int, grid: OffsetGrid, rounding: Rounding, seed: int
 ) -> None:
-    """Write the code of the grid's number to which x / scale is rounded. What lies beyond the last becomes the last.
+    """Round x / scale to a number of the grid and write its code. Values beyond the last number become the last.
 
     The scales are powers of two, and normal numbers. Between two numbers of the grid, "truncate" drops the lowest
     `shift` bits of the pattern; "nearest" adds half a step first, and "stochastic" as many bits of `mix`. Below the

@@ -96,7 +96,7 @@ def _levels(codes, x, scales, n, group, high, low, LEVELS: tl.constexpr, BLOCK: 
     at, value, scale = _given(x, scales, n, group, BLOCK)
     exact = tl.div_rn(value, scale) * LEVELS
     exact = tl.where(exact > LEVELS, LEVELS, tl.where(exact < -LEVELS, -LEVELS, exact))
-    exact = tl.where(exact == exact, exact, 0)  # of NaN there is no code, and its scale is NaN too
+    exact = tl.where(exact == exact, exact, 0)  # NaN has no code, and its scale is NaN too
     lower = tl.floor(exact)
     upwards = _uniform(hash32(at, high, low)) < exact - lower
     _write(codes, at, n, scale, lower.to(tl.int32) + LEVELS + upwards.to(tl.int32))

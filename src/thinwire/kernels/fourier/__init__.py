@@ -1,6 +1,6 @@
 """Inverse Fourier transforms with the same bits on every processor.
 
-On a GPU its own library transforms: it adds in any order, alike on GPUs of one kind.
+A GPU uses its own library. That chooses its order of additions, which is the same on all GPUs of one kind.
 """
 
 import torch

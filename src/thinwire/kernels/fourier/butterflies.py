@@ -1,7 +1,7 @@
 """Butterflies of a Fourier transform on vectors of 32 bytes: as many transforms side by side as fit.
 
-A complex number k of all of them is two vectors from 2k on: real parts, then imaginary ones. Every product, sum and
-difference is rounded on its own, in the order written here, so that the bits depend on no processor.
+Number k of all these transforms takes two vectors, 2k and 2k + 1: real parts, then imaginary parts. Every product, sum
+and difference is rounded on its own, in the order written here, so the bits are the same on every processor.
 """
 
 from collections.abc import Callable
@@ -27,11 +27,11 @@ class _Code:
         self.align = dtype.bitwidth // 8
 
     def load(self, array: Any, at: Any) -> _Number:
-        """Return number `at`."""
+        """Load complex number `at`."""
         return self._part(array, at, 0), self._part(array, at, 1)
 
     def store(self, array: Any, at: Any, number: _Number) -> None:
-        """Write number `at`."""
+        """Write complex number `at`."""
         for part, vector in enumerate(number):
             self.builder.store(vector, self._address(array, at, part)).align = self.align
 
@@ -84,7 +84,7 @@ class _Code:
 
 
 def _declared(emit: Callable[..., None], args: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return signature and code of an intrinsic: arrays come with their place among the arguments."""
+    """Return signature and code of an intrinsic. Each array comes with its place among the arguments."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         code = _Code(context, builder, signature, args[0].dtype)
@@ -138,8 +138,8 @@ def _turned(emit: Callable[..., None]) -> Any:
 two, four = (_butterfly(emit) for emit in (_two, _four))
 """(x, at, far, y, to, near, cos, sin, turn): combine a, b, … from `at` + m · `far` into numbers at `to` + j · `near`.
 
-With w the number `turn` of the table, a + b and (a - b)·w; or (a + c) + (b + d), (a - c + i(b - d))·w,
-(a + c - (b + d))·w², (a - c - i(b - d))·w³.
+Let w be number `turn` of the table. `two` writes a + b and (a - b)·w; `four` writes (a + c) + (b + d),
+(a - c + i(b - d))·w, (a + c - (b + d))·w², (a - c - i(b - d))·w³.
 """
 set_turned, add_turned = (_turned(emit) for emit in (_set, _add))
 """(y, to, x, at, cos, sin, turn): write x[at]·w to y[to], or add it."""

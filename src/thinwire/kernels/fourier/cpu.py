@@ -1,6 +1,6 @@
-"""Inverse Fourier transforms: the very bits of the reference.
+"""Inverse Fourier transforms, with the same bits as the reference.
 
-As many transforms run side by side as a vector of 32 bytes has lanes, and each complex one carries two real ones.
+Each lane of a 32-byte vector runs a complex transform, and each complex transform carries two real ones.
 """
 
 from math import sqrt
@@ -35,7 +35,7 @@ def inverse_fourier(pairs: Tensor, numel: int, width: int) -> Tensor:
 
 
 def _aligned(count: int, dtype: Any) -> np.ndarray[Any, Any]:
-    """Return room that begins with a line of the cache, lest every vector lie in two."""
+    """Return an uninitialised array that begins at a cache line, so that no vector lies in two."""
     room = np.empty(count + _LINE, dtype)
     start = -room.ctypes.data % _LINE // room.itemsize
     return room[start : start + count]
@@ -43,7 +43,7 @@ def _aligned(count: int, dtype: Any) -> np.ndarray[Any, Any]:
 
 @exactly
 def _inverse_loop(out, pairs, cos, sin, radices, scale, x, y, lo, hi):
-    # Elements lo to hi, which begin with a block; x and y have room for one vector of transforms.
+    # Elements lo to hi, where lo begins a block. x and y have room for one vector of transforms.
     width = cos.size
     lanes = x.size // (2 * width)
     for start in range(lo, hi, 2 * lanes * width):
@@ -59,7 +59,7 @@ def _inverse_loop(out, pairs, cos, sin, radices, scale, x, y, lo, hi):
 
 @exactly
 def _load(x, pairs, first, lanes, width):
-    # Of blocks A and B, A + iB at frequency k, and conj(A) + i·conj(B) at −k. Each lane takes a pair of blocks.
+    # Each lane takes a pair of blocks A and B: A + iB at frequency k, and conj(A) + i·conj(B) at −k.
     row = width // 2 + 1
     for lane in range(lanes):
         a, b = (first + 2 * lane) * row, (first + 2 * lane + 1) * row
@@ -78,7 +78,7 @@ def _load(x, pairs, first, lanes, width):
 
 @exactly
 def _stage(x, y, radix, rest, span, cos, sin):
-    # Stockham's: what lies `rest` groups of `span` apart is combined and comes to lie side by side.
+    # Stockham's step: combines numbers that are `rest` groups of `span` apart and writes the results side by side.
     far = rest * span
     for p in range(rest):
         turn = p * span

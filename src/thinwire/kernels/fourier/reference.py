@@ -11,11 +11,11 @@ _PI = 31415926535897932384626433832795028841971693993751  # times 10⁻⁴⁹
 
 
 def inverse_fourier(pairs: Tensor, numel: int, width: int) -> Tensor:
-    """Return `numel` elements, block by block of `width`, from ⌊width/2⌋ + 1 coefficients (real, imaginary) of each.
+    """Return `numel` elements, in blocks of `width`, each from its ⌊width/2⌋ + 1 coefficients (real, imaginary).
 
-    The inverse of the orthonormal real transform, in float32 or float64. A library chooses its algorithm by processor;
-    here every product and sum is rounded on its own, in the order of Stockham's algorithm with factors 4, 2 and odd
-    primes. Two blocks are transformed as one complex one. A large prime factor p costs p operations per element.
+    This inverts the orthonormal real transform, in float32 or float64. A library chooses its algorithm by processor.
+    Here every product and sum is rounded on its own, in the order of Stockham's algorithm with factors 4, 2 and odd
+    primes. Two real blocks are transformed as one complex block. A large prime factor p costs p operations per element.
     """
     blocks = pairs.view(-1, width // 2 + 1, 2)
     x = _joined(torch.nn.functional.pad(blocks, (0, 0, 0, 0, 0, blocks.shape[0] % 2)), width)
@@ -98,7 +98,7 @@ def _times(a: _Complex, turn: Tensor, w: _Complex) -> _Complex:
 
 @lru_cache(maxsize=64)
 def radices(size: int) -> tuple[int, ...]:
-    """Return factors of `size`: as many 4 as there are, a 2, then odd primes."""
+    """Return factors of `size`: as many 4s as possible, perhaps a 2, then odd primes."""
     found, candidate = [], 4
     while size > 1:
         while size % candidate == 0:
@@ -114,7 +114,7 @@ def radices(size: int) -> tuple[int, ...]:
 def turns(size: int, dtype: torch.dtype) -> _Complex:
     """Return cos and sin of 2πk/size for all k, rounded once.
 
-    Computed in whole numbers, as a library's cosine may differ in its last bit from one processor to the next.
+    Computed in integers, because a library's cosine may differ in its last bit from one processor to the next.
     """
     step = _first_turn(size)
     real, imaginary = [_ONE], [0]

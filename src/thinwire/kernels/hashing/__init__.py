@@ -1,4 +1,4 @@
-"""A hash of indices, tables of slots that they hash to, and vectors in the order of those slots."""
+"""Hashing indices to slots of a table, and coding indices that are in slot order."""
 
 from thinwire.kernels.dispatch import Kernel
 from thinwire.kernels.hashing import cpu, reference

@@ -1,4 +1,4 @@
-"""A hash of indices, tables of slots that they hash to, and vectors in the order of those slots."""
+"""Hashing indices to slots of a table, and coding indices that are in slot order."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def slot_indices(codes: Tensor, numel: int, seed: int) -> Tensor:
 
 @compiled
 def _mix(index, high, low):
-    # `reference.mix`: in Numba, 32-bit integers add and multiply to 64 bits, so wrapping takes a mask here too.
+    # `reference.mix`. In Numba, 32-bit integers add and multiply to 64 bits, so wrapping takes a mask here too.
     ones = np.uint64(0xFFFFFFFF)
     x = (np.uint64(index) + high) & ones
     x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x7FEB352D)) & ones
@@ -69,7 +69,7 @@ def _within(x, bound, high, low):
 
 @compiled
 def _slot_of(index, slots, height, keys):
-    # `reference.slot_of`: the sum of two numbers below a bound is brought below it by one subtraction.
+    # `reference.slot_of`. One subtraction brings the sum of two numbers below a bound back below it.
     q = index // slots
     s = index - q * slots + _within(q, slots, keys[0, 0], keys[0, 1])
     s -= slots * (s >= slots)
@@ -134,7 +134,7 @@ def _slot_indices_loop(codes, numel, height, keys, indices):
 @exactly
 def draw(index, high, low):
     """`reference.mix` on 32-bit keys. To hash index + offset, add the offset to the high key."""
-    # What is cut to 32 bits at every step, LLVM computes in 32 bits, and in vectors.
+    # Because every step is cut to 32 bits, LLVM computes in 32 bits, and in vectors.
     x = np.uint32(np.uint32(index) + high)
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
     x = np.uint32(x ^ low)

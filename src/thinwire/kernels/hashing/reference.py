@@ -1,4 +1,4 @@
-"""A hash of indices, tables of slots that they hash to, and vectors in the order of those slots."""
+"""Hashing indices to slots of a table, and coding indices that are in slot order."""
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ def keys(seed: int) -> tuple[int, int]:
 def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return slot in [0, slots) and quotient in [0, ⌈numel/slots⌉) of indices in [0, numel), int64 both.
 
-    One to one: `index_of` undoes it, so that a slot's number carries that part of the index. Of i = q · slots + s,
-    three Feistel rounds add a hash of q to s, of s to q and of q to s, modulo slots and ⌈numel/slots⌉.
+    One to one: `index_of` undoes it, so a slot's number carries part of the index. With i = q · slots + s, three
+    Feistel rounds add a hash of q to s, of s to q and of q to s, modulo slots and ⌈numel/slots⌉.
     """
     slots = max(1, slots)
     height = -(-numel // slots)
@@ -39,7 +39,7 @@ def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor,
 
 
 def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    """Return the indices (int64) that `slot_of` took apart; some pairs belong to none, and give `numel` or more."""
+    """Return the indices (int64) that `slot_of` took apart. A pair that belongs to none gives `numel` or more."""
     slots = max(1, slots)
     height = -(-numel // slots)
     s = (slot.to(torch.int64) - _within(quotient, slots, 3 * seed + 2)) % slots
@@ -54,8 +54,8 @@ def _within(x: Tensor, bound: int, seed: int) -> Tensor:
 def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, seed: int) -> Tensor:
     """Put each index (int32) below `numel` into its slot (`slot_of`); return the slots (int32), −1 where empty.
 
-    If several indices hash to a slot, the one of highest priority (int32, not negative) keeps it, and of equal ones the
-    largest index. Indices below 0 are left out.
+    If several indices hash to a slot, the one of highest priority (int32, not negative) keeps it; on a tie, the largest
+    index. Indices below 0 are left out.
     """
     indices, priorities = indices[indices >= 0], priorities[indices >= 0]
     slot, _ = slot_of(indices, slots, numel, seed)

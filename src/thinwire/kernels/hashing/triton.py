@@ -1,4 +1,4 @@
-"""A hash of indices, and tables of slots that they hash to."""
+"""Hashing indices to slots of a table."""
 
 import torch
 import triton
@@ -29,7 +29,7 @@ def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) 
 
 
 def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    """See `reference.hashed_slots`; the largest of integers is the same in any order."""
+    """See `reference.hashed_slots`; the maximum of integers is the same in any order."""
     table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
     args = (table, indices, priorities, indices.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
     launch(_hashed_slots, tiles_of(indices.numel(), _BLOCK), *args, BLOCK=_BLOCK)
@@ -37,7 +37,7 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, se
 
 
 def signed_keys(seed: int) -> tuple[int, int]:
-    """Return `keys` as signed numbers, so that no seed makes Triton compile for other types."""
+    """Return `keys` as signed numbers, so that Triton compiles for the same types whatever the seed."""
     high, low = ((key ^ 0x80000000) - 0x80000000 for key in keys(seed))
     return high, low
 
@@ -48,7 +48,7 @@ def _round_keys(seed: int) -> tuple[int, ...]:
 
 @triton.jit
 def hash32(x, high, low):
-    """Hash the low 32 bits of integers to uint32: `reference.mix`, whose masks are this type's wrapping."""
+    """Hash the low 32 bits of integers to uint32: `reference.mix`, without masks because this type wraps."""
     x = x.to(tl.uint32) + high.to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = x ^ low.to(tl.uint32)
@@ -63,7 +63,7 @@ def _within(x, bound, high, low):
 
 @triton.jit
 def _slot(index, slots, height, high0, low0, high1, low1, high2, low2):
-    # The sum of two numbers below a bound is brought below it by one subtraction.
+    # One subtraction brings the sum of two numbers below a bound back below it.
     q = index // slots
     s = index - q * slots + _within(q, slots, high0, low0)
     s -= tl.where(s >= slots, slots, 0)

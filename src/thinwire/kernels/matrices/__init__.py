@@ -1,6 +1,6 @@
 """Sums of rows, products with thin factors and orthonormal columns, with the same bits on every processor.
 
-On a GPU the last two use its own libraries: they add in any order, alike on GPUs of one kind.
+For the last two, a GPU uses its own libraries. Their order of additions is the same on all GPUs of one kind.
 """
 
 import torch
@@ -17,7 +17,7 @@ def _outer_sums(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _orthonormal(x: Tensor) -> Tensor:
-    # In the dtype of x.
+    # Computed in the dtype of x.
     return torch.linalg.qr(x).Q
 
 

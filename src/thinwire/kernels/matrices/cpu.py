@@ -1,4 +1,4 @@
-"""Sums of rows, products with thin factors and orthonormal columns: the very bits of the reference."""
+"""Sums of rows, products with thin factors and orthonormal columns, with the same bits as the reference."""
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ def _reflect(y, v, factor, room):
 
 @exactly
 def _orthonormal_loop(columns, q):
-    # Columns are rows here; what was reflected makes room for the vectors of reflection.
+    # Columns are rows here. Each one is overwritten with its vector of reflection.
     room, factors = np.empty(columns.shape[1]), np.empty(columns.shape[0])
     for j in range(columns.shape[0]):
         v = columns[j, j:]

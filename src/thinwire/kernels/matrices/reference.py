@@ -1,6 +1,6 @@
 """Sums of rows, products with thin factors and orthonormal columns, with the same bits on every processor.
 
-A library's product adds in the order that suits a processor's vectors, and with fused operations where it has them.
+A library's product adds in the order that suits the processor's vectors, with fused operations if it has them.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def row_sums(rows: Tensor) -> Tensor:
-    """Return Σ rows[k] of (ranks, n), added rank after rank in float32 or wider: (n) of the same dtype."""
+    """Return Σ rows[k] of `rows` (ranks, n), added rank after rank in float32 or wider: (n), of the same dtype."""
     total = rows[0].to(torch.promote_types(rows.dtype, torch.float32), copy=True)
     for row in rows[1:]:
         total += row
@@ -16,7 +16,7 @@ def row_sums(rows: Tensor) -> Tensor:
 
 
 def outer_sums(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Write a·bᵀ of (n, r) and (m, r), r ≥ 1, to `out` (n, m): Σ a[i, j] · b[k, j], added in the order of j."""
+    """Write a·bᵀ of a (n, r) and b (m, r), r ≥ 1, to `out` (n, m): Σ a[i, j] · b[k, j], added in the order of j."""
     torch.mul(a[:, :1], b[:, 0], out=out)
     for j in range(1, a.shape[1]):
         out += a[:, j, None] * b[:, j]
@@ -25,7 +25,7 @@ def outer_sums(out: Tensor, a: Tensor, b: Tensor) -> None:
 def orthonormal(x: Tensor) -> Tensor:
     """Return Q (n, r) of x = QR for finite x (n, r), n ≥ r: Householder's reflections in float64.
 
-    Columns that depend on others, or are zeros, give others that are orthonormal too. Sums are taken by halves.
+    The columns of Q are orthonormal even if columns of x are zeros or depend on others. Sums are taken by halves.
     """
     a = x.to(torch.float64)
     peak = a.abs().amax()
@@ -56,7 +56,7 @@ def _reflected(y: Tensor, v: Tensor, factor: Tensor) -> Tensor:
 
 
 def _sum(x: Tensor) -> Tensor:
-    """Return the sum over the first dimension: the second half onto the first, until one is left."""
+    """Return the sum over the first dimension: add the second half to the first until one is left."""
     while x.shape[0] > 1:
         half = (x.shape[0] + 1) // 2
         x = torch.cat((x[: x.shape[0] - half] + x[half:], x[x.shape[0] - half : half]))

@@ -16,9 +16,9 @@ from thinwire.kernels.select.cpu import REALS, STREAM_BYTES
 
 _Array = np.ndarray[Any, Any]
 _TILE, _GROUP = 1 << 13, 1 << 16
-"""Elements summed at a time in the nearest cache; and in the next one, where they first have to be put in order."""
+"""Elements summed at a time: in the nearest cache, or in the next one if they have to be put in order first."""
 _AHEAD = 16
-"""How many elements of a run are fetched ahead of the one that is added."""
+"""How many elements ahead of the one being added a run is fetched."""
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
@@ -73,7 +73,7 @@ class _Writer:
 
 
 def _stretches(indices: _Array, runs: Sequence[int]) -> tuple[_Array, ...]:
-    """Join runs that go on ascending where the one before ends: return where stretches start and stop."""
+    """Join each run to the one before if indices still ascend. Return where the joined stretches start and stop."""
     edges = np.fromiter(accumulate(runs, initial=0), np.int64)
     inner = np.unique(edges[(edges > 0) & (edges < len(indices))])
     breaks = inner[indices[inner] < indices[inner - 1]]
@@ -92,7 +92,7 @@ def _joined(regions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """See `reference.merge`; where all keys ascend already, two tables at a time are merged as in merge sort."""
+    """See `reference.merge`; if all keys ascend already, tables are merged two at a time, as in merge sort."""
     if not all(bool((key[1:] >= key[:-1]).all()) for key in keys):
         return reference.merge(keys, rows)
     merged, out = keys[0][:0], rows[0][:0]
@@ -126,8 +126,8 @@ def _ascend(indices, starts, stops):
 
 @compiled
 def _scatter_loop(out, lo, hi, indices, values, cursors, stops, tile, stream):
-    # Summed in the cache and written once, so that it takes as long as writing zeros however many runs there are.
-    # A run's elements are at its cursor tile by tile; their order within a tile is that of summation.
+    # Each tile is summed in the cache and written once, which takes as long as writing zeros, however many runs there
+    # are. A cursor per run advances tile by tile. Within a tile, elements are added in their order.
     tile[:] = 0
     for base in range(lo, hi, tile.size):
         width, used = min(tile.size, hi - base), False
@@ -136,7 +136,7 @@ def _scatter_loop(out, lo, hi, indices, values, cursors, stops, tile, stream):
             while at < stops[run] and indices[at] < base + width:
                 tile[indices[at] - base] += values[at]
                 at += 1
-            # So many lists are more than the processor follows by itself.
+            # The processor cannot prefetch so many lists by itself.
             simd.prefetch(indices, at + _AHEAD)
             simd.prefetch(values, at + _AHEAD)
             used |= at > cursors[run]
@@ -148,7 +148,7 @@ def _scatter_loop(out, lo, hi, indices, values, cursors, stops, tile, stream):
 
 @compiled
 def _group_loop(indices, values, lo, hi, width, grouped_indices, grouped_values):
-    # The elements from lo to hi, tile by tile, in their order within each.
+    # Groups the elements from lo to hi by tile, and keeps their order within each.
     places = np.zeros((hi - lo) // width + 2, np.int64)
     for i in range(indices.size):
         if lo <= indices[i] < hi:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
-    """Add sign · values to `out` at indices (int32), run after run: `runs` are the lengths of the runs.
+    """Add sign · values to `out` at indices (int32), run after run; `runs` are their lengths.
 
-    Within a run only elements of value 0 may share an index, so the order of summation is fixed by the runs, also on
-    devices that add atomically.
+    Within a run, only elements of value 0 may share an index. So the runs fix the order of summation, even on devices
+    that add atomically.
     """
     values = values.to(out.dtype)
     for index, value in zip(indices.split(list(runs)), values.split(list(runs)), strict=True):

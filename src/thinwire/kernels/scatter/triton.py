@@ -1,6 +1,6 @@
 """Adding, overwriting and clearing elements by index, in an order that no race between programs can change.
 
-Where runs ascend, the elements of one output tile are one stretch of each run, and a binary search finds it: a program
+If runs ascend, the elements of one output tile are one stretch of each run, and a binary search finds it. A program
 zeroes its tile and adds run after run while the tile is in the cache. The device itself checks whether the runs ascend.
 If not, another kernel takes over: each of its programs owns a share of the output, goes through all runs, and adds the
 elements that fall into its share.
@@ -22,13 +22,13 @@ _CHUNK = 1024
 _OWNERS = 256
 _LEAST_SHARE = 4096
 _FEW = 4
-"""So many runs at most are added by a launch each, whichever elements they have."""
+"""Up to this many runs are added by one launch each, whatever their elements."""
 
 Regions = Sequence[tuple[int, int]]
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
-    """See `reference.scatter_add`; elements with value 0 are passed over, so that padding needs no order."""
+    """See `reference.scatter_add`; elements with value 0 are skipped, so padding needs no order."""
     values = values.to(out.dtype)
     if len(runs) > _FEW:
         _add_owned(out, indices, values, runs, sign, None)
@@ -38,7 +38,7 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int
 
 
 def scatter(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
-    """See `reference.scatter`; where the runs of a payload ascend together, everything is written once."""
+    """See `reference.scatter`; if the runs of a payload ascend together, everything is written once."""
     values = values.to(out.dtype)
     starts, stops = _tiles(tuple(regions), out.device)
     tiles, stretches = starts.numel(), _stretches(tuple(runs), len(regions))
@@ -77,14 +77,14 @@ def _add_owned(
 
 
 def _stretches(runs: tuple[int, ...], regions: int) -> tuple[int, ...]:
-    """Return the edges of what should ascend: each payload's runs over all regions, if there is one for each."""
+    """Return the edges of stretches that should ascend: each payload's runs together, if it has one per region."""
     edges = tuple(accumulate(runs, initial=0))
     return tuple(sorted({*edges[:: regions if regions and len(runs) % regions == 0 else 1], edges[-1]}))
 
 
 @lru_cache(maxsize=256)
 def _on(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Copy numbers to the device, once: a copy waits for the device, and layouts stay the same."""
+    """Copy numbers to the device. Cached, because a copy waits for the device and layouts stay the same."""
     return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
@@ -103,7 +103,7 @@ def _tiles(regions: tuple[tuple[int, int], ...], device: torch.device) -> tuple[
 
 @triton.jit
 def _add_to(out, index, value, sign, there):
-    # In the output's precision at least: a sum of 16-bit floats is rounded once.
+    # Adds at least in the output's precision; a sum of 16-bit floats is rounded once.
     there = there & (value != 0)
     place = out + index.to(tl.int64)
     total = wide(tl.load(place, mask=there, other=0.0)) + sign * wide(value)
@@ -119,7 +119,7 @@ def _add(out, indices, values, n, sign, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count"])
 def _check(indices, edges, n, count, disorder, CHUNK: tl.constexpr):
-    """Add to `disorder` how often an index is below the one before it, other than where a stretch begins."""
+    """Add to `disorder` how often an index is below the one before it, except where a stretch begins."""
     at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     inner = (at > 0) & (at < n)
     descends = tl.load(indices + at, mask=inner, other=0) < tl.load(indices + at - 1, mask=inner, other=0)
@@ -143,7 +143,7 @@ def _lower_bound(indices, lo, hi, target, steps):
 
 @triton.jit(do_not_specialize=["count", "tiles", "steps"])
 def _search(indices, edges, starts, stops, bounds, count, tiles, steps, SIZE: tl.constexpr):
-    """Write where in each stretch each tile's elements begin, and where they end."""
+    """For each stretch and tile, write where the tile's elements begin and end in the stretch."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     there = at < count * tiles
     stretch, tile = at // tiles, at % tiles

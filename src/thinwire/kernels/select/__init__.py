@@ -16,7 +16,7 @@ __all__ = [
 
 select = Kernel(reference.select, cpu.select, on="x")
 largest = Kernel(reference.largest, cpu.largest, on="x")
-# Gradients are not looked at where they are widened on the way.
+# Where a kernel widens the gradient first, the gradient does not decide.
 accumulate_select = Kernel(reference.accumulate_select, cpu.accumulate_select, on="out residual")
 accumulate_momentum_select = Kernel(
     reference.accumulate_momentum_select, cpu.accumulate_momentum_select, on="out velocity_out residual velocity"

@@ -67,20 +67,20 @@ def accumulate_rounded_select(
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """See `reference.largest`; a threshold from a sample, or from a histogram, first leaves a few to choose from."""
+    """See `reference.largest`. A threshold from a sample or a histogram first narrows the choice to a few."""
     if k and x.numel() > FEW:
         threshold, capacity = sampled(lambda stride: x[::stride].abs(), k, x.numel())
         found = _found(loops.select, x, threshold, capacity)
         if not k <= found.number <= capacity:
             found = _found(loops.select, x, _counted(x, k), x.numel())
-        if found.number >= k:  # zeros are not found, and may be wanted
+        if found.number >= k:  # the loop skips zeros, but they may be needed
             return largest_of_pieces(found.indices, found.bits, k)
     bits, _ = as_integers(x)
     return largest_of_pieces([np.arange(bits.size, dtype=np.int32)], [bits], k)
 
 
 def sampled(take: Callable[[int], Tensor], k: int, numel: int) -> tuple[Tensor, int]:
-    """Return a threshold that a few more than k of `numel` magnitudes should reach, and how many may at most.
+    """Return a threshold that a few more than k of `numel` magnitudes should reach, and the most that may reach it.
 
     `take` returns magnitudes at a stride. The margin is four standard deviations of the sample's count.
     """
@@ -92,7 +92,7 @@ def sampled(take: Callable[[int], Tensor], k: int, numel: int) -> tuple[Tensor, 
 
 
 def _counted(x: Tensor, k: int) -> Tensor:
-    """Return the lower end of the class of magnitudes (their 11 highest bits) in which the k-th largest lies."""
+    """Return the lower end of the histogram bin (a magnitude's 11 highest bits) that holds the k-th largest."""
     bits, sign = as_integers(x)
     shift = bits.dtype.type(8 * x.element_size() - 12)
 
@@ -110,12 +110,12 @@ def _streams(*outs: Tensor) -> bool:
 
 
 def _number(bits: Any, like: Tensor) -> Tensor:
-    """Return the number of these bits, 0-dim, as a number of `like`'s type."""
+    """Return the number with these bits, 0-dim, of `like`'s dtype."""
     return torch.tensor(int(bits), dtype=_INTEGERS[like.element_size()]).view(like.dtype)
 
 
 class _Found(NamedTuple):
-    """What each range found, at least up to the capacity: indices, the bits there, and its largest magnitude's bits."""
+    """What each range found, at least up to the capacity: indices, the bits there, and the largest magnitude's bits."""
 
     indices: Sequence[Array]
     bits: Sequence[Array]
@@ -123,12 +123,12 @@ class _Found(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many there are, or more than the capacity."""
+        """How many were found; above the capacity, only that it is exceeded."""
         return sum(map(len, self.indices))
 
 
 def _over_ranges(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> Picks:
-    """Run a selecting kernel on ranges of `x` side by side, and join what they found."""
+    """Run a selecting kernel on ranges of `x` in parallel, and join what they found."""
     found = _found(kernel, x, threshold, capacity, *rest)
     peak = _number(max(found.peaks), x)
     if found.number > capacity:
@@ -155,7 +155,7 @@ def _found(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: i
 
 
 def as_integers(x: Tensor) -> tuple[Array, Any]:
-    """Return `x` as integers, and the mask that takes their sign off."""
+    """Return the bits of `x` as integers, and the mask that removes their sign."""
     bits = x.view(_INTEGERS[x.element_size()]).numpy()
     return bits, _SIGNS[bits.dtype]
 
@@ -187,7 +187,7 @@ def largest_of_pieces(indices: Sequence[Array], bits: Sequence[Array], k: int) -
 
 
 def _kth(bits: Sequence[Array], sign: Any, k: int) -> tuple[Any, int]:
-    """Return the k-th largest magnitude's bits, and how many that equal it are among the k: by digits of 11 bits."""
+    """Return the k-th largest magnitude's bits, and how many of its equals are among the k; by digits of 11 bits."""
     kind, known, mask = type(sign), 0, 0
     for shift in _shifts(8 * bits[0].itemsize - 1):
         counts = _counts(bits, sign, kind(shift), kind(known), kind(mask))

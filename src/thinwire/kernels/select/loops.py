@@ -1,9 +1,8 @@
 """Picking large magnitudes, from elements lo to hi.
 
-`bits` are a vector's elements seen as integers, so that magnitudes compare once the sign bit is masked off, and NaN
-ranks highest. `indices`, and `found` for the bits there, have room for one more than `capacity`; once more than
-`capacity` are found nothing further is written. `peaks` takes the largest magnitudes' bits. The functions that select
-return how many they found.
+`bits` are a vector's elements viewed as integers. With the sign bit masked off they compare like magnitudes, and NaN
+ranks highest. `indices` and `found` (the bits there) have room for one more than `capacity`; once that is full, nothing
+more is written. `peaks` takes the largest magnitudes' bits. The functions that select return how many they found.
 """
 
 import numpy as np
@@ -50,7 +49,7 @@ def accumulate_select(
             hits = simd.accumulate(out, peaks, residual, gradient, start, threshold, scale)
         while hits and count <= capacity:
             at = start + np.int64(simd.lowest(hits))
-            # Computed again: what was streamed is far away.
+            # Computed again, because a streamed result is not in the cache.
             indices[count], numbers[count] = at, residual[at] + scale * gradient[at]
             count += 1
             hits &= hits - np.uint64(1)
@@ -105,14 +104,14 @@ def momentum_select(
 
 @compiled
 def histogram(bits, sign, shift, lo, hi, counts):
-    # Four tables, as adding to one place twice in a row waits.
+    # Four tables, because adding to one place twice in a row stalls.
     for i in range(lo, hi):
         counts[i & 3, (bits[i] & sign) >> shift] += 1
 
 
 @compiled
 def digits(bits, sign, shift, known, mask, counts):
-    # Of magnitudes whose digits under the mask are known: how often each comes next.
+    # Among magnitudes whose digits under the mask are `known`, counts how often each next digit occurs.
     for i in range(bits.size):
         magnitude = bits[i] & sign
         counts[(magnitude >> shift) & 2047] += (magnitude & mask) == known
@@ -120,7 +119,7 @@ def digits(bits, sign, shift, known, mask, counts):
 
 @compiled
 def kth(bits, sign, k):
-    # The k-th largest magnitude, digit by digit, and how many of those that equal it are among the k.
+    # The k-th largest magnitude, digit by digit, and how many of its equals are among the k.
     counts = np.empty(1 << 11, np.int64)
     shift, known, mask = 8 * bits.itemsize - 12, 0, 0
     while True:

@@ -1,7 +1,7 @@
 """Picking large magnitudes, also in the same pass as the sum they are picked from.
 
-Magnitudes are compared so that NaN ranks above infinity, and infinity above every number: what is not finite is always
-selected, never hidden.
+Magnitudes are compared so that NaN ranks above infinity, and infinity above every number. So values that are not
+finite are always selected, never hidden.
 """
 
 from typing import NamedTuple
@@ -17,8 +17,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Picks(NamedTuple):
     """What `select` found. `indices` (int32) ascend, and `values` are the elements there.
 
-    On a GPU the host does not wait to learn how many there are: the indices are filled up with −1 to the capacity, and
-    the values with 0. `peak` (0-dim, of the vector's dtype) is the largest magnitude: NaN if any is, 0 of no elements.
+    On a GPU, the host does not wait to learn how many there are: indices are padded with −1 to the capacity, and values
+    with 0. `peak` (0-dim, of the vector's dtype) is the largest magnitude: NaN if any is, 0 if there are no elements.
     """
 
     indices: Tensor
@@ -27,7 +27,7 @@ class Picks(NamedTuple):
 
 
 def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
-    """Return where 0 < |x| ≥ threshold (0-dim; NaN counts as infinity); of more than `capacity`, the `largest`."""
+    """Pick where 0 < |x| ≥ threshold (0-dim; NaN counts as infinity). If over `capacity` do, pick the `largest`."""
     ranks = magnitude_bits(x)
     least = torch.where(threshold.isnan(), torch.inf, threshold).to(x)
     chosen = (ranks >= magnitude_bits(least)) & (ranks > 0)
@@ -70,7 +70,7 @@ def accumulate_rounded_select(
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """Return the indices (int32, ascending) of the k largest magnitudes, or of all; of equal ones the lowest first."""
+    """Return the indices (int32, ascending) of the k largest magnitudes, or of all. Lower indices win ties."""
     order = magnitude_bits(x).sort(descending=True, stable=True).indices
     return order[:k].sort().values.to(torch.int32)
 

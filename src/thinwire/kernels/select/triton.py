@@ -1,11 +1,12 @@
-"""Picking large magnitudes, without the host's knowing how many.
+"""Picking large magnitudes, while the host does not know how many there are.
 
-Every tile's program counts its picks and keeps the first few of them; a second kernel lays them side by side where the
-counts before them say. If there are more than `capacity`, it does nothing, and `_write_largest` picks the largest.
+Every tile's program counts its picks and keeps the first few of them. A second kernel joins them: the counts of earlier
+tiles say where a tile's picks go. If there are more than `capacity`, it does nothing, and `_write_largest` picks the
+largest.
 
-That goes digit by digit: histograms of 11-bit digits give the k-th largest magnitude. Every program derives it from
-them again, which costs it a few loads, and the host nothing. Integers add up to the same in any order, so atomics are
-deterministic here.
+`_write_largest` goes digit by digit: histograms of 11-bit digits give the k-th largest magnitude. Every program derives
+it from them again, which takes a few loads and costs the host nothing. Integer sums are the same in any order, so
+atomics are deterministic here.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ from thinwire.kernels.select.reference import Picks, gather
 from thinwire.kernels.triton import PROGRAMS, TILE, factor, launch, magnitudes, tile_of, tiles_of, wide
 
 _ROOM = 64
-"""How many picks of a tile are kept: of a tile with more, all are looked for again."""
+"""How many picks of a tile are kept. A tile with more is searched again."""
 _GROUP = 32
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DIGIT = tl.constexpr(11)
@@ -29,7 +30,7 @@ _LEVELS = {2: 2, 4: 3, 8: 6}
 
 
 def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
-    """See `reference.select`; the indices are always `capacity`, of which the last may be −1."""
+    """See `reference.select`. There are always `capacity` indices; the last ones may be −1."""
     return _select_as("given", x, (None, None, None, None, None, None, 0, 0), threshold, capacity)
 
 
@@ -73,7 +74,7 @@ def largest(x: Tensor, k: int) -> Tensor:
 
 
 def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:
-    """Accumulate into x, with the rest of the arguments of `total`, or take it as given, and select from it."""
+    """Accumulate into x (`rest` are the other arguments of `total`), or take x as given; then select from it."""
     n, tiles = x.numel(), tiles_of(x.numel())
     picks = torch.full((capacity,), -1, dtype=torch.int32, device=x.device)
     if not n:
@@ -90,7 +91,7 @@ def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, ca
 
 
 def _write_largest(out: Tensor, x: Tensor, found: Tensor | None = None) -> None:
-    """Write the `largest` of x that there is room for, or with `found` (1): only if this says that there are more."""
+    """Write as many of the `largest` of x as `out` holds; with `found` (1), only if that is more than `out` holds."""
     k, n, tiles, levels = out.numel(), x.numel(), tiles_of(x.numel()), _LEVELS[x.element_size()]
     if not 0 < k <= n:
         return
@@ -106,7 +107,7 @@ def _write_largest(out: Tensor, x: Tensor, found: Tensor | None = None) -> None:
 
 @triton.jit
 def _bar(histograms, k, levels):
-    """Return the first digits of the k-th largest, and how many of the k largest have the same."""
+    """Return the first digits of the k-th largest, and how many of the k largest share them."""
     bins = tl.arange(0, _BINS)
     bar, left = k.to(tl.int64) * 0, k
     for level in range(levels):
@@ -172,12 +173,9 @@ def _place(x, histograms, found, n, k, counts, ends, out, LEVELS: tl.constexpr, 
         tl.store(out + place, index, mask=taken)
 
 
-"""How many picks of a tile are kept: of a tile with more, all are looked for again."""
-
-
 @triton.jit
 def _hits(bits, valid, threshold):
-    # The mask counts as well: zero times a scale that is not finite is NaN.
+    # The mask is needed: beyond the end, zero times a scale that is not finite is NaN.
     least = wide(tl.load(threshold))
     least = tl.where(least != least, float("inf"), least)
     return (valid & (bits >= tl.maximum(magnitudes(least.to(threshold.dtype.element_ty)), 1))).to(tl.int32)

@@ -1,7 +1,7 @@
 """Count sketches.
 
-Hashes are computed for a tile at a time, in vectors; what is looked up or added one by one is then in the cache. `keys`
-holds the two keys of each row's hash, uint32.
+Hashes are computed a tile at a time, in vectors, and are still in the cache when elements are looked up or added one by
+one. `keys` holds the two keys of each row's hash, uint32.
 """
 
 from typing import Any
@@ -54,7 +54,7 @@ def _hash(places, negative, buckets, high, low):
 
 @compiled
 def _within(places, lo, hi):
-    # Elsewhere is a few cells behind the last one, in turns, as adding to one place twice in a row waits.
+    # All other places map to a few cells behind the last one, in turn: adding to one place twice in a row stalls.
     for i in range(places.size):
         near = np.uint32(places[i] - lo)
         places[i] = np.int32(near) if near < np.uint32(hi - lo) else np.int32(hi - lo + (i & (_ELSEWHERE - 1)))
@@ -74,7 +74,7 @@ def _add(cells, places, x):
 
 @compiled
 def _insert_loop(table, x, keys, lo, hi):
-    # Into the cells lo to hi of the table, so that every bucket's sum is made in order, by one thread.
+    # Fills cells lo to hi of the table, so that one thread sums each bucket, in order.
     buckets = table.shape[1]
     places, negative, room = np.empty(_TILE, np.int32), np.empty(_TILE, np.uint8), np.empty(_TILE, x.dtype)
     for j in range(lo // buckets, -(-hi // buckets)):
@@ -103,7 +103,7 @@ def _order(lower, upper):
 
 @compiled
 def _sort(room, width):
-    # Of every column, by exchanges of neighbours, which need no branch.
+    # Sorts every column by exchanging neighbours, which needs no branch.
     for turn in range(room.shape[0]):
         for j in range(turn & 1, room.shape[0] - 1, 2):
             _order(room[j][:width], room[j + 1][:width])

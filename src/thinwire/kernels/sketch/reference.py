@@ -6,7 +6,7 @@ from torch import Tensor
 from thinwire.kernels.hashing.reference import mix
 
 SKETCH_ROWS = 64
-"""How far apart the seeds of two sketches' hashes lie."""
+"""How far apart the hash seeds of two sketches are."""
 
 
 def sketch_insert(x: Tensor, rows: int, buckets: int, seed: int) -> Tensor:
@@ -19,7 +19,7 @@ def sketch_insert(x: Tensor, rows: int, buckets: int, seed: int) -> Tensor:
 
 
 def sketch_query(table: Tensor, numel: int, seed: int) -> Tensor:
-    """Return for each of `numel` elements the median over j of s_j(i) · S[j, h_j(i)], of two middle ones the mean."""
+    """Return the median over j of s_j(i) · S[j, h_j(i)], of two middle ones the mean, for each of `numel` elements."""
     rows, buckets = table.shape
     estimates = table.new_empty(rows, numel)
     for j in range(rows):

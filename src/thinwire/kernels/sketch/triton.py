@@ -15,7 +15,7 @@ _PART = 1 << 22
 
 
 def sketch_insert(x: Tensor, rows: int, buckets: int, seed: int) -> Tensor:
-    """See `reference.sketch_insert`; elements are sorted by bucket, as atomics would add in another order each time."""
+    """See `reference.sketch_insert`; elements are sorted by bucket, since atomics would add in any order."""
     table = x.new_zeros(rows, buckets)
     edges = torch.arange(buckets + 1, dtype=torch.int32, device=x.device)
     for j in range(rows):
@@ -98,7 +98,7 @@ def _query(
         bits = value.to(tl.int64, bitcast=True)
     else:
         bits = value.to(tl.int32, bitcast=True)
-    # NaN of either sign goes last, and what fills the rows up behind it.
+    # NaN of either sign goes last, with only the rows' padding behind it.
     ranks = tl.where(value != value, ONES - 1, _ordered(bits, ONES))
     ranks = tl.sort(tl.where(row < COUNT, ranks, ONES), dim=1)
     lower = _ordered(tl.sum(tl.where(row == (COUNT - 1) // 2, ranks, 0), 1), ONES).to(value.dtype, bitcast=True)
