@@ -2,14 +2,13 @@
 
     python benchmarks/exchanges.py --json out.json --plot out.png
 
-The workers share this machine, each behind a link of its own. Vectors are random, so the ranks' picks are independent,
-as the formulas take them to be. Per exchange: bytes per worker as the exchange declares them, as its formula predicts
-them and as the link counts them, 66 for each packet's headers told apart; the time, beside what the exchange's model
-makes of a latency and a bandwidth that ping-pong between two of the workers found; whether all ranks hold the same
-bits; and whether these are the sum in float64. The models know messages alone: what workers compute, and that they wait
-for each other's turn on the cores, comes on top.
+The workers share this machine, each behind its own link. Vectors are random, so the ranks' picks are independent, as
+the formulas assume. For each exchange you see: the bytes per worker, as declared, as the formula predicts, and as the
+link counts them, with the packets' headers (66 each) counted apart; the time, beside the model's prediction from a
+latency and a bandwidth that two workers found by ping-pong; whether all ranks hold the same bits; and whether these are
+the float64 sum. The models know messages only. Computing, and waiting for a turn on the shared cores, come on top.
 
-Where network namespaces are not allowed, it says so, and runs unthrottled and without counting on the link.
+Without permission for network namespaces it says so, and runs unthrottled, with no bytes counted on the link.
 """
 
 import json as js
@@ -36,7 +35,7 @@ from thinwire.tools.show.units import UNKNOWN, human_bytes, milliseconds
 HANDLER = "exchanges_parts.worker:handle"
 SCHEMA = "thinwire.exchanges/1"
 SIZES = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]  # bytes of ping-pong messages
-CLOSE = 0.03  # how far bytes may be from the formula
+CLOSE = 0.03  # how far bytes may deviate from the formula
 
 console = Console()
 
@@ -73,7 +72,7 @@ def _counts(worlds: str) -> list[int]:
 
 
 def _rates(links: str) -> list[Rate | None]:
-    """Read the rates; one will do where links cannot be limited."""
+    """Read the rates; one is enough if links cannot be limited."""
     rates = [parse_rate(text) for text in links.split(",")]
     with Cluster(1, rates[0], HANDLER) as cluster:
         if rates[0] is None or cluster.throttled:
@@ -83,7 +82,7 @@ def _rates(links: str) -> list[Rate | None]:
 
 
 def _compare(rate: Rate | None, worlds: list[int], job: dict[str, Any]) -> tuple[Fit, list[Row]]:
-    """Find out what the link can do, with the workers of every cluster, and what the exchanges make of it."""
+    """Measure the link with the workers of every cluster, then the exchanges on it."""
     pings: list[Event] = []
     emitted: list[tuple[str, int, list[Event]]] = []
     for world in worlds:

@@ -1,14 +1,15 @@
-"""Every kernel, and the steps made of them, beside the bare pass over memory that each cannot do without.
+"""How far is each kernel, and each step made of kernels, from the memory passes that it needs at least?
 
     python benchmarks/kernels.py --json > out.json
     python benchmarks/kernels.py --output out.json --plot out.png
 
-Each row is first held against the reference; what differs gets no speed, and ends the run with status 1. Then it is
-timed in turn with its floor (a copy, an addition or a sum of the same tensors, as the row says), so that the ratio
-means something where times do not, and at last with the torch expression one would write instead.
+Each row is first checked against the reference. If it differs, it gets no times and the run ends with status 1. Then it
+is timed in turn with its floor (a copy, an addition or a sum of the same tensors, as the row says): the ratio is
+meaningful even where times are not. Last comes the torch expression you would write instead.
 
-Densities are swept with most workers, workers at the density next to 0.001. Torch expressions slower than some seconds
-are left out, and rows with more than 2²⁶ picks. On a GPU the floor of an encode is three passes at its copy rate.
+Densities are swept at the largest number of workers, workers at the density nearest 0.001. Torch expressions slower
+than some seconds are left out, and so are rows with more than 2²⁶ picks. On a GPU the floor of an encode is three
+passes at its copy rate.
 """
 
 import json as js

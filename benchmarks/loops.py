@@ -1,17 +1,17 @@
-"""Training loops as users write them, with thinwire attached, each beside plain DDP.
+"""Does thinwire work with the training loops that users write? Each one is compared with plain DDP.
 
     python benchmarks/loops.py
     python benchmarks/loops.py --only gan,lbfgs
     python benchmarks/loops.py --json loops.json --markdown loops.md
 
-Every loop of `loops_parts` runs on two workers over Gloo, in float64: with plain DDP; with recipes that send
+Every loop of `loops_parts` runs on two workers over Gloo, in float64. It runs with plain DDP; with recipes that send
 everything, which must end where plain DDP does; and with recipes that send a hundredth, which must keep the replicas
-bit-identical and the loss sane. `distance` is ‖parameters - plain DDP's‖ / ‖how far plain DDP moved them‖. What a loop
-raises is a row.
+bit-identical and the loss sane. `distance` is ‖parameters - plain DDP's‖ / ‖how far plain DDP moved them‖. If a loop
+raises, that is its row.
 
-Verdicts: `same` as plain DDP; `trains`, where less is sent; `differs`, from plain DDP or between replicas; `worse`,
-where the loss came down less than a quarter as far as plain DDP's; `raised`, what the notes say; `died`, a worker. Ends
-with status 1 where a row differs, is worse or died.
+Verdicts: `same` as plain DDP; `trains` though less is sent; `differs` from plain DDP or between replicas; `worse` if
+the loss fell less than a quarter as far as plain DDP's; `raised` (see the notes); `died` if a worker did. The run ends
+with status 1 if a row differs, is worse or died.
 """
 
 import json as js

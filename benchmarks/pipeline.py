@@ -1,8 +1,8 @@
-"""Time of a step, two stages x two replicas over slow links: what sparsified boundaries and gradients save.
+"""How much step time do sparsified boundaries and gradients save? Two stages x two replicas over slow links.
 
     python benchmarks/pipeline.py --json steps.json --plot docs/measurements/pipeline_steps.png
 
-What they do to training is in papers/dct.
+For their effect on training see papers/dct.
 """
 
 import json as documents
@@ -37,7 +37,7 @@ PUBLISHED = {"DCT-MP": -0.1395, "DCT-DP": -0.23, "both": -0.371}
 """Change in time: Table 5 at 90 %, and Section 3.3, of a production model on 12.5 Gbit/s."""
 
 Runs = dict[str, dict[str, dict[str, list[dict[str, float]]]]]
-"""Problem → link → line → what each round found."""
+"""Problem → link → line → the result of each round."""
 
 
 def steps(
@@ -85,13 +85,13 @@ def _round(cluster: Cluster, problem: str, line: Setting, steps: int) -> dict[st
 
 
 def changes(rounds: dict[str, list[dict[str, float]]], label: str) -> list[float]:
-    """Return by how much a line's step differs from the plain one of the same round, round by round."""
+    """Return, for each round, the relative difference between a line's step and the plain one."""
     pairs = zip(rounds[label], rounds["plain"], strict=True)
     return [one["total"] / plain["total"] - 1 for one, plain in pairs]
 
 
 def table(runs: Runs) -> Table:
-    """Return what was found, the paper's figures beside it."""
+    """Return the results beside the paper's figures."""
     columns = ("model", "link", "line", "step ms", "change", "rounds, from to", "published", "bytes", "codec ms")
     shown = Table(*columns, title=f"{STAGES} stages x {REPLICAS} replicas; bytes and codec of the first stage")
     for problem, links in runs.items():

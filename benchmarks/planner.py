@@ -158,7 +158,7 @@ def scaling(
 
 
 def _crowded(base: Profile, here: Profile) -> Profile:
-    """Return the base with as many workers as here, whose cores are shared by more."""
+    """Return the base profile with as many workers as `here`, and slowed down as they share the cores."""
     factor = here.timeline.computed / base.timeline.computed
     costs = {name: _slower(cost, factor) for name, cost in base.costs.items()}
     return replace(base, world_size=here.world_size, timeline=here.timeline, costs=costs, slowdown=here.slowdown)

@@ -1,1 +1,1 @@
-"""The five papers that this library comes from, one folder each, and what became of their claims."""
+"""The five papers behind this library, one folder each. Do their claims hold?"""

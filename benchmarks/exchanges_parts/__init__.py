@@ -1,1 +1,1 @@
-"""What the workers do, and what becomes of what they emit."""
+"""Parts of benchmarks/exchanges.py: the workers, and the figures from what they emit."""

@@ -17,9 +17,9 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One exchange between so many workers; bytes are means per worker, `excess` what the bytes counted do not explain.
+    """One exchange at one number of workers. Bytes are means per worker; `excess`: measured over declared + headers.
 
-    `identical`: all ranks hold the same bits. `right`: they are the float64 sum, or None where that is not promised.
+    `identical`: all ranks hold the same bits. `right`: they are the float64 sum; None if that is not promised.
     """
 
     exchange: str
@@ -37,12 +37,12 @@ class Row:
 
     @property
     def off_formula(self) -> float:
-        """How far what was declared is from the formula, as a share."""
+        """Relative deviation of the declared bytes from the formula."""
         return self.declared_bytes / self.formula_bytes - 1
 
     @property
     def off_measured(self) -> float | None:
-        """How far what was measured is from the formula with headers, as a share."""
+        """Relative deviation of the measured bytes from the formula with headers."""
         if self.measured_bytes is None or self.header_bytes is None:
             return None
         return self.measured_bytes / (self.formula_bytes + self.header_bytes) - 1
@@ -50,10 +50,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What ping-pong tells of a link. `r2` is the share of the times that a straight line over the bytes explains.
+    """A link as ping-pong measures it. `r2`: the share of variance in the times that a line over the bytes explains.
 
-    The line's slope gives the bandwidth. Where it starts is no latency: links let the first bytes pass for free, so
-    the latency is what the smallest message takes, less the time for its bytes.
+    The line's slope gives the bandwidth. Its intercept is not the latency, because links let the first bytes pass for
+    free. The latency is the time of the smallest message, less the time for its bytes.
     """
 
     link: str

@@ -16,7 +16,7 @@ from thinwire.tools.bench.plots import round_bytes
 from thinwire.tools.show.canvas import COLOURS, FAINT, INK, MUTED
 
 STYLES = dict(zip(WAYS, zip((INK, *COLOURS, MUTED), "ovs^DPX*", strict=True), strict=True))
-APART = 1.022  # between the points of one number of workers, which would hide one another
+APART = 1.022  # between points at one number of workers, which would hide each other
 
 
 def draw(rows: Sequence[Row], environment: Mapping[str, Any], path: Path) -> None:
@@ -59,7 +59,7 @@ def _bytes(axes: Axes, rows: Sequence[Row], link: str) -> None:
 
 
 def _series(rows: Sequence[Row]) -> list[tuple[str, list[float], list[Row]]]:
-    """Each exchange with its places along the axis, a little beside the number of workers, and its rows."""
+    """Yield each exchange with its places along the axis, slightly beside the number of workers, and its rows."""
     found = []
     for number, way in enumerate(WAYS):
         mine = [row for row in rows if row.exchange == way]

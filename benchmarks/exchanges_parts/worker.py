@@ -1,4 +1,4 @@
-"""What the workers do: exchange one vector each, and play ping-pong to find out what the link can do.
+"""The workers: they exchange one vector each, and measure the link by ping-pong.
 
 A job and its events are JSON. An exchange is named as in `WAYS`.
 """
@@ -21,12 +21,12 @@ from thinwire.recipes import METHODS
 from thinwire.tools.cluster.link import Meter, interface_bytes
 from thinwire.tools.cluster.worker import Emit
 
-LEAD = 0.1  # seconds in which all ranks come to rest before they start together
+LEAD = 0.1  # seconds for all ranks to settle before they start together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to sum sparse vectors. `exact`: the sum is that of what the ranks sent, and not an approximation."""
+    """One way to sum sparse vectors. `exact`: it gives exactly the sum of what the ranks sent."""
 
     codec: Callable[[float], Codec]
     exchange: Exchange
@@ -34,7 +34,7 @@ class Way:
 
 
 def _of(method: str, *, exact: bool = True) -> Way:
-    """Return how a method of the catalogue does it."""
+    """Return the way of a catalogue method."""
     found = METHODS[method]
     return Way(codec=lambda density: found.large(density).codec, exchange=found.large().exchange, exact=exact)
 
@@ -52,7 +52,7 @@ WAYS = {
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
-    """Join the group at the first job, then do what `job` asks for."""
+    """Join the group at the first job, then do the job."""
     _join()
     _TASKS[job.pop("task")](emit, **job)
 
@@ -68,7 +68,7 @@ def vector(rank: int, numel: int) -> Tensor:
 
 
 def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) -> None:
-    """Emit "round" for every repeat but a first, which warms up, and "sum" at last."""
+    """Emit "round" for every repeat but the first, which warms up, and finally "sum"."""
     chosen, meter = WAYS[way], Meter(_sent)
     codec, world = chosen.codec(density), dist.get_world_size()
     mine = codec.encode(vector(dist.get_rank(), numel))
@@ -84,7 +84,7 @@ def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) 
 
 
 def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> tuple[dict[str, Any], Tensor]:
-    """Exchange once, started by the clock: a barrier's messages would count as the exchange's."""
+    """Exchange once. Start by the clock, because a barrier's messages would count as the exchange's."""
     group = dist.group.WORLD
     assert group is not None
     moment = torch.tensor([time.perf_counter() + LEAD], dtype=torch.float64)
@@ -108,7 +108,7 @@ def _sent() -> tuple[int, int] | None:
 
 
 def _ping(emit: Emit, *, sizes: list[int], repeats: int) -> None:
-    """Between ranks 0 and 1, emit the seconds that messages of these sizes take one way, after one that warms up."""
+    """Between ranks 0 and 1, emit the one-way seconds of messages of these sizes, after a warm-up message."""
     rank = dist.get_rank()
     for number, size in enumerate(sizes[:1] + sizes * repeats if rank < 2 else []):
         message = torch.zeros(size, dtype=torch.uint8)

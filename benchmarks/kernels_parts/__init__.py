@@ -1,1 +1,1 @@
-"""What `benchmarks/kernels.py` measures, against what, and what becomes of it."""
+"""Parts of benchmarks/kernels.py: the kernels, their floors, and the results."""

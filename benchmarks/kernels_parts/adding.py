@@ -1,4 +1,4 @@
-"""Kernels whose sums have one order, so that their bits depend on no processor."""
+"""Kernels that add in a fixed order: every processor gets the same bits."""
 
 import torch
 
@@ -56,7 +56,7 @@ def _inverse_fourier(place: Place) -> Work:
 
 
 def _factors(place: Place) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return those of a matrix of 1,024 columns, or of about as many as rows."""
+    """Return the factors of a matrix with 1,024 columns, or of a roughly square one."""
     columns = min(1024, max(_RANK, int(place.numel**0.5)))
     shapes = (max(_RANK, place.numel // columns), columns)
     x = place.gradient().repeat(_RANK)[: _RANK * sum(shapes)]

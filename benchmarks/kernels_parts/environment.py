@@ -1,4 +1,4 @@
-"""Where and with what a run was taken."""
+"""The machine and versions of a run."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ _PACKAGES = ("torch", "numba", "triton", "numpy", "thinwire")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return what a reader needs to judge the figures by; a package that is not there is None."""
+    """Return what a reader needs to judge the figures. A missing package is None."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
@@ -42,7 +42,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of this checkout, with a + where files differ from it; None outside of one."""
+    """Return the commit of this checkout, with a + if files have changed; None outside a checkout."""
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)

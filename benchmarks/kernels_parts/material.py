@@ -1,4 +1,4 @@
-"""The numbers that everything is measured on."""
+"""The input numbers of every measurement."""
 
 from functools import cached_property
 
@@ -7,25 +7,25 @@ from torch import Tensor
 
 from thinwire import kernels
 
-SHIFT = 16  # elements between two gradients: 64 bytes, so that all of them start at a line of the cache
+SHIFT = 16  # elements between two gradients: 64 bytes, so each starts on a cache line
 GRADIENTS = 64
 
 
 class Material:
-    """Standard normal numbers; gradients are stretches of them, a little apart, and picks of theirs, far apart."""
+    """Standard normal numbers. Gradients are stretches of them that begin a little apart; picks are far apart."""
 
     def __init__(self, numel: int, device: torch.device, seed: int = 0) -> None:
         self.device = device
         self._most, self._seed = numel, seed
 
     def gradient(self, numel: int, number: int = 0) -> Tensor:
-        """Return a float32 vector; nearby numbers give vectors that are independent element by element."""
+        """Return a float32 vector; vectors of nearby numbers are independent element by element."""
         return self._base.narrow(0, number % GRADIENTS * SHIFT, numel)
 
     def picks(self, numel: int, count: int, worker: int, workers: int) -> tuple[Tensor, Tensor]:
         """Return indices (int32, ascending) and values of a worker's `count` largest magnitudes.
 
-        Each worker's vector is the same, turned round by another part of its length.
+        All workers have the same vector, each rotated by another part of its length.
         """
         x = self.gradient(numel)
         indices = kernels.largest(x, count)

@@ -43,7 +43,7 @@ def draw(rows: Sequence[Row], environment: Mapping[str, Any], path: Path) -> Non
 
 
 def _panels(rows: Sequence[Row]) -> list[Callable[[Axes], None]]:
-    """Return what there is something to draw in."""
+    """Return the panels that have something to show."""
     by_group = {group: [row for row in rows if row.group == group] for group in GROUPS}
     panels = [partial(_floor_panel, rows=mine, title=GROUPS[group]) for group, mine in by_group.items() if mine]
     if any(row.name in VALUE_BITS for row in rows):
@@ -54,7 +54,7 @@ def _panels(rows: Sequence[Row]) -> list[Callable[[Axes], None]]:
 
 
 def _floor_panel(axes: Axes, rows: Sequence[Row], title: str) -> None:
-    """Ratio to the floor over size; at the targets' density, and with most workers."""
+    """Draw the ratio to the floor over size, at the targets' density and the largest number of workers."""
     names = list(dict.fromkeys(row.name for row in rows))
     for name, (colour, marker) in zip(names, STYLES, strict=False):
         mine = _typical([row for row in rows if row.name == name])
@@ -95,7 +95,7 @@ def _bits_panel(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _workers_panel(axes: Axes, rows: Sequence[Row]) -> None:
-    """Time of a decode over the number of payloads, one line for each size."""
+    """Draw the time of a decode over the number of payloads, one line per size."""
     decodes = [row for row in rows if row.name == "decode" and row.density == _typical_density(rows)]
     sizes = sorted({row.d for row in decodes})
     for size, (colour, marker) in zip(sizes, STYLES, strict=False):

@@ -17,7 +17,7 @@ _GRID = OffsetGrid(_FORMAT.grid.shift, _FORMAT.grid.base, _FORMAT.positives, _FO
 
 
 def _encode(kernel: Callable[[Tensor, Tensor, Tensor], object]) -> Callable[[Place], Work]:
-    """Return what measures a kernel that writes codes (uint8) of x with a scale for each group."""
+    """Return a function that measures a kernel: codes (uint8) of x, with a scale per group."""
 
     def make(place: Place) -> Work:
         x, codes = place.gradient(), torch.empty(place.numel, dtype=torch.uint8, device=place.device)

@@ -9,11 +9,11 @@ SCHEMA = "thinwire.kernels/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One kernel or step at one size. Without `correct` there are no times, and `why` says what is the matter.
+    """One kernel or step at one size. If it is not `correct`, there are no times, and `why` says what is wrong.
 
-    `seconds` are the 20th, 50th and 80th percentile. `ratio_to_floor` is the median of paired ratios; the others are a
-    torch expression's median over ours, above 1 where ours is faster, None where it was not taken. `checked_at` is
-    the size at which the backend was held against the reference.
+    `seconds` are the 20th, 50th and 80th percentile. `ratio_to_floor` is the median of paired ratios. The other ratios
+    are a torch expression's median over ours: above 1 if ours is faster, None if not measured. `checked_at` is the size
+    at which the backend was checked against the reference.
     """
 
     name: str
@@ -38,5 +38,5 @@ class Row:
 
 
 def document(rows: Sequence[Row], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is written as JSON."""
+    """Return the JSON document."""
     return {"schema": SCHEMA, "environment": dict(environment), "rows": [asdict(row) for row in rows]}

@@ -1,4 +1,4 @@
-"""From cases and places to rows."""
+"""Runs every case at every place, and returns rows."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from thinwire.tools.bench.rows import percentiles
 
 CASES: dict[str, Case] = {**STEPS, **TRAVELLING, **SELECTING, **SCATTERING, **CODING, **QUANTISING, **ADDING}
 TARGET_DENSITY = 1e-3
-_CHECKED = 1 << 22  # above this only rows that targets speak of are held against the reference at their own size
+_CHECKED = 1 << 22  # above this, only rows with a target are checked against the reference at their own size
 _MOST_PICKS = 1 << 26  # of all workers together
 _BUDGET, _REFERENCE_BUDGET, _TARGET_BUDGET = 1.0, 3.0, 20.0  # seconds that a torch expression may take
 
@@ -44,11 +44,11 @@ class Plan:
 
     @property
     def typical(self) -> float:
-        """The density of the targets, or that next to it."""
+        """The density nearest to that of the targets."""
         return min(self.densities, key=lambda density: abs(density - TARGET_DENSITY))
 
     def places(self, material: Material) -> Iterator[tuple[str, Place]]:
-        """Return all rows to measure, small sizes first: densities with most workers, workers with one density."""
+        """Return all rows to measure, small sizes first: densities at most workers, workers at one density."""
         for numel in sorted(self.sizes):
             for name in self.names:
                 for density, workers in self._sweep(CASES[name], numel):
@@ -64,7 +64,7 @@ class Plan:
 
 @dataclass
 class Runner:
-    """Measures places one after the other, and remembers what was checked and how long torch took."""
+    """Measures places one after another. Remembers what was checked, and how long torch took."""
 
     plan: Plan
     _checked: dict[tuple[str, int, float, int], Verdict] = field(default_factory=dict, init=False)
@@ -99,7 +99,7 @@ class Runner:
             return replace(row, correct=False, why=_told(error))
 
     def _verdict(self, name: str, case: Case, place: Place) -> Verdict:
-        """Hold the backend against the reference, once for each place; what raises is not correct either."""
+        """Check the backend against the reference, once per place. If it raises, it is not correct either."""
         key = (name, place.numel, place.density, place.workers)
         if key not in self._checked:
             try:
@@ -126,7 +126,7 @@ class Runner:
         )
 
     def _ratios(self, name: str, work: Work, place: Place, times: Times) -> Mapping[str, float]:
-        """Time the torch expressions, but those that would take too long by their pace at a smaller size."""
+        """Time the torch expressions, except those that, judging by a smaller size, would take too long."""
         found = {}
         for other, call in work.baselines().items():
             key = (name, other, place.density)
@@ -144,7 +144,7 @@ class Runner:
         return _TARGET_BUDGET if work.others else _REFERENCE_BUDGET
 
     def _is_typical(self, case: Case, place: Place) -> bool:
-        """Whether targets speak of this place."""
+        """Whether a target is about this place."""
         most = not case.workers or place.workers == max(self.plan.workers)
         return most and (not case.sweep or place.density == self.plan.typical)
 

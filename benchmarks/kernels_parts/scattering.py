@@ -1,4 +1,4 @@
-"""Kernels that add, overwrite and clear at indices, and those that merge and number them."""
+"""Kernels that add, overwrite and clear at indices, and kernels that merge and number indices."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def runs_of(place: Place) -> tuple[Tensor, Tensor, tuple[int, ...]]:
 
 
 def _copies(*tensors: Tensor) -> Work:
-    """Return work whose floor is a copy of these; what runs is put in its place."""
+    """Return work whose floor is a copy of these tensors. The caller replaces what runs."""
     spare = [torch.empty_like(tensor) for tensor in tensors]
 
     def floor() -> None:

@@ -121,7 +121,7 @@ def _largest_blocks(place: Place) -> Work:
     x, count = place.gradient(), max(1, place.picks // _BLOCK)
 
     def alike(found: Tensor, expected: Tensor) -> bool:
-        """Whether the blocks are as large as the reference's: sums in another order may swap the last."""
+        """Whether the blocks' norms match the reference's. Sums in another order may swap the last blocks."""
         energies = kernels.block_energies.reference(x, _BLOCK)
         mine, others = (energies.index_select(0, picks).sort().values for picks in (found, expected))
         ascending = bool((found[1:] > found[:-1]).all())

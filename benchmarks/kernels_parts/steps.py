@@ -1,4 +1,4 @@
-"""Whole steps as a worker takes them: encode with a memory, decode what all workers sent."""
+"""Whole steps of a worker: encode with a memory, decode what all workers sent."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from thinwire.payloads import Sparse
 
 @dataclass
 class Encoding:
-    """One parameter's steps, each with another gradient."""
+    """The steps of one parameter, each with a new gradient."""
 
     place: Place
     memory: Memory
@@ -24,7 +24,7 @@ class Encoding:
     step: int = field(default=0, init=False)
 
     def __call__(self) -> Tensor:
-        """Take a step and return what travels."""
+        """Take a step and return the payload."""
         signal = self.memory.compensate("weight", self.place.gradient(self.step), 1.0, seed=self.step)
         payload = self.codec.encode_signal(signal, seed=self.step)
         buffer = payload.to_buffer()
@@ -34,12 +34,12 @@ class Encoding:
         return buffer
 
     def kept(self) -> tuple[Tensor, ...]:
-        """Return what the memory holds."""
+        """Return the memory's content."""
         return tuple(tensor for fields in self.memory.state().values() for tensor in fields.values())
 
 
 def _encode(memory: Callable[[], Memory], codec: Callable[[float], Codec], passes: int) -> Callable[[Place], Work]:
-    """Return what measures steps that read and write `passes` vectors of float32 at the least."""
+    """Return a function that measures steps; they must read and write at least `passes` float32 vectors."""
 
     def make(place: Place) -> Work:
         def fresh() -> Encoding:

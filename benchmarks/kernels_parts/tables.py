@@ -39,14 +39,14 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def complaints(rows: Sequence[Row]) -> list[str]:
-    """Return what is wrong with each kernel that got no times, once for each."""
+    """Say what is wrong with each kernel that has no times, once per kernel."""
     return list(
         dict.fromkeys(f"{row.name}, at {row.checked_at:,} elements: {row.why}" for row in rows if not row.correct)
     )
 
 
 def target_table(rows: Sequence[Row], *, on_gpu: bool) -> Table:
-    """Return the targets beside what was measured."""
+    """Return the targets beside the measurements."""
     here = concerned(rows)
     size = f"{max((row.d for row in rows), default=0):,}"
     table = _table(f"Targets, at {size} elements, density 0.001", "target")

@@ -1,4 +1,4 @@
-"""What the kernels are to reach, and whether they did."""
+"""What should the kernels reach, and did they?"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def _of(name: str, attribute: str, workers: int | None = None) -> Figure:
 
 
 def _spread(rows: Sequence[Row]) -> float | None:
-    """Return the slowest decode over the fastest, of 2 to 16 workers."""
+    """Return the ratio of the slowest to the fastest decode, from 2 to 16 workers."""
     times = [
         row.seconds["p50"] for row in rows if row.name == "decode" and row.seconds and 2 <= (row.workers or 0) <= 16
     ]
@@ -71,12 +71,12 @@ _GPU = [
 
 
 def targets(*, on_gpu: bool) -> list[Target]:
-    """Return the targets that concern a device."""
+    """Return the targets for a device."""
     return (_GPU if on_gpu else _CPU) + _WIRE
 
 
 def concerned(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that targets speak of: the largest size, and where density matters, 0.001."""
+    """Return the rows with a target: the largest size and, if density matters, 0.001."""
     most = max((row.d for row in rows), default=0)
     fixed = {row.name for row in rows if row.density != TARGET_DENSITY} - {
         row.name for row in rows if row.density == TARGET_DENSITY

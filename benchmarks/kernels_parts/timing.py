@@ -1,4 +1,4 @@
-"""Times taken in turn, so that what disturbs the machine disturbs all alike."""
+"""Timing in turn: a disturbance of the machine then affects all alike."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from kernels_parts.work import Work
 
 Clock = Callable[[Callable[[], object]], float]
 LEAST = 3
-_QUICK = 0.1  # seconds below which the first call of a torch expression does not count
+_QUICK = 0.1  # below so many seconds, the first call of a torch expression does not count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds of what was measured and of its floor, pair by pair."""
+    """Seconds of the work and of its floor, pair by pair."""
 
     ours: list[float]
     floor: list[float]
@@ -28,7 +28,7 @@ class Times:
 
 
 def clock(device: torch.device) -> Clock:
-    """Return what times a call on this device."""
+    """Return a function that times a call on this device."""
     return _on_gpu if device.type == "cuda" else _on_cpu
 
 
@@ -49,7 +49,7 @@ def _on_gpu(call: Callable[[], object]) -> float:
 
 
 def interleave(work: Work, measure: Clock, *, repeats: int, budget: float) -> Times:
-    """Time the work and its floor in turn, up to `repeats` times each, fewer where that takes `budget` seconds."""
+    """Time the work and its floor in turn, up to `repeats` times each, but for at most about `budget` seconds."""
     measure(work.run)
     measure(work.floor)
     ours: list[float] = []

@@ -1,4 +1,4 @@
-"""Numbers in few bits, frequencies, and what payloads weigh."""
+"""Numbers in few bits, frequencies, and payload sizes."""
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def _fft_encode(place: Place) -> Work:
 
 
 def _same_spectrum(found: Spectral, expected: Spectral) -> bool:
-    """Whether the coefficients are the same but where two compete for the last place by a rounding error."""
+    """Whether the coefficients match, unless a rounding error decides between two for the last place."""
     mine, other = found.coefficients.keys, expected.coefficients.keys
     energies = [float(payload.values.double().square().sum()) for payload in (found, expected)]
     different = mine.numel() - int(torch.isin(mine, other).sum())

@@ -1,4 +1,4 @@
-"""One kernel or one step at one place: what runs, what it is held against, and what it must agree with."""
+"""One kernel or step at one place: what runs, its floor, and the reference it must agree with."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a row is measured: d elements, of which a share `density` is kept, from so many workers."""
+    """The place of a row: d elements, the share `density` that is kept, and the number of workers."""
 
     material: Material
     numel: int
@@ -47,11 +47,11 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What runs, and beside what.
+    """What runs, and what it is compared with.
 
-    `outcome` computes afresh what the backend and the reference must agree on; by default `reset` and `run`. `others`
-    are the torch expressions: "torch" is what a user would write, and without one the reference itself, which is plain
-    torch. `floor` counts `passes` times: a GPU's floor is a number of copies. `bits` per kept element are known once.
+    `outcome` computes anew what backend and reference must agree on; by default it calls `reset` and `run`. `others`
+    are the torch expressions: "torch" is what a user would write, or else the reference itself, which is plain torch.
+    `floor` counts `passes` times, because a GPU's floor is a number of copies. `bits` per kept element, if known.
     """
 
     run: Call
@@ -65,7 +65,7 @@ class Work:
     bits: float | None = None
 
     def agrees(self) -> bool:
-        """Whether the backend does what the reference does."""
+        """Whether the backend agrees with the reference."""
         found = self._outcome()
         with by_reference():
             expected = self._outcome()
@@ -90,8 +90,8 @@ class Work:
 class Case:
     """A row of the table at every size.
 
-    `densities` and `workers` say whether they matter; `density` is the one taken where it does not sweep, None where
-    there is none. `most` is the largest size at which it is held against the reference, or None for any.
+    `densities` and `workers` say whether these are swept. `density` is used where density is not swept; None if there
+    is none. `most` is the largest size that is checked against the reference, or None for any.
     """
 
     make: Callable[[Place], Work]
@@ -106,22 +106,22 @@ class Case:
 
 @contextmanager
 def by_reference() -> Iterator[None]:
-    """Let everything run on the reference kernels."""
+    """Run everything within on the reference kernels."""
     with patch.object(dispatch, "backend_of", lambda *_, **__: "reference"):
         yield
 
 
 def copied(found: Any) -> Any:
-    """Return a copy, as the next call may write to the same tensors."""
+    """Return a copy, because the next call may write to the same tensors."""
     if isinstance(found, Tensor):
         return found.clone()
-    if isinstance(found, Picks):  # a GPU fills its fixed capacity up with -1
+    if isinstance(found, Picks):  # a GPU pads its fixed capacity with -1
         return copied((found.indices[found.indices >= 0], found.peak))
     return tuple(copied(each) for each in found) if isinstance(found, tuple | list) else found
 
 
 def alike(found: Any, expected: Any) -> bool:
-    """Whether integers are the same, and floats up to the order of summation."""
+    """Whether integers are equal, and floats equal up to the order of summation."""
     if not isinstance(found, Tensor):
         if not isinstance(found, tuple):
             return bool(found == expected)

@@ -1,4 +1,4 @@
-"""What the loops train: small networks and made-up data, in float64, so that what differs is no rounding."""
+"""Small networks and made-up data for the loops, in float64, so that differences are not due to rounding."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,12 +27,12 @@ class Attach(Protocol):
 
 
 class Unavailable(RuntimeError):  # noqa: N818 - it reads better where it is raised and caught
-    """A loop cannot run on this machine; the message says why."""
+    """This machine cannot run a loop; the message says why."""
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What a loop saw: the loss of every step on this rank, and which steps it skipped by hand."""
+    """What a loop returns: the loss of every step on this rank, and the steps it skipped by hand."""
 
     losses: list[float] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ def batches(steps: int, *, start: int = 0) -> Iterator[Sample]:
 
 
 def micro_batches(steps: int, count: int) -> Iterator[list[Sample]]:
-    """Yield so many batches a step."""
+    """Yield `count` batches per step."""
     stream = batches(steps * count)
     for _ in range(steps):
         yield [next(stream) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""One loop with one recipe on this rank, and how far it ends from where plain DDP does."""
+"""Run one loop with one recipe on this rank. How far from plain DDP does it end?"""
 
 import warnings
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from loops_parts.recipes import Way
 from loops_parts.scripts import LOOPS
 
 LAST = 5
-"""So many losses the last one is a mean of: batches differ."""
+"""The last loss is a mean of so many, because batches differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Ended:
         return fmean(self.losses[-LAST:])
 
     def share(self, plain: "Ended") -> float:
-        """Return how much of the way that plain DDP took down in loss this one took; 1 is all of it, below 0 is up."""
+        """Return how far the loss fell, relative to plain DDP: 1 is as far, below 0 it rose."""
         return (plain.losses[0] - self.last_loss) / (plain.losses[0] - plain.last_loss)
 
     def distance(self, plain: "Ended") -> float:
@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass(kw_only=True)
 class Attaching:
-    """What a loop gets as `make`. `way` None leaves models to plain DDP; either way, parameters are noted."""
+    """What a loop gets as `make`. With `way` None, models stay plain DDP. Parameters are noted either way."""
 
     way: Way | None
     modules: list[nn.Module] = field(default_factory=list)
@@ -78,7 +78,7 @@ def measure(loop: str, way: Way | None, steps: int) -> Ended:
 
 @contextmanager
 def _traced() -> Iterator[None]:
-    """Hush the tracer, which warns of what it does itself, and let it forget what it traced."""
+    """Silence the tracer's warnings about its own doing, and make it forget what it traced."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,4 @@
-"""What the loops are run with, beside plain DDP."""
+"""The recipes that the loops run with, beside plain DDP."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from thinwire.recipes import METHODS, Method
 from thinwire.reducer import Reducer
 
 ALL = 1 << 60
-"""A `minimum_size` below which every tensor is."""
+"""A `minimum_size` above the size of every tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class Way:
 
     @property
     def momentum(self) -> bool:
-        """Whether it takes momentum over, so that it is given the optimizer."""
+        """Whether it takes over momentum and so needs the optimizer."""
         return self.method.momentum
 
     def reducer(self, *, optimized: bool) -> Reducer:
-        """Return a new recipe; momentum is 0 where there is no optimizer to take it from."""
+        """Return a new recipe. Momentum is 0 if there is no optimizer to take it from."""
         found = self.method.recipe(**self.options)
         for memory in found.memories():
             if isinstance(memory, MomentumCorrection) and not optimized:

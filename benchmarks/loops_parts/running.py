@@ -1,4 +1,4 @@
-"""All loops with all recipes on workers of this machine, one row each, whatever is raised."""
+"""Run all loops with all recipes on workers of this machine: one row each, even if one raises."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,18 +14,18 @@ HANDLER = "loops_parts.worker:handle"
 WORKERS = 2
 PLAIN = "plain DDP"
 CLOSE = 1e-6
-"""How far from plain DDP a loop may end that sends everything, relative to how far plain DDP moved."""
+"""How far from plain DDP may a loop end if it sends everything? Relative to how far plain DDP moved."""
 SANE = 0.25
-"""How much of plain DDP's way down in loss one must take that sends less."""
+"""How far must the loss fall if a loop sends less? Relative to plain DDP."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What a loop with a recipe came to. What is None was not measured: `message` says what was raised instead.
+    """The result of a loop with a recipe. None means not measured: `message` says what was raised instead.
 
-    Losses are rank 0's, means of the last steps; `share` is how much of plain DDP's way down in loss it took. The
-    distance is relative to how far plain DDP moved, and the larger of the ranks'; `identical` says whether the replicas
-    are bit-identical. `skipped` counts steps skipped by hand.
+    Losses are rank 0's, means of the last steps; `share` is how far the loss fell, relative to plain DDP. The distance
+    is relative to how far plain DDP moved, and the larger one of the ranks; `identical` says whether the replicas are
+    bit-identical. `skipped` counts steps skipped by hand.
     """
 
     loop: str
@@ -44,7 +44,7 @@ class Row:
 
 
 def run(loops: Sequence[str], ways: Sequence[str | None], steps: int) -> Iterator[Row]:
-    """Yield a row for every loop and way, None for plain DDP; workers that disagree in what they raise are replaced."""
+    """Yield a row for every loop and way (None: plain DDP). Workers that raise differently are replaced."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = stack.enter_context(Cluster(WORKERS, None, HANDLER, namespaces=False))
@@ -59,10 +59,10 @@ def run(loops: Sequence[str], ways: Sequence[str | None], steps: int) -> Iterato
 
 
 def _row(cluster: Cluster, job: dict[str, Any]) -> tuple[Row, bool]:
-    """Run a job; the second is whether the workers can be given another."""
+    """Run a job. The second value: whether the workers can take another job."""
     named = {"loop": job["loop"], "way": job["way"] or PLAIN, "everything": _everything(job["way"])}
     try:
-        events = list(cluster.run(job))  # in the order in which they came: what a rank raises first is the cause
+        events = list(cluster.run(job))  # in order of arrival: the first exception is the cause
     except WorkerDied as death:
         return Row(**named, verdict="died", message=str(death)), False
     raised = [event for _, event in events if event["kind"] == "raised"]

@@ -52,5 +52,5 @@ LOOPS: dict[str, Loop] = {loop.__name__: loop for loop in _LOOPS}
 
 
 def about(name: str) -> str:
-    """Return what a loop does, in a line."""
+    """Say in a line what a loop does."""
     return (LOOPS[name].__doc__ or "").strip().splitlines()[0]

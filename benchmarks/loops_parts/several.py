@@ -76,7 +76,7 @@ def gradient_penalty_apart(make: Attach, steps: int) -> Outcome:
     """The same critic with a backward for each term, as the paper's code has it."""
     head = nn.Linear(OUTPUTS, 1, bias=False).double()
     nn.init.constant_(head.weight, 0.5)
-    # Plain DDP waits for every parameter in every backward; the penalty knows nothing of a bias after the last Tanh.
+    # Plain DDP waits for every parameter in every backward; the penalty does not depend on a bias after the last Tanh.
     critic = DDP(nn.Sequential(network(), nn.Tanh(), head))
     optimizer = Adam(critic.parameters(), lr=1e-3, betas=(0.5, 0.9))
     make(critic, optimizer)

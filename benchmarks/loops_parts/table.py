@@ -12,7 +12,7 @@ from thinwire.tools.show.units import UNKNOWN
 
 HEADINGS = ("loop", "recipe", "last loss", "plain DDP's", "distance", "replicas alike", "skipped", "verdict")
 TEXTS = 2
-"""So many columns are words."""
+"""How many columns are words."""
 _STYLES = {"differs": "bold red", "worse": "bold red", "died": "bold red", "raised": "yellow", "left out": "dim"}
 
 
@@ -40,18 +40,18 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return each thing that was said instead of a figure, numbered as in the table."""
+    """Return each message that replaces a figure, numbered as in the table."""
     return [f"({number}) {message}" for number, message in enumerate(_messages(rows), 1)]
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Return in words how many rows came to what."""
+    """Say how many rows got each verdict."""
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in sorted({row.verdict for row in rows})}
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
 def cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    """Return a row's cells; what it says is numbered among what `rows` say."""
+    """Return a row's cells; its message is numbered among those of `rows`."""
     skipped = UNKNOWN
     if row.skipped is not None:
         skipped = str(row.skipped) if row.same_skips else f"{row.skipped} for {row.plain_skipped}"

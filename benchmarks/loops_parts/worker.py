@@ -1,4 +1,4 @@
-"""What the workers do: run a loop with a recipe, and report how it ended or what it raised, as JSON."""
+"""The workers: they run a loop with a recipe and report, as JSON, how it ended or what it raised."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ PATIENCE = timedelta(seconds=30)
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
-    """Join a new group, run `job`, and emit one event: what it came to, or what was raised."""
+    """Join a new group, run `job`, and emit one event: the result, or the exception."""
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(job["store"], world)  # type: ignore[attr-defined]  # torch's stubs do not export it

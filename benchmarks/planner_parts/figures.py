@@ -1,4 +1,4 @@
-"""What a cell of the grid comes to."""
+"""The figures of one cell of the grid."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One model, number of workers and link. Seconds of a step: as predicted, and of every step measured."""
+    """One model, number of workers and link. Seconds of a step: predicted, and of every measured step."""
 
     model: str
     workers: int
@@ -31,31 +31,31 @@ class Cell:
         return median(self.measured[name])
 
     def error(self, name: str) -> float:
-        """Return how far a prediction is off, relative to what was measured."""
+        """Return the error of a prediction, relative to the measurement."""
         return self.predicted[name] / self.seconds(name) - 1
 
     @property
     def candidates(self) -> list[str]:
-        """What one of is used for all tensors."""
+        """The candidates that were used for all tensors."""
         return [name for name in self.measured if name not in (AGAIN, PLANNED, WATCHED)]
 
     @property
     def best(self) -> str:
-        """The fastest of these, as measured."""
+        """The fastest candidate, as measured."""
         return min(self.candidates, key=self.seconds)
 
     def regret(self, name: str) -> float:
-        """Return by what share of its step the best candidate is faster than this."""
+        """By what share of the best candidate's step is this slower?"""
         return max(0.0, self.seconds(name) / self.seconds(self.best) - 1)
 
     def over_dense(self, name: str) -> float:
-        """By what share a row is slower than plain DDP: the median over steps taken side by side."""
+        """By what share is a row slower than plain DDP? The median over steps taken side by side."""
         pairs = zip(self.measured[name], self.measured[DENSE], strict=True)
         return median(other / dense for other, dense in pairs) - 1
 
 
 def cell(model: str, workers: int, link: str, events: Iterable[Event]) -> Cell:
-    """Make a cell of what rank 0 emitted."""
+    """Make a cell from what rank 0 emitted."""
     found = list(events)
     one = {event["kind"]: event for event in found}
     history = one["decided"]["history"]
@@ -76,7 +76,7 @@ def cell(model: str, workers: int, link: str, events: Iterable[Event]) -> Cell:
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, float]:
-    """Return what the grid is to show."""
+    """Return the summary of the grid."""
     errors = [abs(each.error(name)) for each in cells for name in each.predicted]
     regrets = {name: [each.regret(name) for each in cells] for name in (PLANNED, WATCHED)}
     return {

@@ -1,4 +1,4 @@
-"""What the workers do: profile, plan, and train with every candidate, the plan and `plan="auto"` in turns.
+"""The workers: they profile, plan, and train with every candidate, the plan and `plan="auto"` in turns.
 
 A job and its events are JSON; rank 0 emits.
 """
@@ -26,7 +26,7 @@ from thinwire.tools.cluster.workers import join_group, wrapped
 from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.base import sgd
 
-SMALLEST = 1024  # elements of a tensor that is compressed where one candidate is used for all
+SMALLEST = 1024  # elements: smaller tensors stay uncompressed where one candidate is used for all
 BUDGET = Budget(names=("fp16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk"), densities=(0.01,))
 DENSE, AGAIN, PLANNED, WATCHED = "dense", "dense again", "the plan", "auto"
 
@@ -47,7 +47,7 @@ class Run:
         return self.problem.loss(self.model, batch)
 
     def step(self) -> tuple[float, float]:
-        """Take a step; return its seconds without what it takes to make the batch, and the loss."""
+        """Take a step. Return its seconds, without making the batch, and the loss."""
         batch = self.problem.batch(self.count, dist.get_rank(), dist.get_world_size())
         self.count += 1
         start = time.perf_counter()
@@ -94,7 +94,7 @@ def cell(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
 
 
 def follow(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
-    """Train with plan="auto" while somebody changes the links; emit every step, and at last the history."""
+    """Train with plan="auto" while the links are changed. Emit every step, and finally the history."""
     run = _trained(Run(training, lambda model: thinwire.attach(model, plan=BUDGET)), job, emit)
     assert run.attachment is not None
     emit({"kind": "same", "same": run.attachment.verify_replicas(), "history": _history(run)})
@@ -137,14 +137,14 @@ def _methods(
     for candidate in BUDGET.candidates()[1:]:
         yield candidate.name, _uniform(module, candidate.name)
     yield PLANNED, lambda model: thinwire.attach(model, plan)
-    # side by side, and plain DDP twice, to see by how much things differ that do not
+    # side by side, and plain DDP twice, to see the noise between equal runs
     yield DENSE, _uniform(module, DENSE)
     yield WATCHED, lambda model: thinwire.attach(model, plan=BUDGET)
     yield AGAIN, _uniform(module, DENSE)
 
 
 def _uniform(module: nn.Module, name: str) -> Callable[[DistributedDataParallel], Attachment | None]:
-    """Return how to use a candidate for all tensors but small ones; plain DDP, without a hook, for dense."""
+    """Return a function that attaches a candidate for all but small tensors; dense is plain DDP, without a hook."""
     if name == DENSE:
         return lambda model: None
     large = [who for who, p in module.named_parameters() if p.numel() >= SMALLEST]
@@ -152,7 +152,7 @@ def _uniform(module: nn.Module, name: str) -> Callable[[DistributedDataParallel]
 
 
 def _let_decide(run: Run, emit: Emit, most: int = 80) -> None:
-    """Let it train until it has decided."""
+    """Train until the policy has decided."""
     start = time.perf_counter()
     while not _history(run) and run.count < most:
         run.step()
@@ -167,7 +167,7 @@ def _history(run: Run) -> list[dict[str, Any]]:
 
 
 def _in_turns(runs: Mapping[str, Run], budget: float, *, lap: int = 4, most: int = 24) -> dict[str, list[float]]:
-    """Let them take turns of a few steps, for about `budget` seconds each; the first of a turn does not count."""
+    """Let runs take turns of a few steps, for about `budget` seconds each. A turn's first step does not count."""
     laps = {name: _count(run, budget / lap, most=most // lap) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(max(laps.values())):
@@ -178,7 +178,7 @@ def _in_turns(runs: Mapping[str, Run], budget: float, *, lap: int = 4, most: int
 
 
 def _side_by_side(runs: Mapping[str, Run], budget: float, *, most: int = 60) -> dict[str, list[float]]:
-    """Let them take single steps by turns, in an order that rotates, for about `budget` seconds each."""
+    """Let runs take single steps in turn, in a rotating order, for about `budget` seconds each."""
     names = list(runs)
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(max(_count(run, budget, most=most) for run in runs.values())):

@@ -59,7 +59,7 @@ def accuracy(
 
 
 def environment() -> dict[str, object]:
-    """Return what a reader needs to judge the figures by."""
+    """Return what a reader needs to judge the figures."""
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "thinwire")},
@@ -77,7 +77,7 @@ def _built(name: str, seed: int, data: Path | None) -> Problem:
 
 
 def _agree(document: Document, problem: Problem, steps: int) -> None:
-    """Note what the runs share. Raises Unfit where runs in the document were of something else."""
+    """Note what the runs share. Raises Unfit if the document's runs are of something else."""
     samples = len(problem.batch(0, 0, 1)[0])
     setting = {"description": problem.description, "steps": steps, "samples": samples}
     before = document.settings.get(problem.name)
@@ -93,7 +93,7 @@ def _chosen(problem: Problem, only: str) -> Iterator[Row]:
 
 
 def _runs(document: Document, problem: Problem, seed: int, only: str) -> Iterator[Row]:
-    """Run what is not there yet, and yield every row once it is."""
+    """Run what is missing, and yield every row once it is complete."""
     steps = document.settings[problem.name]["steps"]
     material = Material(problem=problem, batches=[problem.batch(step, 0, 1) for step in range(steps)])
     for row in _chosen(problem, only):
@@ -105,7 +105,7 @@ def _runs(document: Document, problem: Problem, seed: int, only: str) -> Iterato
 
 
 def _density(document: Document, problem: Problem, row: Row, seed: int) -> float:
-    """The density of a row, or the real one that the row it is compared with had."""
+    """The density of a row: its own, or the real density of the row it is compared with."""
     if row.like is None:
         return 1 - row.sparsity
     return document.runs[problem.name, row.like, seed].kept

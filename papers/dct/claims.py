@@ -24,7 +24,7 @@ from thinwire.tools.show.canvas import COLOURS
 
 
 def deviations(thresholds: list[float]) -> list[float]:
-    """Return how far each threshold lies from the mean of all up to it, after the first 5 % of steps."""
+    """After the first 5 % of steps: return how far each threshold lies from the mean of all up to it."""
     x = torch.tensor(thresholds, dtype=torch.float64)
     running = x.cumsum(0) / torch.arange(1, len(x) + 1)
     return (x / running - 1)[max(1, len(x) // 20) :].tolist()
@@ -100,7 +100,7 @@ class Seen:
 
 
 def watch(material: Material) -> list[Seen]:
-    """Train, and return what was seen at five steps. Raises Absent without MNIST."""
+    """Train, and return the inputs seen at five steps. Raises Absent without MNIST."""
     return _train(material.folder("mnist"), material.many(40, 300), material.seed)
 
 

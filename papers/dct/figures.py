@@ -25,7 +25,7 @@ Make = Callable[[], Boundary | None]
 
 
 def trainings() -> dict[str, Make]:
-    """What stands at the first cut, by name."""
+    """The modules to put at the first cut, by name."""
     found: dict[str, Make] = {DENSE: lambda: None}
     for each in DENSITIES:
         found[f"exact {each:g}"] = lambda each=each: TopKBoundary(each)  # type: ignore[misc]

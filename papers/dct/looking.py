@@ -1,4 +1,4 @@
-"""What the activations at the first cut look like while a model trains, and which law they follow."""
+"""What do the activations at the first cut look like during training, and which law do they follow?"""
 
 import math
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from thinwire.pipeline import Boundary
 BINS = 160
 DENSITIES = (0.25, 0.10, 0.05)
 LOOKS = 100
-"""How often one looks during a training."""
+"""The number of looks during a training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Activations at a step, on their way into the boundary.
+    """Activations at a step, before the boundary.
 
     rms: root of their mean square. zeros: share of elements. kept: share that the boundary let through, 1 without one.
-    By density: the mean over the rows of their k-th largest magnitude; shares of all elements that reach the threshold
-    fitted to |R|, and the one fitted to R as the paper prints it, R of a Laplace law.
+    By density: the k-th largest magnitude, averaged over rows; and the shares of elements that reach two thresholds:
+    one fitted to |R|, one fitted to R as the paper prints it, where R follows a Laplace law.
     """
 
     step: int
@@ -38,14 +38,14 @@ class Look:
 
 
 class Watch(nn.Module):
-    """Looks at what comes, `LOOKS` times in `steps` training steps, and hands it to the boundary."""
+    """Looks at its input `LOOKS` times in `steps` training steps, and passes it on to the boundary."""
 
     def __init__(self, boundary: Boundary | None, steps: int) -> None:
         super().__init__()
         self.boundary, self.every, self.step, self.looks = boundary, max(1, steps // LOOKS), 0, list[Look]()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the boundary makes of x (..., width)."""
+        """Return the boundary's output for x (..., width)."""
         out = x if self.boundary is None else self.boundary(x)
         through = 1.0 if self.boundary is None else self.boundary.report().kept
         if self.training and self.step % self.every == 0:
@@ -79,7 +79,7 @@ def follow(material: Material, boundary: Boundary | None) -> tuple[Network, list
 
 @torch.no_grad()
 def activations(network: Network, material: Material) -> dict[str, Tensor]:
-    """Return all held-out activations at the first cut, and what came into the last ReLU before it if there is one."""
+    """Return all held-out activations at the first cut, and the input of the last ReLU before it, if any."""
     network.eval()
     with _heard(network) as heard:
         for batch in material.problem.held_out(0, 1):
@@ -110,10 +110,10 @@ def _share(x: Tensor, threshold: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Of all activations at a place: `edges` (161,) and `density` (160,) of a histogram, mean and variance.
+    """All activations at a place: `edges` (161,) and `density` (160,) of a histogram, mean and variance.
 
-    aic: Akaike's criterion over the number of elements, less is better: for each law at its best parameters. Laws with
-    a mass at zero are only to be compared with each other, as a density at zero has no bound.
+    aic: for each law at its best parameters, Akaike's criterion over the number of elements; less is better. Compare
+    laws with a mass at zero only with each other, because a density at zero has no bound.
     """
 
     edges: list[float]

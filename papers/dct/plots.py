@@ -29,7 +29,7 @@ def draw(document: Document, folder: Path) -> None:
 
 
 def thresholds(document: Document, axes: Sequence[Axes]) -> None:
-    """Mean top-k threshold over training, as it is and over the activations' RMS."""
+    """Draw the mean top-k threshold over training, plain and relative to the activations' RMS."""
     for panel, by_rms in zip(axes, (False, True), strict=True):
         ends = []
         for place, density in enumerate(DENSITIES):
@@ -55,7 +55,7 @@ def _threshold(document: Document, run: str, place: int, by_rms: bool) -> Line:
 
 
 def histograms(document: Document, axes: Sequence[Axes]) -> None:
-    """Activations after training, and the laws of their mean and variance."""
+    """Draw activations after training, and the laws with the same mean and variance."""
     for panel, (place, found) in zip(axes, document["shapes"].items(), strict=False):
         edges, scale = np.array(found["edges"]), math.sqrt(found["variance"])
         panel.stairs(found["density"], edges, fill=True, color="#C3C9D1", label="activations")
@@ -72,7 +72,7 @@ def histograms(document: Document, axes: Sequence[Axes]) -> None:
 
 
 def drift(document: Document, axes: Sequence[Axes]) -> None:
-    """Density that the fitted threshold really lets through, without a bound and with the default one."""
+    """Draw the real density behind the fitted threshold, without a bound and with the default one."""
     for panel, bound in zip(axes, (", unbounded", ""), strict=True):
         ends = []
         for place, density in enumerate(DENSITIES):
@@ -90,7 +90,7 @@ def drift(document: Document, axes: Sequence[Axes]) -> None:
 
 
 def _smooth(values: Sequence[float], window: int = 5) -> list[float]:
-    """Means over a few looks around each, as single batches vary."""
+    """Average a few looks around each, because single batches vary."""
     half = window // 2
     return [float(np.mean(values[max(0, i - half) : i + half + 1])) for i in range(len(values))]
 

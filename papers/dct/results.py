@@ -1,4 +1,4 @@
-"""Runs as a JSON document, so that what was cut off can go on, and as tables for the console and for a page."""
+"""Runs as a JSON document, from which an interrupted comparison goes on, and as tables for console and page."""
 
 import json
 import math
@@ -20,7 +20,7 @@ SCHEMA = "thinwire.pipeline_accuracy/1"
 
 
 class Unfit(ValueError):  # noqa: N818 - it reads better where it is raised and caught
-    """A document that is none, or of another run; the message is one line."""
+    """Not a document, or one of another run; the message is one line."""
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,7 @@ class Document:
     runs: dict[tuple[str, str, int], Run] = field(default_factory=dict)
 
     def add(self, run: Run) -> None:
-        """Take a run in."""
+        """Add a run."""
         self.runs[run.problem, run.row, run.seed] = run
 
     def of(self, problem: str, row: str) -> list[Run]:
@@ -91,7 +91,7 @@ HEADINGS = (
 )
 MINUS = "\N{MINUS SIGN}"
 TEXTS = 3
-"""So many columns are words."""
+"""How many columns are words."""
 
 
 def table(document: Document, problem: str) -> Table:
@@ -145,7 +145,7 @@ def _cells(row: Row, runs: Sequence[Run], baseline: Sequence[Run]) -> list[str]:
 
 
 def over(runs: Sequence[Run], baseline: Sequence[Run]) -> Iterator[float]:
-    """Yield by how many percent the held-out loss of each run is above that of the baseline of the same seed."""
+    """Yield, for each run, by how many percent its held-out loss is above the baseline's with the same seed."""
     known = {run.seed: run.held_out_loss for run in baseline}
     yield from (100 * (run.held_out_loss / known[run.seed] - 1) for run in runs if run.seed in known)
 

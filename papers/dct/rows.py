@@ -1,4 +1,4 @@
-"""What is compared: the rows of the paper's Tables 1, 4, 6, 7 and 8, and a few more."""
+"""The rows of the comparison: those of the paper's Tables 1, 4, 6, 7 and 8, and a few more."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ _SKETCH, _CORRECTED = "Gaussian sketch", "gradient top-k, error feedback"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A method at a sparsity, between `cuts` + 1 stages and before `inside` layers of them.
+    """A method at one sparsity, between `cuts` + 1 stages, and before `inside` layers within them.
 
-    make: (density, seed) -> what stands at every cut. like: the row whose real density is taken, run by run.
+    make: (density, seed) -> the module at every cut. like: the row whose real density this one uses, run by run.
     """
 
     method: str
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What tells it from every other row of a problem."""
+        """The name that tells it from a problem's other rows."""
         return f"{self.method} | {self.sparsity:.0%} | {self.place}"
 
     @property
@@ -67,7 +67,7 @@ def _dropout(density: float, _: int) -> nn.Module:
 
 
 def rows(problem: str) -> list[Row]:
-    """All rows for that problem, the baseline first, and those that others take their density from before these."""
+    """All rows for that problem: the baseline first, and a row before those that take their density from it."""
     return [Row(method=BASELINE, cuts=0, make=_exact), *_boundaries(), *_comparisons(), *_others(problem)]
 
 
@@ -91,7 +91,7 @@ def _comparisons() -> Iterator[Row]:
 
 
 def _others(problem: str) -> Iterator[Row]:
-    """Cuts behind activation functions, in a transformer as the paper places them; elsewhere more to compare with."""
+    """Cuts behind activation functions, in a transformer as in the paper; elsewhere also more methods."""
     known = len(INSIDE.get(problem, ()))
     if problem == "transformer":
         yield from (Row(method="exact", sparsity=each, cuts=0, inside=1, make=_exact) for each in SPARSITIES)

@@ -1,4 +1,4 @@
-"""A problem's model with something at the places where it is cut, one training of it, and what came of that."""
+"""A problem's model with modules at its cuts, one training of it, and the results."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,13 +17,13 @@ INSIDE = {
     "dlrm": ("bottom.2", "bottom.4", "top.2", "top.4", "top.6"),
     "transformer": ("blocks.0.down", "blocks.1.down"),
 }
-"""Layers within stages whose input is what an activation function returned, in an order to cut them in."""
+"""Layers within stages whose input comes from an activation function, in the order in which to cut them."""
 
 Make = Callable[[], nn.Module]
 
 
 class Network(nn.Module):
-    """A copy of the model in `cuts` + 1 stages, with what `make()` returns between them, and before `inside` layers."""
+    """A copy of the model in `cuts` + 1 stages, with a `make()` between stages and before `inside` layers."""
 
     def __init__(self, problem: Problem, cuts: int, inside: int, make: Make) -> None:
         super().__init__()
@@ -52,21 +52,21 @@ class Network(nn.Module):
 
     @property
     def boundaries(self) -> list[Boundary]:
-        """Those that tell what they let through."""
+        """The modules that report what they let through."""
         return [part for part in (*self.between, *self.before) if isinstance(part, Boundary)]
 
 
 SEEN = 48
-"""How many of the batches trained on the training loss is taken over, evenly spaced."""
+"""How many training batches, evenly spaced, the training loss is taken over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a training came to; NaN where it diverged, and where nothing is counted.
+    """The results of a training. NaN: it diverged, or nothing is counted.
 
-    Losses are in nats, of the network as it was trained (in eval mode, boundaries and all): over batches it was trained
-    on, and over the held-out set. Real densities are means over the cuts: kept and not zero over the whole of training,
-    kept over its last tenth, and kept of what was held out.
+    Losses are in nats, of the network as trained (in eval mode, with its boundaries): over training batches, and over
+    the held-out set. Real densities are means over the cuts: kept and nonzero over the whole training, kept over its
+    last tenth, and kept on the held-out set.
     """
 
     problem: str
@@ -94,7 +94,7 @@ class Material:
 
     @property
     def seen(self) -> list[Batch]:
-        """Some of these, evenly spaced."""
+        """Some of the training batches, evenly spaced."""
         count = len(self.batches)
         return [self.batches[place * count // min(SEEN, count)] for place in range(min(SEEN, count))]
 
@@ -124,7 +124,7 @@ def run(material: Material, row: str, seed: int, density: float, cuts: int, insi
 
 
 def train(network: Network, material: Material) -> tuple[int | None, list[Report]]:
-    """Train it; return when the loss was no number any more, and what every boundary let through at every step."""
+    """Train it. Return the step at which the loss diverged, and what every boundary let through at every step."""
     problem, reports = material.problem, list[Report]()
     optimizer = torch.optim.SGD(network.model.parameters(), lr=problem.learning_rate, momentum=problem.momentum)
     for step, batch in enumerate(material.batches):
@@ -139,7 +139,7 @@ def train(network: Network, material: Material) -> tuple[int | None, list[Report
 
 
 def _evaluated(network: Network, material: Material, diverged: int | None) -> list[tuple[float, float]]:
-    """Return loss and accuracy over batches trained on, and over the held-out set."""
+    """Return loss and accuracy over training batches, and over the held-out set."""
     if diverged is not None:
         return [(math.nan, math.nan)] * 2
     network.eval()
@@ -151,7 +151,7 @@ def _evaluated(network: Network, material: Material, diverged: int | None) -> li
 
 @torch.no_grad()
 def evaluate(network: Network, batches: Sequence[Batch]) -> tuple[float, float]:
-    """Return mean loss in nats, and the share of targets that the largest output names."""
+    """Return the mean loss in nats, and the accuracy: the share of targets with the largest output."""
     losses, hits = list[float](), list[float]()
     for batch in batches:
         output, target = network(batch)
@@ -161,7 +161,7 @@ def evaluate(network: Network, batches: Sequence[Batch]) -> tuple[float, float]:
 
 
 def _named(output: Tensor) -> Tensor:
-    """The class of the largest logit; of a single one, whether it is positive."""
+    """The class with the largest logit; for a single logit, whether it is positive."""
     return output.argmax(-1) if output.shape[-1] > 1 else (output > 0).long()
 
 

@@ -1,4 +1,4 @@
-"""What selecting and decoding cost."""
+"""What do selecting and decoding cost?"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def by_prefix_sum(values: Sequence[float], threshold: float) -> tuple[list[int],
 
 
 def by_hash(values: Sequence[float], threshold: float) -> Counter[str]:
-    """Return the operations that hashing spends: a comparison each, and a hash for every value that passes."""
+    """Return the operations of hashing: a comparison per value, and a hash per value that passes."""
     passed = sum(value >= threshold for value in values)
     return Counter({"compare": len(values), "hash": passed})
 

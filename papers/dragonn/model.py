@@ -1,4 +1,4 @@
-"""DRAGONN (Wang et al. 2022) from its own figures: the XML model on 16 GPUs at 25 Gbit/s."""
+"""What do DRAGONN's own figures predict (Wang et al. 2022)? The XML model on 16 GPUs at 25 Gbit/s."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,9 +9,9 @@ from thinwire.planner.scaling import scaled
 
 WORKERS, DENSITY = 16, 0.001
 SPEEDUPS = {"dgc": 10.2, "dragonn": 22.4}
-"""Over full synchronisation, with 16 GPUs, as published."""
+"""Published speed-ups over full synchronisation, with 16 GPUs."""
 BREAK_EVEN = 2**21
-"""Bytes of a tensor below which their DGC was slower than no compression."""
+"""Below this tensor size in bytes, their DGC was slower than no compression."""
 _ENCODE = {"dgc": 35.4e-3, "dragonn": 13.2e-3}
 """Seconds to encode 512 MB."""
 _SHARE = 2 * DENSITY  # of the bytes, with indices
@@ -28,12 +28,12 @@ class Speeds(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """How many times as fast a step can be whose communication is free."""
+        """How many times faster would a step be with free communication?"""
         return self.full / self.alone
 
 
 def speeds(worlds: Sequence[int]) -> list[Speeds]:
-    """Predict their Fig. 3 (d): all three with one exchange, so that encoding alone tells DGC and DRAGONN apart."""
+    """Predict their Fig. 3 (d). All three use one exchange, so DGC and DRAGONN differ in encoding only."""
     name = f"topk:{DENSITY:g}"
     dgc, dragonn = (scaled(xml(encode=_ENCODE[system]), ("dense", name), worlds, LINK) for system in ("dgc", "dragonn"))
     return [
@@ -48,11 +48,11 @@ def last_gather() -> float:
 
 
 class Implied(NamedTuple):
-    """What their figures imply, were the rest of the model right.
+    """What their figures imply, if the rest of the model is right.
 
-    dense_bandwidth: bytes per second of their uncompressed run. dgc_decode: seconds by which DGC's decoding takes
-    longer. compression: seconds of compressing and decompressing BREAK_EVEN bytes; overhead: those of them that are not
-    in proportion to size; both but for 15 α.
+    dense_bandwidth: bytes per second of their uncompressed run. dgc_decode: extra seconds of DGC's decoding.
+    compression: seconds of compressing and decompressing BREAK_EVEN bytes; overhead: the part of them that does not
+    grow with size; both except 15 α.
     """
 
     dense_bandwidth: float
@@ -62,7 +62,7 @@ class Implied(NamedTuple):
 
 
 def implied() -> Implied:
-    """Solve their figures for what they do not give."""
+    """Solve their figures for the numbers they do not give."""
     (at,) = speeds((WORKERS,))
     full = SPEEDUPS["dragonn"] * at.dragonn
     gains = AllReduce().seconds(BREAK_EVEN, WORKERS, LINK) - AllGather().seconds(_SHARE * BREAK_EVEN, WORKERS, LINK)

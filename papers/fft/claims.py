@@ -1,4 +1,4 @@
-"""What reaches the other side, and in how many bytes."""
+"""What arrives at the other side, and in how many bytes?"""
 
 import math
 
@@ -65,7 +65,7 @@ def frequency_or_direct(material: Material) -> Finding:
 
 
 def _both(x: Tensor, density: float, bytes_alike: bool = False) -> tuple[float, float]:
-    """Return the errors of frequency and direct Top-k. Alike in bytes, a bit for each element costs 1/64 of density."""
+    """Return the errors of frequency and direct Top-k. At equal bytes, a bit per element costs 1/64 of density."""
     direct = BlockTopK(density=density - 1 / 64, block=1) if bytes_alike else TopK(density=density)
     return error(x, FFT(density=density).encode(x).dense()), error(x, direct.encode(x).dense())
 

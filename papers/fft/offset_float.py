@@ -1,6 +1,6 @@
 """The offset float: its arithmetic, what it costs, and other ways to spend N bits on a number.
 
-Every other way is a table of numbers, of which the nearest is taken.
+Every other way is a table of numbers; each value is rounded to the nearest.
 """
 
 import math
@@ -137,7 +137,7 @@ def uniform_error(x: Tensor, bits: int) -> float:
 def ieee_error(x: Tensor, bits: int, scaled: bool) -> float:
     """Return the squared error of the best split into exponent and mantissa, subnormals included.
 
-    `scaled` brings the largest magnitude to the largest number; otherwise numbers are as IEEE 754 would have them.
+    `scaled` maps the largest magnitude to the largest number; otherwise the numbers are IEEE 754's.
     """
     return min(_ieee(x, exponent, bits - 1 - exponent, scaled) for exponent in range(2, min(bits, 9)))
 
@@ -161,7 +161,7 @@ def _ieee(x: Tensor, exponent: int, mantissa: int, scaled: bool) -> float:
 
 
 def _on_grid(x: Tensor, positives: Tensor) -> float:
-    """Round magnitudes to the nearest of ascending numbers, beyond the last to that."""
+    """Round magnitudes to the nearest of ascending numbers; larger ones to the last."""
     grid, size = positives.double().contiguous(), x.abs().double()
     right = torch.searchsorted(grid, size).clamp(max=len(grid) - 1)
     left = (right - 1).clamp(min=0)

@@ -1,4 +1,4 @@
-"""The four methods that the paper compares, how far each lets an element stray, and its Assumption 3.2."""
+"""How far off does each of the paper's four methods leave an element? And does Assumption 3.2 hold?"""
 
 # ruff: noqa: RUF001 - the paper's symbols
 
@@ -30,7 +30,7 @@ RANGE = torch.logspace(-5, -2, 61)
 
 @lru_cache(maxsize=2)
 def four_restored(run: Run) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the late gradient and what each method makes of it, tensor by tensor."""
+    """Return the late gradient and each method's reconstruction of it, tensor by tensor."""
     tensors = list(run.late.mean.values())
     whole = torch.cat([x.reshape(-1) for x in tensors])
     return {name: (whole, torch.cat([codec.encode(x).dense() for x in tensors])) for name, codec in FOUR.items()}

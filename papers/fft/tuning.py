@@ -17,7 +17,7 @@ BITS, MANTISSA = 10, 5
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """Error of the values that θ = 0.85 keeps of one snapshot's spectra, and the share of them that became 0."""
+    """Error of the values kept at θ = 0.85 in one snapshot's spectra, and the share of them that became 0."""
 
     model: str
     step: int
@@ -44,7 +44,7 @@ def tuning(runs: Sequence[Run]) -> Sheet:
 
 
 def tuned(run: Run) -> Iterator[Tuned]:
-    """Yield rows for every snapshot: a range from the first, applied to all, against one for each tensor."""
+    """Yield rows for every snapshot: one range from the first snapshot, against one range per tensor."""
     first = max(float(x.abs().max()) for x in _kept(run.snapshots[0].mean))
     for shot in run.snapshots:
         spectra = list(_kept(shot.mean))

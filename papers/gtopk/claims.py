@@ -1,4 +1,4 @@
-"""The tree, its cost model and what it loses."""
+"""The tree, its cost model and its losses."""
 
 import math
 

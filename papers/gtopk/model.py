@@ -1,4 +1,4 @@
-"""gTop-k (Shi et al. 2019) from its own α and β: Table I, Fig. 9, Fig. 10 and Table IV."""
+"""What do gTop-k's own α and β predict (Shi et al. 2019)? Table I, Fig. 9, Fig. 10 and Table IV."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ PUBLISHED = {
     64: (116.02, 26.83),
     128: (231.65, 31.30),
 }
-"""Milliseconds of all-gather and tree by the formulas of their Table I, which Fig. 9 (left) draws."""
+"""Milliseconds of all-gather and tree by the formulas of their Table I, as in Fig. 9 (left)."""
 
 
 @final
@@ -41,7 +41,7 @@ class Times:
 
 
 def times() -> list[Times]:
-    """Return Table I: our all-gather is a ring, of P − 1 messages, where theirs counts the latency of log₂ P."""
+    """Return Table I. Our all-gather is a ring of P − 1 messages; theirs counts the latency of only log₂ P."""
     picked = PAIR * DENSITY * _ELEMENTS
     return [
         Times(
@@ -57,7 +57,7 @@ def times() -> list[Times]:
 
 
 def crossings() -> tuple[float, float]:
-    """Return the workers above which the tree is faster: than their all-gather, and than a ring."""
+    """Above how many workers is the tree faster: than their all-gather, and than a ring?"""
     message = LINK.seconds(PAIR * DENSITY * _ELEMENTS)
 
     def tree(workers: float) -> float:
@@ -71,7 +71,7 @@ def _gather(workers: float) -> float:
 
 
 def _crossing(first: Callable[[float], float], second: Callable[[float], float]) -> float:
-    low, high = 2.5, 1e3  # at two workers both may be alike
+    low, high = 2.5, 1e3  # at two workers both may be equal
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if first(middle) < second(middle) else (low, middle)
@@ -81,9 +81,9 @@ def _crossing(first: Callable[[float], float], second: Callable[[float], float])
 @final
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A model of theirs: samples per worker and step, and samples per second at 32 workers by each of NAMES.
+    """One of their models: samples per worker and step, and samples per second at 32 workers by each of NAMES.
 
-    numel is what these architectures usually have: the paper gives it for ResNet-50 alone.
+    numel is usual for these architectures; the paper gives it only for ResNet-50.
     """
 
     name: str
@@ -93,23 +93,23 @@ class System:
 
     @property
     def seconds(self) -> list[float]:
-        """Of a step between 32 workers, as published."""
+        """Seconds of a step with 32 workers, as published."""
         return [WORKERS * self.batch / found for found in self.throughput]
 
     @property
     def rest(self) -> float:
-        """Seconds of their gTop-k step beyond the messages of its tree: computing and selecting, in one."""
+        """Seconds of their gTop-k step without the messages of its tree: computing and selecting together."""
         return self.seconds[2] - GlobalTopKTree().seconds(PAIR * DENSITY * self.numel, WORKERS, LINK)
 
     @property
     def implied(self) -> tuple[float, float]:
-        """Bytes per second at which a ring all-reduce and an all-gather would take as long as their steps did."""
+        """Bytes per second at which a ring all-reduce and an all-gather would explain their step times."""
         rounds, wire = WORKERS - 1, [found - self.rest for found in self.seconds]
         dense = 2 * rounds * 4 * self.numel / WORKERS / (wire[0] - 2 * rounds * ALPHA)
         return dense, rounds * PAIR * DENSITY * self.numel / (wire[1] - rounds * ALPHA)
 
     def predicted(self, worlds: Sequence[int] = (WORKERS,)) -> list[Scale]:
-        """Predict their steps from α and β, without overlap, as their Eq. 4."""
+        """Predict their steps from α and β, without overlap, as in their Eq. 4."""
         return scaled(published(self.numel, self.rest, LINK, dict.fromkeys(NAMES[1:], 0.0)), NAMES, worlds, LINK)
 
 

@@ -1,4 +1,4 @@
-"""The library's tree between processes of this machine, and what it loses."""
+"""The library's tree between processes of this machine: what does it lose?"""
 
 import multiprocessing
 import tempfile
@@ -18,17 +18,17 @@ from thinwire.payloads import Sparse
 from thinwire.signals import Plain
 
 Rows = tuple[np.ndarray, np.ndarray]
-"""Indices and values, as they cross between processes."""
+"""Indices and values, in the form that passes between processes."""
 
 
 def pick(x: Tensor, density: float) -> Sparse:
-    """Return the share of largest magnitudes."""
+    """Return the largest magnitudes, a share `density` of all."""
     return TopK(density=density).encode_signal(Plain(x.reshape(-1)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What each of several ranks picked, and the rule by which the tree says what it delivered: exact or paper."""
+    """The picks of several ranks, and the rule for what counts as delivered: exact or paper."""
 
     picks: Sequence[Sparse]
     merge: str = "exact"
@@ -36,7 +36,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The sum at the root, and what of each rank's picks the exchange says went into it."""
+    """The sum at the root, and which of each rank's picks the exchange reports as delivered."""
 
     picks: Sequence[Sparse]
     total: Rows
@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def lost(self) -> float:
-        """The share of the picked mass that is neither in the sum nor back with a rank."""
+        """The share of the picked mass that is neither in the sum nor returned to a rank."""
         gap = self._dense(*self.delivered) - self._dense(self.total)
         return float(gap.abs().sum()) / sum(float(pick.values.abs().sum()) for pick in self.picks)
 

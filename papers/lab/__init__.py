@@ -1,1 +1,1 @@
-"""What the papers' rooms share: gradients to look at, how a claim is judged, and the report."""
+"""Shared by the papers' folders: recorded gradients, the judging of claims, and the report."""

@@ -1,4 +1,4 @@
-"""What a paper claims, how a claim is judged, and what is said of it."""
+"""A paper's claims, how we judge them, and the verdicts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ ASYNCHRONOUS = "needs an asynchronous parameter server"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Whether a claim's criterion is met, the figures in words, and how they were taken."""
+    """Whether a claim's criterion is met, the figures in words, and how they were measured."""
 
     holds: bool
     figure: str
@@ -53,7 +53,7 @@ Tabulate = Callable[[Sequence[Run]], Sheet]
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper's claims: those that `checks` decide, and those that `elsewhere` names with what would decide them.
+    """A paper's claims. `checks` decide some; `elsewhere` names the others, with what would decide them.
 
     Its files register their checks, figures and tables with the decorators.
     """
@@ -74,7 +74,7 @@ class Paper:
         return register
 
     def figure(self, name: str, caption: str) -> Callable[[Draw], Draw]:
-        """Register a function that draws what was recorded, to lie in the paper's folder as `name`.png."""
+        """Register a function that draws what was recorded; the figure is `name`.png in the paper's folder."""
 
         def register(draw: Draw) -> Draw:
             self.figures[name] = (caption, draw)
@@ -89,7 +89,7 @@ class Paper:
 
 
 def judge(checks: Mapping[str, tuple[str, Check]], material: Material) -> Iterator[Verdict]:
-    """Run every check. One that lacks its data is not testable, and the reason says what it lacks."""
+    """Run every check. Without its data a claim is not testable; the reason says what is missing."""
     for name, (text, check) in checks.items():
         try:
             found = check(material)

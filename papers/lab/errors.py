@@ -32,7 +32,7 @@ Restore = Callable[[Tensor, int], tuple[Tensor, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One way to send a gradient. Methods of one family differ in density, bits or rank, and make one curve."""
+    """One way to send a gradient. Methods of one family differ in density, bits or rank; they form one curve."""
 
     group: str
     family: str
@@ -42,12 +42,12 @@ class Method:
 
 
 def offset(bits: int, mantissa: int) -> OffsetFloat:
-    """Return the offset float that is used throughout: balanced, scaled to each tensor, rounded to nearest."""
+    """Return the offset float that we use everywhere: balanced, scaled to each tensor, rounded to nearest."""
     return OffsetFloat.balanced(bits=bits, mantissa=mantissa, rounding="nearest")
 
 
 def _of(name: str) -> Callable[[float], Codec]:
-    """Return what makes the codec of a method of the catalogue."""
+    """Return a function that makes the codec of a catalogue method."""
     return lambda density: METHODS[name].large(density).codec
 
 
@@ -60,7 +60,7 @@ SPARSE: tuple[tuple[str, str, Callable[[float], Codec]], ...] = (
     ("blocks and spectra", "fft, 8 bits", lambda density: FFT(density=density, values=offset(8, 3))),
     ("blocks and spectra", "topk, 8 bits", lambda density: TopK(density=density, values=offset(8, 3))),
 )
-"""Groups, families and codecs: what has the name of a method of the catalogue sends what that method sends."""
+"""Groups, families and codecs. A family named like a catalogue method sends what that method sends."""
 NARROW: tuple[tuple[str, str, Codec], ...] = (
     ("bf16 and fp16", "bf16", Cast(values=torch.bfloat16)),
     ("bf16 and fp16", "fp16", Cast(values=torch.float16)),
@@ -98,7 +98,7 @@ def methods(quick: bool = False) -> Iterator[Method]:
 
 
 def packed_rows(x: Tensor, select: BlockTopK, packed: Codec, seed: int) -> tuple[Tensor, Payload]:
-    """Return blocks whose values went through another codec, as in an all-reduce of their union, and what was sent."""
+    """Return blocks whose values went through another codec, as in a union all-reduce, and the payload sent."""
     blocks = select.encode(x)
     sent = packed.encode(blocks.values, seed=seed)
     return blocks.with_values(sent.dense().to(blocks.values.dtype)).dense(), sent
@@ -124,7 +124,7 @@ def _packed(select: BlockTopK, packed: Codec) -> Restore:
 def _low_rank(rank: int) -> Restore:
     """PowerSGD (Vogels et al. 2019) of one worker, with the library's kernels. Vectors travel whole.
 
-    Two rounds from a random basis stand for the basis that the reducer keeps from the step before.
+    Two rounds from a random basis replace the basis that the reducer keeps from the previous step.
     """
 
     def restore(x: Tensor, seed: int) -> tuple[Tensor, float]:

@@ -1,4 +1,4 @@
-"""Figures over all methods, and what the papers' own figures are drawn with."""
+"""Figures over all methods, and helpers for the papers' own figures."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ MARKS = "os^Dv*PX"
 
 
 def error_over_bytes(rows: Sequence[Measured]) -> Figure:
-    """Relative error over bits per element, late in training: a column a group of methods, a row a model."""
+    """Relative error over bits per element, late in training: a column per group of methods, a row per model."""
     models, groups = (list(dict.fromkeys(getattr(row, key) for row in rows)) for key in ("model", "group"))
     figure = _figure(5 * len(groups), 3.9 * len(models) + 0.8)
     grid = figure.subplots(len(models), len(groups), squeeze=False)
@@ -57,7 +57,7 @@ def _curves(axes: Axes, rows: Sequence[Measured], group: str) -> None:
 
 
 def frontier(results: Results) -> Figure:
-    """Final held-out loss over the bytes that a worker sends in a step; rows whose bytes nobody knows are left out."""
+    """Final held-out loss over the bytes a worker sends per step. Rows without known bytes are left out."""
     figure = _figure(8.5, 5.4)
     axes = figure.subplots()
     points: dict[str, list[tuple[float, float]]] = {}
@@ -98,7 +98,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def label(axes: Axes, title: str, along: str, up: str) -> None:
-    """Write the title and what the axes show."""
+    """Write the title and the axes' labels."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
     axes.set_xlabel(along, fontsize=9.5, color=MUTED)
     axes.set_ylabel(up, fontsize=9.5, color=MUTED)

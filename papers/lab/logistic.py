@@ -27,7 +27,7 @@ class Logistic:
         return cls(images=images, labels=labels)
 
     def zeros(self) -> Tensor:
-        """Return the start."""
+        """Return the starting point."""
         return torch.zeros(self.images.shape[1], 10)
 
     def loss(self, w: Tensor) -> float:

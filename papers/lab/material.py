@@ -1,4 +1,4 @@
-"""What the claims are judged on."""
+"""The data on which claims are judged."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Gradients = dict[str, Tensor]
 
 
 class Absent(Exception):  # noqa: N818 - it reads better where it is raised
-    """What a check needs is not there; the message says what."""
+    """The data for a check is missing; the message says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Alpha:
 
 @dataclass(frozen=True, kw_only=True)
 class Stale:
-    """One layer at one step under a threshold measured earlier: ‖E‖²/‖W‖² of what stays behind, and the share sent."""
+    """One layer at one step under a threshold measured earlier: ‖E‖²/‖W‖² of the unsent rest, and the share sent."""
 
     step: int
     layer: str
@@ -69,7 +69,7 @@ class Run:
 
 @dataclass(kw_only=True)
 class Material:
-    """Everything that claims are judged on; `quick` asks for fewer repetitions and smaller vectors."""
+    """All data on which claims are judged; `quick` asks for fewer repetitions and smaller vectors."""
 
     runs: list[Run]
     data: Path | None = None
@@ -77,7 +77,7 @@ class Material:
     quick: bool = False
 
     def recorded(self) -> list[Run]:
-        """Return the runs. Raises Absent when there are none."""
+        """Return the runs. Raises Absent if there are none."""
         if not self.runs:
             raise Absent("needs gradients; no model could be trained as no data was found")
         return self.runs
@@ -90,7 +90,7 @@ class Material:
         raise Absent(f"needs {model}'s training data")
 
     def tensors(self, least: int = 1) -> Iterator[tuple[str, Tensor]]:
-        """Yield every mean gradient of every snapshot with `least` or more elements, flat, by a name."""
+        """Yield (name, gradient) for each snapshot's mean gradients of `least` or more elements, flat."""
         for run in self.recorded():
             for shot in run.snapshots:
                 for name, gradient in shot.mean.items():
@@ -102,7 +102,7 @@ class Material:
         return quick if self.quick else full
 
     def folder(self, *names: str) -> Path:
-        """Return the first of these folders of the data. Raises Absent when there is none."""
+        """Return the first of these data folders that exists. Raises Absent if none does."""
         for name in names:
             if self.data is not None and (self.data / name).exists():
                 return self.data / name
@@ -110,5 +110,5 @@ class Material:
 
 
 def flat(gradients: Gradients) -> Tensor:
-    """Return all gradients behind one another."""
+    """Return all gradients, one after another."""
     return torch.cat([gradient.reshape(-1) for gradient in gradients.values()])

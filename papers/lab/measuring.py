@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire.codecs import Codec
 
 LONG = 1 << 20
-"""Elements of a vector for which a header does not matter."""
+"""Elements of a vector so long that a header does not matter."""
 
 
 def error(x: Tensor, restored: Tensor) -> float:
@@ -19,7 +19,7 @@ def error(x: Tensor, restored: Tensor) -> float:
 
 
 def seconds(call: Callable[[], object], repeats: int = 5) -> float:
-    """Return the least time of several calls, after one that does not count."""
+    """Return the shortest time of several calls, after a warm-up call."""
     call()
     times = []
     for _ in range(repeats):
@@ -30,5 +30,5 @@ def seconds(call: Callable[[], object], repeats: int = 5) -> float:
 
 
 def ratio(codec: Codec) -> float:
-    """Return how many times fewer bytes than float32 really travel for a long vector, header and all."""
+    """How many times fewer bytes than float32 really travel for a long vector, header included?"""
     return 4 * LONG / codec.encode(torch.randn(LONG, generator=torch.Generator().manual_seed(0))).nbytes

@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str], names: Sequence[str] = ()) -> Options:
 
 
 def _document(path: str) -> Results:
-    """Read a document now, so that one that is unfit is refused before any training."""
+    """Read a document now, to refuse an unfit one before any training."""
     try:
         return Results.read(Path(path))
     except (OSError, ValueError) as wrong:
@@ -78,7 +78,7 @@ def _document(path: str) -> Results:
 
 
 def main(arguments: Sequence[str], papers: Sequence[Paper]) -> None:
-    """Run, and write and print what was found."""
+    """Run, then write and print the results."""
     options, console = parse(arguments, [paper.name for paper in papers]), Console()
     asked = [paper for paper in papers if paper.name in options.paper] or papers
     with Progress(console=console) as progress:
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str], papers: Sequence[Paper]) -> None:
 
 
 def train(options: Options, console: Console, progress: Progress) -> list[Run]:
-    """Record every model whose data is there, and say which is not."""
+    """Record every model whose data is available, and say which is not."""
     runs = []
     for model, problem in available(options.data, options.seed):
         if not isinstance(problem, Problem):
@@ -137,7 +137,7 @@ def _verdicts(material: Material, progress: Progress, papers: Sequence[Paper]) -
 def draw(
     runs: list[Run], rows: list[Measured], bench: Results | None, papers: Sequence[Paper]
 ) -> dict[str, tuple[str, Figure]]:
-    """Return captions and figures by file name; without gradients, and without a bench document, fewer."""
+    """Return captions and figures by file name. There are fewer without gradients or a bench document."""
     found: dict[str, tuple[str, Figure]] = {}
     if rows:
         caption = "Error over bytes: squared relative error of the mean gradient, late in training."

@@ -33,7 +33,7 @@ def available(data: Path | None, seed: int) -> Iterator[tuple[str, Problem | str
 
 
 def record(problem: Problem, model: str, steps: int, quick: bool, tick: Callable[[], None]) -> Run:
-    """Train for `steps` and return what was seen; `tick` is called after each step."""
+    """Train for `steps` and return what was recorded; `tick` is called after each step."""
     layers: dict[str, _Layer] = {}
     run = Run(model=model, problem=problem)
     workers = _workers(steps, quick)
@@ -72,7 +72,7 @@ def alphas(step: int, workers: list[Gradients]) -> list[Alpha]:
 
 
 def synthetic(seed: int = 0, workers: int = 4) -> Run:
-    """Return a run of two snapshots for a machine without data: a heavy-tailed law, neighbours in a row alike."""
+    """Return a run of two snapshots for a machine without data: heavy-tailed, neighbours in a row alike."""
     generator = torch.Generator().manual_seed(seed)
     shots = [Snapshot(step=step, workers=[_draw(generator) for _ in range(workers)]) for step in (2, 9)]
     run = Run(model="synthetic", snapshots=shots)
@@ -88,7 +88,7 @@ def _draw(generator: torch.Generator) -> Gradients:
 
 @dataclass(kw_only=True)
 class _Layer:
-    """Error feedback with exact Top-k, followed beside training, and a threshold of age below LIFE."""
+    """Error feedback with exact Top-k, simulated alongside training, with a threshold younger than LIFE."""
 
     waiting: Tensor
     stale: float = 0.0
@@ -96,7 +96,7 @@ class _Layer:
 
 
 def _follow_thresholds(run: Run, layers: dict[str, _Layer], step: int, seen: Gradients) -> None:
-    """Note each layer's exact threshold, and what one measured up to LIFE steps ago would have sent."""
+    """Note each layer's exact threshold, and what a threshold measured less than LIFE steps ago would have sent."""
     for name, gradient in seen.items():
         if gradient.numel() < SMALLEST_LAYER or gradient.dim() < 2:
             continue

@@ -1,4 +1,4 @@
-"""Everything that was found: as a document, as tables on the console, and as a page."""
+"""All results: as a document, as tables on the console, and as a page."""
 
 import base64
 import io
@@ -31,7 +31,7 @@ ERROR_KEYS = ("model", "step", "method", "density", "bytes", "bits_per_element",
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Errors, verdicts, the papers' own tables, and figures by the name of their file, with their captions."""
+    """Errors, verdicts, the papers' own tables, and figures with captions, by file name."""
 
     environment: Mapping[str, Any]
     errors: Sequence[Measured]
@@ -143,7 +143,7 @@ class Report:
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a reader needs to judge the figures by."""
+    """Return what a reader needs to judge the figures."""
     return {
         **options,
         "cpu": _processor(),

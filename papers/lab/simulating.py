@@ -1,4 +1,4 @@
-"""How a paper's predictions from its own figures are shown."""
+"""Shows a paper's predictions from its own figures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +10,11 @@ from thinwire.tools.inputs import BadInput
 from thinwire.tools.simulate.outputs import Files, Outcome
 
 CIRCLE: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "markersize": 7, "linestyle": "", "clip_on": False}
-"""How a published value is drawn."""
+"""The marker of a published value."""
 
 
 def app_of(outcome: Callable[[], Outcome]) -> typer.Typer:
-    """Return the command that prints an outcome and writes it to files."""
+    """Return a command that prints an outcome and writes it to files."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     @app.command()

@@ -19,11 +19,11 @@ class Codec(ABC):
     """
 
     shared_seed: ClassVar[bool] = False
-    """Whether all ranks must draw the same. If not, each draws its own, so that their errors average out."""
+    """Whether all ranks must draw alike. If not, each rank draws for itself, and the errors average out."""
 
     @property
     def elementwise(self) -> bool:
-        """Whether each element is encoded by itself, so that adjacent tensors may be encoded as one."""
+        """Whether each element is encoded by itself. If so, adjacent tensors may be encoded as one."""
         return False
 
     @abstractmethod

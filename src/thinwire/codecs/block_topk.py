@@ -46,6 +46,6 @@ class BlockTopK(Codec):
 
 
 def _gathered(x: Tensor, keys: Tensor, width: int) -> Tensor:
-    """Return the blocks, one after another. What lies beyond the vector's end is 0."""
+    """Return the blocks, one after another. Beyond the vector's end there are zeros."""
     indices = (keys.long()[:, None] * width + torch.arange(width, device=x.device)).view(-1)
     return x.index_select(0, indices.clamp(max=x.numel() - 1)).masked_fill_(indices >= x.numel(), 0)

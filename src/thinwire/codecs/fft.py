@@ -72,7 +72,7 @@ def _strongest(x: Tensor, width: int, k: int, count: int) -> tuple[Tensor, Tenso
 
 
 def _threshold(x: Tensor, width: int, density: float) -> Tensor:
-    """Return an energy that a few more coefficients than wanted reach, estimated from blocks at even distances."""
+    """Estimate, from evenly spaced blocks, an energy that slightly more coefficients than wanted reach."""
     whole = x[: x.numel() // width * width].view(-1, width)
     sample = forward(whole[:: whole.shape[0] // _SAMPLES + 1].reshape(-1), width).square().sum(dim=1)
     rank = min(sample.numel(), round(_SURPLUS * density * sample.numel()) + 1)

@@ -25,7 +25,7 @@ class HashedSlots(Codec):
 
     Which slot is it? `slot_of` in kernels/hashing/reference.py says. h is new for each seed and can be undone: slot and
     quotient together give the index back. So the slot's number tells part of the index, and only the quotient travels.
-    An empty slot travels as a code of its own.
+    An empty slot has its own code.
 
     The paper keeps whichever element was written last. That delays large elements at random, and with momentum
     correction it made training unstable (docs/design/decisions.md). Raises ValueError for a density outside (0, 1] or a

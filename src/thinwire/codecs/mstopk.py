@@ -19,10 +19,10 @@ class MSTopK(Codec):
     """Send k = round(density · d) elements: all above a threshold that k or fewer reach, and some just below it.
 
     The interval from the mean to the largest magnitude is halved `rounds` times. Each round counts how many of the 2k
-    largest reach the middle; a threshold below those is reached by more than k anyway. The seed chooses which elements
-    between the two tightest thresholds fill the payload up: a stretch of neighbours. The search begins at the mean. So
-    if the density is so high that the k-th largest lies below the mean, much is left to chance. Raises ValueError for a
-    density outside (0, 1].
+    largest reach the middle; a threshold below those is reached by more than k anyway. Elements between the two
+    tightest thresholds fill the payload up: a run of neighbours that the seed chooses. The search begins at the mean.
+    So if the density is so high that the k-th largest lies below the mean, much is left to chance. Raises ValueError
+    for a density outside (0, 1].
     """
 
     density: float | Schedule

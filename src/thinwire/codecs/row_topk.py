@@ -49,8 +49,8 @@ class RowTopK(Codec):
 def largest_in_rows(x: Tensor, width: int, density: float | Schedule) -> Tensor:
     """Return the indices (int32, ascending) of the largest magnitudes in each row of a flat tensor.
 
-    A row is `width` elements; what is left over is a shorter row. NaN counts as largest, and of equal magnitudes the
-    lowest index comes first.
+    A row is `width` elements; the last row may be shorter. NaN counts as largest, and of equal magnitudes the lowest
+    index comes first.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     # Widened NaNs may have different bits, and would then not count as equal.

@@ -1,4 +1,4 @@
-"""Top-k by a threshold that a sample gives: the selection of Deep Gradient Compression (Lin et al. 2018)."""
+"""Top-k with a threshold estimated from a sample, as Deep Gradient Compression selects (Lin et al. 2018)."""
 
 import math
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from thinwire.signals import Signal
 class SampledThreshold(Codec):
     """Send k = round(density · d) of the largest magnitudes, found with a threshold estimated from a sample.
 
-    The threshold aims at `surplus` · k elements. Of those that reach it, the k largest are sent. If k or more reach it,
-    these are exactly the k largest of all. If fewer do, the rest of the payload is padding: the last index, value 0.
-    Raises ValueError for a density outside (0, 1] or a surplus below 1.
+    The threshold aims at `surplus` · k elements. If k or more elements reach it, the k largest are sent: exactly the
+    Top-k. If fewer do, the rest of the payload is padding: the last index, value 0. Raises ValueError for a density
+    outside (0, 1] or a surplus below 1.
     """
 
     density: float | Schedule

@@ -1,4 +1,4 @@
-"""Estimate a threshold from a sample, and pick what reaches it in one pass (Lin et al. 2018).
+"""Estimate a threshold from a sample, and pick all elements that reach it in one pass (Lin et al. 2018).
 
 Indices of picks (int32) ascend. A GPU fills them up with −1, so that nothing has to wait until their number is known.
 """
@@ -21,9 +21,8 @@ PICKS_IN_SAMPLE = 80
 def candidates(signal: Signal, picks: int, seed: int) -> Picks:
     """Return about `picks` of the largest magnitudes, and at most about four times as many.
 
-    The threshold is the ⌈picks/d · s⌉-th largest of a sample of s magnitudes. The sample is taken at even distances
-    from an offset that `seed` gives. If ties or a misleading sample would yield more, the largest of all are taken
-    exactly.
+    The threshold is the ⌈picks/d · s⌉-th largest of a sample of s magnitudes. The sample is evenly spaced, and `seed`
+    sets where it begins. If ties or a misleading sample would yield more, the largest of all are taken exactly.
     """
     if signal.numel == 0:
         return signal.select(torch.tensor(torch.inf), 0)
@@ -36,7 +35,7 @@ def candidates(signal: Signal, picks: int, seed: int) -> Picks:
 
 
 def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:
-    """Return what reaches the threshold (0-dim). If that is far more than `picks`, return the largest."""
+    """Return the elements that reach the threshold (0-dim), or the largest if far more than `picks` do."""
     return signal.select(threshold, min(signal.numel, 4 * picks + PICKS_IN_SAMPLE))
 
 
@@ -74,7 +73,7 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
 
 
 def check_bound(bound: float) -> None:
-    """Raise ValueError unless `bound` is finite and 1 or more, so that the wanted number fits."""
+    """Raise ValueError unless `bound` is finite and at least 1; below 1 the wanted number would not fit."""
     if not 1 <= bound < math.inf:
         raise ValueError(f"bound is {bound}; expected 1 or more, and finite")
 

@@ -45,7 +45,7 @@ class Coded:
 
     @classmethod
     def unpack(cls, buffer: Tensor, scales: Tensor, runs: tuple[int, ...], format: Format) -> Self:
-        """Read what `packed` wrote. Raises PayloadError unless it is uint8, of that length, padded with zeros."""
+        """Undo `packed`. Raises PayloadError unless the buffer is uint8, of the right length and zero-padded."""
         bits = sum(runs) * format.bits
         if buffer.dtype != torch.uint8 or buffer.numel() != -(-bits // 8):
             raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")

@@ -1,7 +1,7 @@
 """The grid of the offset float: float32 numbers with few mantissa bits, starting from a smallest one.
 
-Of two positive float32 numbers the greater has the greater bit pattern. So drop a pattern's last bits and subtract the
-smallest number's pattern: that is the position on the grid.
+The greater of two positive float32 numbers also has the greater bit pattern. To find a number's position on the grid,
+drop its pattern's last bits and subtract the smallest number's pattern.
 """
 
 import math
@@ -66,7 +66,7 @@ def balanced_eps(*, bits: int, mantissa: int, max: float) -> float:
 
 
 def tuned_eps(*, bits: int, mantissa: int, max: float, min: float | None = None, start: float = 0.002) -> float:
-    """Return the eps that the paper's tuning finds: it falls while code 1…1 decodes below `min`, and rises otherwise.
+    """Return the eps that the paper's tuning finds: lower eps while code 1…1 decodes below `min`, else raise it.
 
     Each step moves eps by one number of the grid, from `start` on. In the end it swings between two numbers. This
     returns the greater one, at which code 1…1 still reaches `min`. For min = -max that is `balanced_eps`. Raises

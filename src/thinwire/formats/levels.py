@@ -45,7 +45,7 @@ class Levels(Format):
         return codes, scales
 
     def table(self) -> Tensor:
-        """Return -1 to 1 in steps of 1/s, then NaN for the code that is left."""
+        """Return -1 to 1 in steps of 1/s, then NaN for the unused code."""
         codes = torch.arange(2 * self._levels + 1, dtype=torch.float32)
         return torch.cat(((codes - self._levels) / self._levels, torch.tensor([torch.nan])))
 

@@ -1,4 +1,4 @@
-"""A float of few bits, whose numbers lie where gradients lie."""
+"""A float of few bits, with its numbers where gradients are."""
 
 from dataclasses import dataclass
 from typing import Self, final, get_args
@@ -73,9 +73,9 @@ class OffsetFloat(Format):
     ) -> Self:
         """Try every mantissa up to `bits`, and return the balanced format with the least squared error on `sample`.
 
-        Of equally good formats it takes the one with the fewest bits of mantissa. Unless `scaled`, the range is the
-        sample's and stays so: this is how the paper tunes on the first gradients. Raises ValueError if the sample is
-        empty, is not finite or, unless `scaled`, is all zeros.
+        Of equally good formats it takes the one with the fewest bits of mantissa. Unless `scaled`, the sample fixes the
+        range for good, as the paper tunes on the first gradients. Raises ValueError if the sample is empty, is not
+        finite or, unless `scaled`, is all zeros.
         """
         check_bits(bits, 2)
         sample = flat32(sample)
@@ -107,11 +107,11 @@ class OffsetFloat(Format):
 
     @property
     def unbiased(self) -> bool:
-        """With stochastic rounding and a scale that lets nothing saturate."""
+        """Yes, with stochastic rounding and a scale at which nothing saturates."""
         return self.rounding == "stochastic" and self.scaled and self.negatives >= self.positives
 
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Return codes and a power of two for each group. It is 1 for a group of zeros, and unless `scaled`."""
+        """Return codes and a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
         x = flat32(x)
         scales, codes = self._scales(peaks(x, self.group)), self.empty_codes(x)
         grid = OffsetGrid(self.grid.shift, self.grid.base, self.positives, self.negatives)
@@ -119,7 +119,7 @@ class OffsetFloat(Format):
         return codes, scales
 
     def table(self) -> Tensor:
-        """Return zero, eps..max, -eps..min, and NaN for the codes that are left."""
+        """Return zero, eps..max, -eps..min, and NaN for the unused codes."""
         positive, negative = (self._numbers(count) for count in (self.positives, self.negatives))
         rest = torch.full((2**self.bits - 1 - len(positive) - len(negative),), torch.nan)
         return torch.cat((torch.zeros(1), positive, -negative, rest))

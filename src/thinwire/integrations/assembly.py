@@ -31,10 +31,10 @@ def assembled(
     divisor: Divisor,
     may_be_unused: bool,
 ) -> Attachment:
-    """Return the attachment of a recipe to these parameters. `names` has those with dense gradients. A collective.
+    """Return the attachment of a recipe to these parameters. `names`: those with dense gradients. A collective.
 
-    The attachment takes over what waits in an earlier one to any of them. Raises FingerprintError where ranks
-    disagree, MomentumError where momentum would be applied twice or not at all, and RuntimeError where something waits
+    If an earlier attachment serves any of them, the new one takes over what waits there. Raises FingerprintError if
+    ranks disagree, MomentumError if momentum would be applied twice or not at all, and RuntimeError if something waits
     that this recipe cannot keep.
     """
     optimizers = _listed(optimizer)
@@ -62,7 +62,7 @@ def assembled(
 
 
 def check_free(recipe: Reducer) -> None:
-    """Raise RuntimeError where the recipe's memories hold something already."""
+    """Raise RuntimeError if the recipe's memories already hold something."""
     if any(id(memory) in _serving or memory.state() for memory in recipe.memories()):
         raise RuntimeError("this recipe is at work on a model already; make another one")
 
@@ -70,7 +70,7 @@ def check_free(recipe: Reducer) -> None:
 def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
     """Compare recipe, parameters and settings over ranks. A collective.
 
-    Raises FingerprintError on every rank where they differ, naming what does.
+    If they differ, raises FingerprintError on every rank, and says in what.
     """
     mine = {"recipe": words(recipe), "what DDP or the optimizer is set to": settings} | {
         f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()
@@ -92,7 +92,7 @@ _alive: weakref.WeakSet[Attachment] = weakref.WeakSet()
 def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
     """Return the attachment that has served these parameters until now, if there is one.
 
-    One that also serves other parameters that are still trained goes on beside the new one.
+    If it also serves other parameters still in training, it stays at work beside the new one.
     """
     mine = set(parameters.values())
     serving = [each for each in _alive if not each.ended and not mine.isdisjoint(each.parameters.values())]

@@ -18,10 +18,10 @@ from thinwire.integrations.steps import Reduced, Steps, read
 from thinwire.reducer import Bucket, Reducer, Released, Round, Segment
 
 Divisor = Callable[[bool, bool], int]
-"""Returns what turns sums into means: the number of ranks, or of those that still have data.
+"""How many ranks does a sum stand for? All of them, or only those that still have data.
 
-Takes whether this rank has run out of data, and whether the reduction that begins goes on with a step. Raises
-RuntimeError where the two do not go together.
+Arguments: whether this rank has run out of data, and whether this reduction continues a step. Raises RuntimeError if
+the two do not go together.
 """
 
 
@@ -34,11 +34,11 @@ class LossScaler(Protocol):
 
 @final
 class Attachment:
-    """Reduces the gradients of one model by a recipe, and keeps what waits between steps. `attach` returns one.
+    """Reduces the gradients of one model with a recipe, and keeps what waits between steps. See `attach`.
 
-    A step is what an optimizer takes. Gradients that add up over several backward passes are one step. Gradients that
-    are thrown away leave every memory as it was. `parameters`, by name, are those whose gradients are reduced; `names`
-    is the reverse. `ended`: whether a later attachment has taken over.
+    A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
+    that are thrown away leave every memory as it was. `parameters` maps names to the parameters whose gradients are
+    reduced; `names` is the reverse. `ended`: whether a later attachment has taken over.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class Attachment:
     def reduce(
         self, flat: Tensor, parameters: list[nn.Parameter], gradients: list[Tensor], *, joined: bool = False
     ) -> "Future[Tensor]":
-        """Start reducing a bucket of which `gradients` are views. The future holds `flat` once that is the mean.
+        """Start reducing a bucket; `gradients` are views of it. The future holds `flat` once that is the mean.
 
-        `joined`: this rank has run out of data, and keeps the others company. Raises RuntimeError where another
-        attachment has taken over.
+        `joined`: this rank has run out of data, and only takes part so that the others can go on. Raises RuntimeError
+        if another attachment has taken over.
         """
         names = self._enter(parameters, joined=joined)
         origin = flat.storage_offset()
@@ -134,9 +134,9 @@ class Attachment:
         return future.then(finish)
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
-        """Keep what was staged for the gradients this optimizer takes. Raises RuntimeError for LBFGS if some waits.
+        """Keep what was staged for this optimizer's gradients. Raises RuntimeError for LBFGS if anything waits.
 
-        What a closure has evaluated is taken, however often the optimizer calls it.
+        An optimizer may call its closure several times; the gradients of every call count as taken.
         """
         if evaluated and isinstance(optimizer, torch.optim.LBFGS):
             self._take_exactly(optimizer)
@@ -181,7 +181,8 @@ class Attachment:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. A collective: call it on every rank.
 
-        Raises ValueError on every rank, changing nothing, where a state does not fit its rank or the others'.
+        If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
+        nothing.
         """
         place = state.Place.of(self._group)
         state.agree(self._group, lambda: state.check(saved, self.recipe, self.parameters, place))
@@ -212,7 +213,7 @@ class Attachment:
         earlier.end()
 
     def end(self) -> None:
-        """Free what is held, and follow gradients no longer."""
+        """Free all memory, and stop following gradients."""
         self.ended = True
         stop_observing(self)
         self._handover.end()
@@ -225,9 +226,9 @@ class Attachment:
     def remove(self) -> None:
         """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
-        Momentum goes back to the optimizer, and what waited beside it is applied at once. What waits for other recipes
-        goes out with the next gradients. DDP cannot drop a hook: it stays, and does nothing more. Raises RuntimeError
-        where the recipe has a momentum of its own and no optimizer can take it back.
+        If the recipe applies momentum, the optimizer gets it back, and what waits is applied at once. With other
+        recipes, what waits goes out with the next gradients. DDP cannot drop a hook, so the hook stays and does
+        nothing. Raises RuntimeError if the recipe applies momentum and no optimizer can take it back.
         """
         self._handover.check_returnable()
         self.steps.settle_by_gradients()
@@ -260,10 +261,10 @@ class Attachment:
     def _finishing(
         self, future: "Future[bool]", names: Sequence[str], bucket: Bucket, means: Sequence[tuple[Tensor, Tensor]]
     ) -> "Future[Tensor]":
-        """Return the future of the mean. We keep its outcome only: a future held at exit can end the process."""
+        """Return the future of the mean. Keep only its outcome: a future held at exit can end the process."""
         questions, note = self.steps.started(names)
         parameters = {name: self.parameters[name] for name in names}
-        # DDP leaves the .grad of what no rank has used as it is, and an optimizer would take that.
+        # If no rank used a parameter, DDP leaves its .grad as it is, and an optimizer would take that.
         idle = self._may_be_unused and not self.steps.gradients.added.issuperset(names)
 
         def finish(done: "Future[bool]") -> Tensor:
@@ -284,7 +285,7 @@ class Attachment:
             self._loss_scale = scale
 
 
-# What waits lives as long as an optimizer that takes it, so that wrapping a model anew finds it.
+# What waits lives as long as its optimizer. If the model is wrapped anew, it is still there.
 _kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = weakref.WeakKeyDictionary()
 
 

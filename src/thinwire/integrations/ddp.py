@@ -129,7 +129,7 @@ _attached: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def _active_ranks(model: DistributedDataParallel, *, all_of_them: bool) -> Divisor:
-    """Return what counts the ranks. Within Join it may count only those with data; counting is a collective then.
+    """Return the function that counts ranks. Within Join it may count only those with data, by a collective.
 
     With `all_of_them`, Join is refused.
     """

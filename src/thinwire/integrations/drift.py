@@ -30,7 +30,7 @@ def differing(tensors: Mapping[str, Tensor], group: Group) -> list[str]:
 
 
 def digest(x: Tensor) -> Tensor:
-    """Return two int64 sums over the bits of `x`, one weighted by row and one by column of 4096. Makes no copy."""
+    """Return two int64 sums over the bits of `x`, weighted by row and by column (of 4096). Makes no copy."""
     real = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
     flat = real.contiguous().view(-1)
     bits = flat.view(_INTEGER[flat.element_size()])

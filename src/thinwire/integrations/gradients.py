@@ -1,6 +1,6 @@
-"""What a parameter's .grad is made of: a mean that was reduced before, and what this rank has added since.
+"""What is in a parameter's .grad? A mean that was reduced before, and what this rank has added since.
 
-Gradients that accumulate over several reductions hold both, and only the second is to be sent again.
+A gradient that accumulates over several reductions holds both. Only the second part must still be sent.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ class Gradients:
         self._means: dict[str, Tensor] = {}
 
     def gone(self, name: str) -> bool:
-        """Look at this .grad before something is added, and return whether its mean is gone: set to None or to zeros.
+        """Before backward adds to this .grad: return whether its mean is gone (set to None or to zeros).
 
         Keeps a copy of a mean that is still there.
         """
@@ -44,7 +44,7 @@ class Gradients:
         return False
 
     def take_out(self, names: Sequence[str], gradients: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Subtract the means from these flat gradients, and return what to add again, each with its mean."""
+        """Subtract the means from these flat gradients. Return (gradient, mean) pairs to add back later."""
         if not self._means:
             return []
         found = [(g, self._means[name]) for name, g in zip(names, gradients, strict=True) if name in self._means]
@@ -53,7 +53,7 @@ class Gradients:
         return found
 
     def note_reduced(self, names: Collection[str], all_zeros: Collection[str] = ()) -> None:
-        """Note that each of these .grad now holds a mean and nothing else; some a mean of zeros only."""
+        """Note that each of these .grad now holds exactly a mean. `all_zeros`: those whose mean is all zeros."""
         self.forget(names)
         self.reduced.update(names)
         self.added.difference_update(names)
@@ -68,7 +68,7 @@ class Gradients:
 
 
 def in_memory_order(x: Tensor, p: nn.Parameter) -> Tensor:
-    """Return `x`, shaped like `p`, flat and in the order in which `p`, and its gradient in a bucket, lies in memory."""
+    """Flatten `x`, shaped like `p`, in the memory order of `p`, which is also that of its gradient in a bucket."""
     x, like = x.detach(), torch.empty_like(p, dtype=x.dtype, device="meta")
     if x.stride() != like.stride():
         x = torch.empty_like(p, dtype=x.dtype).detach().copy_(x)

@@ -10,7 +10,7 @@ _FIRST_BYTES = 1 << 20  # of the first bucket where bucket_cap_mb is left to DDP
 def managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
     """Return the parameters whose gradients DDP reduces, by name, found as DDP finds them.
 
-    Raises RuntimeError where that has changed since, and TypeError for complex ones.
+    Raises RuntimeError if that has changed since, and TypeError for complex parameters.
     """
     names: dict[nn.Parameter, str] = {}
     for prefix, module in model.module.named_modules():
@@ -33,6 +33,6 @@ def sparse_weights(module: nn.Module) -> set[torch.Tensor]:
 
 
 def bucket_caps(model: DistributedDataParallel) -> list[int]:
-    """Return the bytes at which DDP's first bucket is full, and those at which every other one is."""
+    """How many bytes fill DDP's first bucket, and how many each later one?"""
     other = int(model.bucket_bytes_cap)
     return [_FIRST_BYTES if getattr(model, "bucket_bytes_cap_default", False) else other, other]

@@ -1,4 +1,4 @@
-"""Momentum that the memories apply in the optimizer's place, once and never twice."""
+"""Momentum correction: the memories apply momentum instead of the optimizer, and never both."""
 
 import uuid
 import weakref
@@ -35,9 +35,9 @@ class Handover:
     """Hands SGD's momentum over to the memories of a recipe that corrects it, and back.
 
     SGD's buffer b ← m·b + g + λ·p is linear. The memories take g, which differs by rank. The rest is the same on all
-    ranks and stays in the optimizer's own buffer: weight decay λ·p, and what was there before. The settings stay in
-    the optimizer's groups too, so schedules and its `state_dict` work as always. We lay them aside while it steps.
-    `active`: whether memories apply momentum.
+    ranks and stays in the optimizer's own buffer: weight decay λ·p, and what was there before. The settings stay in the
+    optimizer's groups too, so schedules and its `state_dict` work as always. During a step we set them to zero and keep
+    them aside. `active`: whether memories apply momentum.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Handover:
             take_part(self)
 
     def check_returnable(self) -> None:
-        """Raise RuntimeError where memories apply momentum and no optimizer is there to take it back."""
+        """Raise RuntimeError if memories apply momentum and there is no optimizer to take it back."""
         if self.active and not self._optimizers:
             raise RuntimeError(
                 "the recipe applies a momentum of its own, and no optimizer is there to take it back: attach with "
@@ -75,8 +75,8 @@ class Handover:
     def prepare(self) -> None:
         """Get ready for a reduction: adopt the momentum the optimizer has now.
 
-        Raises MomentumError where the memories cannot apply it, or where the optimizer's state was saved beside
-        memories that nobody has loaded.
+        Raises MomentumError if the memories cannot apply it, or if the optimizer's state was saved with memories that
+        have not been loaded.
         """
         if not self._accepted and any(group.get(_MARK, self._token) != self._token for group in self._groups()):
             raise MomentumError(
@@ -86,7 +86,7 @@ class Handover:
         self._follow()
 
     def accept(self) -> None:
-        """Accept the optimizer's state as it is: what belongs to it is in the memories, or is not wanted."""
+        """Accept the optimizer's state as it is: its momentum is in the memories, or is not wanted."""
         self._accepted = True
         for group in self._groups():
             group.pop(_MARK, None)
@@ -130,13 +130,13 @@ class Handover:
             self._accepted = False
 
     def give_back(self) -> None:
-        """Put back what is laid aside, if anything. A step may have raised."""
+        """Put back whatever is still laid aside, because a step raised."""
         while self._laid_aside:
             group, kept = self._laid_aside.pop()
             group.update(kept)
 
     def end(self) -> None:
-        """Leave the optimizer alone from now on."""
+        """Stop taking part in the optimizer's steps."""
         self.give_back()
         self._optimizers, self._memories, self.active = weakref.WeakSet(), [], False
 

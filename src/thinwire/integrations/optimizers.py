@@ -1,4 +1,4 @@
-"""Following what optimizers do: each step of each torch.optim optimizer is told to observers and participants."""
+"""How do we learn that an optimizer steps? Hooks on torch.optim tell observers and participants."""
 
 import weakref
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Participant(Protocol):
         """Get ready for a step. An exception prevents it."""
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do the part: the gradients of this step are in place now."""
+        """Do this part of the step. The step's gradients are in place now."""
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clean up after a step."""
@@ -41,7 +41,7 @@ def observe(observer: Observer) -> None:
 
 
 def stop_observing(observer: Observer) -> None:
-    """Tell the observer no longer."""
+    """Stop telling the observer."""
     _observers.discard(observer)
 
 

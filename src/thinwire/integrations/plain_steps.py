@@ -1,4 +1,4 @@
-"""Plain DDP steps: DDP works without a hook for as long as nothing pays, and `Adaptive` looks on."""
+"""Plain DDP steps: as long as nothing pays, DDP works without a hook and `Adaptive` watches."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -45,12 +45,12 @@ class PlainLog:
 
 @final
 class PlainSteps:
-    """Lets `adaptive` look on while DDP works without a hook, and installs the hook as soon as something pays.
+    """Lets `adaptive` watch while DDP works without a hook, and installs the hook as soon as something pays.
 
-    A reduced step ends where the next forward pass that DDP will reduce begins. Nothing is under way there, and every
-    rank gets there once a step, whatever it runs in between. One parameter's gradient, which every rank must have in
-    every step, shows that a step was reduced. Within DDP's Join we install the hook at once, as ranks that have joined
-    take no steps.
+    When does a reduced step end? When the next forward pass that DDP will reduce begins: nothing is in flight then, and
+    every rank gets there once a step, whatever it runs in between. To see that a step was reduced, we watch one
+    parameter's gradient, which every rank must have in every step. Within DDP's Join we install the hook at once,
+    because ranks that have joined take no steps.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PlainSteps:
         self._log = PlainLog(self._gradients, stamp(self._device))
         if not self._adaptive.idle or model._join_config.enable:
             _remove(self._handles)
-            if not self._accumulating:  # what lies in .grad, if anything, is DDP's mean
+            if not self._accumulating:  # .grad, if it is there, holds DDP's mean
                 self._attachment.steps.gradients.note_reduced(self._attachment.parameters)
             self._install(model, self._attachment)
         self._accumulating = False

@@ -1,6 +1,6 @@
 """Replicas without DistributedDataParallel: they exchange gradients after the whole backward of a step.
 
-DDP needs forward and backward to follow each other, and a pipeline's schedule interleaves them.
+Why not DDP? It needs each backward right after its forward, and a pipeline's schedule interleaves them.
 """
 
 import weakref
@@ -24,7 +24,7 @@ _BUCKET_BYTES = 25 << 20
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Memory for the gradients of some parameters, one behind the other."""
+    """One flat tensor for the gradients of some parameters, one after another."""
 
     flat: Tensor
     parameters: list[nn.Parameter]
@@ -34,7 +34,7 @@ class _Bucket:
     def of(cls, parameters: list[nn.Parameter]) -> "_Bucket":
         flat = parameters[0].new_empty(sum(p.numel() for p in parameters))
         pieces = zip(flat.split([p.numel() for p in parameters]), parameters, strict=True)
-        # In the order in which a parameter lies in memory, as what waits for its gradient does.
+        # In the parameter's memory order, like what waits for its gradient.
         views = [piece.as_strided(p.shape, torch.empty_like(p).stride()) for piece, p in pieces]
         return cls(flat.detach(), parameters, [view.detach() for view in views])
 
@@ -66,10 +66,10 @@ class Replicas:
     def reduce(self) -> None:
         """Replace every gradient by its mean over the replicas, through the recipe. A collective.
 
-        Call it once a step, after the last backward (in a pipeline, after `schedule.step`) and before the optimizer.
-        A missing gradient counts as zeros; a parameter for which no replica has a gradient is left alone. Raises
-        RuntimeError where a parameter has a gradient now and was frozen when the replicas were made, and where a
-        gradient was reduced a second time before any optimizer took it.
+        Call it once a step, after the last backward (in a pipeline, after `schedule.step`) and before the optimizer. A
+        missing gradient counts as zeros; a parameter for which no replica has a gradient is left alone. Raises
+        RuntimeError if a parameter with a gradient was frozen when the replicas were made, or if a gradient is reduced
+        a second time before any optimizer took it.
         """
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate anew")
@@ -110,7 +110,7 @@ class Replicas:
                 self._handed[names[p]] = weakref.ref(p.grad), view
 
     def _used(self) -> Set[Tensor]:
-        """Return the parameters that any replica has a gradient for. The mean cannot tell: it may be zero."""
+        """Return the parameters for which any replica has a gradient. The mean cannot tell, because it may be zero."""
         parameters = list(self.attachment.parameters.values())
         if not parameters:
             return set()
@@ -170,7 +170,7 @@ def replicate(
 
 
 def _buckets(parameters: list[nn.Parameter]) -> Iterator[_Bucket]:
-    """Group parameters of one dtype and device, the last ones first, as their gradients come first."""
+    """Group parameters of one dtype and device. The last come first, because their gradients do."""
     kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for p in reversed(parameters):
         held = kinds.setdefault((p.dtype, p.device), [])

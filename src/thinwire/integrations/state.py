@@ -19,7 +19,7 @@ from thinwire.reducer import Reducer, Segment
 VERSION = 2
 _ALWAYS = {"version", "step", "loss_scale", "momentum", "fields", "memories"}
 _KEYS = {1: _ALWAYS | {"weight_decay"}, 2: _ALWAYS | {"draw", "rank", "world_size", "recipe"}}
-# where a function lies in memory, as one in a schedule
+# the address of a function, such as one in a schedule
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -88,7 +88,7 @@ def dump(
 def agree(group: Group, mine: Callable[[], Standing]) -> None:
     """Compare where the ranks stand; `mine` says where this one does. A collective.
 
-    Raises ValueError on every rank if `mine` raises one on any, and StateError where ranks stand differently.
+    Raises ValueError on every rank if `mine` does on any, and StateError if the ranks differ.
     """
     error, standing = None, {}
     try:
@@ -192,7 +192,7 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
 
 
 def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
-    """Refuse what would wait forever, as the recipe in use keeps nothing for this parameter."""
+    """Refuse values that would wait forever because this recipe keeps nothing for the parameter."""
     segment = Segment(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
     if recipe.memory_of(segment) is not memory and any(
         bool(x.any()) for f, x in fields.items() if f not in memory.free

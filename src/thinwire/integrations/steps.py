@@ -56,8 +56,9 @@ class Questions(NamedTuple):
 class Steps:
     """Follows the gradients of these parameters from reduction to optimizer, and keeps or drops what is staged.
 
-    `step` counts steps and `draw` reductions. `open`: whether the step goes on, as a reduction is done and nothing
-    has settled it. `on_kept`: called with the step's number once a step, when an optimizer has taken gradients.
+    `step` counts steps and `draw` reductions. `open`: whether the step may go on, because a reduction is done and has
+    been neither kept nor dropped. `on_kept`: called with the step's number once a step, when an optimizer has taken
+    gradients.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], memories: Sequence[Memory]) -> None:
@@ -79,14 +80,14 @@ class Steps:
             weakref.WeakKeyDictionary()
         )
         self._nodes = [accumulator(p) for p in parameters.values()]
-        me = weakref.ref(self)  # or the parameters would keep what they are reduced by alive
+        me = weakref.ref(self)  # otherwise the parameters would keep this object alive
         self._handles = [
             node.register_prehook(partial(_before_adding, me, name))
             for name, node in zip(parameters, self._nodes, strict=True)
         ]
 
     def stop_following(self) -> None:
-        """Look at gradients no longer."""
+        """Stop following gradients."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._nodes = [], []
@@ -97,9 +98,9 @@ class Steps:
         return 0 < len(self._seen) < len(self.parameters)
 
     def enter(self, names: Sequence[str], *, joined: bool) -> bool:
-        """Take in a bucket of these, and return whether it is the first of a reduction, which then begins.
+        """Take in a bucket of these. Return whether it is the first of its reduction, which begins with it.
 
-        `joined`: this rank has run out of data, and keeps the others company.
+        `joined`: this rank has run out of data, and only takes part so that the others can go on.
         """
         if not (self.begun and self._seen.isdisjoint(names)):
             self.close()
@@ -115,14 +116,14 @@ class Steps:
         return True
 
     def note_replaced(self, name: str) -> None:
-        """Note that this rank's gradient has taken the place of a mean, past autograd's node."""
+        """Note that this rank's gradient has replaced a mean without passing autograd's node."""
         if name in self.gradients.reduced:
             self.gradients.forget([name])
             self.thrown_away(name)
         self.gradients.added.add(name)
 
     def started(self, names: Collection[str]) -> tuple[Questions, Callable[[Reduced], None]]:
-        """Note that a bucket of these is under way. Return what to find out, and what to call, in any thread, then."""
+        """Note that a bucket of these is in flight. Return what to find out, and whom to tell, from any thread."""
         self._seen.update(names)
         self._started += 1
         questions = Questions(self.gradients.accumulates, frozenset(names) - self._known)
@@ -134,7 +135,7 @@ class Steps:
             self.close()
 
     def close(self) -> None:
-        """Close the reduction, if there is one: its means wait for an optimizer. Drop those not whole or not finite."""
+        """Close the reduction, if any: its means now wait for an optimizer. Drop incomplete or non-finite ones."""
         if not self._seen:
             return
         seen, whole = set(self._seen), not self.begun
@@ -156,7 +157,7 @@ class Steps:
             self.settle(self.pending, keep=True)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Keep what was staged for what this optimizer takes. Return whether it holds any of the parameters."""
+        """Keep what was staged for this optimizer's gradients. Return whether it holds any of the parameters."""
         self.close_if_done()
         owned = self._owned_by(optimizer)
         self._known.update(owned)
@@ -209,7 +210,7 @@ class Steps:
     def thrown_away(self, name: str) -> None:
         """Drop what was staged for a gradient that is gone and that no optimizer took.
 
-        A script may also update parameters by hand. Without an optimizer, a parameter that has moved tells.
+        A script may also update parameters by hand. Where no optimizer steps, we look whether a parameter has moved.
         """
         self.close_if_done()
         if name not in self.pending:
@@ -249,7 +250,7 @@ def _witness(name: str, mean: Tensor, parameter: nn.Parameter) -> Witness | None
 
 
 def _any(x: Tensor) -> bool:
-    """Whether anything differs from 0. Mostly a sample is enough to tell."""
+    """Whether anything differs from 0. Usually a sample is enough."""
     return bool(x[:: x.numel() // 4096 + 1].any()) or bool(x.any())
 
 

@@ -15,13 +15,13 @@ Choose = Callable[[Tensor], tuple[Sparse | Dense, Tensor | None]]
 
 
 def pack(x: Tensor, layout: Words, choose: Choose) -> tuple[Tensor, Tensor]:
-    """Return what `choose` takes of `x` as words, and an empty frame (*x.shape, 0) with its shape and dtype."""
+    """Return the chosen elements of `x` as words, and an empty frame (*x.shape, 0) that carries shape and dtype."""
     words, frame = _Pack.apply(x, layout, choose)
     return words, frame
 
 
 def unpack(words: Tensor, frame: Tensor, layout: Words) -> Tensor:
-    """Return what `pack` was given where it was chosen, and zero elsewhere."""
+    """Undo `pack`: return the chosen elements in their places, and zero elsewhere."""
     flat: Tensor = _Unpack.apply(words, frame, layout)
     return flat.view(frame.shape[:-1])
 
@@ -53,7 +53,7 @@ class _Unpack(torch.autograd.Function):
             x = payload.dense()
         ctx.layout, ctx.frame = layout, frame.shape
         ctx.save_for_backward(payload.indices if isinstance(payload, Sparse) else None)
-        return x  # flat, as what is shaped in here could not be changed in place
+        return x  # flat: a view made in here could not be changed in place
 
     @staticmethod
     @once_differentiable
@@ -62,7 +62,7 @@ class _Unpack(torch.autograd.Function):
         with trace.span("encode"):
             flat = gradient.contiguous()
             words = ctx.layout.write_gradient(flat if indices is None else flat.index_select(0, indices))
-        # Older pipelines want a gradient for everything they sent, so the frame gets one, as empty as itself.
+        # Older pipelines want a gradient for everything they sent. So the frame gets one, and it is empty too.
         return words, gradient.new_empty(ctx.frame), None
 
 

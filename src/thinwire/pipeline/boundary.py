@@ -1,4 +1,4 @@
-"""Boundaries between stages: x → mask ⊙ x on the way there, g → mask ⊙ g on the way back."""
+"""Boundaries between stages: x → mask ⊙ x forward, g → mask ⊙ g backward."""
 
 import math
 from abc import ABC, abstractmethod
@@ -75,10 +75,10 @@ class Boundary(nn.Module, ABC):
 
     @final
     def send(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what travels in place of floating-point `x`: float32 words (n), and an empty frame.
+        """Return what to send in place of floating-point `x`: float32 words (n), and an empty frame.
 
-        The frame, of shape (*x.shape, 0), tells the receiver the shape and dtype, on which alone n depends. Raises
-        TypeError where `x` is not floating-point.
+        The frame (*x.shape, 0) tells the receiver the shape and dtype; n depends on nothing else. Raises TypeError if
+        `x` is not floating-point.
         """
         if not x.is_floating_point():
             raise TypeError(f"an activation is floating-point; got {x.dtype}")
@@ -90,8 +90,8 @@ class Boundary(nn.Module, ABC):
     def receive(self, words: Tensor, frame: Tensor) -> Tensor:
         """Return what was sent, and zero elsewhere.
 
-        The words may hold anything: pipelines try shapes out on uninitialised memory. Raises PayloadError unless there
-        are as many words as this boundary sends for such a frame.
+        Any words must do, because pipelines try out shapes on uninitialised memory. Raises PayloadError if their number
+        is not what this boundary sends for such a frame.
         """
         return unpack(words, frame, self._layout(frame.shape[:-1], frame.dtype))
 
@@ -102,7 +102,7 @@ class Boundary(nn.Module, ABC):
 
     @final
     def report(self) -> Report:
-        """Return the means over what was sent since the last report."""
+        """Return means over everything sent since the last report."""
         sums, self._sums = self._sums, _Sums()
         return sums.report(self.density)
 

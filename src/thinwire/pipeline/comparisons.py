@@ -13,12 +13,13 @@ from thinwire.codecs.row_topk import largest_in_rows
 
 @final
 class TopKGradient(nn.Module):
-    """Activations pass unchanged. Of each row of the gradient, d wide, the round(density · d) largest magnitudes pass.
+    """Activations pass unchanged. Of each row (d) of the gradient, the round(density · d) largest magnitudes pass.
 
     The gradient alone decides which, whereas behind a `Boundary` the activation does. With error feedback the rest
-    waits at its place in the batch and is added to the next gradient there, whichever sample that belongs to. Without
-    it, the rest is lost. What waits is in `waiting`, in float32 or wider, and not in the state_dict. Of equal
-    magnitudes the first pass, NaN counts as largest, and what is not finite leaves no rest. For unsplit models only.
+    waits at its place in the batch. It is added to the next gradient there, even though that is of another sample.
+    Without error feedback the rest is lost. What waits is in `waiting`, in float32 or wider, and not in the state_dict.
+    Of equal magnitudes the first pass, NaN counts as largest, and what is not finite leaves no rest. For unsplit models
+    only.
     """
 
     waiting: Tensor | None
@@ -62,9 +63,9 @@ class TopKGradient(nn.Module):
 class GaussianSketch(nn.Module):
     """A random sketch: x → x S Sᵀ for rows of width d, with S (d, m) of N(0, 1/m) and m = round(density · d).
 
-    Averaged over S that is x, but its error is √((d + 1)/m) times as long as x. Each forward draws S anew, from `seed`
-    and the number of calls so far; torch's own random state is left alone. The gradient is autograd's, g S Sᵀ. For
-    unsplit models only: a negative result needs no wire.
+    Its mean over S is x, but its error is √((d + 1)/m) times as long as x. Each forward draws S anew, from `seed` and
+    the number of calls so far; torch's own random state is left alone. The gradient is autograd's, g S Sᵀ. For unsplit
+    models only: a negative result needs no wire.
     """
 
     def __init__(self, density: float, seed: int = 0) -> None:

@@ -23,8 +23,8 @@ class LaplaceBoundary(Boundary):
     It needs no sort. The law fits only roughly, so the real density differs: see `report()`. Of a batch's d elements
     always ⌈bound · density · d⌉ travel, the largest and padding; at density 1 everything does. `recent` (15,) keeps the
     thresholds of the last training batches, NaN where there were fewer, and is in the state_dict. Evaluation fits
-    nothing and uses their median, which bears with the batches of uninitialised memory on which pipelines try shapes.
-    Raises ValueError for a format of values that has no zero.
+    nothing and uses their median. A median survives the batches of uninitialised memory on which pipelines try out
+    shapes. Raises ValueError for a format of values that has no zero.
     """
 
     recent: Tensor
@@ -57,7 +57,7 @@ class LaplaceBoundary(Boundary):
         return Choice(kept, threshold)
 
     def _fitted(self, flat: Tensor) -> Tensor:
-        # By a norm: torch.var_mean takes several times as long.
+        # Use a norm: torch.var_mean takes several times as long.
         numbers = flat.float()
         mean, (low, high) = numbers.mean(), torch.aminmax(numbers)
         deviation = torch.linalg.vector_norm(numbers - mean) / flat.numel() ** 0.5

@@ -28,8 +28,8 @@ def probe_crossings(
     """Measure links between neighbouring `stages`, and `TopKBoundary(density, values=bfloat16)` at each cut.
 
     activations: what each stage but the last sends for a micro-batch. A collective of `everyone`: all replicas of all
-    stages, which measure at the same time. Every rank returns the means over them. Message sizes with which a link
-    would take longer than its share of `seconds` are left out.
+    stages, which measure at the same time. Every rank returns the means over them. Message sizes that would take a link
+    longer than its share of `seconds` are left out.
     """
     ranks = Ranks(group=everyone, device=activations[0].device)
     boundary = TopKBoundary(density, values=torch.bfloat16)
@@ -62,7 +62,7 @@ def _crossed(boundary: Boundary, x: Tensor) -> float:
 
 
 def _link(stage: int, stages: Group, ranks: Ranks, seconds: float) -> Link:
-    """Return what fits messages that a stage and the next send each other at once; other stages look on."""
+    """Fit a link to messages that a stage and the next send each other at the same time. Other stages wait."""
     peers, left, points = Peers(stages, ranks.device), seconds, list[tuple[int, float]]()
     share = stages.size() / 2  # of all ranks, two of each replica's are at it
     peer = {stage: stage + 1, stage + 1: stage}.get(peers.rank)

@@ -25,7 +25,7 @@ class Stage(Protocol):
 
 Make: TypeAlias = Callable[[], Boundary]
 PREFIX = "boundary_"
-"""A stage keeps its boundary's buffers under names that begin so. nn.Sequential would run a submodule."""
+"""Prefix of the buffers in which a stage keeps its boundary's state. nn.Sequential would run a submodule."""
 
 
 class _Place(NamedTuple):
@@ -68,7 +68,7 @@ def sparsify(
     """Put a boundary behind every stage but the last: TopKBoundary(density, …), or what `boundary()` returns.
 
     `stages` are either the modules of the whole split model, in order, or this rank's PipelineStages before their first
-    step. Make PipelineStages without example arguments, as what travels has another shape than what stages compute.
+    step. Make PipelineStages without example arguments, because what travels has another shape than the activation.
     Every floating-point tensor that a stage returns is sparsified; others travel unchanged. A module may already be
     wrapped in DistributedDataParallel. Raises ValueError for stages of neither kind, for stages that have a boundary or
     know their shapes, and unless you pass either a density or `boundary`; TypeError where `boundary()` returns no
@@ -137,7 +137,7 @@ def _places(stages: Sequence[nn.Module] | Sequence[Stage]) -> dict[int, _Place]:
 
 
 def _check_open(stage: Stage) -> None:
-    """Raise ValueError where a stage was told the shapes of what it exchanges."""
+    """Raise ValueError if a stage already knows the shapes it exchanges."""
     told = getattr(getattr(stage, "_user_meta", stage), "inputs", None) or getattr(stage, "inputs_meta", None)
     if told or hasattr(stage, "pipe_info"):
         raise ValueError(

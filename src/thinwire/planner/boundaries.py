@@ -163,7 +163,7 @@ def _row(cut: Cut, crossings: Crossings) -> BoundaryRow:
 
 
 def _reason(cut: Cut, name: str, pays: bool) -> str:
-    """Say what each term of the rule amounts to."""
+    """Give the value of each term of the rule."""
     if not cut.dense_bytes:
         return "nothing crosses here"
     if cut.nbytes >= cut.dense_bytes:

@@ -19,7 +19,7 @@ from thinwire.reducer import Compressed
 class Candidate:
     """A method of the catalogue at one density: a codec and its exchange.
 
-    With `feedback`, what is not delivered waits for the next step.
+    With `feedback`, the undelivered part waits for the next step.
     density: share of the elements whose values travel in the gradient's own dtype; 0 where all are recoded.
     """
 
@@ -51,7 +51,7 @@ _SINCE_2 = MappingProxyType(
 
 
 def renamed(name: str) -> str:
-    """Return what a candidate in a plan or profile of version 1 is called today: ``topk:0.1`` was a sampled Top-k."""
+    """Return today's name of a candidate in a plan or profile of version 1: ``topk:0.1`` was a sampled Top-k."""
     family, colon, density = name.partition(":")
     return f"{_SINCE_2.get(family, family)}{colon}{density}"
 
@@ -61,10 +61,9 @@ def renamed(name: str) -> str:
 class Budget:
     """What the loss allows: how sparse, and whether what is not sent may wait for later steps (error feedback).
 
-    `names` are of the methods to consider, those that cost the loss least first: of two that are as fast, the first
-    is taken. The default selects by a sampled threshold, which is faster than exact Top-k (`topk`). It leaves out
-    `s2_union`, `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows
-    beyond 65504.
+    `names` lists the methods to consider, the kindest to the loss first: of two equally fast ones, the first wins. The
+    default selects by a sampled threshold, which is faster than exact Top-k (`topk`). It leaves out `s2_union`,
+    `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows beyond 65504.
     """
 
     densities: Sequence[float] = (0.01,)

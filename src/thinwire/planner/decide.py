@@ -18,7 +18,7 @@ _HALVINGS = 15  # of some 36 octaves
 def decide(profile: Profile, budget: Budget | None = None, *, tolerance: float = 0.03) -> Plan:
     """Return the plan with the fastest predicted step. Within `tolerance` of it, the plan kinder to the loss wins.
 
-    So a plan does not compress what saves less than that share of a step, nor sparsify where narrowing is enough.
+    So a plan does not compress a tensor to save less than that share of a step, nor sparsify where narrowing is enough.
     Raises ValueError for a tolerance outside [0, 1), and for links without bandwidth.
     """
     if not 0 <= tolerance < 1:
@@ -45,7 +45,7 @@ def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]
         return {g.name: DENSE.name for g in profile.timeline.gradients}
     tried = [fastest(profile, candidates[: count + 1]) for count in range(len(candidates))]
     seconds = [step_seconds(profile, choice) for choice in tried]
-    # the first may hold anything, and only then count against what comes after it
+    # each uses only so many candidates, the kindest first; the first within the limit wins
     limit = min(seconds) * (1 + tolerance)
     return next((choice for choice, took in zip(tried, seconds, strict=True) if took <= limit), tried[-1])
 
@@ -57,7 +57,7 @@ def break_even(profile: Profile, budget: Budget, tolerance: float) -> float:
 
     def pays(bandwidth: float) -> bool:
         there = profile.on(Link(latency=0.0, bandwidth=bandwidth))
-        # what `chosen` would decide, without finding out which candidates
+        # as `chosen` would decide, without finding out which candidates
         return step_seconds(there) > (1 + tolerance) * step_seconds(there, fastest(there, candidates))
 
     if profile.world_size == 1 or not pays(_SLOWEST):

@@ -1,4 +1,4 @@
-"""Networks on which some ranks are nearer than others, and rings through them. Links carry as much each way at once."""
+"""Networks on which some ranks are nearer than others, and rings through them. Links are full duplex."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ _REFERENCE = 1e6  # bytes of the message by which `ring` compares edges, unless 
 
 
 class Uneven(ABC):
-    """A network that knows, for every message of a hop, the latency and its share of the links it shares with others.
+    """A network that knows each message's latency, and its share of the links that it has in common with others.
 
-    Messages go from rank i to i + stride, round the end where all send. Networks are hashable, as we cache hops.
+    Messages go from rank i to i + stride, modulo the world size if all send. Networks are hashable, as we cache hops.
     """
 
     @abstractmethod
@@ -44,10 +44,10 @@ class Uneven(ABC):
 class Tiers(Uneven):
     """Ranks in groups, which form larger groups, and so on: hosts, racks, the hall.
 
-    groups: (ranks, link), the nearest first. Messages within so many neighbours see `link`, and those beyond the last
-    group see `beyond`. Each rank has its own first link. The ranks of a group share one link of the next kind to what
-    lies outside. A message has the latency of the farthest link and the least bandwidth on its way. Raises ValueError
-    unless each size is a multiple of the one before.
+    groups: (ranks, link), the nearest first. Messages within a group of `ranks` neighbours see its `link`, and those
+    beyond the last group see `beyond`. Each rank has its own first link. The ranks of a group share one link of the
+    next kind to the outside. A message has the latency of the farthest link and the least bandwidth on its way. Raises
+    ValueError unless each size is a multiple of the one before.
     """
 
     groups: tuple[tuple[int, Link], ...]
@@ -108,7 +108,7 @@ class Regions(Uneven):
 @final
 @dataclass(frozen=True)
 class Limited:
-    """A network on which no message is faster than `best`, as processors take part in every message."""
+    """A network on which no message is faster than `best`, because processors handle every message."""
 
     network: Network
     best: Link
@@ -120,7 +120,7 @@ class Limited:
 
 
 def ring(regions: Regions, nbytes: float = _REFERENCE) -> Regions:
-    """Return the regions in the order in which the slowest edge of a ring through them is fastest.
+    """In which order should a ring visit the regions, so that its slowest edge is as fast as possible?
 
     An edge costs what a message of `nbytes` takes, in the slower direction. Of all such rings, we take the one with the
     least sum. The result is exact, by dynamic programming over subsets (Held and Karp): first on the largest edge, then
@@ -148,14 +148,14 @@ def slowest_edge(order: Sequence[int], cost: Sequence[Sequence[float]]) -> float
 
 
 def _alike(keys: Integers) -> Integers:
-    """Return for each key how many are equal to it."""
+    """Return, for each key, how many keys equal it."""
     counts: Integers = np.bincount(keys)
     return counts[keys]
 
 
 @lru_cache(maxsize=1 << 14)
 def _slow(network: Any, stride: int, every: int, swap: bool, world_size: int) -> tuple[Link, ...]:
-    """Return the links that the hop's messages see, without those that are faster than another for every size."""
+    """Return the links that the hop's messages see. Leave out a link if another is slower at every size."""
     senders = np.arange(0, world_size, every)
     receivers = senders ^ stride if swap else senders + stride
     if swap or every > 1:  # these end where the ranks do, and a ring goes round

@@ -64,7 +64,7 @@ class Plan:
         )
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
-        """Return a reducer that follows the plan, with `memory` (by default ErrorFeedback) for what waits."""
+        """Return a reducer that follows the plan. What waits goes to `memory` (by default ErrorFeedback)."""
         return reducer(self.choice, memory or ErrorFeedback())
 
     def to_json(self) -> str:

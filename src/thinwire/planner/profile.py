@@ -13,7 +13,7 @@ from thinwire.planner.candidates import renamed
 
 SCHEMA = "thinwire.profile/2"
 _NAMED: Mapping[str, Callable[[str], str]] = {SCHEMA: str, "thinwire.profile/1": renamed}
-"""By schema, what the candidates of a saved profile are called today."""
+"""Today's names of a saved profile's candidates, by schema."""
 TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point")
 
 

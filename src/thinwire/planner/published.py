@@ -1,4 +1,4 @@
-"""Profiles that nobody measured here: of models and machines as their authors published them."""
+"""Profiles of models and machines as their authors published them. We measured none of it."""
 
 from collections.abc import Sequence
 
@@ -20,14 +20,14 @@ MEASURED = 2**29 / 4
 def xml(densities: Sequence[float] = (0.001,), encode: float = 13.2e-3) -> Profile:
     """Return DRAGONN's XML model, where encoding MEASURED elements takes `encode` seconds at any density (their 5.2).
 
-    Of its single layer the gradient is there at the end of backward: nothing overlaps.
+    It has one layer, so its gradient comes at the end of backward, and nothing overlaps.
     """
     names = [f"{family}:{density:g}" for family in ("topk", "doubling", "gtopk") for density in densities]
     return published(XML, COMPUTED, LINK, dict.fromkeys(names, encode * XML / MEASURED))
 
 
 def published(numel: int, computed: float, link: Link, encode: dict[str, float]) -> Profile:
-    """Return the profile of one tensor that is ready at the end of backward, and of candidates that take so to encode.
+    """Return the profile of one tensor, ready at the end of backward. `encode`: what each candidate takes to encode.
 
     Payloads are of 8 bytes an element. Decoding and merging, which are not published, count as free.
     """

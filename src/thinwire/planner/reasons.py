@@ -14,7 +14,7 @@ _NOTHING = Curve(((1.0, 0.0),))
 
 
 def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> str:
-    """Say why a tensor goes the way it does, by the terms of T_comp < T_full − T_spr (DRAGONN, Eq. 1)."""
+    """Why does this tensor get this candidate? Answer in terms of T_comp < T_full − T_spr (DRAGONN, Eq. 1)."""
     full = work(DENSE.name, [gradient], profile)
     name = choice[gradient.name]
     if name != DENSE.name:

@@ -12,7 +12,7 @@ from thinwire.planner.profile import TRANSPORTS, Profile
 from thinwire.planner.timeline import step_seconds
 
 PLANNED = "planned"
-"""The name under which a `Scale` has the planner's own choice."""
+"""How a `Scale` names the planner's own choice."""
 SMALLEST = 1024
 """Tensors with fewer elements go uncompressed, as in the recipes."""
 TOLERANCE = 0.03
@@ -35,7 +35,7 @@ class Scale:
     choice: Mapping[str, str]
 
     def efficiency(self, name: str) -> float:
-        """Return the throughput as a share of that of as many workers that never wait for each other."""
+        """Return the throughput relative to as many workers that never wait for each other."""
         return self.alone / self.seconds[name] if self.seconds[name] > 0 else 1.0
 
     @property
@@ -62,7 +62,7 @@ def scaled(
 
 
 def on(profile: Profile, network: Network | None, world_size: int) -> Profile:
-    """Return the profile with that many ranks on that network, where no message is faster than measured."""
+    """Return the profile with that many ranks on that network. No message becomes faster than measured."""
     if world_size < 1:
         raise ValueError(f"world_size is {world_size}; expected 1 or more")
     if network is None:

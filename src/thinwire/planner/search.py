@@ -9,8 +9,8 @@ from thinwire.planner.profile import Bucket, Gradient, Profile
 from thinwire.planner.timeline import State, Work, finished, passed, step_seconds, work
 
 _SIZES = 8  # how many thresholds on a tensor's size are tried in a bucket
-_MANY = 64  # paths, from which on those that are hardly better than another are dropped: they multiply by the bucket
-_SLACK = 2e-3  # of a step, which is what that may cost in all
+_MANY = 64  # paths; beyond this we drop paths hardly better than another, because every bucket multiplies them
+_SLACK = 2e-3  # of a step: the most that dropping them may cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _kept(paths: Iterable[_Path], slack: float) -> list[_Path]:
 
 
 def _relaxed(profile: Profile, choice: dict[str, str]) -> dict[str, str]:
-    """Return the choice with every tensor uncompressed that does not make it faster, the smallest tried first."""
+    """Return the choice without compressing tensors that gain nothing by it, the smallest tried first."""
     limit = step_seconds(profile, choice)
     for bucket in profile.timeline.buckets:
         mine = [g for g in bucket.gradients if choice[g.name] != "dense"]

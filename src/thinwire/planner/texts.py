@@ -36,7 +36,7 @@ def parse_link(text: str) -> Link:
 
 
 def parse_tiers(text: str) -> Tiers:
-    """Read ``8x100gbit/10us,4x25gbit/50us,10gbit``: 8 ranks on a host, 4 hosts in a rack, and what joins the racks.
+    """Read ``8x100gbit/10us,4x25gbit/50us,10gbit``: 8 ranks a host, 4 hosts a rack, and the link between racks.
 
     Raises ValueError for anything else.
     """

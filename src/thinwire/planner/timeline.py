@@ -26,7 +26,7 @@ class Work:
 
 
 class State(NamedTuple):
-    """How far a step is: how late computing is, and until when the wire and decoding are busy, in seconds."""
+    """Where is the step? Seconds by which computing is late, and until which the wire and decoding are busy."""
 
     late: float = 0.0
     wire: float = 0.0
@@ -36,7 +36,7 @@ class State(NamedTuple):
 class Span(NamedTuple):
     """A bar to draw, from `start` to `end` seconds into the step. `track` is "compute", "wire" or "decode".
 
-    label: on "compute" what is done ("compute", "encode", or "slowed" by messages), elsewhere the candidate.
+    label: the candidate; on "compute" the kind of work: "compute", "encode", or "slowed" by messages.
     """
 
     track: str
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 
 def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
-    """Return what it costs to exchange `gradients` of one bucket as one payload of the named candidate."""
+    """Return the cost of exchanging `gradients` of one bucket as one payload of the named candidate."""
     mine, world_size = tuple(gradients), profile.world_size
     found = candidate(name)
     cost = profile.costs.get(name)
@@ -85,7 +85,7 @@ def messages(found: Candidate, nbytes: float, whole: float, profile: Profile, *,
 
 
 def _rounds(found: Candidate, profile: Profile) -> float:
-    """Return how many times as many rounds the exchange takes as when it was measured."""
+    """Return the exchange's number of rounds, relative to when it was measured."""
     then = profile.made.get("world_size", profile.world_size)
     rounds = [len(found.exchange.hops(1.0, world)) if world > 1 else 0 for world in (profile.world_size, then)]
     return rounds[0] / rounds[1] if rounds[1] else 0.0
@@ -98,12 +98,12 @@ def passed(state: State, ready: float, works: Sequence[Work]) -> State:
         late += part.encode
         wire = max(ready + late, wire) + part.exchange
         decoded = max(wire, decoded) + part.decode
-        late += part.busy  # whenever it starts: a faster link must not cost time
+        late += part.busy  # the same whenever it starts: a faster link must not cost time
     return State(late, wire, decoded)
 
 
 def finished(state: State, profile: Profile) -> float:
-    """Return when the step ends that is in this state after its last bucket, in seconds."""
+    """The step is in this state after its last bucket: when does it end, in seconds?"""
     timeline = profile.timeline
     return max(timeline.computed + state.late, state.wire, state.decoded) + timeline.rest
 
@@ -125,7 +125,7 @@ def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") ->
 
 
 def spans(profile: Profile, choice: Mapping[str, str] | str = "dense") -> list[Span]:
-    """Return what a step spends its time on, without `rest`: the last span ends that long before `step_seconds`.
+    """What does a step spend its time on? `rest` is left out: the last span ends that long before `step_seconds`.
 
     A "compute" span ends where a bucket is ready.
     """

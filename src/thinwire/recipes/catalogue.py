@@ -1,4 +1,4 @@
-"""Every method, declared once: what the bench, the planner, the tests and the tables know of them, they read here."""
+"""Every method, declared once. The bench, the planner, the tests and the tables all read it here."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class Method:
         return self.recipe() if density is None or self.density is None else self.recipe(density=density)
 
     def large(self, density: float | Schedule | None = None) -> Compressed:
-        """Return what a large tensor goes through. Raises TypeError where that is not one codec and one exchange."""
+        """Return the codec and exchange of a large tensor. Raises TypeError if there is not one of each."""
         return _large(self.make(density))
 
 

@@ -1,1 +1,1 @@
-"""Tools beside the library: its command line, and what `thinwire bench`, `plan` and `simulate` are made of."""
+"""Tools beside the library: the command line, and the parts of `thinwire bench`, `plan` and `simulate`."""

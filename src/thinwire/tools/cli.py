@@ -1,4 +1,4 @@
-"""The command line. What a command needs is imported only when it runs."""
+"""The command line. A command imports what it needs only when it runs."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ except ImportError:
     sys.exit("thinwire's command line needs its extra packages: pip install 'thinwire[bench]'")
 
 BAD_INPUT = 2
-"""The exit code where something that the user gave cannot be used."""
+"""The exit code when the user's input cannot be used."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

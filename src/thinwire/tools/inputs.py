@@ -1,4 +1,4 @@
-"""What a user gives, read or refused with one line that says the fix; and the files a command leaves behind."""
+"""User input, read or refused with one line that names the fix; and the files that a command writes."""
 
 import os
 import zlib
@@ -9,12 +9,12 @@ from zipfile import BadZipFile
 
 
 class BadInput(ValueError):  # noqa: N818 - it reads better where it is raised and caught
-    """Something the user gave cannot be used; the message is one line and says what was expected and the fix."""
+    """User input cannot be used. The message is one line; it says what was expected and names the fix."""
 
 
 @contextmanager
 def reading(path: Path, expected: str) -> Iterator[None]:
-    """Raise what reading or decoding `path` may raise as a BadInput that says what was `expected` of it."""
+    """If reading or decoding `path` raises, raise BadInput instead; it says what was `expected`."""
     try:
         yield
     except BadInput:
@@ -51,7 +51,7 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
 
 
 def check_writable(paths: Iterable[Path | None]) -> None:
-    """Raise BadInput when one cannot be written; to be called before anything has been measured."""
+    """Raise BadInput if a file cannot be written. Call it before measuring."""
     for path in paths:
         if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
             raise BadInput(f"cannot write {path}; expected a file in a directory that exists and may be written to")

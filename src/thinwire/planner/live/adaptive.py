@@ -66,7 +66,7 @@ class Adaptive(Reducer):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is compressed and nothing waits, so that DDP may as well reduce by itself."""
+        """Whether nothing is compressed and nothing waits. DDP may then as well reduce by itself."""
         return not self.choice and not self._memory.waits()
 
     @property
@@ -75,7 +75,7 @@ class Adaptive(Reducer):
         return self._policy is None or bool(self.history)
 
     def go_on(self, log: Log, step: int, rank: int) -> None:
-        """Take the log of a step that is over, and choose for number `step`, which begins. May be a collective."""
+        """Take the finished step's log, and choose for step number `step`, which begins. May be a collective."""
         if self._policy is None:
             return
         decided = self._policy.send(log)
@@ -86,7 +86,7 @@ class Adaptive(Reducer):
             self._reducer = reducer(decided.choice, self._memory)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        """Start by the current choice. A step's first bucket lets the policy go on, which may take collectives."""
+        """Start reducing by the current choice. At a step's first bucket the policy goes on, maybe with collectives."""
         log = self._logged(bucket, at)
         self._release(bucket, at)
         at = replace(at, watch=at.watch and not self.idle)
@@ -102,7 +102,7 @@ class Adaptive(Reducer):
         return (self._memory,)
 
     def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory. What waits in it is released where a candidate has no error feedback."""
+        """Return the memory. Tensors whose candidate has no error feedback get back what waits there."""
         return self._memory
 
     def _logged(self, bucket: Bucket, at: Round) -> StepLog:
@@ -117,7 +117,7 @@ class Adaptive(Reducer):
         return log
 
     def _release(self, bucket: Bucket, at: Round) -> None:
-        """Add what waits for tensors whose candidate keeps nothing to their gradients."""
+        """If a tensor's candidate keeps nothing, add what waits for that tensor to its gradient."""
         if not self._memory.waits():
             return
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):

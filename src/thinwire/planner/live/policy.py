@@ -26,10 +26,10 @@ _LAX = 5.0  # the factor at most
 
 
 def policy(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[int] | None = None) -> Policy[Never]:
-    """Observe uncompressed steps, decide, and decide again whenever the links change, forever.
+    """Observe uncompressed steps, decide, and decide again whenever the links change. Never ends.
 
-    All ranks decide the same, as they exchange every figure that counts first. `caps`: the bytes of DDP's buckets,
-    where the first logs are of single gradients.
+    Ranks first exchange every figure that counts, so all decide the same. `caps`: the bytes of DDP's buckets, needed if
+    the first logs are of single gradients.
     """
     group, device = ranks.group, ranks.device
     links, busy = probe_links(group, device)
@@ -87,7 +87,7 @@ class Alarm:
 
 
 def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ranks) -> Policy[Profile]:
-    """Go by the decision until the links have changed so much that another choice is due. Return the new profile."""
+    """Keep to the decision until the links have changed enough to call for another. Return the new profile."""
     alarm, reason, count = Alarm(), decided.reason, _LOOK
     while True:
         logs = yield from steps(decided.choice, count, reason)
@@ -95,10 +95,10 @@ def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ran
         seconds = ping(_size(profile), ranks.group, ranks.device)
         (period,) = ranks.mean([median_period(logs)])
         rings = alarm.rings(seconds)
-        # what is unusual is looked at again at once
+        # if a look was unusual, look again at once
         count = _LOOK if alarm.struck else max(_LOOK, math.ceil(_PINGS * seconds / (_SHARE * period)))
         if rings:
-            alarm = Alarm(factor=min(_LAX, 1.5 * alarm.factor))  # it may be false, and probing costs
+            alarm = Alarm(factor=min(_LAX, 1.5 * alarm.factor))  # the alarm may be false, and probing is costly
             links = probe_links(ranks.group, ranks.device, seconds=_PROBE_SECONDS).links
             now = replace(profile, links=links)
             if compressed(chosen(now, budget, TOLERANCE)) != decided.choice:
@@ -107,7 +107,7 @@ def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ran
 
 
 def _with_rest(profile: Profile, seconds: float) -> Profile:
-    """Count as rest what uncompressed steps took beyond the prediction: the optimizer, the loader and so on."""
+    """Did uncompressed steps take longer than predicted? Count that as rest: optimizer, loader and so on."""
     rest = max(0.0, seconds - step_seconds(profile))
     return replace(profile, timeline=replace(profile.timeline, rest=rest))
 
@@ -121,7 +121,7 @@ def _change(before: Profile, after: Profile) -> str:
 
 
 def _size(profile: Profile) -> int:
-    """Return how many bytes to send so that bandwidth counts for more than latency."""
+    """How many bytes must a message have for bandwidth to count for more than latency?"""
     link = profile.links["all_reduce"]
     seconds = max(_PING_SECONDS, 2 * profile.world_size * link.latency)
     return min(_MOST, max(_LEAST, int(seconds * link.bandwidth)))

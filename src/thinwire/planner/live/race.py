@@ -11,7 +11,7 @@ from thinwire.planner.search import fastest
 from thinwire.planner.timeline import step_seconds
 
 TOLERANCE = 0.03
-"""By what share of a step something must be faster to be preferred to what is kinder to the loss."""
+"""A faster choice must save this share of a step to beat one that is kinder to the loss."""
 _LAPS, _LAP = 2, 4  # the first step of a lap does not count
 _MOST = 4  # arms
 _OBVIOUS = 1.5  # times slower than the best prediction: not worth a lap
@@ -20,14 +20,14 @@ _OBVIOUS = 1.5  # times slower than the best prediction: not worth a lap
 def decision(
     profile: Profile, budget: Budget, now: Choice, why: str, ranks: Ranks, *, dense_seconds: float | None = None
 ) -> Policy[Decided]:
-    """Race what the plan proposes against what is in use `now`, and return the winner.
+    """Race the plan's proposals against the choice in use `now`, and return the winner.
 
     `dense_seconds`: the seconds of an uncompressed step, if they have just been observed.
     """
     arms = proposals(profile, budget, now)
     predicted = [step_seconds(profile, arm) for arm in arms]
     slow = {} in arms and predicted[arms.index({})] > _OBVIOUS * min(predicted)
-    if slow and dense_seconds is None:  # what is predicted and what is measured are not to be compared
+    if slow and dense_seconds is None:  # predictions and measurements cannot be compared
         arms = [arm for arm in arms if arm]
         predicted = [step_seconds(profile, arm) for arm in arms]
     known = {arms.index({}): dense_seconds} if dense_seconds is not None and (slow or arms == [{}]) else {}
@@ -67,7 +67,7 @@ def winner(seconds: Sequence[float]) -> int:
 
 
 def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> Policy[list[float]]:
-    """Let the choices take turns, and return the seconds of a step of each."""
+    """Let the choices take turns. Return each one's seconds per step."""
     logs: dict[int, list[Log]] = {place: [] for place in range(len(arms)) if place not in known}
     for _ in range(_LAPS):
         for place in logs:

@@ -1,4 +1,4 @@
-"""Steps as a policy sees them: what each goes by, and when things happened in it on this rank."""
+"""Steps as a policy sees them: which choice each one uses, and when things happened on this rank."""
 
 from collections.abc import Generator, Mapping, Sequence
 from statistics import median
@@ -22,7 +22,7 @@ class Log(Protocol):
 
     @property
     def period(self) -> float:
-        """Seconds from a moment of the step to the same moment of the next."""
+        """Seconds from one step to the next."""
 
     @property
     def buckets(self) -> Sequence[tuple[Gradient, ...]]:
@@ -34,14 +34,14 @@ class Log(Protocol):
 
 
 class Decided(NamedTuple):
-    """What the next step goes by, and the reason if this is a new decision."""
+    """The choice for the next step, and the reason if it is a new decision."""
 
     choice: Choice
     reason: str = ""
 
 
 Policy = Generator[Decided, Log, _T]
-"""A generator that yields what each step goes by, takes that step's log, and returns what it has found out."""
+"""A generator: it yields each step's choice, is sent that step's log, and returns its findings."""
 
 
 def steps(choice: Choice, count: int, reason: str = "") -> Policy[list[Log]]:

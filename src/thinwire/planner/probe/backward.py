@@ -39,9 +39,9 @@ def probe_backward(
     """Run `step` (forward; returns the loss) and backward a few times, and then `update`, if given; time them.
 
     A collective. Ranks start together, the slowest counts, and we take the median over repeats. `step` must exchange
-    nothing. Gradients, buffers and random number generators are restored afterwards. What `update` changes is not, but
-    it gets the means of the ranks' gradients, so replicas stay alike. A parameter without a gradient counts as ready
-    at the end.
+    nothing. Gradients, buffers and random number generators are restored afterwards. Changes by `update` stay, but it
+    gets the mean gradient of all ranks, so replicas stay alike. A parameter without a gradient counts as ready at the
+    end.
     """
     device = next(iter(parameters.values())).device
     with _untouched(list(parameters.values()), buffers):

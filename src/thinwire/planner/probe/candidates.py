@@ -18,9 +18,9 @@ from thinwire.planner.profile import Cost, Curve
 from thinwire.reducer import Bucket, Compressed, Round, Segment
 
 _REPEATS = 4
-_MOST_SEGMENTS = 8  # in the bucket that is timed, as what a call costs is shared
+_MOST_SEGMENTS = 8  # in the timed bucket, because tensors share the cost of a call
 _MOST_ELEMENTS = 1 << 22
-_CACHE = 1 << 25  # bytes that take the place of everything in it
+_CACHE = 1 << 25  # bytes, enough to evict everything from it
 _ROWS = (2, 10)  # payloads decoded at once, to see what each costs
 
 
@@ -35,7 +35,7 @@ def probe_candidates(
 ) -> dict[str, Cost]:
     """Time each candidate but the uncompressed one, on random gradients of a few of the `sizes`. A collective.
 
-    It leaves out sizes with which a candidate would exceed its share of `seconds`.
+    Sizes at which a candidate would exceed its share of `seconds` are left out.
     """
     chosen = [candidate for candidate in candidates if candidate.name != "dense"]
     share = seconds / max(1, len(chosen))
@@ -80,7 +80,7 @@ def _point(
     device: torch.device,
     links: Mapping[Transport, Link],
 ) -> tuple[float, float, float, float, float]:
-    """Return, per tensor of that size: seconds to encode, to decode, for each further rank, of the exchange, bytes."""
+    """Return, per tensor of that size: seconds to encode, decode, decode one more rank, exchange; and bytes."""
     reducer = candidate.reducer(ErrorFeedback())
     segments = max(1, min(_MOST_SEGMENTS, _MOST_ELEMENTS // 4 // size))
     nbytes = reducer.codec.encode(torch.randn(size, device=device, generator=_generator(device))).nbytes
@@ -117,7 +117,7 @@ def _step(
 
 
 def _each(reducer: Compressed, size: int, device: torch.device) -> float:
-    """Return the seconds that decoding takes longer for each further payload."""
+    """How many seconds longer does decoding take with each further payload?"""
     if not isinstance(reducer.exchange, AllGather):
         return 0.0
     payload = reducer.codec.encode(torch.randn(size, device=device, generator=_generator(device)))

@@ -1,4 +1,4 @@
-"""What messages cost: latency α and inverse bandwidth β of each transport, fitted to timings of a few sizes."""
+"""What does a message cost? Latency α and inverse bandwidth β of each transport, fitted to a few sizes."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ from thinwire.planner.probe.measure import gathered, synchronize
 SIZES = (1 << 8, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of the vectors that are sent."""
 _REPEATS, _PINGS = 4, 3
-_FREE = Link(latency=0.0, bandwidth=1e15)  # where there is nobody to send to
+_FREE = Link(latency=0.0, bandwidth=1e15)  # for a single rank
 
 
 class Links(NamedTuple):
@@ -50,7 +50,7 @@ def ping(nbytes: int, group: Group, device: torch.device) -> float:
 
 
 def contention(group: Group, device: torch.device) -> float:
-    """Return the seconds by which a processor second of communication on each rank delays computing. A collective.
+    """How many seconds does a processor second of communication delay computing? A collective.
 
     0 where backward runs on another device or leaves cores free.
     """
@@ -82,7 +82,7 @@ def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_si
     """Return the link on which the exchange (a single message, if None) takes these (bytes, seconds).
 
     β is the median slope between the three largest sizes, and α the median of the remainder at the others. A traffic
-    shaper may let a small message pass at once or delay it, and no single one may tilt the line.
+    shaper may favour or delay a small message; no single message should tilt the line.
     """
     count, share = 1.0, 1.0
     if exchange is not None:

@@ -17,7 +17,7 @@ _APART = 3.0  # times slower: another tier
 
 
 class Tier(NamedTuple):
-    """Groups of `size` neighbouring ranks, whose messages see `link`. `same_host`: whether a group shares a host."""
+    """Groups of `size` neighbouring ranks; messages within see `link`. `same_host`: whether a group shares a host."""
 
     size: int
     link: Link
@@ -61,7 +61,7 @@ def _farther(link: Link, than: Link) -> bool:
 
 
 def _pairs(stride: int, group: Group, device: torch.device) -> Link:
-    """Return what the slowest pair of ranks so far apart sees."""
+    """Return the link of the slowest pair of ranks at this distance."""
     seconds = [_longest_swap(size, stride, group, device) for size in _SIZES]
     slope = max((seconds[1] - seconds[0]) / (_SIZES[1] - _SIZES[0]), 1e-12)
     return Link(latency=seconds[0], bandwidth=1 / slope)

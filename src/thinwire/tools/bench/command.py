@@ -48,7 +48,7 @@ class Outputs:
 def run(options: Options, *, json: Path | None, html: Path | None) -> int:
     """Run the bench, print the table, write the files, and return the exit code.
 
-    Rows that are finished are printed and written whatever ends the run. Raises BadInput before anything is started.
+    Finished rows are printed and written, whatever ends the run. Raises BadInput before anything starts.
     """
     first = is_first()
     outputs = Outputs(console=Console(quiet=not first), json=json if first else None, html=html if first else None)

@@ -61,7 +61,7 @@ class DataParallel:
 
 
 def dense_bytes(model: nn.Module, world: int) -> float:
-    """Return what a ring all-reduce of float32 gradients makes one of `world` ranks send."""
+    """Return the bytes that each of `world` ranks sends in a ring all-reduce of float32 gradients."""
     return 2 * (world - 1) / world * 4.0 * sum(p.numel() for p in model.parameters())
 
 
@@ -69,8 +69,8 @@ def dense_bytes(model: nn.Module, world: int) -> float:
 class StepTimes:
     """Seconds of one step on one rank, and the bytes its payloads declared.
 
-    `exchange` is what of the communication backward could not hide: from the last gradient computed until backward
-    returns, less the decoding in between. Work inside callbacks of PyTorch's own hooks counts there too.
+    `exchange` is the communication that backward could not hide: from the last gradient until backward returns, less
+    the decoding in between. Work inside callbacks of PyTorch's own hooks counts there too.
     """
 
     compute: float

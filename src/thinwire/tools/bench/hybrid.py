@@ -1,4 +1,4 @@
-"""A row in hybrid parallelism: a worker has one stage of a split model, and replicas of a stage exchange gradients."""
+"""A row in hybrid parallelism: each worker has one stage of a split model; replicas of a stage exchange gradients."""
 
 import copy
 import functools
@@ -52,7 +52,7 @@ class Hybrid:
     def step(self, step: int) -> dict[str, float]:
         """Take one step; the batch is ready before the clock starts.
 
-        Time in which this worker did not compute counts as waiting: for the link, a neighbour or the processor.
+        Whenever this worker did not compute, it waited: for the link, a neighbour or the processor.
         """
         rank, replicas_ = self._mesh.get_local_rank("replica"), self._mesh["replica"].size()
         args, kwargs, target = self._parts.feed(self._problem.batch(step, rank, replicas_))
@@ -95,7 +95,7 @@ class Hybrid:
         return self._parts.criterion(args[0], target)
 
     def _count(self, names: tuple[str, ...], module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        """Count what this worker would send uncompressed for a micro-batch: activations onwards and gradients back."""
+        """Count what this worker would send uncompressed per micro-batch: activations forward, gradients back."""
         nbytes = (0 if self._last else output.nbytes) + (0 if self._first else args[0].nbytes)
         for name in names:
             trace.count(name, nbytes)

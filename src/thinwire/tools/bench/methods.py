@@ -39,10 +39,10 @@ class Install(Protocol):
 class Entrant:
     """What trains a row.
 
-    `sparse` ones take a density, which falls to the wanted one over the first steps of those that warm up.
-    `density` is that of methods to which the run's own does not apply. A method that cannot work with several buckets
-    gets one, one without `sparse_embeddings` cannot reduce their gradients, and one without `pipelines` cannot tell the
-    steps of a pipeline from its micro-batches.
+    `sparse` methods take a density; if a method warms up, the density falls to the wanted one over the first steps.
+    `density` is for methods that do not use the run's own. A method that cannot work with several buckets gets a single
+    one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
+    pipeline from its micro-batches.
     """
 
     description: str
@@ -91,13 +91,13 @@ def _powersgd(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, 
 
 
 def _count_rows(gradient: Tensor) -> None:
-    """Count what DDP's all-gathers of a sparse gradient make one rank send."""
+    """Count the bytes that one rank sends when DDP all-gathers a sparse gradient."""
     rows = gradient.coalesce()
     trace.count("sent_bytes", (dist.get_world_size() - 1) * (rows.indices().nbytes + rows.values().nbytes))
 
 
 def _count(nbytes: float, group: Group) -> None:
-    """Count what a ring all-reduce of `nbytes` makes one rank send."""
+    """Count the bytes that one rank sends in a ring all-reduce of `nbytes`."""
     trace.count("sent_bytes", 2 * (group.size() - 1) / group.size() * nbytes)
 
 

@@ -60,7 +60,7 @@ class Options:
 
     @property
     def every(self) -> int:
-        """How many steps apart the held-out loss is taken."""
+        """Every how many steps is the held-out loss taken?"""
         return max(1, self.steps // 15)
 
     def rows(self) -> list[Setting]:
@@ -99,7 +99,7 @@ class Options:
             raise BadInput(f"{unable[0]} does not follow a pipeline's steps; name a recipe instead")
 
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
-        """Return those asked for with the recipe, else the method's own, else the run's."""
+        """Return the densities given with the recipe, else the method's own, else the run's."""
         if not METHODS[name].sparse:
             return (1.0,)
         own = METHODS[name].density if own is None else own
@@ -128,7 +128,7 @@ class RowJob:
 
     @property
     def scheduled_density(self) -> float | Schedule:
-        """The density; where the method warms up, it falls to it from 1/4 over `warmup` steps."""
+        """The density. If the method warms up, it falls from 1/4 to that density over `warmup` steps."""
         stages = 4
         if not METHODS[self.recipe].warms_up or self.warmup < stages:
             return self.density

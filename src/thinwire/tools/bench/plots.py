@@ -41,7 +41,7 @@ def loss_over_bytes(results: Results) -> Figure:
 
 
 def step_time(results: Results) -> Figure:
-    """Milliseconds per step, split by what they go to."""
+    """Milliseconds per step, split into their parts."""
     return _figure(results, (7.5, 4.8), _step_panel)
 
 
@@ -102,7 +102,7 @@ def _curves(axes: Axes, results: Results, along: int) -> None:
 
 
 def _limit_losses(axes: Axes, results: Results) -> None:
-    """Show where the curves differ: not the first fifth, steep for all, nor diverged runs, nor above the first loss."""
+    """Show where the curves differ. Leave out the steep first fifth, diverged runs, and losses above the first."""
     shown = [row for row in results.rows if math.isfinite(row.final_loss)]
     curves = [[loss for _, _, loss in row.loss_curve if math.isfinite(loss)] for row in shown]
     late = [loss for curve in curves for loss in curve[len(curve) // 5 :]]
@@ -151,7 +151,7 @@ def round_bytes(count: float) -> str:
 
 
 def _styled(results: Results) -> Iterator[tuple[Row, str, str]]:
-    """Each row with its recipe's colour, and dashes that tell the densities and boundaries of a recipe apart."""
+    """Give each row its recipe's colour. Dashes tell densities and boundaries of the same recipe apart."""
     recipes = list(dict.fromkeys(row.recipe for row in results.rows if not row.is_dense))
     seen: dict[str, int] = {}
     for row in results.rows:

@@ -1,4 +1,4 @@
-"""What a bench run says: one table, or two where the terminal is narrow, its notes, and a page with figures."""
+"""The report of a bench run: one table (two on a narrow terminal), notes, and a page with figures."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _byte_and_loss_columns(results: Results) -> list[Column[Row]]:
 
 
 def _notes(results: Results) -> list[str]:
-    """What the columns mean, as far as this run needs it."""
+    """Explain the columns that this run needs explained."""
     free = results.free_step_seconds
     lifted = f"an uncompressed step with the link lifted, {milliseconds(free)} ms" if free else "not taken in this run"
     lines = [f"free net: {lifted}. speed up: dense's median step over this one."]

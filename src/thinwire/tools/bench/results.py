@@ -49,12 +49,12 @@ class WireBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One recipe's run. A number that is not finite, as a diverged loss, is null in the document and NaN here.
+    """One recipe's run. A number that is not finite, such as a diverged loss, is null in the document and NaN here.
 
-    ``loss_curve`` holds (training seconds, bytes sent per worker, held-out loss), the first two cumulative;
-    it may go on past ``steps``, where ``final_loss`` is taken, to find ``seconds_to_target``.
-    ``speedup_vs_dense`` is dense's median step over this row's. ``boundary`` is the share of activations sent
-    between pipeline stages, 1 without a pipeline.
+    ``loss_curve`` holds (training seconds, bytes sent per worker, held-out loss), the first two cumulative; it may go
+    on past ``steps``, where ``final_loss`` is taken, in search of ``seconds_to_target``. ``speedup_vs_dense`` is
+    dense's median step over this row's. ``boundary`` is the share of activations sent between pipeline stages, 1
+    without a pipeline.
     """
 
     recipe: str
@@ -77,7 +77,7 @@ class Row:
 
     @property
     def is_dense(self) -> bool:
-        """Whether everything was sent as it was."""
+        """Whether everything was sent uncompressed."""
         return self.recipe == "dense" and self.boundary == 1
 
     @classmethod
@@ -95,7 +95,7 @@ def label(recipe: str, density: float, boundary: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A whole run: where it was taken, and its finished rows in the order they ran."""
+    """A whole run: its environment, and its finished rows in the order they ran."""
 
     environment: Mapping[str, Any]
     rows: tuple[Row, ...]
@@ -136,7 +136,7 @@ class Results:
 
     @property
     def free_step_seconds(self) -> float | None:
-        """Median seconds of an uncompressed step with the link lifted, if it was taken."""
+        """Median seconds of an uncompressed step without a limit on the link, if measured."""
         quantiles = self.environment.get("free_network_step_seconds")
         return float(quantiles["p50"]) if quantiles else None
 
@@ -218,7 +218,7 @@ def _object(value: object, where: str, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _typed(value: Any, where: str, kind: Any) -> Any:
-    # bool is an int to Python, never to a reader of the document
+    # Python counts bool as an int; a reader of the document does not
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{where}: found {value!r:.40}, which has the wrong type")
     return value

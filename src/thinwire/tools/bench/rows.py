@@ -32,11 +32,11 @@ class Record:
         takers[event["kind"]](event)
 
     def step_seconds(self) -> list[float]:
-        """Return the seconds of the steps that count: not the first `skip`, and none past `steps`."""
+        """Return the seconds of the steps that count: those after the first `skip`, up to `steps`."""
         return [event["total"] for event in self._counted()]
 
     def curve(self) -> tuple[tuple[float, float, float], ...]:
-        """Return (seconds, bytes, held-out loss) wherever the loss was taken."""
+        """Return (seconds, bytes, held-out loss) for each time the loss was taken."""
         return tuple((event["seconds"], event["bytes"], event["loss"]) for event in self._losses)
 
     def protocol_overhead(self) -> float | None:

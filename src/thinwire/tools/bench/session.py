@@ -19,7 +19,7 @@ _WARMUP = 20  # steps left out of all figures but the loss, in runs at least fou
 
 
 class Watcher(Protocol):
-    """Gets told how the run goes: see `progress.BenchProgress`."""
+    """Follows the run: see `progress.BenchProgress`."""
 
     def start_row(self, label: str, steps: int) -> None:
         """A row begins."""
@@ -84,7 +84,7 @@ class Session:
         watcher.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
 
     def _sample_free_network(self, workers: Workers) -> None:
-        """Take a few uncompressed steps with the link lifted: what a step costs when the network is free."""
+        """What does a step cost when the network is free? Take a few uncompressed steps without a limit on the link."""
         workers.throttle(False)
         steps = max(3, min(16, self.options.steps // 5))
         record = Record(Setting("dense", 1.0), steps, _skip(steps))
@@ -121,7 +121,7 @@ def _skip(steps: int) -> int:
 
 
 def _environment(options: Options) -> dict[str, Any]:
-    """Return where and with what the run was taken: what a reader needs to judge the figures."""
+    """Return the machine and versions of the run: a reader needs them to judge the figures."""
     return {
         "model": options.model,
         "workers": options.workers,

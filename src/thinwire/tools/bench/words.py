@@ -7,7 +7,7 @@ from dataclasses import asdict
 from thinwire.tools.bench.results import Results, Row
 from thinwire.tools.show.units import UNKNOWN, duration, loss_text
 
-CLOSE = 1.05  # times within 5 % of each other are named together: a run says no more
+CLOSE = 1.05  # times within 5 % of each other are named together: one run cannot tell them apart
 
 
 def in_words(results: Results) -> list[str]:

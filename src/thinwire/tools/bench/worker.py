@@ -1,4 +1,4 @@
-"""What a worker process does with the jobs it is sent: join the group, build the problem, and train a row."""
+"""A worker process and its jobs: join the group, build the problem, and train a row."""
 
 import functools
 import gc
@@ -71,7 +71,7 @@ def train(job: RowJob, run: Run, emit: Emit) -> None:
         if step < job.most_steps:
             emit({"kind": "step", "step": step, **run.step(step)})
     emit({"kind": "done", "different": run.differing()})
-    gc.collect()  # the row's model is a cycle, and may be large
+    gc.collect()  # the row's model is in a reference cycle, and may be large
 
 
 def _is_over(loss: float, target: float | None) -> bool:

@@ -1,1 +1,1 @@
-"""Worker processes on this machine, each on a link of limited rate, and what they have in common."""
+"""Worker processes on this machine, each on a link of limited rate, and the parts they share."""

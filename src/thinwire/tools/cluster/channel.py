@@ -21,7 +21,7 @@ class Channel:
         self._rest = b""
 
     def fileno(self) -> int:
-        """Return the descriptor, so that selectors take a channel."""
+        """Return the descriptor; selectors need it."""
         return self._socket.fileno()
 
     def is_ready(self, timeout: float) -> bool:
@@ -39,7 +39,7 @@ class Channel:
             raise HungUp from error
 
     def receive(self) -> list[Message]:
-        """Wait until something comes and return the messages that are complete, which may be none; raises HungUp."""
+        """Wait for data and return the complete messages, possibly none; raises HungUp."""
         try:
             data = self._socket.recv(1 << 16)
         except ConnectionResetError as error:
@@ -50,7 +50,7 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def finish(self) -> None:
-        """Let the other end know that no more will be sent; receiving goes on."""
+        """Tell the other end that nothing more will be sent; receiving goes on."""
         with suppress(OSError):  # it may be gone
             self._socket.shutdown(socket.SHUT_WR)
 

@@ -12,7 +12,7 @@ from thinwire.planner.texts import bits_per_second
 from thinwire.tools.inputs import BadInput
 
 INTERFACE_VARIABLE = "THINWIRE_INTERFACE"
-"""Set, to the name of the interface, in workers that have a link of their own."""
+"""Environment variable with the interface's name, set in workers that have their own link."""
 
 _PREFIXES = "kMG"
 _SLOWEST, _FASTEST = 8_000, 32_000_000_000  # bits per second; the kernel's field ends at 34e9
@@ -41,7 +41,7 @@ def parse_rate(text: str) -> Rate | None:
 
 
 class Traffic(NamedTuple):
-    """What passed an interface so far; bytes include all headers, Ethernet's too."""
+    """Traffic on an interface so far; bytes include all headers, Ethernet's too."""
 
     tx_bytes: int
     rx_bytes: int
@@ -49,7 +49,7 @@ class Traffic(NamedTuple):
 
 
 def interface_bytes() -> Traffic | None:
-    """Return what passed this worker's link, or None where it has no link of its own. Takes about 0.3 ms.
+    """Return the traffic on this worker's link, or None if it has no link of its own. Takes about 0.3 ms.
 
     What was sent is exact. Received segments that the kernel merged share one header in `rx_bytes`.
     """
@@ -113,7 +113,7 @@ class Meter:
         return {"measured": nbytes, "packets": packets}
 
     def drain(self) -> dict[str, int]:
-        """Wait until the interface is quiet, and return what was sent since the last reading: the rest of a step.
+        """Wait until the interface is quiet, and return the rest of a step: what was sent since the last reading.
 
         A collective ends for a rank once it has received everything; what it sent may still be queued.
         """

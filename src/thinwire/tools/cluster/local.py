@@ -20,13 +20,13 @@ from thinwire.tools.cluster.link import Rate
 from thinwire.tools.cluster.supervisor import Setup
 from thinwire.tools.inputs import BadInput
 
-_PATIENCE = 1.0  # seconds that a supervisor has to end its workers
+_PATIENCE = 1.0  # seconds for a supervisor to end its workers
 _MOST_WORKERS = 254  # as many as a star has addresses for
 _GRACE = 0.3  # seconds for a death to be noticed
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - it reads better where it is raised and caught
-    """A worker ended, or its handler raised something; all are gone now.
+    """A worker ended, or its handler raised; all workers are gone now.
 
     reason: the traceback, or how the process ended. stderr_tail: the last 16 kB that it printed, traceback included.
     """
@@ -37,14 +37,14 @@ class WorkerDied(RuntimeError):  # noqa: N818 - it reads better where it is rais
 
 
 class SupervisorDied(RuntimeError):  # noqa: N818 - it reads better where it is raised and caught
-    """The process that starts and ends the workers is gone, and they with it."""
+    """The supervisor process is gone, and so are its workers."""
 
     def __init__(self, printed: str) -> None:
         super().__init__(f"the supervisor of the workers died\n{printed}".strip())
 
 
 class Processes:
-    """A supervisor and, once it has sent ``ready``, its workers. They end with this process, however that ends."""
+    """A supervisor and, once it has sent ``ready``, its workers. However this process ends, they end with it."""
 
     def __init__(self, world: int, rate: int | None, handler: str, *, namespaces: bool) -> None:
         pairs = [socket.socketpair() for _ in range(world + 1)]
@@ -59,7 +59,7 @@ class Processes:
             stderr=subprocess.PIPE,
             pass_fds=[control, *workers],
             env=os.environ | _environment(world),
-            start_new_session=True,  # so that ^C reaches this process only, and all others can be killed together
+            start_new_session=True,  # ^C then reaches this process only, and all others can be killed together
         )
         for _, theirs in pairs:
             theirs.close()
@@ -70,8 +70,8 @@ class Processes:
             self.control.finish()
             while self.control.is_ready(_PATIENCE):
                 self.control.receive()
-        with suppress(ProcessLookupError, PermissionError):  # all may be gone, which macOS calls not permitted
-            os.killpg(self._supervisor.pid, signal.SIGKILL)  # not waited for before, so the number is still theirs
+        with suppress(ProcessLookupError, PermissionError):  # if all are gone, macOS says "not permitted"
+            os.killpg(self._supervisor.pid, signal.SIGKILL)  # we have not waited for it, so the id is still theirs
         _, printed = self._supervisor.communicate()
         for channel in (self.control, *self.workers):
             channel.close()
@@ -143,10 +143,10 @@ class Cluster:
         self._hear(processes)
 
     def run(self, job: Message) -> Iterator[tuple[int, Message]]:
-        """Send the job to every worker, then yield (rank, event) as events come, until all workers are done with it.
+        """Send the job to every worker, then yield (rank, event) as events come, until all are done.
 
-        Job and events are what JSON can hold. Raises RuntimeError where an earlier job is not done or the cluster is
-        not open, and, while iterating, WorkerDied or SupervisorDied.
+        Job and events must fit into JSON. Raises RuntimeError if an earlier job is not done or the cluster is not open;
+        while iterating, WorkerDied or SupervisorDied.
         """
         processes = self._running()
         if self._busy:
@@ -197,14 +197,14 @@ class Cluster:
                     self._busy.discard(rank)
 
     def _find_cause(self, processes: Processes, rank: int, raised: str) -> None:
-        """Raise WorkerDied: what a worker raised may only be the consequence of another's end."""
+        """Raise WorkerDied for the cause: a worker may have raised only because another one ended."""
         self._raised = rank, raised
         if not processes.control.is_ready(_GRACE):
             processes.control.finish()
         self._hear(processes)
 
     def _hear(self, processes: Processes) -> Message:
-        """Wait for the supervisor's next word; raise WorkerDied or SupervisorDied if it is its last."""
+        """Wait for the supervisor's next message; raise WorkerDied or SupervisorDied if it is the last."""
         try:
             while not self._inbox:
                 self._inbox.extend(processes.control.receive())
@@ -219,6 +219,6 @@ class Cluster:
     def _obituary(self, dead: list[tuple[int, int]], output: list[str]) -> WorkerDied:
         rank, reason = self._raised
         if dead:
-            rank, code = min(dead, key=itemgetter(1))  # whom a signal ended, before those who left
+            rank, code = min(dead, key=itemgetter(1))  # workers killed by a signal come before those that exited
             reason = f"killed by {Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return WorkerDied(rank, reason, output[rank])

@@ -1,4 +1,4 @@
-"""Network namespaces around a bridge, each on a cable of limited rate. Linux only; ends with the processes in it."""
+"""Network namespaces around a bridge, each on a cable of limited rate. Linux only; gone with its processes."""
 
 import ctypes
 import os
@@ -13,15 +13,15 @@ from thinwire.tools.cluster.link import Rate
 INTERFACE = "eth0"
 
 _FRAME = 1514  # bytes
-_QUEUE = 64 * 2**20  # bytes; taken only as it fills, while a short queue would drop packets
-_LIFTED = 2**32 - 1  # bytes per second: the most tbf's field holds, and more than one machine moves
+_QUEUE = 64 * 2**20  # bytes; uses memory only as it fills, and a short queue would drop packets
+_LIFTED = 2**32 - 1  # bytes per second: the most that tbf's field holds, and more than a machine can move
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _LOOPBACK_INDEX = 1
 _LINK_SCOPE, _KERNEL_PROTOCOL = 253, 2
 
 
 class Unavailable(RuntimeError):  # noqa: N818 - it reads better where it is raised and caught
-    """Namespaces cannot be had here; the message is the reason."""
+    """Namespaces are not available here; the message says why."""
 
 
 class Namespace:
@@ -33,7 +33,7 @@ class Namespace:
         _system_call("unshare", _CLONE_NEWNET)
         self.descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         self.netlink: Any = IPRoute()
-        # the first request opens the socket, which then belongs to this namespace wherever the thread goes
+        # the first request opens the socket; it stays in this namespace wherever the thread goes
         self.netlink.link("set", index=_LOOPBACK_INDEX, state="up")
 
     def enter(self) -> None:
@@ -46,10 +46,10 @@ class Namespace:
 
 
 class Star:
-    """Namespaces around a bridge: in the i-th, `address(i)` is on ``eth0``, and every other address within reach.
+    """Namespaces around a bridge. In the i-th, ``eth0`` has `address(i)` and reaches every other address.
 
-    Each cable takes `rate` both ways at once. Call it in a process with one thread. Raises Unavailable, and then
-    leaves the calling thread in a namespace that is good for nothing.
+    Each cable carries `rate` both ways at once. Call it in a process with one thread. If it raises Unavailable, the
+    calling thread is left in a useless namespace.
     """
 
     def __init__(self, size: int, rate: Rate | None) -> None:
@@ -86,7 +86,7 @@ def _configure(spoke: Namespace, own: str) -> None:
     index = spoke.index(INTERFACE)
     spoke.netlink.addr("add", index=index, address=own, prefixlen=24)
     spoke.netlink.link("set", index=index, state="up")
-    # Reno never slows down unless packets are lost, and none are: what remains of congestion control is the shaper
+    # Reno slows down only if packets are lost, and none are: so the shaper alone sets the rate
     spoke.netlink.route(
         "replace",
         dst="10.77.0.0/24",
@@ -101,7 +101,7 @@ def _configure(spoke: Namespace, own: str) -> None:
 def _burst(speed: int) -> int:
     """Return how many bytes may pass at once: 0.5 ms of the rate, and 1 ms from 1 Gbit/s on; 2 frames at least.
 
-    It has to cover late timers; payloads up to this size pass for free. At 1 ms, TCP's packets of 64 kB fit whole.
+    It must cover late timers, but payloads up to this size pass for free. In 1 ms, TCP's 64 kB packets fit whole.
     """
     seconds = 0.5e-3 * (1 + min(speed / 125e6, 1.0))
     return max(2 * _FRAME, int(speed * seconds))
@@ -133,7 +133,7 @@ def _system_call(name: str, *arguments: int) -> None:
 
 @contextmanager
 def _explaining() -> Iterator[None]:
-    """Turn what can go wrong into Unavailable."""
+    """Turn any error here into Unavailable."""
     if sys.platform != "linux":
         raise Unavailable("they need Linux")
     try:

@@ -1,4 +1,4 @@
-"""Starts the workers of a cluster, each on a link of its own if possible, and ends them all when one ends.
+"""Starts the workers of a cluster, each on its own link if possible, and ends them all when one ends.
 
 `local.Cluster` runs this as ``python -m thinwire.tools.cluster.supervisor SETUP``, and hangs up to end it.
 """
@@ -25,7 +25,7 @@ _ON_LINKS = {
     "GLOO_SOCKET_IFNAME": INTERFACE,
     INTERFACE_VARIABLE: INTERFACE,
 }
-_LOOK_AFTER = 0.1  # seconds between looks at whether all workers live
+_LOOK_AFTER = 0.1  # seconds between checks that all workers live
 _UNAVAILABLE = 3  # exit status
 
 
@@ -62,7 +62,7 @@ class Supervisor:
         control.send({"ready": True})
 
     def run(self) -> None:
-        """Do as told until a worker ends or control hangs up; then end everything, this process included."""
+        """Obey until a worker ends or control hangs up; then end everything, this process included."""
         dead: list[tuple[int, int]] = []
         with suppress(HungUp):
             while not dead:
@@ -127,10 +127,10 @@ def _on_loopback() -> dict[str, str]:
 
 
 def main() -> None:
-    """Supervise, on links if they can be had."""
+    """Supervise, on links if they are available."""
     setup = Setup(**json.loads(sys.argv[1]))
     control = Channel(socket.socket(fileno=setup.control))
-    # in a child, since a failure half-way spoils a process, and since a forked one has the single thread that is needed
+    # in a child: failing half-way spoils a process, and a forked one has the single thread that is needed
     if not setup.namespaces or exit_code(fork(lambda: _supervise_linked(setup, control))) == _UNAVAILABLE:
         Supervisor(setup, control, None).run()
 

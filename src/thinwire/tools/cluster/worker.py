@@ -27,14 +27,14 @@ def fork(act: Callable[[], object]) -> int:
     try:
         _die_with(parent)
         act()
-    except BaseException:  # whatever it is, it must not climb into what the parent was doing
+    except BaseException:  # whatever it is, it must not propagate into the parent's code
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
 def exit_code(process: int, *, wait: bool = True) -> int | None:
-    """Return how a process ended, a signal as a negative number, or None while it runs."""
+    """Return a process's exit code, negative for a signal, or None while it runs."""
     ended, status = os.waitpid(process, 0 if wait else os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if ended else None
 
@@ -76,15 +76,15 @@ class Captured:
 
 
 def serve(channel: Channel, handler: str) -> None:
-    """Run ``module:function`` as `handler(job, emit)` for each job that comes; return when no more can.
+    """Run ``module:function`` as `handler(job, emit)` for each job; return when no more can come.
 
-    Once anything is raised, report it and hold still: peers that saw this process end would fail too, and hide why.
+    If anything is raised, report it and stay: if this process ended, its peers would fail too and hide the cause.
     """
     try:
         _serve(channel, _resolve(handler))
     except HungUp:
         return
-    except BaseException:  # an exit is as unwelcome here as an error
+    except BaseException:  # SystemExit counts as an error too
         traceback.print_exc()
         channel.send({"raised": traceback.format_exc()})
     while True:

@@ -1,4 +1,4 @@
-"""Workers, whoever started them: a cluster of our own or torchrun; and the process group that they form."""
+"""Workers, started by our own cluster or by torchrun, and the process group that they form."""
 
 import functools
 import inspect
@@ -36,14 +36,14 @@ class Workers(Protocol):
 
 
 def started(count: int, rate: Rate | None, handler: Handler) -> AbstractContextManager[Workers]:
-    """Return workers that run `handler`, or under torchrun the group that there is."""
+    """Return workers that run `handler`; under torchrun, its group."""
     if in_group():
         return nullcontext(ThisGroup(handler))
     return Cluster(count, rate, f"{handler.__module__}:{handler.__name__}")
 
 
 def ended(work: Callable[[], None]) -> tuple[int, str | None]:
-    """Do the work, and return the command's exit code and what cut the work short, if anything did."""
+    """Do the work. Return the command's exit code, and what cut the work short, if anything."""
     try:
         work()
     except KeyboardInterrupt:
@@ -61,7 +61,7 @@ def in_group() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process is the one to speak."""
+    """Whether this process is the one that prints."""
     return not in_group() or os.environ["RANK"] == "0"
 
 
@@ -71,7 +71,7 @@ def world_size() -> int:
 
 
 class ThisGroup:
-    """Runs every job in this very process, one of the group's; each rank sees its own events as those of rank 0."""
+    """Runs every job in this process of the group; each rank sees its own events, as rank 0's."""
 
     label = "UNTHROTTLED: the network that torchrun was started on, as it is"
     throttled = False
@@ -90,7 +90,7 @@ class ThisGroup:
             done.result()
 
     def throttle(self, on: bool) -> None:
-        """The network is not ours to limit."""
+        """Do nothing: the network is not ours to limit."""
 
 
 @functools.cache

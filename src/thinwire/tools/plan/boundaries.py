@@ -1,4 +1,4 @@
-"""A plan for a pipeline, printed and as a page: what crosses between stages, then the plan of each stage."""
+"""A plan for a pipeline, printed and as a page: first the cuts between stages, then each stage's plan."""
 
 from collections.abc import Iterator
 
@@ -79,7 +79,7 @@ def _verdict(plan: PipelinePlan) -> str:
 
 
 def _heading(plan: PipelinePlan) -> str:
-    """How the workers are arranged, and what joins them."""
+    """The arrangement of the workers, and their link."""
     stages, replicas = len(plan.stages), plan.stages[0].profile.world_size
     each = "1 replica" if replicas == 1 else f"{replicas} replicas"
     link = plan.stages[0].profile.made["link"]
@@ -87,7 +87,7 @@ def _heading(plan: PipelinePlan) -> str:
 
 
 def _links(plan: PipelinePlan) -> list[tuple[str, str]]:
-    """Return what joins the stages on either side of each cut."""
+    """Return the link across each cut."""
     found = [(row.cut.stage, row.cut.link) for row in plan.boundaries]
     return [
         (f"stage {stage} to {stage + 1}", f"latency {1e3 * link.latency:.2f} ms  bandwidth {bit_rate(link.bandwidth)}")

@@ -54,7 +54,7 @@ def run(
 
 
 def guarded(work: Callable[[], None]) -> int:
-    """Do the work, say what cut it short if anything did, and return the exit code. Raises BadInput."""
+    """Do the work and return the exit code. If something cuts it short, say what. Raises BadInput."""
     code, reason = ended(work)
     if reason:
         complain("plan", reason)

@@ -12,7 +12,7 @@ from thinwire.tools.plan.sources import Asked, Measured, Saved, Source, Wishes
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to plan for, as given; None where nothing was. `target` names a function of the user's."""
+    """What to plan for, as the user gave it; None if not given. `target` names a function of the user's."""
 
     target: str | None
     model: str | None
@@ -27,13 +27,13 @@ class Request:
     boundary: float | None = None
 
     def source(self) -> Source:
-        """Return where the profile comes from. Raises BadInput for what does not go together."""
+        """Return where the profile comes from. Raises BadInput if options do not go together."""
         self._check_workers()
         self._leave_out("without --pipeline STAGES a model has no cuts", "micro_batches", "boundary")
         return self._measured() if self.profile is None else self._saved(self.profile)
 
     def pipelined(self, stages: int) -> Pipelined:
-        """Return what is to be measured of a model in stages. Raises BadInput for what does not go together."""
+        """Return what to measure for a model in stages. Raises BadInput if options do not go together."""
         self._check_workers()
         self._leave_out("--pipeline splits a model of the bench, and measures it anew", "target", "profile")
         self._leave_out("with --pipeline every stage has a profile of its own", "save_profile")

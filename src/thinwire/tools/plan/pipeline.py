@@ -26,9 +26,9 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Pipelined:
-    """A bench model, split into `stages` on as many workers a replica. Raises BadInput for what cannot be.
+    """A bench model, split into `stages` on as many workers a replica. Raises BadInput for impossible values.
 
-    density: the share of activations that may be chosen to cross.
+    density: the share of activations that crosses if a plan sparsifies.
     """
 
     subject: dict[str, Any]
@@ -48,7 +48,7 @@ class Pipelined:
 
     def found(self, wishes: Wishes) -> Found:
         """Start the workers, let them measure, and end them."""
-        checked(self.subject, self.stages, self.micro_batches)  # no need to start workers that all refuse
+        checked(self.subject, self.stages, self.micro_batches)  # otherwise every worker would refuse
         budget = wishes.budget()
         job = {"subject": self.subject, "budget": asdict(budget), "stages": self.stages}
         job |= {"micro_batches": self.micro_batches, "density": self.density}

@@ -1,4 +1,4 @@
-"""A plan as figures: the step played through, and the least compression that pays."""
+"""A plan as figures: the step as a timeline, and the least compression that pays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SAID = {
 }
 _LEAST, _MOST = 1e6, 1e10  # bytes per second, between which ratios are drawn
 _HIGHEST = 1e3  # ratio
-_PAPER_END = 22e9 / 8  # bytes per second from which on no ratio pays, as the text has it
+_PAPER_END = 22e9 / 8  # bytes per second above which no ratio pays, as in the text
 _PAPER = {
     "select": 12e9,
     "pack": 34e9,
@@ -39,7 +39,7 @@ _PAPER = {
 
 
 def timeline(plan: Plan) -> Figure:
-    """A step uncompressed, above, and as planned, below, on the same time axis."""
+    """Draw a step on one time axis: uncompressed above, as planned below."""
     figure = blank((10.5, 4.6))
     upper = figure.add_subplot(2, 1, 1)
     lower = figure.add_subplot(2, 1, 2, sharex=upper)
@@ -54,7 +54,7 @@ def timeline(plan: Plan) -> Figure:
 
 
 def _step(axes: Axes, profile: Profile, choice: Mapping[str, str]) -> set[str]:
-    """Draw one step, and return what kinds of work are in it."""
+    """Draw one step, and return the kinds of work in it."""
     drawn = spans(profile, choice)
     total = step_seconds(profile, choice)
     drawn.append(Span("compute", "update", total - profile.timeline.rest, total))
@@ -78,7 +78,7 @@ def _step(axes: Axes, profile: Profile, choice: Mapping[str, str]) -> set[str]:
 
 
 def _ready(drawn: Sequence[Span], profile: Profile) -> list[float]:
-    """Return when buckets are ready: where a stretch of computing ends, but for what comes after the last bucket."""
+    """When are buckets ready? Whenever a stretch of computing ends, except one after the last bucket."""
     ends = [span.end for span in drawn if span.label == "compute"]
     buckets = profile.timeline.buckets
     return ends if buckets and buckets[-1].ready == profile.timeline.computed else ends[:-1]
@@ -94,7 +94,7 @@ def _colour(kind: str) -> str:
 
 
 class Passes(NamedTuple):
-    """A candidate on the largest tensor: its own ratio, and bytes per second that it encodes and decodes."""
+    """A candidate on the largest tensor: its compression ratio, and the bytes per second it encodes and decodes."""
 
     name: str
     ratio: float
@@ -102,19 +102,19 @@ class Passes(NamedTuple):
     decode: float
 
     def least(self, network: float) -> float:
-        """Return the least ratio that pays: a throughput for each end, where Eq. 4 has both ends do every pass."""
+        """Return the least ratio that pays. Each end has one throughput here; in Eq. 4 both ends do every pass."""
         return minimum_ratio(
             network, convert=math.inf, transform=math.inf, select=2 * self.encode, pack=2 * self.decode
         )
 
     @property
     def end(self) -> float:
-        """Bytes per second of a network from which on no ratio pays."""
+        """The network's bytes per second above which no ratio pays."""
         return 1 / (1 / self.encode + 1 / self.decode)
 
     @property
     def limit(self) -> float:
-        """Bytes per second of a network up to which its own ratio pays."""
+        """The network's bytes per second up to which the candidate's own ratio pays."""
         return (1 - 1 / self.ratio) * self.end
 
 
@@ -151,7 +151,7 @@ def least_ratio(profile: Profile) -> Figure:
 
 
 def _networks(end: float) -> list[float]:
-    """Return throughputs of networks, close to each other where the least ratio rises to infinity, at `end`."""
+    """Return network throughputs, dense near `end`, where the least ratio rises to infinity."""
     above_one = [10 ** (power / 20) for power in range(-120, 80)]
     return [end * more / (1 + more) for more in above_one]
 

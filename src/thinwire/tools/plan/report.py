@@ -31,7 +31,7 @@ _ADVICE = "What would help more:"
 
 
 def print_plan(console: Console, measured: Profile, plan: Plan, tensors: Sequence[Tensors]) -> None:
-    """Print what the plan is for, its table, what it comes to, and what else would help."""
+    """Print the plan's subject, table and conclusions, and what else would help."""
     say(console, title(plan.profile), "bold")
     for line in origin(measured, plan.profile):
         say(console, line, "dim")
@@ -92,7 +92,7 @@ def _table(tensors: Sequence[Tensors]) -> Table:
 
 
 def _reasons(tensors: Sequence[Tensors]) -> Iterator[str]:
-    """Yield what is said below each: a reason that holds for several in a row, below the last of them."""
+    """Yield the reason below each tensor; one that holds for several in a row comes below the last."""
     for (reason, like), group in groupby(tensors, key=lambda some: (some.reason, some.like)):
         counts = [some.count for some in group]
         which = "" if sum(counts) == 1 else "each: " if like else "the largest: "

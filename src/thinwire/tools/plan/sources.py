@@ -11,11 +11,11 @@ from thinwire.tools.cluster.workers import started
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.plan.worker import measure
 
-_UNTHROTTLED = 1e15  # bytes per second, which a profile takes for what its processors can do
+_UNTHROTTLED = 1e15  # bytes per second; a profile takes this for the limit of its processors
 
 
 class Asked(NamedTuple):
-    """The link asked for in place of the measured one, and its name."""
+    """The link to assume instead of the measured one, and its name."""
 
     label: str
     link: Link
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A profile as measured, the same as asked for, and what may be chosen among."""
+    """A profile as measured, the same on the link asked for, and the budget."""
 
     measured: Profile
     profile: Profile
@@ -47,11 +47,11 @@ class Wishes:
         self.budget()
 
     def budget(self) -> Budget:
-        """Return it, the rest as usual."""
+        """Return the budget, with defaults for the rest."""
         return self._over(Budget())
 
     def among(self, profile: Profile) -> Budget:
-        """Return it, the rest as the profile was measured. Raises BadInput if it lacks anything."""
+        """Return the budget, with the rest as measured. Raises BadInput if the profile lacks anything."""
         pairs = [name.partition(":") for name in profile.costs]
         densities = tuple(dict.fromkeys(float(density) for _, _, density in pairs if density))
         measured = Budget(
@@ -79,7 +79,7 @@ class Source(Protocol):
     """Where a profile comes from."""
 
     def known(self, wishes: Wishes) -> Known:
-        """Return it; raises BadInput, WorkerDied, SupervisorDied."""
+        """Return the profile; raises BadInput, WorkerDied, SupervisorDied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Measured:
 
 
 def accepted(event: dict[str, Any]) -> dict[str, Any]:
-    """Return what a worker has measured. Raises BadInput where it refused."""
+    """Return what a worker measured. Raises BadInput if it refused."""
     if "refused" in event:
         raise BadInput(event["refused"])
     return event
@@ -111,14 +111,14 @@ def accepted(event: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A file that `Profile.save` wrote, with as many workers and such a link in place of those measured, if given."""
+    """A file that `Profile.save` wrote. Workers and link, if given, replace the measured ones."""
 
     path: Path
     workers: int | None
     asked: Asked | None
 
     def known(self, wishes: Wishes) -> Known:
-        """Read it."""
+        """Read the file."""
         try:
             measured = Profile.load(self.path)
         except OSError as error:

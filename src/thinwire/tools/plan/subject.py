@@ -17,11 +17,11 @@ from thinwire.tools.inputs import BadInput
 from thinwire.tools.problems.base import sgd
 
 _EXPECTED = "expected a function that returns (module, step) or (module, step, optimizer), with step(model) -> loss"
-_LOADED = "thinwire_plan_model"  # what a user's file is called among the modules: its own name may be taken
+_LOADED = "thinwire_plan_model"  # the module name of a user's file: its own name may be taken
 
 
 class Subject(NamedTuple):
-    """A module, a function from the (wrapped) module to its loss, and the optimizer's step if it is to be timed."""
+    """A module, a function from the (wrapped) module to its loss, and the optimizer's step, if you want it timed."""
 
     description: str
     module: nn.Module
@@ -48,7 +48,7 @@ def of_bench(name: str, seed: int, data: str | None, scale: float) -> Subject:
 def of_user(target: str) -> Subject:
     """Call the function that ``path/to/file.py:build`` or ``package.module:build`` names.
 
-    Raises BadInput where there is none, or where it returns something else than it should.
+    Raises BadInput if there is no such function, or if it returns the wrong thing.
     """
     build = _function(target)
     match build():
@@ -103,7 +103,7 @@ def _by_name(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
-            raise  # something else that it imports
+            raise  # another module that it imports
         raise BadInput(
             f"there is no module {name!r}; expected path/to/file.py:build or package.module:build"
         ) from error

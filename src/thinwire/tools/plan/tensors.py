@@ -1,4 +1,4 @@
-"""The tensors of a plan, those treated alike put together so that the table stays short."""
+"""The tensors of a plan. Tensors treated alike are folded, to keep the table short."""
 
 import re
 from collections.abc import Hashable, Iterator, Sequence
@@ -13,9 +13,9 @@ _MANY = 24  # tensors, above which those alike are folded
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """One tensor, or several treated alike: their sums, and how many seconds longer a step would be without them.
+    """One tensor, or several treated alike: their sums, and the seconds that compressing them saves in a step.
 
-    like: whether all have one size, so that `reason` holds for each; otherwise it is the reason of the largest.
+    like: whether all have one size. If so, `reason` holds for each; otherwise it is that of the largest.
     """
 
     label: str
@@ -50,7 +50,7 @@ def every(plan: Plan) -> list[Tensors]:
 
 
 def folded(plan: Plan) -> list[Tensors]:
-    """The largest first. Tiny tensors with one choice share a line; so do, of many, those alike but for a number."""
+    """The largest first. Tiny ones with one choice share a line; of many, so do those alike but for a number."""
     tiny = _TINY * sum(row.dense_bytes for row in plan.rows)
     large = [row for row in plan.rows if row.dense_bytes >= tiny]
     groups: dict[Hashable, list[Row]] = {}

@@ -6,7 +6,7 @@ from thinwire.planner import BoundaryRow, Plan, Profile
 from thinwire.tools.show.units import UNKNOWN
 
 _TRANSPORTS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "point_to_point": "point to point"}
-_BEYOND = 1e14  # bytes per second: what a probe gives where more bytes took no longer
+_BEYOND = 1e14  # bytes per second: a probe gives this if more bytes took no longer
 _UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 
 
@@ -27,7 +27,7 @@ def title(profile: Profile) -> str:
 
 
 def origin(measured: Profile, profile: Profile) -> list[str]:
-    """What was measured, and where it differs from what is asked."""
+    """Say what was measured, and where that differs from what was asked."""
     lines = [str(measured.made.get("model", ""))]
     if (measured.world_size, measured.links) != (profile.world_size, profile.links):
         lines.append(f"What if: the profile was measured with {title(measured)}.")
@@ -53,7 +53,7 @@ def conclusions(plan: Plan) -> list[str]:
 
 
 def boundary_reason(row: BoundaryRow) -> str:
-    """Why a cut is treated as it is, and up to which bandwidth sparsifying pays there."""
+    """Say why this cut is sparsified or not, and up to which bandwidth sparsifying pays."""
     if math.isinf(row.break_even):
         return f"{row.reason}; pays at any bandwidth"
     if not row.break_even:
@@ -69,7 +69,7 @@ def _step(plan: Plan) -> str:
 
 
 def speed_up(plan: Plan) -> str:
-    """How many times as fast a step is as planned."""
+    """How many times faster is a step with the plan?"""
     return f"{plan.dense_seconds / plan.seconds:.2f}" if plan.seconds else UNKNOWN
 
 

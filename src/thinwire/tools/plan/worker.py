@@ -28,7 +28,7 @@ _SUBJECTS: Mapping[str, Callable[..., Subject]] = MappingProxyType({"bench": of_
 
 
 def measure(job: dict[str, Any], emit: Emit) -> None:
-    """Measure what `job` names and emit the "profile", which is the same on all ranks, or why it is "refused"."""
+    """Measure what `job` names. Emit the "profile", the same on all ranks, or why it is "refused"."""
     try:
         emit({"profile": _measured(job).to_json()})
     except BadInput as error:
@@ -39,7 +39,7 @@ def _measured(job: dict[str, Any]) -> Profile:
     subject = _SUBJECTS[job["kind"]](**job["subject"])
     if not any(p.requires_grad for p in subject.module.parameters()):
         raise BadInput(f"{subject.description}: no parameter takes a gradient, so there is nothing to exchange")
-    if not dist.is_initialized():  # a model of the user's may have chosen a backend
+    if not dist.is_initialized():  # the user's code may have chosen a backend
         join_group()
     model = wrapped(subject.module)
     found = profile(model, lambda: subject.loss(model), update=subject.update, budget=Budget(**job["budget"]))
@@ -47,7 +47,7 @@ def _measured(job: dict[str, Any]) -> Profile:
 
 
 class Micro(NamedTuple):
-    """A stage's input for one micro-batch, and a function from its output to what stands in for the loss."""
+    """A stage's input for one micro-batch, and a function from its output to a loss or a stand-in for it."""
 
     args: tuple[Tensor, ...]
     kwargs: dict[str, Tensor]
@@ -63,7 +63,7 @@ def checked(subject: dict[str, Any], stages: int, micro_batches: int) -> Problem
 
 
 def measure_stages(job: dict[str, Any], emit: Emit) -> None:
-    """Measure and emit each stage's "profiles" and the "crossings", alike on all ranks, or why it is "refused"."""
+    """Measure each stage. Emit the "profiles" and the "crossings", alike on all ranks, or why it is "refused"."""
     try:
         emit(_measured_stages(**job))
     except BadInput as error:
@@ -144,7 +144,7 @@ def _profile(problem: Problem, stage: nn.Module, micros: Sequence[Micro], replic
 
 
 def _step(model: nn.Module, micros: Sequence[Micro]) -> Tensor:
-    """Go forward and back with each micro-batch, but not back with the last, whose gradients DDP waits for."""
+    """Run each micro-batch forward and back. The caller runs the last one's backward, for which DDP waits."""
     *others, last = micros
     for micro in others:
         _loss(model, micro).backward()

@@ -15,7 +15,7 @@ __all__ = ["PROBLEMS", "Batch", "Entry", "Parts", "Problem", "build"]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A problem that can be built; `summary` is one line on its model, its data and what --data must name."""
+    """A problem that can be built; `summary` says in a line its model, its data and what --data must name."""
 
     summary: str
     make: Callable[[Options], Problem]
@@ -63,10 +63,10 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
 
 
 def build(name: str, *, seed: int, data: Path | None = None, scale: float = 1.0) -> Problem:
-    """The problem of that name at its initial state, in seconds; torch's and numpy's global generators stay as is.
+    """Build a problem in its initial state; takes seconds. Leaves torch's and numpy's global generators alone.
 
-    Raises BadInput for an unknown name, a negative seed, a scale that is not positive and finite or that the
-    problem does not have, and data that is missing, unusable or not taken.
+    Raises BadInput for an unknown name, a negative seed, a scale that is not positive and finite, a scale for a problem
+    that has one size, and data that is missing, unusable or not wanted.
     """
     entry = PROBLEMS.get(name)
     if entry is None:

@@ -1,4 +1,4 @@
-"""What a training problem is, what a user may ask of one, and how an unusable request is refused."""
+"""A training problem, the options that a user has, and the refusal of unusable ones."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from thinwire.integrations.managed import sparse_weights
 from thinwire.tools.inputs import BadInput
 
 Batch = tuple[Tensor, ...]
-"""What one step computes its loss on; in these problems inputs, one tensor or two, and then integer targets."""
+"""The data of one step: one or two input tensors, then integer targets."""
 
 
 Feed = tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor]
@@ -23,12 +23,12 @@ Feed = tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """How a model falls into the stages of a pipeline.
+    """How to split a model into the stages of a pipeline.
 
-    split: (the problem's model or a deep copy of it, number of stages) -> the stages in order, made of the model's
-        own submodules; one after the other they compute what the model computes, bit for bit, and each ignores the
-        keyword arguments it has no use for. Raises BadInput where the model does not fall into that many.
-    feed: a batch -> what the stages and then the criterion are called with.
+    split: (the problem's model or a deep copy of it, number of stages) -> the stages in order, made of the model's own
+        submodules. Run in order, they compute the same as the model, bit for bit; each ignores keyword arguments that
+        it does not need. Raises BadInput if the model cannot be split into that many.
+    feed: a batch -> the arguments of the stages and of the criterion.
     criterion: (output of the last stage, target) -> mean loss in nats, a scalar.
     """
 
@@ -44,11 +44,11 @@ class Problem:
     model: the network at its initial weights, the same on every rank.
     batch: (step, rank, world) -> that rank's training batch of that step; different on every rank and step.
     loss: (model, batch) -> mean loss in nats, a scalar; the model may be wrapped in DistributedDataParallel.
-    held_out: (rank, world) -> that rank's share of one fixed held-out set, in batches of equal size; every rank
-        gets as many, so the mean over batches and then ranks is the mean over the set. Raises BadInput where the
-        set has fewer samples than there are ranks.
+    held_out: (rank, world) -> that rank's share of one fixed held-out set, in batches of equal size; every rank gets
+        the same number, so the mean over batches and then ranks is the mean over the set. Raises BadInput if the set
+        has fewer samples than there are ranks.
     learning_rate, momentum: for plain SGD at a constant rate.
-    parts: how the model falls into pipeline stages; None where it does not.
+    parts: how to split the model into pipeline stages; None if it cannot be split.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Options:
     scale: float = 1.0
 
     def path(self, what: str) -> Path:
-        """Where the data lies; raises BadInput, saying `what` it should name, where the user did not tell."""
+        """The path of the data. If the user gave none, raises BadInput that says `what` it should name."""
         if self.data is None:
             raise BadInput(f"this model needs data; point --data at {what}")
         return self.data
@@ -79,7 +79,7 @@ class Options:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Within, torch's CPU generator starts from `seed`; afterwards it is back where it was."""
+    """Seed torch's CPU generator within the block; restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also reseed every GPU, which fork_rng leaves alone here.
         torch.default_generator.manual_seed(seed)
@@ -98,12 +98,12 @@ def classes(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def size(model: nn.Module) -> str:
-    """How many parameters the model has, for a description; a shared one counts once."""
+    """The model's number of parameters, for a description; a shared one counts once."""
     return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
 
 
 def sgd(model: nn.Module, problem: Problem) -> torch.optim.SGD:
-    """SGD with momentum, but none for embeddings with sparse gradients: theirs would grow denser by the step."""
+    """SGD with momentum. Embeddings with sparse gradients get none: their momentum would get denser every step."""
     sparse = sparse_weights(model)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if p not in sparse]},

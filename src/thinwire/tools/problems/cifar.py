@@ -22,9 +22,9 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar:
-    """Images with labels (n,) from 0 to 9, and the indices of those to train on and of those to hold out.
+    """Images with labels (n,) from 0 to 9, and the indices of the training and the held-out images.
 
-    pixels: indices (k,) -> those images, uint8 (k, 32, 32, 3); a JPEG is decoded when asked for, not before.
+    pixels: indices (k,) -> those images, uint8 (k, 32, 32, 3); JPEGs are decoded on request.
     """
 
     pixels: Callable[[Indices], Pixels]
@@ -35,7 +35,7 @@ class Cifar:
 
 
 def load(path: Path) -> Cifar:
-    """The data set at `path`: a .npz file, or a directory's first by name. Raises BadInput where it is neither."""
+    """Load the data set at `path`: a .npz file, or the first by name in a directory. Raises BadInput for neither."""
     file = min(path.glob("*.npz"), default=path)
     require(is_zipfile(file), file, EXPECTED)
     with reading(file, EXPECTED), np.load(file) as archive:
@@ -70,7 +70,7 @@ def _jpegs(arrays: Arrays, file: Path) -> Cifar:
 
 
 def _decode(jpeg: bytes, file: Path, index: int) -> Pixels:
-    # Pillow belongs to the bench extra, and of the problems only this layout of this one needs it.
+    # Pillow belongs to the bench extra, and only this layout needs it.
     from PIL import Image
 
     with reading(file, f"a JPEG as image {index}"):

@@ -18,9 +18,9 @@ EXPECTED = (
     "digits a line, separated by tabs; integers and hashes may be missing"
 )
 LINES, DAYS = 500_000, 7
-"""At most so many lines are read, from the first on; they count as so many days, of which the last is held out."""
+"""How many lines we read at most, from the start, and the days they count as. The last day is held out."""
 ROWS = 10_000
-"""Ids of every categorical feature: 0 where it is missing, and from 1 on what its hash leaves modulo 9,999."""
+"""Ids per categorical feature: 0 if it is missing, otherwise 1 + its hash modulo 9,999."""
 
 _LONGEST = 1024  # a valid line has at most 511 bytes
 _KINDS = (
@@ -32,7 +32,7 @@ _LINE = re.compile(rb"\t".join(kind.pattern for _, kind in _KINDS))
 
 
 def load(path: Path) -> Impressions:
-    """The first lines of the file. Raises BadInput for what cannot be read and for lines of another layout."""
+    """Load the first lines of the file. Raises BadInput if it cannot be read or lines have another layout."""
     labels, counts, hashes, missing = bytearray(), array("q"), bytearray(), bytearray()
     with reading(path, EXPECTED), _open(path) as file:
         for fields in _lines(path, file):
@@ -54,8 +54,8 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[list[bytes]]:
-    """The columns of every line."""
-    # A file of something else may have no line ends, and one line of it be more than memory holds.
+    """Yield the columns of every line."""
+    # Another kind of file may have no line ends, and a single line that exceeds memory.
     lines = iter(lambda: file.readline(_LONGEST), b"")
     for number, line in enumerate(islice(lines, LINES), 1):
         text = line.rstrip(b"\r\n")

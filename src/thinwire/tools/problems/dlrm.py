@@ -23,9 +23,9 @@ BATCH, HELD_OUT, EVALUATED = 128, 24_576, 512
 
 
 class Interaction(nn.Module):
-    """A vector (batch, 16) and ids (batch, features) int64 to the vector and the dot products of every two vectors.
+    """From a vector (batch, 16) and ids (batch, features) int64 to the vector and the dot products of all pairs.
 
-    rows: how many ids a feature has; its embeddings are a part of one table. To (batch, 16 + pairs).
+    The output is (batch, 16 + pairs). rows: how many ids each feature has; all embeddings are in one table.
     """
 
     offsets: Tensor
@@ -52,7 +52,7 @@ class Interaction(nn.Module):
 class DLRM(nn.Module):
     """Dense features (batch, 13) and ids (batch, 26) int64 to logits (batch, 1) (Naumov et al. 2019).
 
-    With a part of `bottom` and of `top` it is the stage of a pipeline that has the embeddings.
+    With only parts of `bottom` and `top`, it is the pipeline stage that has the embeddings.
     """
 
     def __init__(self, bottom: nn.Module, interaction: nn.Module, top: nn.Module) -> None:
@@ -93,7 +93,7 @@ class Source:
 
 
 def _generated() -> Source:
-    # They are the same for every seed, as a data set on disk would be; the seed draws the batches.
+    # The same for every seed, like a data set on disk; the seed draws the batches.
     nature = np.random.default_rng(0)
     teacher = clicks.teacher(nature)
     rest = teacher.show(nature, HELD_OUT)

@@ -22,7 +22,7 @@ UNKNOWN, END = "<unk>", "<eos>"
 class WordLSTM(nn.Module):
     """Word ids (batch, time) int64 to logits of the word after each, (batch, time, words).
 
-    No state is carried from one window to the next. `sparse`: the embedding's gradient is.
+    No state is carried from one window to the next. `sparse`: whether the embedding's gradient is sparse.
     """
 
     def __init__(self, words: int, *, sparse: bool) -> None:
@@ -45,7 +45,7 @@ def make(options: Options) -> Problem:
 
 
 def make_sparse(options: Options) -> Problem:
-    """The problem with a weight for each, of which the embedding's has row-sparse gradients."""
+    """The problem with separate weights; the embedding's gradients are row-sparse."""
     return _make(options, "lstm_sparse", "word-level LSTM with a sparse embedding", partial(WordLSTM, sparse=True))
 
 

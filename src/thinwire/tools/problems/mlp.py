@@ -29,7 +29,7 @@ class Digits:
     labels: NDArray[np.uint8]
 
     def take(self, indices: Indices) -> Batch:
-        """Pixels (k, 784) float32 within [0, 1] and labels (k,) int64 of the images at `indices` (k,)."""
+        """Return pixels (k, 784) float32 in [0, 1] and labels (k,) int64 of the images at `indices` (k,)."""
         pixels = self.images[indices].astype(np.float32) / np.float32(255)
         return torch.from_numpy(pixels), torch.from_numpy(self.labels[indices].astype(np.int64))
 

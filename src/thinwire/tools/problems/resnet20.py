@@ -20,10 +20,10 @@ BATCH, HELD_OUT = 32, 384
 
 
 class Residual(nn.Module):
-    """Two 3 x 3 convolutions around which the image, subsampled and padded with zero channels, passes unchanged."""
+    """Two 3 x 3 convolutions, and a shortcut that only subsamples the image and pads it with zero channels."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        """From `inputs` to `outputs` channels; where they differ the image is halved in height and width."""
+        """From `inputs` to `outputs` channels; if they differ, height and width are halved."""
         super().__init__()
         self.stride, self.added = (1 if inputs == outputs else 2), outputs - inputs
         self.body = nn.Sequential(
@@ -77,7 +77,7 @@ def _convolution(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
 
 
 def _augmented(pixels: Pixels, generator: np.random.Generator) -> Pixels:
-    """Each image cut at a random place from a black margin of 4 pixels, every other one mirrored on average."""
+    """Pad each image with 4 black pixels, crop it at a random place, and mirror half of them on average."""
     padded = np.pad(pixels, ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)))
     image, window = np.arange(len(pixels))[:, None, None], np.arange(SIDE)
     rows, columns = generator.integers(2 * MARGIN + 1, size=(2, len(pixels), 1)) + window

@@ -1,4 +1,4 @@
-"""Which samples a rank trains on at a step, and which of the held-out ones are its share."""
+"""Which samples does a rank train on at a step, and which held-out ones are its share?"""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ Take = Callable[[Indices], Batch]
 
 
 def batches(seed: int, draw: Draw) -> Callable[[int, int, int], Batch]:
-    """A `Problem.batch` that draws every batch with a generator of its own, so that none depends on another."""
+    """A `Problem.batch` that draws every batch with its own generator; no batch depends on another."""
     return lambda step, rank, world: draw(np.random.default_rng((seed, step, rank, world)))
 
 
@@ -24,10 +24,10 @@ def held_out(samples: Indices, batch_size: int, take: Take) -> Callable[[int, in
 
 
 def share(samples: Indices, rank: int, world: int, batch_size: int) -> list[Indices]:
-    """Every world-th sample from the rank-th on, in equal batches of at most `batch_size`, as many on every rank.
+    """Every world-th sample from number `rank` on, in equal batches of up to `batch_size`; all ranks get as many.
 
-    What does not divide evenly is left out: less than one sample per batch and rank.
-    Raises BadInput where there are fewer samples than ranks.
+    A remainder is left out: less than one sample per batch and rank. Raises BadInput if there are fewer samples than
+    ranks.
     """
     each = len(samples) // world
     if each == 0:

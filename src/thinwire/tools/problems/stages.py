@@ -1,4 +1,4 @@
-"""What the models that fall into pipeline stages have in common."""
+"""Helpers for models that can be split into pipeline stages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,15 +10,15 @@ from thinwire.tools.problems.base import Batch, Feed, Parts, Problem
 
 
 class Chain(nn.Sequential):
-    """A Sequential that ignores keyword arguments, which a pipeline hands to every stage; a slice is a Chain too."""
+    """A Sequential that ignores the keyword arguments a pipeline hands to every stage. A slice is a Chain too."""
 
     def forward(self, input: Tensor, **_: Any) -> Tensor:
-        """What the modules make of the input one after the other."""
+        """Run the modules one after another."""
         return super().forward(input)
 
 
 def chosen(name: str, known: Mapping[int, list[nn.Module]], stages: int) -> list[nn.Module]:
-    """The split into that many stages; raises BadInput where none is known."""
+    """Return the split into that many stages; raises BadInput if there is none."""
     if stages not in known:
         numbers = " or ".join(map(str, known))
         raise BadInput(f"the model {name} falls into {numbers} stages, not {stages}; choose {numbers}")
@@ -32,14 +32,14 @@ def feed(batch: Batch) -> Feed:
 
 
 def parts_of(problem: Problem) -> Parts:
-    """Return how the problem's model falls into stages; raises BadInput where it does not."""
+    """Return how to split the problem's model into stages; raises BadInput if it cannot be split."""
     if problem.parts is None:
         raise BadInput(f"the model {problem.name} does not fall into stages; leave --pipeline out")
     return problem.parts
 
 
 def check_stages(problem: Problem, stages: int, micro_batches: int) -> None:
-    """Raise BadInput unless the problem's model falls into so many stages and its batches into so many equal parts."""
+    """Raise BadInput unless the model can be split into `stages` and its batches into `micro_batches` equal parts."""
     parts = parts_of(problem)
     parts.split(problem.model, stages)
     (first, *_), _, _ = parts.feed(problem.batch(0, 0, 1))

@@ -1,4 +1,4 @@
-"""Text to train language models on: windows of tokens, and a text that every machine with Python has."""
+"""Text for language models: windows of tokens, and a text that every machine with Python has."""
 
 import os
 import sysconfig
@@ -16,15 +16,15 @@ from thinwire.tools.problems.base import Batch
 from thinwire.tools.problems.sampling import Indices
 
 LIMIT = 8_000_000
-# Encodings and pydoc_data are generated tables and prose, long enough to drown the code.
+# Encodings and pydoc_data are generated tables and prose, and would outweigh the code.
 SKIPPED = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "__pycache__"}
 
 
 def source_texts() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The text to train on and the one to hold out, every twentieth file: together a little over `LIMIT` at most.
+    """The training text, and every twentieth file as the held-out text: together hardly more than `LIMIT`.
 
-    The files are the library's *.py in the order of their relative paths; tests, generated tables and what is
-    installed beside the library are left out. Raises BadInput where there are not enough of them.
+    The files are the library's *.py in the order of their relative paths, without tests, generated tables and installed
+    packages. Raises BadInput if there are not enough of them.
     """
     root = Path(sysconfig.get_path("stdlib"))
     files = list(_up_to_limit(sorted(_sources(root), key=lambda path: path.relative_to(root).as_posix())))
@@ -66,7 +66,7 @@ def _joined(files: list[bytes]) -> NDArray[np.uint8]:
 class Windows:
     """Every window of `length` tokens in the stream `tokens` (any integer type) that has a token after it.
 
-    Raises BadInput, naming the `source`, where there is none.
+    Raises BadInput, naming the `source`, if there is none.
     """
 
     tokens: NDArray[Any]
@@ -83,7 +83,7 @@ class Windows:
         return len(self.tokens) - self.length
 
     def take(self, starts: Indices) -> Batch:
-        """The windows that begin at `starts` (n,) and the tokens that follow each: two int64 (n, length)."""
+        """The windows that begin at `starts` (n,), and the same shifted by one token: two int64 (n, length)."""
         rows = torch.from_numpy(np.asarray(self.tokens[starts[:, None] + np.arange(self.length + 1)], np.int64))
         return rows[:, :-1], rows[:, 1:]
 

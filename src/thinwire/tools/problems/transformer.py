@@ -24,7 +24,7 @@ class Block(nn.Module):
     """Self-attention and a GELU network, each added to the stream (batch, time, width) it reads."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Both branches start as zero: a plain SGD step is then stable at rates that would otherwise diverge."""
+        """Both branches start as zero. Plain SGD is then stable at learning rates that would otherwise diverge."""
         super().__init__()
         self.heads = heads
         self.before_attention, self.before_network = nn.RMSNorm(width), nn.RMSNorm(width)
@@ -36,7 +36,7 @@ class Block(nn.Module):
             nn.init.zeros_(linear.weight)
 
     def forward(self, stream: Tensor, bias: Tensor) -> Tensor:
-        """The stream with both branches added; `bias` (heads, time, time) is what attention adds to its scores."""
+        """Return the stream with both branches added. Attention adds `bias` (heads, time, time) to its scores."""
         stream = stream + self._attend(self.before_attention(stream), bias)
         return stream + self.down(F.gelu(self.up(self.before_network(stream))))
 
@@ -63,10 +63,10 @@ class ByteGPT(nn.Module):
 
 
 class Stage(nn.Module):
-    """Some blocks of a ByteGPT, and what it does `before` them: embed, or nothing; `after`: give logits, or nothing."""
+    """Some blocks of a ByteGPT. `before` embeds bytes, or does nothing; `after` gives logits, or does nothing."""
 
     def __init__(self, before: nn.Module, blocks: nn.ModuleList, after: nn.Module) -> None:
-        """All are the model's own."""
+        """Take modules of the model itself."""
         super().__init__()
         self.before, self.blocks, self.after = before, blocks, after
 
@@ -84,7 +84,7 @@ def _through(blocks: nn.ModuleList, stream: Tensor) -> Tensor:
 
 
 def recency(time: int) -> Tensor:
-    """The bias (heads, time, time) of linear distance (ALiBi, Press et al. 2022), minus infinity for what is to come.
+    """The bias (heads, time, time) of linear distance (ALiBi, Press et al. 2022), minus infinity for later tokens.
 
     The heads' slopes are 2, 1, 1/2, 1/4: steeper than for words, as the last few bytes say most about the next.
     """

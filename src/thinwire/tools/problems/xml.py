@@ -16,13 +16,13 @@ BATCH, HELD_OUT = 32, 384
 
 @dataclass(frozen=True, kw_only=True)
 class Documents:
-    """n documents, each a list of words (n, 64), numbers below 4096, and a label (n,)."""
+    """n documents, each a list of words (n, 64), all below 4096, and a label (n,)."""
 
     words: Indices
     labels: Indices
 
     def take(self, indices: Indices) -> Batch:
-        """Term frequencies (k, 4096) float32, rows of unit length, and labels (k,) int64 of those at `indices`."""
+        """Return term frequencies (k, 4096) float32, rows of unit length, and labels (k,) int64 at `indices`."""
         counts = np.zeros((len(indices), FEATURES), np.float32)
         np.add.at(counts, (np.arange(len(indices))[:, None], self.words[indices]), np.float32(1))
         counts /= np.linalg.norm(counts, axis=1, keepdims=True)
@@ -50,11 +50,11 @@ class Language:
 def make(options: Options) -> Problem:
     """The problem with `options.scale` times as many labels as at full size, and at least two."""
     labels = max(2, round(LABELS * options.scale))
-    # The language is the same for every seed, as a data set on disk would be; the seed draws the batches.
+    # The language is the same for every seed, like a data set on disk; the seed draws the batches.
     nature = np.random.default_rng(0)
     language = Language(typical=nature.integers(FEATURES, size=(labels, PROTOTYPES)))
     rest = language.write(nature, HELD_OUT)
-    # Zero is a fair start for one layer, and filling half a gigabyte with random numbers would take seconds.
+    # Zero is a fine start for one layer, and drawing half a gigabyte of random numbers would take seconds.
     model = nn.Linear(FEATURES, labels, bias=False, device="meta").to_empty(device="cpu")
     nn.init.zeros_(model.weight)
     return Problem(
@@ -69,6 +69,6 @@ def make(options: Options) -> Problem:
 
 
 def _zipf(generator: np.random.Generator, count: int, shape: tuple[int, ...]) -> Indices:
-    """Numbers below `count`, the k-th of them 1 / (k + 1) times as likely as the first."""
+    """Numbers below `count`; k is 1 / (k + 1) times as likely as 0."""
     bounds = np.cumsum(1 / np.arange(1, count + 1))
     return np.searchsorted(bounds, generator.random(shape) * bounds[-1], side="right")

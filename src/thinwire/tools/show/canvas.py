@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, heads, axes and legends."""
+"""Shared by all figures: colours, heads, axes and legends."""
 
 from __future__ import annotations
 

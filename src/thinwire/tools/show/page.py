@@ -79,7 +79,7 @@ def bullets(texts: Iterable[str]) -> str:
 
 
 def table(found: Table) -> str:
-    """Return the table, with the sentence on each row in a last column, and its notes below."""
+    """Return the table: each row's sentence in a last column, the notes below."""
     heads = [*found.headings, *(["why"] if found.why else [])]
     text = {*found.left, len(found.headings)}
     head = "".join(f'<th scope="col"{_kind(["text"] * (at in text))}>{escape(t)}</th>' for at, t in enumerate(heads))
@@ -102,7 +102,7 @@ def _kind(kinds: Sequence[str]) -> str:
 
 
 def figures(*drawings: Figure, caption: str = "", one: bool = False) -> str:
-    """Return figures beside each other, or `one` as wide as can be read."""
+    """Return figures side by side, or `one` at full reading width."""
     kind = "figures one" if one else "figures"
     return f'<div class="{kind}">{"".join(_drawn(figure, caption) for figure in drawings)}</div>'
 

@@ -1,4 +1,4 @@
-"""What the bench shows while it runs: bars in a terminal, and a line per finished row everywhere."""
+"""The bench's progress: bars in a terminal, and a line per finished row everywhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BenchProgress:
     def __init__(self, console: Console, rows: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Prepare to show ``rows`` rows; a console that is not interactive gets the plain lines only.
 
-        ``clock`` gives seconds that only grow, from which the time left is estimated.
+        ``clock`` returns monotonic seconds; the time left is estimated from them.
         """
         self._console = console
         self._rows = rows
@@ -54,7 +54,7 @@ class BenchProgress:
     def advance(self, step: int, loss: float | None, step_seconds: float) -> None:
         """Note that ``step`` steps are done, the last in ``step_seconds``; ``loss`` is None where not taken.
 
-        Steps beyond the row's own look for its time to target, and have no known end.
+        Steps beyond the row's own search for its time to target, and have no known end.
         """
         if loss is not None:
             self._loss = f"loss {loss_text(loss)}"

@@ -1,4 +1,4 @@
-"""A table, whatever it is written to: `terminal.print_table` prints it, `page.table` puts it on a page."""
+"""A table, for any output: `terminal.print_table` prints it, `page.table` puts it on a page."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -12,9 +12,9 @@ T = TypeVar("T")
 class Table:
     """Texts in rows under headings, which may have several lines. The first column names the rows.
 
-    left: the columns aligned on the left. best: (row, column) of cells to be made to stand out. why: a sentence on
-    each row, which has its own column on a page. under: the same as lines below rows in a terminal, empty where a
-    later row's holds for several. notes: what must be said about the table. gap: spaces between columns.
+    left: the columns aligned on the left. best: (row, column) of cells to highlight. why: a sentence on each row; on a
+    page they have a column. under: the same, below rows in a terminal; empty where a later row's line holds for
+    several. notes: remarks on the table. gap: spaces between columns.
     """
 
     headings: Sequence[str]
@@ -36,7 +36,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Generic[T]):
-    """What a table says of each of several things. The lowest `rank` is the best, where there are two or more."""
+    """A column: how to show each of several things. With two or more, the lowest `rank` is the best."""
 
     heading: str
     text: Callable[[T], str]

@@ -1,4 +1,4 @@
-"""Text on a terminal or in a log: sentences, what was written, and tables."""
+"""Text on a terminal or in a log: sentences, names of written files, and tables."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ _NARROWEST = 12  # of the column of names
 
 
 def say(console: Console, text: str, style: str = "", indent: str = "") -> None:
-    """Print sentences, broken at spaces where the console ends; further lines of each begin with `indent`."""
+    """Print sentences, wrapped at spaces to the console's width; further lines of each begin with `indent`."""
     for line in text.split("\n"):
         _put(console, Text(_filled(console, _plain(console, line), then=indent), style=style))
 

@@ -13,7 +13,7 @@ from thinwire.planner.texts import described, parse_link, parse_tiers, read_regi
 from thinwire.tools.inputs import BadInput
 
 INSIDE = "10gbit/0.1ms"
-"""A rank's own link, where the topology names regions and nothing else is said."""
+"""A rank's own link, unless given, where the topology names regions."""
 _MOST_WORKERS = 16384
 _BUILT_IN = (0.0001, 0.001, 0.01)
 
@@ -31,7 +31,7 @@ class Options:
 
     @property
     def title(self) -> str:
-        """What the figures are of."""
+        """What the figures show."""
         return f"{self.model}; {self.where}"
 
     def scales(self) -> list[Scale]:

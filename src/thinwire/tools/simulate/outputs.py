@@ -18,7 +18,7 @@ from thinwire.tools.show.terminal import print_table, print_written, say
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What to show: tables under a title, notes below them, the same as a JSON document, and a figure."""
+    """What to show: titled tables with notes, the same as a JSON document, and a figure."""
 
     title: str
     tables: Sequence[Table]
@@ -75,6 +75,6 @@ def html(outcome: Outcome) -> str:
 
 
 def starred(*, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> Table:
-    """Return a table in which a star marks the best cells; headings and cells bring most of the space between them."""
+    """Return a table with a star on the best cells. Headings and cells contain most of the space between columns."""
     best = {(place, column) for place, row in enumerate(rows) for column, text in enumerate(row) if "*" in text}
     return Table(title=title, headings=headings, rows=rows, notes=notes, best=best, gap=1)

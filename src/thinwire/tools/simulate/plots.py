@@ -35,7 +35,7 @@ def scales_figure(found: Sequence[Scale], title: str) -> Figure:
 
 
 def over_workers(axes: Axes, worlds: Sequence[int]) -> None:
-    """Let workers run along the axes, doubling."""
+    """Put workers on the horizontal axis, doubling."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(worlds[:: -(-len(worlds) // 12)])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:.0f}"))
@@ -45,7 +45,7 @@ def over_workers(axes: Axes, worlds: Sequence[int]) -> None:
 
 
 def share_axes(axes: Axes, most: float = 1.0) -> None:
-    """Let shares run from 0 to 1, or somewhat above the largest where that is far below."""
+    """Show shares from 0 to 1, or only to somewhat above the largest if that is small."""
     axes.set_ylim(0, 1.05 if most > 0.3 else 1.15 * most)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     name(axes, "Scaling efficiency", "workers; throughput over that of as many that never wait")
@@ -60,7 +60,7 @@ def _step_axes(axes: Axes, alone: float) -> None:
 
 
 def _styled(labels: Sequence[str]) -> Iterator[tuple[str, str, str, float]]:
-    """Each with a colour of its own; dense and what is planned apart from the rest."""
+    """Give each its own colour; dense and the plan stand apart."""
     others = [label for label in labels if label not in ("dense", PLANNED)]
     for label in labels:
         if label in others:
