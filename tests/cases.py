@@ -111,7 +111,7 @@ class RecipeCase:
     """A method of the catalogue, made with some options.
 
     `momentum` recipes take it over from the optimizer; `conserving` ones lose nothing and add nothing: as the
-    catalogue says, but where options change it. Those that exchange in `rounds` use a lane.
+    catalogue says, but where options change it. Those that exchange in `rounds` use the communication thread.
     """
 
     method: recipes.Method
