@@ -76,9 +76,9 @@ class Compressed(Reducer):
             exchanged.total.write(bucket.flat)
             if not watch or exchanged.total.is_finite(bucket.flat):
                 return True
-            return self.memory.stateful and self._cut(exchanged.total, bucket, scale)
+            return self.memory.stateful and self._clamp(exchanged.total, bucket, scale)
 
-    def _cut(self, total: Payload, bucket: Bucket, scale: float) -> bool:
+    def _clamp(self, total: Payload, bucket: Bucket, scale: float) -> bool:
         """Write a finite sum that exceeds the gradient's range, clamped to it; keep this rank's share of the rest.
 
         Values of the gradient's dtype never exceed it, but codes and spectra are summed in float32. Returns whether the
