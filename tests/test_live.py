@@ -24,7 +24,7 @@ from thinwire.planner import Budget, Plan, decide
 from thinwire.planner.live import Adaptive
 from thinwire.planner.live.policy import Alarm
 from thinwire.planner.live.race import proposals, winner
-from thinwire.planner.live.steps import Decided, Policy, steps
+from thinwire.planner.live.step_log import Decided, Policy, steps
 from thinwire.planner.probe.links import fit
 from thinwire.reducer import Bucket, Round, Segment
 
@@ -50,14 +50,18 @@ CHOICES: tuple[dict[str, str], ...] = (
 
 def test_the_alarm_rings_for_what_lasts() -> None:
     alarm = Alarm(factor=2.0, times=2)
-    assert [alarm.rings(x) for x in (1.0, 1.5, 2.5, 1.0, 2.5, 2.5)] == [False] * 5 + [True]
+    assert [alarm.trips(x) for x in (1.0, 1.5, 2.5, 1.0, 2.5, 2.5)] == [False] * 5 + [True]
     falling = Alarm(factor=2.0, times=2)
     assert [falling.rings(x) for x in (1.0, 0.4, 0.4)] == [False, False, True]
 
 
 def test_an_unusual_look_is_followed_by_another_at_once() -> None:
     alarm = Alarm()
-    assert [(alarm.rings(x), alarm.struck) for x in (1.0, 5.0, 1.0)] == [(False, False), (False, True), (False, False)]
+    assert [(alarm.trips(x), alarm.suspicious) for x in (1.0, 5.0, 1.0)] == [
+        (False, False),
+        (False, True),
+        (False, False),
+    ]
 
 
 def test_the_kinder_wins_unless_it_is_clearly_slower() -> None:

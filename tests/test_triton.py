@@ -442,7 +442,7 @@ def test_a_gpu_without_triton_gets_plain_torch_and_is_told_once(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "triton", None)
     triton_is_there.cache_clear()
     fresh = [
-        Kernel(kernel.reference, kernel.cpu, on="x") for kernel in (kernels.largest_in_rows, kernels.block_energies)
+        Kernel(kernel.reference, kernel.cpu, by="x") for kernel in (kernels.largest_in_rows, kernels.block_energies)
     ]
     with pytest.warns(UserWarning, match="plain torch") as told:
         assert [kernel.gpu for kernel in fresh] == [kernel.reference for kernel in fresh]

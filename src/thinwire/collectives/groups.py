@@ -14,7 +14,10 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 def all_gather(out: Tensor, mine: Tensor, group: Group) -> dist.Work:
-    """Start gathering every rank's `mine` into `out`, which is world size times as long."""
+    """Start gathering every rank's `mine` into `out`, which is world size times as long. The one all-gather of tensors.
+
+    A sparse tensor is gathered by torch within `all_reduce`.
+    """
     return _all_gather(lend(out), lend(mine), group=group, async_op=True)
 
 

@@ -68,7 +68,7 @@ class GlobalTopKTree(Rounds):
         return Exchanged(total=outcome, delivered=delivered, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """K − 1 messages go up the tree and as many down."""
+        """The mean per rank: K − 1 messages go up the tree in all, and as many down."""
         if world_size == 1:
             return 0.0
         exact = 2 * payload.values.nbytes if self.exact_values else 0

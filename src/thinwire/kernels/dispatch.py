@@ -36,12 +36,12 @@ class Kernel(Generic[P, R]):
         cpu: Callable[P, R] | None = None,
         gpu: Callable[P, R] | None = None,
         *,
-        on: str,
+        by: str,
         any_dtype: bool = False,
     ) -> None:
         self.reference, self.cpu, self._gpu, self._any_dtype = reference, cpu or reference, gpu, any_dtype
         places = list(signature(reference).parameters)
-        names = [(name.removeprefix("*"), name.startswith("*")) for name in on.split()]
+        names = [(name.removeprefix("*"), name.startswith("*")) for name in by.split()]
         self._deciding = [(places.index(name), name, several) for name, several in names]
         update_wrapper(self, reference)
 

@@ -80,10 +80,6 @@ class Blocks(Keyed):
         named = self.named_nbytes(self.keys.numel())
         return wire.HEADER_BYTES + _SHAPE.size + numbers.nbytes(self.values, self.coded) + named
 
-    def counts(self) -> list[int]:
-        """Return how many values travel for each region; keys must ascend."""
-        return [count * self.width for count in self.region_counts()]
-
     def with_values(self, values: Tensor) -> Self:
         """Return the same blocks with other values."""
         return replace(self, values=values, coded=None)

@@ -54,6 +54,10 @@ class Keyed(Payload):
     def named_nbytes(self, count: int) -> int:
         """Return how many bytes it takes to name `count` rows of this table after `rekeyed`, padding included."""
 
+    def counts(self) -> list[int]:
+        """Return how many values travel for each region."""
+        return [count * self.rows.shape[1] for count in self.region_counts()]
+
     @classmethod
     @abstractmethod
     def from_buffer(cls, buffer: Tensor) -> Self:

@@ -93,12 +93,8 @@ class Sparse(Keyed):
         return torch.cat([torch.arange(o, o + n, dtype=torch.int32, device=device) for o, n in self.regions])
 
     def region_counts(self) -> list[int]:
-        """Return how many elements lie in each region."""
+        """Return how many elements lie in each region: the runs, of which a sum of payloads has more."""
         return list(self.runs)
-
-    def counts(self) -> tuple[int, ...]:
-        """Return how many elements lie in each region."""
-        return self.runs
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same indices with other values."""

@@ -29,7 +29,7 @@ from thinwire.recipes.topk import topk
 from thinwire.reducer import Compressed, MinimumSize, Reducer, WithRows
 from thinwire.schedules import Schedule
 
-Recipe = Callable[..., Reducer]
+RecipeFactory = Callable[..., Reducer]
 
 
 @final
@@ -50,7 +50,7 @@ class Method:
     """
 
     name: str
-    recipe: Recipe
+    recipe: RecipeFactory
     summary: str
     sends: str
     paper: str = ""
@@ -91,7 +91,7 @@ def _large(reducer: Reducer) -> Compressed:
     raise TypeError(f"{type(reducer).__name__} is not one codec and one exchange; expected Compressed")
 
 
-def with_feedback(codec: Callable[..., Codec], exchange: Exchange) -> Recipe:
+def with_feedback(codec: Callable[..., Codec], exchange: Exchange) -> RecipeFactory:
     """Return the recipe of a codec that takes `density=`, with error feedback; small tensors go uncompressed."""
 
     def recipe(*, density: float | Schedule = 0.01, minimum_size: int = 1024) -> Reducer:
@@ -101,7 +101,7 @@ def with_feedback(codec: Callable[..., Codec], exchange: Exchange) -> Recipe:
     return recipe
 
 
-def _narrow(dtype: torch.dtype) -> Recipe:
+def _narrow(dtype: torch.dtype) -> RecipeFactory:
     return lambda: Compressed(memory=NoMemory(), codec=Cast(values=dtype), exchange=AllReduce())
 
 

@@ -94,6 +94,6 @@ class Compressed(Reducer):
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
             part = wide[segment.offset : segment.offset + segment.length]
             gradient.copy_(fitted(part, gradient.dtype))
-            rest = Dense(values=(gradient - part).mul_(scale))
-            self.memory.retain([segment.name], rest)
+            minus_overflow = Dense(values=(gradient - part).mul_(scale))
+            self.memory.retain([segment.name], minus_overflow)
         return True

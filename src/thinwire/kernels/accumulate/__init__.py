@@ -6,8 +6,8 @@ from thinwire.kernels.dispatch import Kernel
 __all__ = ["accumulate", "accumulate_momentum", "accumulate_rounded"]
 
 # Where a kernel widens the gradient first, it does not decide. Torch's own operations are as good as loops.
-accumulate = Kernel(reference.accumulate, gpu=reference.accumulate, on="out residual")
-accumulate_momentum = Kernel(reference.accumulate_momentum, on="out velocity_out residual velocity")
+accumulate = Kernel(reference.accumulate, gpu=reference.accumulate, by="out residual")
+accumulate_momentum = Kernel(reference.accumulate_momentum, by="out velocity_out residual velocity")
 accumulate_rounded = Kernel(
-    reference.accumulate_rounded, cpu.accumulate_rounded, on="out residual gradient", any_dtype=True
+    reference.accumulate_rounded, cpu.accumulate_rounded, by="out residual gradient", any_dtype=True
 )

@@ -14,8 +14,8 @@ __all__ = [
     "ternary_encode",
 ]
 
-offset_encode = Kernel(reference.offset_encode, cpu.offset_encode, on="x scales")
-levels_encode = Kernel(reference.levels_encode, cpu.levels_encode, on="x scales")
-ternary_encode = Kernel(reference.ternary_encode, cpu.ternary_encode, on="x scales")
-sign_encode = Kernel(reference.sign_encode, cpu.sign_encode, reference.sign_encode, on="x")
-table_decode = Kernel(reference.table_decode, cpu.table_decode, on="out codes scales", any_dtype=True)
+offset_encode = Kernel(reference.offset_encode, cpu.offset_encode, by="x scales")
+levels_encode = Kernel(reference.levels_encode, cpu.levels_encode, by="x scales")
+ternary_encode = Kernel(reference.ternary_encode, cpu.ternary_encode, by="x scales")
+sign_encode = Kernel(reference.sign_encode, cpu.sign_encode, reference.sign_encode, by="x")
+table_decode = Kernel(reference.table_decode, cpu.table_decode, by="out codes scales", any_dtype=True)

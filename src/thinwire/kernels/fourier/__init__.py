@@ -17,4 +17,4 @@ def _on_gpu(pairs: Tensor, numel: int, width: int) -> Tensor:
     return torch.fft.irfft(spectra, n=width, norm="ortho").view(-1)[:numel]
 
 
-inverse_fourier = Kernel(reference.inverse_fourier, cpu.inverse_fourier, _on_gpu, on="pairs")
+inverse_fourier = Kernel(reference.inverse_fourier, cpu.inverse_fourier, _on_gpu, by="pairs")

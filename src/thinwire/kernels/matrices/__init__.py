@@ -21,6 +21,6 @@ def _orthonormal(x: Tensor) -> Tensor:
     return torch.linalg.qr(x).Q
 
 
-row_sums = Kernel(reference.row_sums, cpu.row_sums, reference.row_sums, on="rows")
-outer_sums = Kernel(reference.outer_sums, cpu.outer_sums, _outer_sums, on="out a b")
-orthonormal = Kernel(reference.orthonormal, cpu.orthonormal, _orthonormal, on="x")
+row_sums = Kernel(reference.row_sums, cpu.row_sums, reference.row_sums, by="rows")
+outer_sums = Kernel(reference.outer_sums, cpu.outer_sums, _outer_sums, by="out a b")
+orthonormal = Kernel(reference.orthonormal, cpu.orthonormal, _orthonormal, by="x")

@@ -5,8 +5,8 @@ from thinwire.kernels.scatter import cpu, reference
 
 __all__ = ["mask", "merge", "scatter", "scatter_add"]
 
-scatter = Kernel(reference.scatter, cpu.scatter, on="out")
-scatter_add = Kernel(reference.scatter_add, cpu.scatter_add, on="out")
-mask = Kernel(reference.mask, cpu.mask, on="x")
+scatter = Kernel(reference.scatter, cpu.scatter, by="out")
+scatter_add = Kernel(reference.scatter_add, cpu.scatter_add, by="out")
+mask = Kernel(reference.mask, cpu.mask, by="x")
 # The host must learn the length of the result anyway, so a GPU needs no kernel of its own.
-merge = Kernel(reference.merge, cpu.merge, reference.merge, on="*rows")
+merge = Kernel(reference.merge, cpu.merge, reference.merge, by="*rows")

@@ -14,13 +14,13 @@ __all__ = [
     "select",
 ]
 
-select = Kernel(reference.select, cpu.select, on="x")
-largest = Kernel(reference.largest, cpu.largest, on="x")
+select = Kernel(reference.select, cpu.select, by="x")
+largest = Kernel(reference.largest, cpu.largest, by="x")
 # Where a kernel widens the gradient first, the gradient does not decide.
-accumulate_select = Kernel(reference.accumulate_select, cpu.accumulate_select, on="out residual")
+accumulate_select = Kernel(reference.accumulate_select, cpu.accumulate_select, by="out residual")
 accumulate_momentum_select = Kernel(
-    reference.accumulate_momentum_select, cpu.accumulate_momentum_select, on="out velocity_out residual velocity"
+    reference.accumulate_momentum_select, cpu.accumulate_momentum_select, by="out velocity_out residual velocity"
 )
 accumulate_rounded_select = Kernel(
-    reference.accumulate_rounded_select, cpu.accumulate_rounded_select, on="out residual gradient", any_dtype=True
+    reference.accumulate_rounded_select, cpu.accumulate_rounded_select, by="out residual gradient", any_dtype=True
 )

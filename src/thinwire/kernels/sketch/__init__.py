@@ -5,5 +5,5 @@ from thinwire.kernels.sketch import cpu, reference
 
 __all__ = ["sketch_insert", "sketch_query"]
 
-sketch_insert = Kernel(reference.sketch_insert, cpu.sketch_insert, on="x")
-sketch_query = Kernel(reference.sketch_query, cpu.sketch_query, on="table")
+sketch_insert = Kernel(reference.sketch_insert, cpu.sketch_insert, by="x")
+sketch_query = Kernel(reference.sketch_query, cpu.sketch_query, by="table")

@@ -12,7 +12,7 @@ from thinwire.collectives import Group
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live.policy import policy
-from thinwire.planner.live.steps import Choice, Log, Policy, StepLog
+from thinwire.planner.live.step_log import Choice, Log, Policy, StepLog
 from thinwire.planner.plan import reducer
 from thinwire.planner.probe.measure import Ranks
 from thinwire.reducer import Bucket, Reducer, Round, Segment

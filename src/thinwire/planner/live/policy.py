@@ -9,7 +9,7 @@ from typing import Never, final
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import chosen
 from thinwire.planner.live.race import TOLERANCE, decision
-from thinwire.planner.live.steps import Decided, Log, Policy, compressed, median_period, steps
+from thinwire.planner.live.step_log import Decided, Log, Policy, compressed, median_period, steps
 from thinwire.planner.probe import ping, probe_candidates, probe_links
 from thinwire.planner.probe.links import contention
 from thinwire.planner.probe.measure import Ranks
@@ -17,12 +17,12 @@ from thinwire.planner.profile import Bucket, Profile, Timeline
 from thinwire.planner.timeline import step_seconds
 
 _SETTLE, _OBSERVE = 3, 6  # steps; DDP cuts its buckets anew after the first
-_LOOK = 8  # steps between two looks, at least
+_LOOK_EVERY = 8  # steps between two looks, at least
 _SHARE = 0.005  # of the time goes to looking, at most
 _PING_SECONDS, _PINGS = 1e-3, 4
 _LEAST, _MOST = 1 << 12, 1 << 24  # bytes of a ping
 _PROBE_SECONDS = 1.0
-_LAX = 5.0  # the factor at most
+_MAX_FACTOR = 5.0  # that an alarm's grows to
 
 
 def policy(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[int] | None = None) -> Policy[Never]:
@@ -75,12 +75,12 @@ class Alarm:
     _strikes: int = field(default=0, init=False)
 
     @property
-    def struck(self) -> bool:
+    def suspicious(self) -> bool:
         """Whether the last look was unusual."""
         return self._strikes > 0
 
-    def rings(self, seconds: float) -> bool:
-        """Return whether the alarm rings for what this look found. The first look sets what is usual."""
+    def trips(self, seconds: float) -> bool:
+        """Return whether the alarm trips on what this look found. The first look sets what is usual."""
         usual = self._usual = seconds if self._usual is None else self._usual
         self._strikes = 0 if usual / self.factor < seconds < usual * self.factor else self._strikes + 1
         return self._strikes >= self.times
@@ -88,17 +88,17 @@ class Alarm:
 
 def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ranks) -> Policy[Profile]:
     """Keep to the decision until the links have changed enough to call for another. Return the new profile."""
-    alarm, reason, count = Alarm(), decided.reason, _LOOK
+    alarm, reason, count = Alarm(), decided.reason, _LOOK_EVERY
     while True:
         logs = yield from steps(decided.choice, count, reason)
         reason = ""
         seconds = ping(_size(profile), ranks.group, ranks.device)
         (period,) = ranks.mean([median_period(logs)])
-        rings = alarm.rings(seconds)
+        tripped = alarm.trips(seconds)
         # if a look was unusual, look again at once
-        count = _LOOK if alarm.struck else max(_LOOK, math.ceil(_PINGS * seconds / (_SHARE * period)))
-        if rings:
-            alarm = Alarm(factor=min(_LAX, 1.5 * alarm.factor))  # the alarm may be false, and probing is costly
+        count = _LOOK_EVERY if alarm.suspicious else max(_LOOK_EVERY, math.ceil(_PINGS * seconds / (_SHARE * period)))
+        if tripped:
+            alarm = Alarm(factor=min(_MAX_FACTOR, 1.5 * alarm.factor))  # the alarm may be false, and probing is costly
             links = probe_links(ranks.group, ranks.device, seconds=_PROBE_SECONDS).links
             now = replace(profile, links=links)
             if compressed(chosen(now, budget, TOLERANCE)) != decided.choice:

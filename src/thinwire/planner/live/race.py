@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from thinwire.planner.candidates import DENSE, Budget
 from thinwire.planner.decide import chosen
-from thinwire.planner.live.steps import Choice, Decided, Log, Policy, compressed, in_words, median_period, steps
+from thinwire.planner.live.step_log import Choice, Decided, Log, Policy, compressed, in_words, median_period, steps
 from thinwire.planner.probe.measure import Ranks
 from thinwire.planner.profile import Profile
 from thinwire.planner.search import fastest
