@@ -48,11 +48,11 @@ CHOICES: tuple[dict[str, str], ...] = (
 # --- pure parts ---
 
 
-def test_the_alarm_rings_for_what_lasts() -> None:
+def test_the_alarm_trips_on_what_lasts() -> None:
     alarm = Alarm(factor=2.0, times=2)
     assert [alarm.trips(x) for x in (1.0, 1.5, 2.5, 1.0, 2.5, 2.5)] == [False] * 5 + [True]
     falling = Alarm(factor=2.0, times=2)
-    assert [falling.rings(x) for x in (1.0, 0.4, 0.4)] == [False, False, True]
+    assert [falling.trips(x) for x in (1.0, 0.4, 0.4)] == [False, False, True]
 
 
 def test_an_unusual_look_is_followed_by_another_at_once() -> None:

@@ -67,7 +67,7 @@ def observed(logs: Sequence[Log], ranks: Ranks) -> Timeline:
 @final
 @dataclass(kw_only=True)
 class Alarm:
-    """Rings when something is `factor` times slower or faster than at first, `times` times in a row."""
+    """Trips when something is `factor` times slower or faster than at first, `times` times in a row."""
 
     factor: float = 2.0
     times: int = 2
