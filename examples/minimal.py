@@ -1,4 +1,4 @@
-"""The least there is to it: torchrun --nproc-per-node 2 examples/minimal.py [STEPS]"""
+"""The shortest script that works: torchrun --nproc-per-node 2 examples/minimal.py [STEPS]"""
 
 import sys
 

@@ -1,7 +1,7 @@
 """Feed atheris's bytes to every reader of payloads: `python fuzz/wire.py -max_total_time=300 [corpus]`.
 
 Each must raise PayloadError or return something whose indices lie within bounds, and leave the buffer alone. Real
-buffers of every coding, which `python fuzz/wire.py --seed corpus` writes, make a good start. Wants atheris (PyPI).
+buffers of every coding, which `python fuzz/wire.py --seed corpus` writes, make a good start. Needs atheris (PyPI).
 """
 
 import sys

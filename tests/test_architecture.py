@@ -67,7 +67,7 @@ def test_every_room_has_a_floor() -> None:
     [
         (
             "torch.distributed",
-            {"collectives", "exchanges", "integrations", "tools.bench", "tools.cluster", "tools.plan"},
+            {"collectives", "integrations", "tools.bench", "tools.cluster", "tools.plan"},
         ),
         ("torch.nn.parallel", {"integrations", "pipeline", "tools.bench", "tools.cluster"}),
         ("numba", {"kernels"}),

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from thinwire import recipes
 from thinwire.tools.bench import options
-from thinwire.tools.bench.methods import METHODS
+from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.results import Results
 from thinwire.tools.cli import app
 from thinwire.tools.problems import PROBLEMS
@@ -69,7 +69,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], message: s
 def test_list_names_recipes_and_models() -> None:
     done = CliRunner().invoke(app, ["bench", "--list"])
     assert done.exit_code == 0
-    for name in (*METHODS, *filter(str.islower, recipes.__all__)):
+    for name in (*ENTRANTS, *filter(str.islower, recipes.__all__)):
         assert name in done.stdout
     for name in PROBLEMS:
         assert name in done.stdout

@@ -12,7 +12,7 @@ from thinwire.planner.candidates import PLANNED
 from thinwire.recipes import METHODS, Method
 from thinwire.recipes.catalogue import by_name, markdown
 from thinwire.reducer import PowerSGD, WarmUp, WithRows
-from thinwire.tools.bench.methods import METHODS as BENCH
+from thinwire.tools.bench.methods import ENTRANTS
 
 DOCS = Path(__file__).parents[1] / "docs"
 OWN = {"dense", "torch_fp16", "torch_powersgd", "auto"}
@@ -75,9 +75,9 @@ def test_a_density_reaches_the_codec(method: Method) -> None:
 
 def test_the_bench_has_the_catalogues_methods_and_its_own() -> None:
     listed = {name: method for name, method in METHODS.items() if method.benched}
-    assert set(BENCH) == OWN | set(listed)
+    assert set(ENTRANTS) == OWN | set(listed)
     for name, method in listed.items():
-        entrant = BENCH[name]
+        entrant = ENTRANTS[name]
         assert (entrant.description, entrant.sparse, entrant.warms_up, entrant.pipelines) == (
             method.summary,
             method.density is not None,

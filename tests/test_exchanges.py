@@ -272,7 +272,7 @@ def test_what_cannot_be_merged_is_refused_with_the_fix(
 ) -> None:
     for found in ranks.run(2, _wrong, exchange, codec):
         assert message in found
-    assert len(ranks.run(2, _packed, None, 100)) == 2, "a lane that raised goes on"
+    assert len(ranks.run(2, _packed, None, 100)) == 2, "a communication thread that raised goes on"
 
 
 def _uneven_groups() -> Tensor:

@@ -220,7 +220,7 @@ def test_notes_of_a_step_called_off_and_of_before_a_restore_are_forgotten() -> N
 
 
 @pytest.mark.parametrize("values", [formats.Sign(), formats.Levels(bits=4)], ids=["sign", "levels"])
-def test_coarse_values_leave_a_residual_in_bf16_by_lot(values: formats.Format) -> None:
+def test_coarse_values_leave_a_residual_in_bf16_rounded_stochastically(values: formats.Format) -> None:
     """Rounded to nearest, a small delivery would never leave a large residual, and be sent again and again."""
     memory, codec = memories.ErrorFeedback(dtype=torch.bfloat16), codecs.Cast(values=values)
     gradient, delivered = torch.zeros(400), torch.zeros(400, dtype=torch.float64)

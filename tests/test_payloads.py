@@ -109,7 +109,7 @@ def test_rows_of_another_layout_are_refused_and_nothing_is_written() -> None:
     outside[1, 28] = 200
     with pytest.raises(PayloadError, match="indices reach from 0 to 200"):
         mine.from_buffers(outside)
-    with pytest.raises(PayloadError, match="expected rows of 32 uint8"):
+    with pytest.raises(PayloadError, match="expected buffers of 32 uint8"):
         mine.from_buffers(rows[:, :-8])
 
 

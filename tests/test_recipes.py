@@ -83,7 +83,7 @@ def _reduced(make: Callable[[], Reducer], step: int) -> Tensor:
     return flat
 
 
-def test_ranks_round_by_lots_of_their_own(ranks: Ranks) -> None:
+def test_each_rank_draws_its_own_rounding(ranks: Ranks) -> None:
     """The mean of two ternary vectors has halves only where the ranks drew differently."""
     flat = ranks.run(2, _reduced, recipes.terngrad, 0)[0]
     sizes = flat[flat != 0].abs() / flat.abs().max()

@@ -34,7 +34,7 @@ class Speeds(NamedTuple):
 
 def speeds(worlds: Sequence[int]) -> list[Speeds]:
     """Predict their Fig. 3 (d). All three use one exchange, so DGC and DRAGONN differ in encoding only."""
-    name = f"topk:{DENSITY:g}"
+    name = f"sampled_topk:{DENSITY:g}"
     dgc, dragonn = (scaled(xml(encode=_ENCODE[system]), ("dense", name), worlds, LINK) for system in ("dgc", "dragonn"))
     return [
         Speeds(one.world_size, one.seconds["dense"], one.seconds[name], two.seconds[name])

@@ -131,6 +131,7 @@ class Blocks(Keyed):
         values = numbers.read(body, self.values, self.coded).view(-1)
         return replace(self, keys=keys, values=values, runs=self.runs * buffers.shape[0], coded=None)
 
+    @cached_property
     def elements(self) -> Sparse:
         """Return the same vector element by element."""
         places, inside = self._places()
@@ -142,7 +143,7 @@ class Blocks(Keyed):
 
     def write(self, out: Tensor) -> None:
         """Set the regions of `out` to zero and add the blocks."""
-        self.elements().write(out)
+        self.elements.write(out)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the blocks of each region from its part."""
@@ -154,7 +155,7 @@ class Blocks(Keyed):
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out` is finite in every block."""
-        return self.elements().is_finite(out)
+        return self.elements.is_finite(out)
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
@@ -186,7 +187,7 @@ class Blocks(Keyed):
         return tuple(accumulate((-(-length // self.width) for _, length in self.regions), initial=0))
 
     def _elements_by_region(self) -> Sparse:
-        elements = self.elements()
+        elements = self.elements
         return elements if len(self.regions) == 1 else replace(elements, runs=tuple(self.counts()))
 
     def _places(self) -> tuple[Tensor, Tensor]:

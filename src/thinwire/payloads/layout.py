@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import PayloadError
-from thinwire.payloads import indices, slots, wire
+from thinwire.payloads import indices, slots
 from thinwire.payloads.base import Regions
 from thinwire.payloads.wire import ELIAS_FANO, NUMBERS, SLOTS
 
@@ -35,7 +35,7 @@ class Layout:
         """Return the layout with the shortest coding. Elements ascend in each region, or with `seeds` lie in slots."""
         if seeds:
             return cls(regions, runs, numel, _shorter_in_slots(regions, runs, numel))
-        if not (ascending and _in_order(regions)):
+        if not (ascending and in_order(regions)):
             return cls(regions, runs, numel)
         return cls(regions, runs, numel, indices.shortest(sum(runs), numel, (NUMBERS, ELIAS_FANO)), ascends=True)
 
@@ -64,7 +64,6 @@ class Layout:
 
         Raises PayloadError if a buffer is malformed or names an element outside the regions.
         """
-        wire.check_shape(buffers, self.nbytes)
         if self.coding == SLOTS:
             found = slots.read(buffers, self.regions, self.runs)
         else:
@@ -106,7 +105,7 @@ class Layout:
             raise PayloadError(f"{outside} of {elements.numel()} indices lie outside the payload's regions")
 
 
-def _in_order(regions: Regions) -> bool:
+def in_order(regions: Regions) -> bool:
     """Whether regions follow one another, so that indices that ascend in each region ascend overall."""
     ends = (offset + length for offset, length in regions)
     return all(end <= offset for end, (offset, _) in zip(ends, regions[1:], strict=False))

@@ -14,7 +14,7 @@ from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, slots, wire
 from thinwire.payloads.base import Regions
 from thinwire.payloads.keyed import Keyed
-from thinwire.payloads.layout import CODINGS, Layout
+from thinwire.payloads.layout import CODINGS, Layout, in_order
 
 
 @final
@@ -112,7 +112,7 @@ class Sparse(Keyed):
         index, runs = self.layout.padded(missing)
         found = torch.cat([self.indices, self.indices.new_full((missing,), index)])
         values = torch.cat([self.values, self.values.new_zeros(missing)])
-        return self._plain(found, values, runs, ascending=self.layout.ascends)
+        return self._plain(found, values, runs, ascending=self._ascends)
 
     def named_nbytes(self, count: int) -> int:
         """Return how many bytes it takes to name `count` elements, which ascend if the regions do."""
@@ -121,7 +121,7 @@ class Sparse(Keyed):
     def to_buffer(self) -> Tensor:
         """Return header, values and indices as uint8. Raises PayloadError if indices are not in their order."""
         named = self.layout.section(self.indices, self.seeds)
-        return wire.pack(self._header(), *numbers.sections(self.values, self.coded), named)
+        return wire.pack(self._header, *numbers.sections(self.values, self.coded), named)
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Sparse":
@@ -144,11 +144,11 @@ class Sparse(Keyed):
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank's elements after another's."""
-        wire.check_buffers(buffers, self._header(), self.nbytes)
+        wire.check_buffers(buffers, self._header, self.nbytes)
         body = buffers[:, wire.HEADER_BYTES :]
         found = self.layout.read(body[:, numbers.nbytes(self.values, self.coded) :])
         values = numbers.read(body, self.values, self.coded).view(-1)
-        runs, ascending = self.runs * buffers.shape[0], self.layout.ascends and buffers.shape[0] == 1
+        runs, ascending = self.runs * buffers.shape[0], self._ascends and buffers.shape[0] == 1
         return self._plain(found.view(-1), values, runs, ascending=ascending)
 
     def write(self, out: Tensor) -> None:
@@ -179,7 +179,7 @@ class Sparse(Keyed):
             numel=numel,
             regions=tuple((offset, part.numel) for part, offset in zip(parts, offsets, strict=True)),
             runs=tuple(part.values.numel() for part in parts),
-            ascending=all(part.layout.ascends for part in parts),
+            ascending=all(part._ascends for part in parts),
             seeds=sum((part.seeds for part in parts), ()) if all(part.seeds for part in parts) else (),
             agreed=all(part.agreed for part in parts),
             coded=numbers.joined([part.coded for part in parts]),
@@ -190,7 +190,7 @@ class Sparse(Keyed):
         """Return the sum of payloads over the same space: the elements of all of them."""
         found, values = (torch.cat(list(part)) for part in zip(*((p.indices, p.values) for p in payloads), strict=True))
         runs = tuple(run for p in payloads for run in p.runs)
-        return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0].layout.ascends)
+        return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0]._ascends)
 
     def _by_region(self) -> Iterator[tuple[Tensor, Tensor, tuple[int, ...]]]:
         """Yield each region's indices (counted from its first element), values and runs."""
@@ -201,12 +201,17 @@ class Sparse(Keyed):
         for (offset, _), found, values in parts:
             yield found - offset, values, (values.numel(),)
 
+    @property
+    def _ascends(self) -> bool:
+        return self.ascending and not self.seeds and in_order(self.regions)
+
     def _plain(self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool) -> Self:
         """Return other elements as plain values: not in slots, and not agreed."""
         return replace(
             self, indices=found, values=values, runs=runs, ascending=ascending, seeds=(), agreed=False, coded=None
         )
 
+    @cached_property
     def _header(self) -> Tensor:
         count, coding = self.values.numel(), self.layout.coding
         return numbers.header(wire.SPARSE, self.values, self.coded, count, self.numel, coding)

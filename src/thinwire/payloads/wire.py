@@ -109,4 +109,4 @@ def check_buffers(buffers: Tensor, expected: Tensor, nbytes: int) -> None:
 def check_shape(buffers: Tensor, nbytes: int) -> None:
     """Raise PayloadError unless `buffers` are uint8, of `nbytes` bytes each."""
     if buffers.dtype != torch.uint8 or buffers.dim() != 2 or buffers.shape[1] != nbytes:
-        raise PayloadError(f"got {buffers.dtype} of shape {tuple(buffers.shape)}; expected rows of {nbytes} uint8")
+        raise PayloadError(f"got {buffers.dtype} of shape {tuple(buffers.shape)}; expected buffers of {nbytes} uint8")

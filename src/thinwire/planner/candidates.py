@@ -61,7 +61,7 @@ def renamed(name: str) -> str:
 class Budget:
     """What the loss allows: how sparse, and whether what is not sent may wait for later steps (error feedback).
 
-    `names` lists the methods to consider, the kindest to the loss first: of two equally fast ones, the first wins. The
+    `names` lists the methods to consider, least harm to the loss first: of two equally fast ones, the first wins. The
     default selects by a sampled threshold, which is faster than exact Top-k (`topk`). It leaves out `s2_union`,
     `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows beyond 65504.
     """

@@ -39,13 +39,14 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: float =
 
 
 def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]:
-    """Return a candidate's name for each parameter: of the choices within `tolerance` of the fastest, the kindest."""
+    """Return a candidate's name for each parameter: of the choices within `tolerance` of the fastest, the
+    one that harms the loss least."""
     candidates = budget.candidates()
     if profile.world_size == 1:
         return {g.name: DENSE.name for g in profile.timeline.gradients}
     tried = [fastest(profile, candidates[: count + 1]) for count in range(len(candidates))]
     seconds = [step_seconds(profile, choice) for choice in tried]
-    # each uses only so many candidates, the kindest first; the first within the limit wins
+    # each uses only so many candidates, least harm to the loss first; the first within the limit wins
     limit = min(seconds) * (1 + tolerance)
     return next((choice for choice, took in zip(tried, seconds, strict=True) if took <= limit), tried[-1])
 

@@ -22,7 +22,11 @@ def xml(densities: Sequence[float] = (0.001,), encode: float = 13.2e-3) -> Profi
 
     It has one layer, so its gradient comes at the end of backward, and nothing overlaps.
     """
-    names = [f"{family}:{density:g}" for family in ("topk", "doubling", "gtopk") for density in densities]
+    names = [
+        f"{family}:{density:g}"
+        for family in ("sampled_topk", "sampled_doubling", "sampled_gtopk")
+        for density in densities
+    ]
     return published(XML, COMPUTED, LINK, dict.fromkeys(names, encode * XML / MEASURED))
 
 

@@ -15,6 +15,7 @@ from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed
+from thinwire.signals import Signal
 
 
 @final
@@ -31,7 +32,7 @@ class Compressed(Reducer):
         self.exchange.prepare(group)
         for x in samples:
             memory, codec = self.memory.blank(), self.codec.at(0)
-            payload = codec.encode_signal(memory.compensate("", x.clone(), 1.0))
+            payload = _encoded(codec, memory.compensate("", x.clone(), 1.0), seed=0)
             memory.retain([""], payload)
             payload.from_buffers(payload.to_buffer()[None]).write(torch.empty_like(x))
 
@@ -63,9 +64,7 @@ class Compressed(Reducer):
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
             signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))
             signal.share = at.scale if self.memory.stateful else None
-            parts.append(codec.encode_signal(signal, seed=at.seed(segment.name, shared=codec.shared_seed)))
-            if not signal.computed:  # retain would subtract from unwritten memory
-                raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")
+            parts.append(_encoded(codec, signal, seed=at.seed(segment.name, shared=codec.shared_seed)))
         return type(parts[0]).assemble(parts, [segment.offset for segment in bucket.segments], bucket.flat.numel())
 
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
@@ -97,3 +96,10 @@ class Compressed(Reducer):
             minus_overflow = Dense(values=(gradient - part).mul_(scale))
             self.memory.retain([segment.name], minus_overflow)
         return True
+
+
+def _encoded(codec: Codec, signal: Signal, *, seed: int) -> Payload:
+    payload = codec.encode_signal(signal, seed=seed)
+    if not signal.computed:  # retain would subtract from unwritten memory
+        raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")
+    return payload

@@ -9,6 +9,8 @@ try:
 except ImportError:
     sys.exit("thinwire's command line needs its extra packages: pip install 'thinwire[bench]'")
 
+from thinwire.planner import Budget
+
 BAD_INPUT = 2
 """The exit code when the user's input cannot be used."""
 
@@ -122,9 +124,7 @@ def plan(
     density: Annotated[str | None, typer.Option(help="Densities that may be chosen.", show_default="0.01")] = None,
     candidates: Annotated[
         str | None,
-        typer.Option(
-            help="What may be chosen, dearest to the loss first.", show_default="bf16,qsgd,topk,doubling,gtopk"
-        ),
+        typer.Option(help="What may be chosen, least harm to the loss first.", show_default=",".join(Budget().names)),
     ] = None,
     error_feedback: Annotated[
         bool, typer.Option("--error-feedback/--no-error-feedback", help="Whether gradients may wait for later steps.")

@@ -41,7 +41,7 @@ def decision(
 def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
     """Return the choices worth racing: uncompressed, the one in use, the plan, and its rivals.
 
-    They come in the order of the budget, kindest to the loss first. Rivals are predicted to be nearly as fast: other
+    They come in the order of the budget, least harm to the loss first. Rivals are predicted to be nearly as fast: other
     candidates, and the plan with its smaller tensors uncompressed. If nothing is compressed and nothing pays, the only
     choice is uncompressed.
     """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from thinwire.tools.bench.methods import METHODS
+from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.options import Options
 from thinwire.tools.bench.report import print_report, write_html
 from thinwire.tools.bench.results import Results
@@ -72,7 +72,7 @@ def print_listing() -> None:
     """Print the recipes and models."""
     console = Console()
     for title, entries in (
-        ("recipe", {name: method.description for name, method in METHODS.items()}),
+        ("recipe", {name: method.description for name, method in ENTRANTS.items()}),
         ("model", {name: entry.summary for name, entry in PROBLEMS.items()}),
     ):
         width = max(map(len, (title, *entries)))

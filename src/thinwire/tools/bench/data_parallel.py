@@ -13,7 +13,7 @@ from torch.autograd import Variable
 
 from thinwire import trace
 from thinwire.integrations.drift import differing
-from thinwire.tools.bench.methods import METHODS
+from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.options import RowJob
 from thinwire.tools.cluster.link import Meter
 from thinwire.tools.cluster.workers import wrapped
@@ -26,7 +26,7 @@ class DataParallel:
     """See `worker.Run`."""
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
-        method = METHODS[job.recipe]
+        method = ENTRANTS[job.recipe]
         self.meter, self.seconds = meter, 0.0
         self._problem = problem
         cap = 1 << 20 if method.one_bucket else None

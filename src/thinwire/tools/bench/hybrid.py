@@ -14,7 +14,7 @@ from thinwire import trace
 from thinwire.integrations.drift import differing
 from thinwire.pipeline import sparsify
 from thinwire.tools.bench.data_parallel import dense_bytes
-from thinwire.tools.bench.methods import METHODS
+from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.options import RowJob
 from thinwire.tools.cluster.link import Meter
 from thinwire.tools.cluster.workers import mesh, wrapped
@@ -30,7 +30,7 @@ class Hybrid:
     """See `worker.Run`. Stages × replicas, in the order of ranks: the stages of a replica are neighbours."""
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
-        method, self._mesh = METHODS[job.recipe], mesh(job.stages)
+        method, self._mesh = ENTRANTS[job.recipe], mesh(job.stages)
         self.meter, self.seconds = meter, 0.0
         self._problem, self._parts = problem, parts_of(problem)
         self._index, stages = self._mesh.get_local_rank("stage"), job.stages

@@ -120,7 +120,7 @@ def _entrant(method: Method) -> Entrant:
     )
 
 
-METHODS = {
+ENTRANTS = {
     "dense": Entrant(description="plain DistributedDataParallel, uncompressed", install=_plain),
     "torch_fp16": Entrant(description="PyTorch's fp16_compress_hook", install=_fp16, sparse_embeddings=False),
     "torch_powersgd": Entrant(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.schedules import Schedule, exponential_warmup
-from thinwire.tools.bench.methods import METHODS
+from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.cluster.link import Rate, parse_rate
 from thinwire.tools.cluster.workers import in_group, world_size
 from thinwire.tools.inputs import BadInput, names, numbers
@@ -76,7 +76,7 @@ class Options:
 
     def _check_embeddings(self) -> None:
         names = [_named(recipe)[0] for recipe in self.recipes]
-        unable = [name for name in names if not METHODS[name].sparse_embeddings]
+        unable = [name for name in names if not ENTRANTS[name].sparse_embeddings]
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings and unable:
             able = ",".join(name for name in names if name not in unable)
             raise BadInput(
@@ -94,15 +94,15 @@ class Options:
             _check_density(boundary, "--boundary")
         if self.pipeline == 1 and self.boundaries != (1.0,):
             raise BadInput("--boundary is about a model's cuts; give --pipeline STAGES as well")
-        unable = [name for name, _ in map(_named, self.recipes) if not METHODS[name].pipelines]
+        unable = [name for name, _ in map(_named, self.recipes) if not ENTRANTS[name].pipelines]
         if self.pipeline > 1 and unable:
             raise BadInput(f"{unable[0]} does not follow a pipeline's steps; name a recipe instead")
 
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
         """Return the densities given with the recipe, else the method's own, else the run's."""
-        if not METHODS[name].sparse:
+        if not ENTRANTS[name].sparse:
             return (1.0,)
-        own = METHODS[name].density if own is None else own
+        own = ENTRANTS[name].density if own is None else own
         return self.densities if own is None else (own,)
 
 
@@ -130,7 +130,7 @@ class RowJob:
     def scheduled_density(self) -> float | Schedule:
         """The density. If the method warms up, it falls from 1/4 to that density over `warmup` steps."""
         stages = 4
-        if not METHODS[self.recipe].warms_up or self.warmup < stages:
+        if not ENTRANTS[self.recipe].warms_up or self.warmup < stages:
             return self.density
         return exponential_warmup(self.density, steps_each=self.warmup // stages, stages=stages)
 
@@ -171,10 +171,10 @@ def _named(recipe: str) -> tuple[str, float | None]:
 
 
 def _check(name: str, density: float | None) -> None:
-    if name not in METHODS:
-        raise BadInput(f"unknown recipe {name!r}; expected some of {', '.join(METHODS)}")
+    if name not in ENTRANTS:
+        raise BadInput(f"unknown recipe {name!r}; expected some of {', '.join(ENTRANTS)}")
     if density is not None:
-        if not METHODS[name].sparse:
+        if not ENTRANTS[name].sparse:
             raise BadInput(f"--recipes {name}:{density:g}: {name} takes no density")
         _check_density(density, f"--recipes {name}:")
 
