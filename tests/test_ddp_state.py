@@ -407,7 +407,7 @@ def _trajectory(recipe: str, scaled: bool, late: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("recipe", MAKERS)
+@pytest.mark.parametrize("recipe", [name for name in MAKERS if name != "fp16"])  # a scale saves what underflows there
 def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(ranks: Ranks, recipe: str, late: bool) -> None:
     assert ranks.run(2, _trajectory, recipe, True, late) == ranks.run(2, _trajectory, recipe, False, late)
 

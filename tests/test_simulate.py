@@ -445,7 +445,7 @@ def _simulate(*args: str) -> tuple[int, str, str]:
 def test_simulate_prints_and_writes(tmp_path: Path, topology: list[str]) -> None:
     out, plot = tmp_path / "o.json", tmp_path / "o.png"
     args = ["--workers", "1..64", "--json", str(out), "--plot", str(plot), "--html", str(tmp_path / "o.html")]
-    code, said, _ = _simulate(*args, "--recipes", "dense,topk:0.001,gtopk:0.01", *topology)
+    code, said, _ = _simulate(*args, "--recipes", "dense,sampled_topk:0.001,sampled_gtopk:0.01", *topology)
     assert code == 0
     assert "the paper of DRAGONN" in said
     assert "*" in said
@@ -453,7 +453,7 @@ def test_simulate_prints_and_writes(tmp_path: Path, topology: list[str]) -> None
     document = json.loads(out.read_text())
     assert document["schema"] == "thinwire.simulate/1"
     assert [row["world_size"] for row in document["rows"]] == [1, 2, 4, 8, 16, 32, 64]
-    assert set(document["rows"][0]["seconds"]) == {"dense", "topk:0.001", "gtopk:0.01", PLANNED}
+    assert set(document["rows"][0]["seconds"]) == {"dense", "sampled_topk:0.001", "sampled_gtopk:0.01", PLANNED}
     assert document["rows"][0]["efficiency"]["dense"] == 1
     assert plot.read_bytes().startswith(b"\x89PNG")
     report = (tmp_path / "o.html").read_text()
