@@ -441,6 +441,12 @@ def _simulate(*args: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
+def test_simulate_needs_no_options() -> None:
+    code, said, wrong = _simulate()
+    assert code == 0, wrong
+    assert all(name in said for name in ("dense", "sampled_topk", "sampled_doubling", "sampled_gtopk"))
+
+
 @pytest.mark.parametrize("topology", [[], ["--topology", "8x100gbit/10us,25gbit/50us"], ["--link", "1gbit/1ms"]])
 def test_simulate_prints_and_writes(tmp_path: Path, topology: list[str]) -> None:
     out, plot = tmp_path / "o.json", tmp_path / "o.png"

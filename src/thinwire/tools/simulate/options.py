@@ -50,7 +50,7 @@ def read(*, workers: str, link: str | None, topology: str | None, profile: Path 
     if not names:
         raise BadInput(f"--recipes {recipes!r} names nothing; expected e.g. dense,topk:0.01")
     if recipes is None and profile is None:
-        names = ("dense", "topk:0.001", "doubling:0.001", "gtopk:0.001")
+        names = ("dense", "sampled_topk:0.001", "sampled_doubling:0.001", "sampled_gtopk:0.001")
     return Options(
         worlds=worlds(workers),
         profile=known,
