@@ -1,4 +1,4 @@
-"""A table, for any output: `terminal.print_table` prints it, `page.table` puts it on a page."""
+"""A table, for any output: `terminal.print_table` prints it, `page.table` puts it on a page, `markdown` in a README."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -75,3 +75,10 @@ def tabulated(
         why=why,
         under=under,
     )
+
+
+def markdown(table: Table) -> str:
+    """Return headings and rows as a Markdown table, without a newline at the end."""
+    rule = ["---" if place in table.left else "---:" for place in range(len(table.headings))]
+    headings = [heading.replace("\n", " ") for heading in table.headings]
+    return "\n".join("| " + " | ".join(texts) + " |" for texts in (headings, rule, *table.rows))
