@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from papers.lab.claims import FAILS, HOLDS, OPEN, Sheet, Verdict
 from papers.lab.errors import AT_BITS, Measured, at_equal_bytes
+from thinwire.tools.machine import processor
 from thinwire.tools.show import page
 from thinwire.tools.show.table import Column, Table, tabulated
 from thinwire.tools.show.terminal import print_titled, say
@@ -130,7 +130,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a reader needs to judge the figures."""
     return {
         **options,
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -138,9 +138,3 @@ def environment(options: Mapping[str, Any]) -> dict[str, Any]:
         "thinwire": version("thinwire"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
