@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from papers.lab import figures
 from papers.lab.claims import Paper, Verdict, in_order, judge, untestable
-from papers.lab.errors import Measured, measure, methods
+from papers.lab.errors import Measured, compressors, measure
 from papers.lab.material import Material, Run
 from papers.lab.recording import available, record
 from papers.lab.report import Report, environment
@@ -119,7 +119,7 @@ def analyse(runs: list[Run], options: Options, progress: Progress, papers: Seque
 
 
 def _errors(runs: list[Run], options: Options, progress: Progress) -> Iterator[Measured]:
-    table = list(methods(options.quick))
+    table = list(compressors(options.quick))
     for run in runs:
         tick = _ticks(progress, f"errors {run.model}", len(table) * (1 if options.quick else len(run.snapshots)))
         yield from measure(run, table, tick, options.seed, options.quick)
