@@ -24,12 +24,12 @@ import typer
 from exchanges_parts.figures import Event, Fit, Row, fit, row
 from exchanges_parts.plot import draw
 from exchanges_parts.worker import WAYS
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from thinwire.tools.cluster.link import Rate, parse_rate
 from thinwire.tools.cluster.local import Cluster
+from thinwire.tools.show.table import Column, tabulated
+from thinwire.tools.show.terminal import print_titled
 from thinwire.tools.show.units import UNKNOWN, human_bytes, milliseconds
 
 HANDLER = "exchanges_parts.worker:handle"
@@ -116,46 +116,56 @@ def show(rows: list[Row], fits: list[Fit]) -> None:
         mine = [each for each in rows if each.link == found.link]
         for world in dict.fromkeys(each.world_size for each in mine):
             title = f"{world} workers, {found.link}: {link}"
-            console.print("", _table(title, [each for each in mine if each.world_size == world]), highlight=False)
+            print_titled(console, tabulated(COLUMNS, [each for each in mine if each.world_size == world], title=title))
 
 
-def _table(title: str, rows: list[Row]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("exchange", no_wrap=True)
-    for heading in (
-        *("formula", "declared\noff by", "measured", "less\nheaders", "excess", "off\nformula"),
-        *("ms p50\n(p20-p80)", "model\nms", "same\nbits", "sum"),
-    ):
-        table.add_column(heading, justify="right", vertical="bottom", no_wrap=True)
-    for each in rows:
-        table.add_row(*_cells(each))
-    return table
+def _bare(each: Row) -> float | None:
+    """Return the bytes counted on the link, less the packets' headers."""
+    if each.measured_bytes is None or each.header_bytes is None:
+        return None
+    return each.measured_bytes - each.header_bytes
 
 
-def _cells(each: Row) -> tuple[str, ...]:
+def _spread(each: Row) -> str:
     low, middle, high = (milliseconds(each.seconds[name]) for name in ("p20", "p50", "p80"))
-    bare = None
-    if each.measured_bytes is not None and each.header_bytes is not None:
-        bare = each.measured_bytes - each.header_bytes
-    return (
-        each.exchange,
-        human_bytes(each.formula_bytes),
-        _share(each.off_formula),
-        human_bytes(each.measured_bytes),
-        human_bytes(bare),
-        f"{each.excess:+.2%}" if each.excess is not None else UNKNOWN,
-        _share(each.off_measured),
-        f"{middle} ({low}-{high})",
-        milliseconds(each.predicted_seconds),
-        "yes" if each.identical else "[bold red]NO",
-        {True: "exact", False: "[bold red]WRONG", None: UNKNOWN}[each.right],
-    )
+    return f"{middle} ({low}-{high})"
 
 
 def _share(off: float | None) -> str:
-    if off is None:
-        return UNKNOWN
-    return f"{off:+.2%}" if abs(off) <= CLOSE else f"[bold red]{off:+.2%}"
+    return UNKNOWN if off is None else f"{off:+.2%}"
+
+
+def _far(off: float | None) -> bool:
+    return off is not None and abs(off) > CLOSE
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column(heading="exchange", text=lambda each: each.exchange, left=True),
+    Column(heading="formula", text=lambda each: human_bytes(each.formula_bytes)),
+    Column(
+        heading="declared\noff by",
+        text=lambda each: _share(each.off_formula),
+        wrong=lambda each: _far(each.off_formula),
+    ),
+    Column(heading="measured", text=lambda each: human_bytes(each.measured_bytes)),
+    Column(heading="less\nheaders", text=lambda each: human_bytes(_bare(each))),
+    Column(heading="excess", text=lambda each: _share(each.excess)),
+    Column(
+        heading="off\nformula",
+        text=lambda each: _share(each.off_measured),
+        wrong=lambda each: _far(each.off_measured),
+    ),
+    Column(heading="ms p50\n(p20-p80)", text=_spread),
+    Column(heading="model\nms", text=lambda each: milliseconds(each.predicted_seconds)),
+    Column(
+        heading="same\nbits", text=lambda each: "yes" if each.identical else "NO", wrong=lambda each: not each.identical
+    ),
+    Column(
+        heading="sum",
+        text=lambda each: {True: "exact", False: "WRONG", None: UNKNOWN}[each.right],
+        wrong=lambda each: each.right is False,
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from kernels_parts.runner import CASES, Plan, Runner
 from kernels_parts.tables import complaints, size_table, target_table
 from rich.console import Console
 
+from thinwire.tools.show.terminal import print_titled
+
 SIZES = "2^16,2^18,2^20,2^22,2^24,126.72M"
 DENSITIES = "1e-4,1e-3,1e-2,1e-1"
 
@@ -81,12 +83,12 @@ def _measure(plan: Plan) -> list[Row]:
             rows.append(row)
     if rows:
         _show(rows, rows[-1].d)
-        console.print("", target_table(rows, on_gpu=plan.device.type == "cuda"), highlight=False)
+        print_titled(console, target_table(rows, on_gpu=plan.device.type == "cuda"))
     return rows
 
 
 def _show(rows: list[Row], numel: int) -> None:
-    console.print("", size_table(numel, [row for row in rows if row.d == numel]), highlight=False)
+    print_titled(console, size_table(numel, [row for row in rows if row.d == numel]))
 
 
 def numbers(option: str, text: str, least: float, most: float) -> list[float]:

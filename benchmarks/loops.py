@@ -25,10 +25,12 @@ import typer
 from loops_parts.recipes import WAYS
 from loops_parts.running import Row, run
 from loops_parts.scripts import LOOPS
+from loops_parts.table import FAILED, notes, summary, table
 from loops_parts.table import markdown as page
-from loops_parts.table import notes, summary, table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from thinwire.tools.show.terminal import print_table
 
 SCHEMA = "thinwire.loops/1"
 STEPS, QUICK_STEPS = 80, 16
@@ -45,7 +47,7 @@ def main(
     """Run every loop with every recipe."""
     loops, steps = _named(only), QUICK_STEPS if quick else STEPS
     rows = _all(loops, steps)
-    console.print(table(rows))
+    print_table(console, table(rows))
     for note in notes(rows):
         console.print(note, highlight=False, markup=False)
     console.print(summary(rows), highlight=False)
@@ -54,7 +56,7 @@ def main(
         json.write_text(js.dumps(results, indent=1) + "\n")
     if markdown is not None:
         markdown.write_text(page(rows))
-    raise typer.Exit(int(any(row.verdict in ("differs", "worse", "died") for row in rows)))
+    raise typer.Exit(int(any(row.verdict in FAILED for row in rows)))
 
 
 def _named(only: str) -> list[str]:

@@ -16,13 +16,14 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from thinwire.tools.bench.options import Setting
 from thinwire.tools.cluster.link import parse_rate
 from thinwire.tools.cluster.local import Cluster
 from thinwire.tools.inputs import write_atomically
 from thinwire.tools.show.canvas import COLOURS, INK, MUTED, blank, name, restrain
+from thinwire.tools.show.table import Table
+from thinwire.tools.show.terminal import print_titled
 
 SCHEMA = "thinwire.pipeline_steps/1"
 STAGES, REPLICAS, MICRO_BATCHES = 2, 2, 4
@@ -67,7 +68,7 @@ def steps(
                         progress.update(task, advance=1, description=f"{each}, {rate}, {label}")
                         runs[each][rate][label].append(_round(cluster, each, line, steps))
             write_atomically(json, documents.dumps({"schema": SCHEMA, "link": cluster.label, "runs": runs}) + "\n")
-    console.print(table(runs))
+    print_titled(console, table(runs))
     if plot is not None:
         draw(runs, PUBLISHED, plot)
 
@@ -92,13 +93,17 @@ def changes(rounds: dict[str, list[dict[str, float]]], label: str) -> list[float
 
 def table(runs: Runs) -> Table:
     """Return the results beside the paper's figures."""
-    columns = ("model", "link", "line", "step ms", "change", "rounds, from to", "published", "bytes", "codec ms")
-    shown = Table(*columns, title=f"{STAGES} stages x {REPLICAS} replicas; bytes and codec of the first stage")
-    for problem, links in runs.items():
-        for rate, rounds in links.items():
-            for label in LINES:
-                shown.add_row(problem, rate, label, *_cells(rounds, label))
-    return shown
+    return Table(
+        title=f"{STAGES} stages x {REPLICAS} replicas; bytes and codec of the first stage",
+        headings=("model", "link", "line", "step ms", "change", "rounds, from to", "published", "bytes", "codec ms"),
+        rows=[
+            (problem, rate, label, *_cells(rounds, label))
+            for problem, links in runs.items()
+            for rate, rounds in links.items()
+            for label in LINES
+        ],
+        left=range(3),
+    )
 
 
 def _cells(rounds: dict[str, list[dict[str, float]]], label: str) -> tuple[str, ...]:

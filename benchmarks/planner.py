@@ -26,14 +26,14 @@ import typer
 from planner_parts.figures import Cell, Event, cell, summary
 from planner_parts.plot import draw_follow, draw_grid, draw_scaling
 from planner_parts.worker import AGAIN, BUDGET, PLANNED, SMALLEST, WATCHED
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from thinwire.planner import Curve, Profile, step_seconds
 from thinwire.planner.profile import Cost
 from thinwire.tools.cluster.link import parse_rate
 from thinwire.tools.cluster.local import Cluster
+from thinwire.tools.show.table import Table
+from thinwire.tools.show.terminal import print_titled
 from thinwire.tools.show.units import milliseconds
 
 HANDLER = "planner_parts.worker:handle"
@@ -65,7 +65,7 @@ def grid(
         for workers in map(int, worlds.split(",")):
             for each in _cells(model, problem, workers, links.split(","), seconds):
                 cells.append(each)
-                console.print(_table(each))
+                print_titled(console, _table(each))
                 _save(json, "grid", summary=summary(cells), cells=[asdict(found) for found in cells])
     found = summary(cells)
     for name, value in found.items():
@@ -227,21 +227,26 @@ def _table(found: Cell) -> Table:
         f"attached in {found.attaching:.1f} s, decided after {found.deciding:.1f} s of training; replicas "
         f"{'identical' if found.same else 'DIFFER'}\n{found.reason}"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    for heading in ("", "measured ms", "predicted ms", "error", "regret"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name in found.measured:
-        known = name in found.predicted
-        table.add_row(
-            name + " (best)" * (name == found.best),
-            milliseconds(found.seconds(name)),
-            milliseconds(found.predicted[name]) if known else "",
-            f"{found.error(name):+.0%}" if known else "",
-            f"{found.regret(name):.1%}" if name in (PLANNED, WATCHED) else "",
-        )
-    auto, again = found.over_dense(WATCHED), found.over_dense(AGAIN)
-    table.caption = f"against plain DDP: auto {auto:+.1%}, plain DDP again {again:+.1%}"
-    return table
+    return Table(
+        title=title,
+        headings=("", "measured ms", "predicted ms", "error", "regret"),
+        rows=[_measured(found, name) for name in found.measured],
+        notes=[
+            f"against plain DDP: auto {found.over_dense(WATCHED):+.1%}, plain DDP again {found.over_dense(AGAIN):+.1%}"
+        ],
+        left=(0,),
+    )
+
+
+def _measured(found: Cell, name: str) -> tuple[str, ...]:
+    known = name in found.predicted
+    return (
+        name + " (best)" * (name == found.best),
+        milliseconds(found.seconds(name)),
+        milliseconds(found.predicted[name]) if known else "",
+        f"{found.error(name):+.0%}" if known else "",
+        f"{found.regret(name):.1%}" if name in (PLANNED, WATCHED) else "",
+    )
 
 
 def _save(path: Path | None, what: str, **results: Any) -> None:

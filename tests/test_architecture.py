@@ -19,7 +19,7 @@ FLOORS = [
     ("recipes",),
     ("planner",),
     ("integrations", "pipeline"),
-    ("tools", "tools.inputs"),
+    ("tools", "tools.inputs", "tools.machine"),
     ("tools.cluster", "tools.problems", "tools.show"),
     ("tools.bench", "tools.plan", "tools.simulate"),
     ("tools.cli",),

@@ -18,7 +18,7 @@ from papers.fft import FFT_PAPER
 from papers.fft.offset_float import ieee_error, uniform_error
 from papers.gtopk.tree import Outcome, Trial, outcomes, pick
 from papers.lab.claims import FAILS, HOLDS, OPEN, Verdict, judge
-from papers.lab.errors import Measured, at_equal_bytes, measure, methods
+from papers.lab.errors import Measured, at_equal_bytes, compressors, measure
 from papers.lab.figures import frontier
 from papers.lab.material import Material, Run
 from papers.lab.measuring import error
@@ -39,7 +39,7 @@ def run() -> Run:
 
 @pytest.fixture(scope="module")
 def rows(run: Run) -> list[Measured]:
-    return list(measure(run, list(methods(quick=True)), lambda: None))
+    return list(measure(run, list(compressors(quick=True)), lambda: None))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def verdicts(run: Run) -> dict[str, Verdict]:
 
 
 def test_every_method_gives_a_row_for_each_snapshot_with_real_bytes(rows: list[Measured], run: Run) -> None:
-    assert len(rows) == 2 * len(list(methods(quick=True)))
+    assert len(rows) == 2 * len(list(compressors(quick=True)))
     assert all(row.bytes > 0 and row.error >= 0 and -1 <= row.cosine <= 1 + 1e-9 for row in rows)
     topk = next(row for row in rows if row.method == "topk" and row.density == 0.1)
     expected = 0

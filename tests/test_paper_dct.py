@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from papers.dct import accuracy
 from papers.dct.looking import criteria, look, shape
 from papers.dct.model_parallel import app
-from papers.dct.results import HEADINGS, TEXTS, Document, Unfit, lines, markdown
+from papers.dct.results import HEADINGS, TEXTS, Document, Unfit, lines, table
 from papers.dct.rows import rows
 from papers.dct.training import INSIDE, Material, Network, Run, run
 from thinwire.pipeline import TopKBoundary
@@ -24,6 +24,7 @@ from thinwire.tools.inputs import BadInput
 from thinwire.tools.problems import Batch, Parts, Problem
 from thinwire.tools.problems.base import classes, cross_entropy
 from thinwire.tools.problems.stages import Chain, feed
+from thinwire.tools.show.table import markdown
 
 PAGE = Path(__file__).parents[1] / "papers" / "dct" / "README.md"
 
@@ -83,7 +84,7 @@ def test_every_row_runs_on_every_seed_and_is_written_and_read(tmp_path: Path) ->
     assert all(run.diverged_at is None for run in document.runs.values())
     document.write(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
-    assert markdown(document, "tiny") in (tmp_path / "a.md").read_text()
+    assert markdown(table(document, "tiny")) in (tmp_path / "a.md").read_text()
     assert "Gaussian sketch" in said
 
 
@@ -228,9 +229,9 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
         "| exact | 75 % | 2 workers | 0.7250 ± 0.3889 | 1.4500 ± 0.7778 | \N{MINUS SIGN}5.00 ± 7.07 | 25.00 | 25.0 "
         "| 12.5 | 25.0 |"
     )
-    assert markdown(document, "tiny") == expected
+    assert markdown(table(document, "tiny")) == expected
     document.write(tmp_path / "a.json")
-    assert markdown(Document.read(tmp_path / "a.json"), "tiny") == expected
+    assert markdown(table(Document.read(tmp_path / "a.json"), "tiny")) == expected
 
 
 def test_a_look_by_hand() -> None:
@@ -285,8 +286,8 @@ def test_the_page_has_the_rows_and_columns_that_are_printed() -> None:
     head = "| " + " | ".join(HEADINGS) + " |"
     tables = [part.split("\n\n")[0].splitlines()[2:] for part in page.split(head)[1:]]
     assert len(tables) == 2
-    for problem, table in zip(("dlrm", "transformer"), tables, strict=True):
-        shown = [tuple(line.strip("| ").split(" | ")[:TEXTS]) for line in table]
+    for problem, printed in zip(("dlrm", "transformer"), tables, strict=True):
+        shown = [tuple(line.strip("| ").split(" | ")[:TEXTS]) for line in printed]
         known = {
             (row.method, row.place, f"{100 * row.sparsity:.0f} %" if row.sparsity else "—") for row in rows(problem)
         }

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from thinwire.tools.machine import processor
+
 _PACKAGES = ("torch", "numba", "triton", "numpy", "thinwire")
 
 
@@ -18,7 +20,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -33,12 +35,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _commit() -> str | None:

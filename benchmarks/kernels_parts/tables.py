@@ -1,41 +1,32 @@
 """The rows for a reader."""
 
-from collections.abc import Sequence
-
-from rich import box
-from rich.table import Table
+from collections.abc import Callable, Sequence
 
 from kernels_parts.rows import Row
-from kernels_parts.targets import concerned, targets
+from kernels_parts.targets import Target, concerned, targets
+from thinwire.tools.show.table import Column, Table, tabulated
 from thinwire.tools.show.units import UNKNOWN
 
 
 def size_table(numel: int, rows: Sequence[Row]) -> Table:
     """Return the rows of one size."""
-    table = _table(f"{numel:,} elements", "kernel", "backend")
-    headings = ("density", "workers", "ms p50\n(p20-p80)", "floor\nms", "over\nfloor", "faster\nthan torch")
-    for heading in (*headings, "than\nmask", "GB/s", "bits per\nkept"):
-        table.add_column(heading, justify="right", vertical="bottom", no_wrap=True)
-    for row in rows:
-        table.add_row(row.name, row.backend, *_cells(row))
-    return table
+    return tabulated(COLUMNS, rows, title=f"{numel:,} elements")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    place = (UNKNOWN if row.density is None else f"{row.density:g}", str(row.workers or UNKNOWN))
+def _timed(text: Callable[[Row], str]) -> Callable[[Row], str]:
+    """Show nothing where a wrong result left a kernel without times."""
+    return lambda row: "" if row.seconds is None or row.bytes_moved is None else text(row)
+
+
+def _spread(row: Row) -> str:
     if row.seconds is None or row.bytes_moved is None:
-        return (*place, "[bold red]WRONG")
+        return "WRONG"
     low, middle, high = (_milliseconds(row.seconds[name]) for name in ("p20", "p50", "p80"))
-    return (
-        *place,
-        f"{middle} ({low}-{high})",
-        _milliseconds(row.floor_seconds),
-        _number(row.ratio_to_floor),
-        _number(row.ratio_to_torch),
-        _number(row.ratio_to_mask),
-        _number(row.bytes_moved / row.seconds["p50"] / 1e9),
-        _number(row.bits_per_kept),
-    )
+    return f"{middle} ({low}-{high})"
+
+
+def _rate(row: Row) -> str:
+    return "" if row.seconds is None or row.bytes_moved is None else _number(row.bytes_moved / row.seconds["p50"] / 1e9)
 
 
 def complaints(rows: Sequence[Row]) -> list[str]:
@@ -48,23 +39,19 @@ def complaints(rows: Sequence[Row]) -> list[str]:
 def target_table(rows: Sequence[Row], *, on_gpu: bool) -> Table:
     """Return the targets beside the measurements."""
     here = concerned(rows)
-    size = f"{max((row.d for row in rows), default=0):,}"
-    table = _table(f"Targets, at {size} elements, density 0.001", "target")
-    for heading in ("limit", "measured", ""):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for target in targets(on_gpu=on_gpu):
+
+    def verdict(target: Target) -> str:
         measured = target.figure(here)
-        verdict = UNKNOWN if measured is None else "met" if target.met(measured) else "[bold red]MISSED"
-        limit = f"{'≥' if target.at_least else '≤'} {target.limit:g}"
-        table.add_row(target.what, limit, _number(measured), verdict)
-    return table
+        return UNKNOWN if measured is None else "met" if target.met(measured) else "MISSED"
 
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, no_wrap=True, vertical="bottom")
-    return table
+    columns: tuple[Column[Target], ...] = (
+        Column(heading="target", text=lambda target: target.what, left=True),
+        Column(heading="limit", text=lambda target: f"{'≥' if target.at_least else '≤'} {target.limit:g}"),
+        Column(heading="measured", text=lambda target: _number(target.figure(here))),
+        Column(heading="", text=verdict, wrong=lambda target: verdict(target) == "MISSED"),
+    )
+    size = f"{max((row.d for row in rows), default=0):,}"
+    return tabulated(columns, targets(on_gpu=on_gpu), title=f"Targets, at {size} elements, density 0.001")
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -73,3 +60,18 @@ def _milliseconds(seconds: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column(heading="kernel", text=lambda row: row.name, left=True),
+    Column(heading="backend", text=lambda row: row.backend, left=True),
+    Column(heading="density", text=lambda row: UNKNOWN if row.density is None else f"{row.density:g}"),
+    Column(heading="workers", text=lambda row: str(row.workers or UNKNOWN)),
+    Column(heading="ms p50\n(p20-p80)", text=_spread, wrong=lambda row: _spread(row) == "WRONG"),
+    Column(heading="floor\nms", text=_timed(lambda row: _milliseconds(row.floor_seconds))),
+    Column(heading="over\nfloor", text=_timed(lambda row: _number(row.ratio_to_floor))),
+    Column(heading="faster\nthan torch", text=_timed(lambda row: _number(row.ratio_to_torch))),
+    Column(heading="than\nmask", text=_timed(lambda row: _number(row.ratio_to_mask))),
+    Column(heading="GB/s", text=_rate),
+    Column(heading="bits per\nkept", text=_timed(lambda row: _number(row.bits_per_kept))),
+)

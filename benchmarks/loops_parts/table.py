@@ -3,39 +3,30 @@
 import math
 from collections.abc import Sequence
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
 from loops_parts.running import Row
+from thinwire.tools.show.table import Table
+from thinwire.tools.show.table import markdown as in_markdown
 from thinwire.tools.show.units import UNKNOWN
 
 HEADINGS = ("loop", "recipe", "last loss", "plain DDP's", "distance", "replicas alike", "skipped", "verdict")
-TEXTS = 2
-"""How many columns are words."""
-_STYLES = {"differs": "bold red", "worse": "bold red", "died": "bold red", "raised": "yellow", "left out": "dim"}
+FAILED = ("differs", "worse", "died")
+"""The verdicts that end the script with status 1."""
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Return rows for the console; a loop is named once."""
-    found = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for place, heading in enumerate(HEADINGS):
-        words = place < TEXTS or place == len(HEADINGS) - 1
-        found.add_column(heading, justify="left" if words else "right", no_wrap=place < TEXTS)
-    for place, row in enumerate(rows):
-        again = place > 0 and rows[place - 1].loop == row.loop
-        if place and not again:
-            found.add_section()
-        name, *rest = (escape(text) for text in cells(row, rows))
-        found.add_row("" if again else name, *rest, style=_STYLES.get(row.verdict, ""))
-    return found
+    """Return a row of cells for each row; messages are numbered, and `notes` spells them out."""
+    last = len(HEADINGS) - 1
+    return Table(
+        headings=HEADINGS,
+        rows=[cells(row, rows) for row in rows],
+        left=(0, 1, last),
+        wrong={(place, last) for place, row in enumerate(rows) if row.verdict in FAILED},
+    )
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return the same for a page."""
-    rule = ["---"] * TEXTS + ["---:"] * (len(HEADINGS) - TEXTS - 1) + ["---"]
-    lines = ("| " + " | ".join(texts) + " |" for texts in (HEADINGS, rule, *(cells(row, rows) for row in rows)))
-    parts = ("\n".join(lines), "\n".join(f"- {note}" for note in notes(rows)), summary(rows))
+    """Return table, notes and summary for a page."""
+    parts = (in_markdown(table(rows)), "\n".join(f"- {note}" for note in notes(rows)), summary(rows))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

@@ -14,11 +14,13 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from papers.dct.results import Document, Unfit, markdown, table, title
+from papers.dct.results import Document, Unfit, table, title
 from papers.dct.rows import Row, rows
 from papers.dct.training import Material, run
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.problems import Problem, build
+from thinwire.tools.show.table import markdown
+from thinwire.tools.show.terminal import print_titled
 
 STEPS = {"dlrm": 1500}
 OTHERWISE = 300
@@ -51,10 +53,10 @@ def accuracy(
                 document.write(json)
     document.write(json)
     for name in problems:
-        console.print(table(document, name))
+        print_titled(console, table(document, name))
     if page is not None:
         page.write_text(
-            "\n\n".join(f"{title(document, name)}\n\n{markdown(document, name)}" for name in problems) + "\n"
+            "\n\n".join(f"{title(document, name)}\n\n{markdown(table(document, name))}" for name in problems) + "\n"
         )
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from papers.dct.accuracy import OTHERWISE, STEPS, environment
 from papers.dct.looking import DENSITIES, activations, follow, shape
@@ -18,6 +17,8 @@ from papers.dct.training import Material
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
 from thinwire.tools.inputs import BadInput, write_atomically
 from thinwire.tools.problems import build
+from thinwire.tools.show.table import Table
+from thinwire.tools.show.terminal import print_titled
 
 SCHEMA = "thinwire.pipeline_figures/1"
 DENSE = "dense"
@@ -59,7 +60,7 @@ def figures(
             write_atomically(json, js.dumps(document, allow_nan=False) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     draw(document, folder)
-    console.print(_laws(document))
+    print_titled(console, _laws(document))
 
 
 def _document(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
@@ -80,10 +81,13 @@ def _record(document: dict[str, Any], material: Material, name: str, boundary: B
 
 
 def _laws(document: dict[str, Any]) -> Table:
-    table = Table(title="Akaike's criterion per element, less is better", title_justify="left")
-    for heading in ("activations", "law", "criterion"):
-        table.add_column(heading)
-    for place, found in document["shapes"].items():
-        for law, value in found["aic"].items():
-            table.add_row(place, law, f"{value:.3f}")
-    return table
+    return Table(
+        title="Akaike's criterion per element, less is better",
+        headings=("activations", "law", "criterion"),
+        rows=[
+            (place, law, f"{value:.3f}")
+            for place, found in document["shapes"].items()
+            for law, value in found["aic"].items()
+        ],
+        left=(0, 1),
+    )

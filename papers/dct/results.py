@@ -8,12 +8,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
 from papers.dct.rows import BASELINE, Row, rows
 from papers.dct.training import Run
 from thinwire.tools.inputs import write_atomically
+from thinwire.tools.show.table import Table
 from thinwire.tools.show.units import UNKNOWN
 
 SCHEMA = "thinwire.pipeline_accuracy/1"
@@ -95,19 +93,10 @@ TEXTS = 3
 
 
 def table(document: Document, problem: str) -> Table:
-    """Return the rows of a problem for the console."""
-    found = Table(title=title(document, problem), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    for place, heading in enumerate(HEADINGS):
-        found.add_column(heading, justify="left" if place < TEXTS else "right", vertical="bottom")
-    for cells in lines(document, problem):
-        found.add_row(*cells)
-    return found
-
-
-def markdown(document: Document, problem: str) -> str:
-    """Return the same for a page."""
-    rule = ["---"] * TEXTS + ["---:"] * (len(HEADINGS) - TEXTS)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (HEADINGS, rule, *lines(document, problem)))
+    """Return the rows of a problem."""
+    return Table(
+        title=title(document, problem), headings=HEADINGS, rows=list(lines(document, problem)), left=range(TEXTS)
+    )
 
 
 def title(document: Document, problem: str) -> str:

@@ -3,9 +3,9 @@
 import math
 
 import torch
-from torch import Tensor
 
 from papers.gtopk import GTOPK
+from papers.gtopk.model import ALPHA, BETA, LINK, PUBLISHED, gather_seconds, tree_seconds
 from papers.gtopk.tree import Outcome, Trial, outcomes, pick
 from papers.lab.claims import Finding
 from papers.lab.material import Material, flat
@@ -14,17 +14,7 @@ from thinwire.exchanges import AllGather, GlobalTopKTree
 from thinwire.exchanges.base import Link
 from thinwire.payloads import Sparse
 
-ALPHA, BETA = 0.436, 3.6e-5  # milliseconds, and milliseconds per element of 4 bytes
 RANKS = (2, 3, 4, 5, 8, 16)
-LINK = Link(latency=ALPHA, bandwidth=4 / BETA)  # in bytes per millisecond
-
-
-def _gather(p: float, k: float) -> float:
-    return ALPHA * math.log2(p) + 2 * (p - 1) * k * BETA
-
-
-def _tree(p: float, k: float) -> float:
-    return 2 * ALPHA * math.log2(p) + 4 * k * BETA * math.log2(p)
 
 
 @GTOPK.claim("G2", "Sparse all-gather costs alpha log P + 2(P-1)k beta")
@@ -42,7 +32,7 @@ def gather_cost(material: Material) -> Finding:
 def tree_cost(material: Material) -> Finding:
     k = 25_000
     payload = TopK(density=0.001).encode(torch.randn(1000 * k))
-    ratios = {p: GlobalTopKTree().seconds(payload.nbytes, p, LINK) / _tree(p, k) for p in range(2, 9)}
+    ratios = {p: GlobalTopKTree().seconds(payload.nbytes, p, LINK) / tree_seconds(p, k) for p in range(2, 9)}
     powers = [ratios[p] for p in (2, 4, 8)]
     between = max(ratios[p] for p in (3, 5, 6, 7))
     figure = f"{min(powers):.4f} to {max(powers):.4f} of the formula's at powers of two, up to {between:.2f} in between"
@@ -52,10 +42,10 @@ def tree_cost(material: Material) -> Finding:
 
 @GTOPK.claim("G9", "At few nodes the all-gather is slightly faster, at 16 much slower (m = 25e6, density 0.001)")
 def crossing(material: Material) -> Finding:
-    published = {4: (6.27, 8.94), 8: (13.91, 13.42), 16: (28.74, 17.89), 32: (57.98, 22.36)}
-    ours = {p: (_gather(p, 25_000), _tree(p, 25_000)) for p in published}
+    published = {p: PUBLISHED[p] for p in (4, 8, 16, 32)}
+    ours = {p: (1e3 * gather_seconds(p, 25_000), 1e3 * tree_seconds(p, 25_000)) for p in published}
     off = max(abs(a / b - 1) for p in published for a, b in zip(ours[p], published[p], strict=True))
-    at = next(p / 100 for p in range(200, 3200) if _gather(p / 100, 25_000) > _tree(p / 100, 25_000))
+    at = next(p / 100 for p in range(200, 3200) if gather_seconds(p / 100, 25_000) > tree_seconds(p / 100, 25_000))
     figure = f"recomputed within {off:.2%} of the published times; all-gather and tree cross at P = {at:.1f}"
     fits = off < 0.01 and ours[4][0] < ours[4][1] and ours[16][0] > 1.5 * ours[16][1]
     return Finding(
@@ -66,7 +56,7 @@ def crossing(material: Material) -> Finding:
 @GTOPK.claim("G10", "At 32 workers the lead grows with the size of the message")
 def lead(material: Material) -> Finding:
     sizes = [10**power for power in range(3, 9)]
-    ratios = [_gather(32, m / 1000) / _tree(32, m / 1000) for m in sizes]
+    ratios = [gather_seconds(32, m / 1000) / tree_seconds(32, m / 1000) for m in sizes]
     limit = 2 * 31 / (4 * math.log2(32))
     figure = (
         f"all-gather over tree {ratios[0]:.2f} at m = 1e3 to {ratios[-1]:.2f} at 1e8, limit {limit:.2f}; at P "
@@ -81,8 +71,8 @@ def lead(material: Material) -> Finding:
 def throughput(material: Material) -> Finding:
     images, (dense, sparse, tree) = 8192, (343, 978, 1251)
     times = [images / rate for rate in (dense, sparse, tree)]
-    ring = (62 * ALPHA + 2 * 31 / 32 * 25e6 * BETA) / 1000
-    model = [ring, _gather(32, 25_000) / 1000, _tree(32, 25_000) / 1000]
+    ring = 62 * ALPHA + 2 * 31 / 32 * 25e6 * BETA
+    model = [ring, gather_seconds(32, 25_000), tree_seconds(32, 25_000)]
     seen, wanted = ([t[0] - t[2], t[1] - t[2]] for t in (times, model))
     figure = (
         f"ResNet-50: dense less gTop-k {seen[0]:.1f} s a step where the model says {wanted[0]:.2f} s; "
@@ -115,7 +105,7 @@ def conservation(material: Material) -> Finding:
 @GTOPK.claim("G18", "In 5880 updates a weight is updated about 6 times under gTop-k, up to 192 under Top-k")
 def updates(material: Material) -> Finding:
     run = max(material.recorded(), key=lambda run: len(run.late.workers))
-    picks = [_top(flat(worker), 0.001) for worker in run.late.workers]
+    picks = [pick(flat(worker), 0.001).indices for worker in run.late.workers]
     union, k, p = len(torch.cat(picks).unique()), len(picks[0]), len(picks)
     mean, most = 5880 * 0.001, 5880 * 0.001 * union / k
     figure = (
@@ -168,7 +158,3 @@ def mask_count(material: Material) -> Finding:
     return Finding(
         holds=max(shortfalls) == 0, figure=figure, how="strict comparison with the k-th largest magnitude, per tensor"
     )
-
-
-def _top(x: Tensor, density: float) -> Tensor:
-    return x.abs().topk(max(1, round(density * x.numel()))).indices

@@ -14,7 +14,7 @@ ALPHA, BETA = 0.436e-3, 3.6e-8
 LINK = Link(latency=ALPHA, bandwidth=4 / BETA)
 DENSITY, WORKERS = 0.001, 32
 NAMES = ("dense", f"topk:{DENSITY:g}", f"gtopk:{DENSITY:g}")
-_ELEMENTS = 25_000_000
+_PICKED = DENSITY * 25_000_000
 
 PUBLISHED = {
     4: (6.27, 8.94),
@@ -25,6 +25,16 @@ PUBLISHED = {
     128: (231.65, 31.30),
 }
 """Milliseconds of all-gather and tree by the formulas of their Table I, as in Fig. 9 (left)."""
+
+
+def gather_seconds(workers: float, picked: float) -> float:
+    """Seconds of an all-gather, by Eq. 6, if every worker picks `picked` elements."""
+    return log2(workers) * ALPHA + 2 * (workers - 1) * picked * BETA
+
+
+def tree_seconds(workers: float, picked: float) -> float:
+    """Seconds of the tree for the same, by Eq. 7."""
+    return 2 * log2(workers) * ALPHA + 4 * log2(workers) * picked * BETA
 
 
 @final
@@ -42,12 +52,12 @@ class Times:
 
 def times() -> list[Times]:
     """Return Table I. Our all-gather is a ring of P − 1 messages; theirs counts the latency of only log₂ P."""
-    picked = PAIR * DENSITY * _ELEMENTS
+    picked = PAIR * _PICKED
     return [
         Times(
             workers=workers,
             gather_theirs=gather,
-            gather_formula=1e3 * _gather(workers),
+            gather_formula=1e3 * gather_seconds(workers, _PICKED),
             gather_ours=1e3 * AllGather().seconds(picked, workers, LINK),
             tree_theirs=tree,
             tree_ours=1e3 * GlobalTopKTree().seconds(picked, workers, LINK),
@@ -58,16 +68,15 @@ def times() -> list[Times]:
 
 def crossings() -> tuple[float, float]:
     """Above how many workers is the tree faster: than their all-gather, and than a ring?"""
-    message = LINK.seconds(PAIR * DENSITY * _ELEMENTS)
+    message = LINK.seconds(PAIR * _PICKED)
 
-    def tree(workers: float) -> float:
-        return 2 * log2(workers) * message
+    def by_tree(workers: float) -> float:
+        return tree_seconds(workers, _PICKED)
 
-    return _crossing(_gather, tree), _crossing(lambda workers: (workers - 1) * message, tree)
-
-
-def _gather(workers: float) -> float:
-    return log2(workers) * ALPHA + (workers - 1) * 2 * DENSITY * _ELEMENTS * BETA
+    return (
+        _crossing(lambda workers: gather_seconds(workers, _PICKED), by_tree),
+        _crossing(lambda workers: (workers - 1) * message, by_tree),
+    )
 
 
 def _crossing(first: Callable[[float], float], second: Callable[[float], float]) -> float:

@@ -106,6 +106,6 @@ def untestable(rows: Mapping[str, tuple[str, str]]) -> Iterator[Verdict]:
         yield Verdict(id=name, claim=text, verdict=OPEN, figure="none", how=reason)
 
 
-def in_order(verdict: Verdict) -> tuple[int, int]:
-    """Sort by paper, then by number."""
-    return "DFSTG".index(verdict.id[0]), int(verdict.id[1:])
+def number(verdict: Verdict) -> int:
+    """Return the claim's number in its paper."""
+    return int(verdict.id[1:])

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from thinwire.codecs import (
     LaplaceThreshold,
     TopK,
 )
-from thinwire.formats import Levels, OffsetFloat, Sign, Ternary
+from thinwire.formats import OffsetFloat, Sign, Ternary
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
 
@@ -31,8 +32,8 @@ Restore = Callable[[Tensor, int], tuple[Tensor, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
-    """One way to send a gradient. Methods of one family differ in density, bits or rank; they form one curve."""
+class Compressor:
+    """One way to send a gradient. Compressors of one family differ in density, bits or rank; they form one curve."""
 
     group: str
     family: str
@@ -51,6 +52,12 @@ def _of(name: str) -> Callable[[float], Codec]:
     return lambda density: METHODS[name].large(density).codec
 
 
+def _of_bits(name: str, bits: int) -> Codec:
+    """Return the codec of a catalogue method with other bits."""
+    method = METHODS[name]
+    return replace(method, recipe=partial(method.recipe, bits=bits)).large().codec
+
+
 SPARSE: tuple[tuple[str, str, Callable[[float], Codec]], ...] = (
     *(("elements", name, _of(name)) for name in ("topk", "sampled_topk", "dragonn", "randomk", "mstopk", "dct_dp")),
     ("elements", "laplace threshold", lambda density: LaplaceThreshold(density=density)),
@@ -66,12 +73,11 @@ NARROW: tuple[tuple[str, str, Codec], ...] = (
     ("bf16 and fp16", "fp16", Cast(values=torch.float16)),
     ("offset float", "offset float 8 bits", Cast(values=offset(8, 3))),
     ("offset float", "offset float 10 bits", Cast(values=offset(10, 5))),
-    ("qsgd_l2", "qsgd_l2 2 bits", Cast(values=Levels(bits=2))),
-    ("qsgd_l2", "qsgd_l2 4 bits", Cast(values=Levels(bits=4))),
-    ("qsgd_l2", "qsgd_l2 8 bits", Cast(values=Levels(bits=8))),
-    ("qsgd", "qsgd 2 bits", Cast(values=Levels(bits=2, norm="max"))),
-    ("qsgd", "qsgd 4 bits", Cast(values=Levels(bits=4, norm="max"))),
-    ("qsgd", "qsgd 8 bits", Cast(values=Levels(bits=8, norm="max"))),
+    *(
+        (family, f"{family} {bits} bits", _of_bits(family, bits))
+        for family in ("qsgd_l2", "qsgd")
+        for bits in (2, 4, 8)
+    ),
     ("terngrad, not clipped", "terngrad, not clipped", Cast(values=Ternary())),
     ("terngrad, not clipped", "terngrad, not clipped, by 512", Cast(values=Ternary(group=512))),
     ("signsgd, a scale a tensor", "signsgd, a scale a tensor", Cast(values=Sign())),
@@ -79,22 +85,24 @@ NARROW: tuple[tuple[str, str, Codec], ...] = (
 RANKS = (1, 2, 4)
 
 
-def methods(quick: bool = False) -> Iterator[Method]:
+def compressors(quick: bool = False) -> Iterator[Compressor]:
     """Yield the table."""
     for density in QUICK_DENSITIES if quick else DENSITIES:
         for group, family, make in SPARSE:
-            yield Method(group=group, family=family, name=family, density=density, restore=_plain(make(density)))
+            yield Compressor(group=group, family=family, name=family, density=density, restore=_plain(make(density)))
         for family, packed in (
             ("s2_reducer", CountSketch(ratio=0.5)),
             ("s2_union, bf16", Cast(values=torch.bfloat16)),
         ):
             restore = _packed(BlockTopK(density=density), packed)
-            yield Method(group="blocks and spectra", family=family, name=family, density=density, restore=restore)
+            yield Compressor(group="blocks and spectra", family=family, name=family, density=density, restore=restore)
     for family, name, codec in NARROW:
-        yield Method(group="few bits and low rank", family=family, name=name, density=1.0, restore=_plain(codec))
+        yield Compressor(group="few bits and low rank", family=family, name=name, density=1.0, restore=_plain(codec))
     for rank in RANKS:
         name = f"powersgd rank {rank}"
-        yield Method(group="few bits and low rank", family="powersgd", name=name, density=1.0, restore=_low_rank(rank))
+        yield Compressor(
+            group="few bits and low rank", family="powersgd", name=name, density=1.0, restore=_low_rank(rank)
+        )
 
 
 def packed_rows(x: Tensor, select: BlockTopK, packed: Codec, seed: int) -> tuple[Tensor, Payload]:
@@ -162,29 +170,29 @@ class Measured:
 
 
 def measure(
-    run: Run, methods: Sequence[Method], tick: Callable[[], None], seed: int = 0, quick: bool = False
+    run: Run, compressors: Sequence[Compressor], tick: Callable[[], None], seed: int = 0, quick: bool = False
 ) -> Iterator[Measured]:
     """Yield a row for each snapshot, or for the last if `quick`, and each method."""
     for shot in run.snapshots[-1:] if quick else run.snapshots:
-        for method in methods:
-            yield _one(run.model, shot.step, shot.mean, method, seed)
+        for compressor in compressors:
+            yield _one(run.model, shot.step, shot.mean, compressor, seed)
             tick()
 
 
-def _one(model: str, step: int, gradients: Gradients, method: Method, seed: int) -> Measured:
+def _one(model: str, step: int, gradients: Gradients, compressor: Compressor, seed: int) -> Measured:
     sums, nbytes, numel = np.zeros(4), 0.0, 0
     for place, x in enumerate(gradients.values()):
-        restored, sent = method.restore(x, seed + place)
+        restored, sent = compressor.restore(x, seed + place)
         g, r = x.reshape(-1).double(), restored.double()
         sums += [float(v) for v in ((g - r).square().sum(), g.square().sum(), r.square().sum(), torch.dot(g, r))]
         nbytes, numel = nbytes + sent, numel + x.numel()
     return Measured(
         model=model,
         step=step,
-        method=method.name,
-        family=method.family,
-        group=method.group,
-        density=method.density,
+        method=compressor.name,
+        family=compressor.family,
+        group=compressor.group,
+        density=compressor.density,
         bytes=nbytes,
         bits_per_element=8 * nbytes / numel,
         error=sums[0] / sums[1],

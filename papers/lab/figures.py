@@ -4,15 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from papers.lab.errors import Measured
 from papers.lab.material import Run
 from thinwire.tools.bench.results import Results, Row
-from thinwire.tools.show.canvas import COLOURS, DASHES, FAINT, INK, MUTED
+from thinwire.tools.show.canvas import COLOURS, DASHES, FAINT, INK, MUTED, blank, name, restrain
 
 MARKS = "os^Dv*PX"
 
@@ -20,7 +18,7 @@ MARKS = "os^Dv*PX"
 def error_over_bytes(rows: Sequence[Measured]) -> Figure:
     """Relative error over bits per element, late in training: a column per group of methods, a row per model."""
     models, groups = (list(dict.fromkeys(getattr(row, key) for row in rows)) for key in ("model", "group"))
-    figure = _figure(5 * len(groups), 3.9 * len(models) + 0.8)
+    figure = blank((5 * len(groups), 3.9 * len(models) + 0.8))
     grid = figure.subplots(len(models), len(groups), squeeze=False)
     for model, line in zip(models, grid, strict=True):
         last = max(row.step for row in rows if row.model == model)
@@ -58,7 +56,7 @@ def _curves(axes: Axes, rows: Sequence[Measured], group: str) -> None:
 
 def frontier(results: Results) -> Figure:
     """Final held-out loss over the bytes a worker sends per step. Rows without known bytes are left out."""
-    figure = _figure(8.5, 5.4)
+    figure = blank((8.5, 5.4))
     axes = figure.subplots()
     points: dict[str, list[tuple[float, float]]] = {}
     for row in results.rows:
@@ -83,24 +81,14 @@ def _sent(row: Row) -> float | None:
 
 def side_by_side(runs: Sequence[Run], draw: Callable[[Axes, Run], None]) -> Figure:
     """Draw a panel for each run."""
-    figure = _figure(6 * max(1, len(runs)), 4.6)
+    figure = blank((6 * max(1, len(runs)), 4.6))
     for axes, run in zip(figure.subplots(1, max(1, len(runs)), squeeze=False)[0], runs, strict=False):
         draw(axes, run)
     return figure
 
 
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(
-        figsize=(width, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1), facecolor="white"
-    )
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def label(axes: Axes, title: str, along: str, up: str) -> None:
     """Write the title and the axes' labels."""
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-    axes.set_xlabel(along, fontsize=9.5, color=MUTED)
+    restrain(axes)
+    name(axes, title, along)
     axes.set_ylabel(up, fontsize=9.5, color=MUTED)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=MUTED, labelsize=9, which="both")

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from papers.lab import figures
-from papers.lab.claims import Paper, Verdict, in_order, judge, untestable
-from papers.lab.errors import Measured, measure, methods
+from papers.lab.claims import Paper, Verdict, judge, number, untestable
+from papers.lab.errors import Measured, compressors, measure
 from papers.lab.material import Material, Run
 from papers.lab.recording import available, record
 from papers.lab.report import Report, environment
@@ -112,14 +112,14 @@ def analyse(runs: list[Run], options: Options, progress: Progress, papers: Seque
     return Report(
         environment=environment(facts),
         errors=rows,
-        claims=sorted(_verdicts(material, progress, papers), key=in_order),
+        claims=list(_verdicts(material, progress, papers)),
         sheets=[tabulate(runs) for paper in papers for tabulate in paper.tables],
         figures=draw(runs, rows, options.bench, papers),
     )
 
 
 def _errors(runs: list[Run], options: Options, progress: Progress) -> Iterator[Measured]:
-    table = list(methods(options.quick))
+    table = list(compressors(options.quick))
     for run in runs:
         tick = _ticks(progress, f"errors {run.model}", len(table) * (1 if options.quick else len(run.snapshots)))
         yield from measure(run, table, tick, options.seed, options.quick)
@@ -128,10 +128,13 @@ def _errors(runs: list[Run], options: Options, progress: Progress) -> Iterator[M
 def _verdicts(material: Material, progress: Progress, papers: Sequence[Paper]) -> Iterator[Verdict]:
     tick = _ticks(progress, "claims", sum(len(paper.checks) for paper in papers))
     for paper in papers:
-        for verdict in judge(paper.checks, material):
-            yield verdict
-            tick()
-        yield from untestable(paper.elsewhere)
+        yield from sorted([*_ticked(judge(paper.checks, material), tick), *untestable(paper.elsewhere)], key=number)
+
+
+def _ticked(verdicts: Iterable[Verdict], tick: Callable[[], None]) -> Iterator[Verdict]:
+    for verdict in verdicts:
+        yield verdict
+        tick()
 
 
 def draw(

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Protocol
 
 from thinwire.tools.bench.options import Options, Setting
 from thinwire.tools.bench.results import Results, Row, label
 from thinwire.tools.bench.rows import Record, percentiles
 from thinwire.tools.cluster.workers import Workers
+from thinwire.tools.machine import processor
 
 _PACKAGES = ("torch", "thinwire", "numba")
 _WARMUP = 20  # steps left out of all figures but the loss, in runs at least four times as long
@@ -130,14 +130,8 @@ def _environment(options: Options) -> dict[str, Any]:
         "steps": options.steps,
         "seed": options.seed,
         "scale": options.scale,
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

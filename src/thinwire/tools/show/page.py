@@ -36,6 +36,7 @@ img { display: block; width: 100%; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .875rem; }
 dd { margin: 0; overflow-wrap: anywhere; }
 th.text, td.text { text-align: left; }
+td.text { white-space: normal; }
 .figures.one { grid-template-columns: minmax(0, 60rem); }
 """
 
@@ -90,7 +91,8 @@ def table(found: Table) -> str:
 
 def _cells(found: Table, place: int) -> Iterator[str]:
     for column, text in enumerate(found.rows[place]):
-        kinds = [*["text"] * (column in found.left), *["best"] * ((place, column) in found.best)]
+        cell = (place, column)
+        kinds = ["text"] * (column in found.left) + ["best"] * (cell in found.best) + ["alarm"] * (cell in found.wrong)
         opened, closed = ('th scope="row"', "th") if column == 0 else ("td", "td")
         yield f"<{opened}{_kind(kinds)}>{escape(text)}</{closed}>"
     if found.why:
@@ -101,19 +103,23 @@ def _kind(kinds: Sequence[str]) -> str:
     return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
-def figures(*drawings: Figure, caption: str = "", one: bool = False) -> str:
-    """Return figures side by side, or `one` at full reading width."""
+def figures(*drawings: Figure, caption: str = "", one: bool = False, points: bool = False) -> str:
+    """Return figures side by side, or `one` at full reading width. With `points` they are PNG, else SVG.
+
+    SVG keeps every point of a scatter plot, so figures of many points are smaller as PNG.
+    """
     kind = "figures one" if one else "figures"
-    return f'<div class="{kind}">{"".join(_drawn(figure, caption) for figure in drawings)}</div>'
+    return f'<div class="{kind}">{"".join(_drawn(figure, caption, points) for figure in drawings)}</div>'
 
 
-def _drawn(figure: Figure, caption: str) -> str:
+def _drawn(figure: Figure, caption: str, points: bool) -> str:
     drawing = io.BytesIO()
-    figure.savefig(drawing, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    name, media = ("png", "image/png") if points else ("svg", "image/svg+xml")
+    figure.savefig(drawing, format=name, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     data = base64.b64encode(drawing.getvalue()).decode()
-    title = escape(figure.axes[0].get_title(loc="left"))
+    title = escape(figure.axes[0].get_title(loc="left") or caption)
     said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f'<figure><img alt="{title}" src="data:image/svg+xml;base64,{data}">{said}</figure>'
+    return f'<figure><img alt="{title}" src="data:{media};base64,{data}">{said}</figure>'
 
 
 def definitions(entries: Mapping[str, object]) -> str:

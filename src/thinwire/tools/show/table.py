@@ -1,4 +1,4 @@
-"""A table, for any output: `terminal.print_table` prints it, `page.table` puts it on a page."""
+"""A table, for any output: `terminal.print_table` prints it, `page.table` puts it on a page, `markdown` in a README."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -12,7 +12,8 @@ T = TypeVar("T")
 class Table:
     """Texts in rows under headings, which may have several lines. The first column names the rows.
 
-    left: the columns aligned on the left. best: (row, column) of cells to highlight. why: a sentence on each row; on a
+    left: the columns aligned on the left. best: (row, column) of cells to highlight. wrong: the same, of cells that
+    report a failure. why: a sentence on each row; on a
     page they have a column. under: the same, below rows in a terminal; empty where a later row's line holds for
     several. notes: remarks on the table. gap: spaces between columns.
     """
@@ -23,6 +24,7 @@ class Table:
     notes: Sequence[str] = ()
     left: Collection[int] = ()
     best: Collection[tuple[int, int]] = ()
+    wrong: Collection[tuple[int, int]] = ()
     why: Sequence[str] = ()
     under: Sequence[str] = ()
     gap: int = 2
@@ -36,12 +38,16 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Generic[T]):
-    """A column: how to show each of several things. With two or more, the lowest `rank` is the best."""
+    """A column: how to show each of several things, and which are `wrong`.
+
+    With two or more things, the lowest `rank` is the best.
+    """
 
     heading: str
     text: Callable[[T], str]
     left: bool = False
     rank: Callable[[T], float | None] = lambda _: None
+    wrong: Callable[[T], bool] = lambda _: False
 
     def best(self, things: Sequence[T]) -> set[int]:
         """Return the places of the best: several, if they read alike."""
@@ -65,6 +71,14 @@ def tabulated(
         rows=[[column.text(thing) for column in columns] for thing in things],
         left={place for place, column in enumerate(columns) if column.left},
         best={(row, place) for place, column in enumerate(columns) for row in column.best(things)},
+        wrong={(row, place) for place, column in enumerate(columns) for row, x in enumerate(things) if column.wrong(x)},
         why=why,
         under=under,
     )
+
+
+def markdown(table: Table) -> str:
+    """Return headings and rows as a Markdown table, without a newline at the end."""
+    rule = ["---" if place in table.left else "---:" for place in range(len(table.headings))]
+    headings = [heading.replace("\n", " ") for heading in table.headings]
+    return "\n".join("| " + " | ".join(texts) + " |" for texts in (headings, rule, *table.rows))

@@ -64,9 +64,21 @@ def print_table(console: Console, table: Table) -> None:
             _put(console, Text(_filled(console, table.under[place], "  ", "  "), style="dim"))
 
 
+def print_titled(console: Console, table: Table) -> None:
+    """Print the table between its title and its notes."""
+    say(console, f"\n{table.title}", "italic")
+    print_table(console, table)
+    for note in table.notes:
+        say(console, note, "dim")
+
+
 def _cells(table: Table, place: int, row: Sequence[str], widths: Sequence[int]) -> Iterator[Text]:
     for column, (text, width) in enumerate(zip(row, widths, strict=True)):
-        yield Text(_aligned(table, column, text, width), style="bold green" if (place, column) in table.best else "")
+        yield Text(_aligned(table, column, text, width), style=_style(table, (place, column)))
+
+
+def _style(table: Table, cell: tuple[int, int]) -> str:
+    return "bold red" if cell in table.wrong else "bold green" if cell in table.best else ""
 
 
 def _heading(table: Table, widths: Sequence[int]) -> Iterator[str]:
