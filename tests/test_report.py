@@ -19,7 +19,10 @@ from thinwire.tools.bench import plots
 from thinwire.tools.bench.report import html, print_report, write_html
 from thinwire.tools.bench.results import Quantiles, Results, Row, Split, WireBytes
 from thinwire.tools.bench.words import in_words
+from thinwire.tools.show import page
 from thinwire.tools.show.progress import BenchProgress
+from thinwire.tools.show.table import Column, markdown, tabulated
+from thinwire.tools.show.terminal import print_titled
 from thinwire.tools.show.units import duration, human_bytes
 
 STEPS = 300
@@ -351,3 +354,26 @@ def test_a_terminal_gets_bars_with_loss_and_time() -> None:
     assert "all rows" in shown
     assert "2/2" in shown
     assert "1/2 dense: loss 2.5 (about 13.0 s left)" in shown
+
+
+WRONG = tabulated(
+    [
+        Column[int](heading="a\nname", text=str, left=True),
+        Column[int](heading="sum", text=lambda x: "exact" if x else "WRONG", wrong=lambda x: not x),
+    ],
+    [1, 0],
+    title="sums",
+)
+
+
+def test_a_wrong_cell_alarms_on_a_terminal_and_on_a_page() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=40)
+    with console.capture() as said:
+        print_titled(console, WRONG)
+    assert said.get().count("\x1b[1;31mWRONG") == 1
+    assert "\x1b[1;31mexact" not in said.get()
+    assert page.table(WRONG).count('<td class="alarm">WRONG</td>') == 1
+
+
+def test_a_table_in_markdown() -> None:
+    assert markdown(WRONG) == "| a name | sum |\n| --- | ---: |\n| 1 | exact |\n| 0 | WRONG |"
