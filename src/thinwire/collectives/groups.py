@@ -1,4 +1,4 @@
-"""Collectives and groups. Differences between torch versions and between backends stay in this file."""
+"""All-gather, all-reduce and process groups, as torch's versions and backends have them."""
 
 import torch
 import torch.distributed as dist

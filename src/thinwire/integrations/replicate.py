@@ -1,6 +1,10 @@
 """Replicas without DistributedDataParallel: they exchange gradients after the whole backward of a step.
 
 Why not DDP? It needs each backward right after its forward, and a pipeline's schedule interleaves them.
+
+Sharded models (FSDP2, HSDP) are not served yet. They would start from what this file uses: `assembled` in assembly.py,
+and `reduce` of the attachment, which gives every rank the whole mean. Both assume that ranks hold the same parameters
+of the same shapes, as the replicas of HSDP do and its shards do not.
 """
 
 import weakref

@@ -1,4 +1,7 @@
-"""How a payload names its rows: by int32 numbers, a bitmap or an Elias-Fano code, whichever is shortest."""
+"""How a payload names its rows: by int32 numbers, a bitmap or an Elias-Fano code, whichever is shortest.
+
+Equations, bytes and an example: docs/wire-format.md.
+"""
 
 import torch
 from torch import Tensor

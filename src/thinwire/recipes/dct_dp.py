@@ -1,4 +1,7 @@
-"""Dynamic Communication Thresholding for data parallelism (Gupta et al. 2021, Alg. 1)."""
+"""Dynamic Communication Thresholding for data parallelism (Gupta et al. 2021, Alg. 1).
+
+Its equations, where each part of it is, and its claims: papers/dct/README.md.
+"""
 
 from thinwire.codecs import Codec, KeptThreshold, SteeredThreshold
 from thinwire.exchanges import AllGather

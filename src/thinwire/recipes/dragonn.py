@@ -1,4 +1,7 @@
-"""DRAGONN (Wang et al. 2022): hashed slots, with the memory of Deep Gradient Compression."""
+"""DRAGONN (Wang et al. 2022): hashed slots, with the memory of Deep Gradient Compression.
+
+Its equations, where each part of it is, and its claims: papers/dragonn/README.md.
+"""
 
 from thinwire.codecs import HashedSlots
 from thinwire.exchanges import AllGather

@@ -1,4 +1,7 @@
-"""FFT sparsification with the offset float (Wang et al. 2020)."""
+"""FFT sparsification with the offset float (Wang et al. 2020).
+
+Its equations, where each part of it is, and its claims: papers/fft/README.md.
+"""
 
 from thinwire.codecs import FFT
 from thinwire.exchanges import AllGather

@@ -1,4 +1,7 @@
-"""gTop-k (Shi et al. 2019): the global Top-k, found on the way up a tree."""
+"""gTop-k (Shi et al. 2019): the global Top-k, found on the way up a tree.
+
+Its equations, where each part of it is, and its claims: papers/gtopk/README.md.
+"""
 
 from thinwire.codecs import TopK
 from thinwire.exchanges import GlobalTopKTree

@@ -1,4 +1,7 @@
-"""S2 Reducer (Ge et al. 2021): sketches of block-sparse gradients, summed on the way."""
+"""S2 Reducer (Ge et al. 2021): sketches of block-sparse gradients, summed on the way.
+
+Its equations, where each part of it is, and its claims: papers/s2/README.md.
+"""
 
 from thinwire.codecs import BlockTopK, Codec, CountSketch
 from thinwire.exchanges import UnionAllReduce

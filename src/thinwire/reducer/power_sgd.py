@@ -1,4 +1,7 @@
-"""PowerSGD (Vogels et al. 2019): a matrix as the product of two thin factors, each summed over the ranks."""
+"""PowerSGD (Vogels et al. 2019): a matrix as the product of two thin factors, each summed over the ranks.
+
+Factors are multiplied out by `outer_sums` of kernels/matrices, with the same bits on every rank.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,7 @@
-"""The policy behind plan="auto": observe, decide, watch the links, and decide again when they change."""
+"""When does plan="auto" do what? Observe, decide, watch the links, and begin again when they change.
+
+What it decides is settled in `race`, among the proposals of `chosen` in planner/decide.py.
+"""
 
 import math
 from collections.abc import Sequence
