@@ -1,4 +1,7 @@
-"""DRAGONN's hashed slots (Wang et al. 2022, Alg. 1). The slot of an index: `slot_of` in kernels/hashing/reference.py."""
+"""DRAGONN's hashed slots (Wang et al. 2022, Alg. 1).
+
+The slot of an index is `slot_of` in kernels/hashing/reference.py.
+"""
 
 import math
 from dataclasses import dataclass
