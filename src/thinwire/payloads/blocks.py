@@ -147,11 +147,11 @@ class Blocks(Keyed):
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the blocks of each region from its part."""
-        self._elements_by_region().subtract_from(parts)
+        self._elements_by_region.subtract_from(parts)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero at every element of its region that was sent and is not 0."""
-        self._elements_by_region().mask(parts)
+        self._elements_by_region.mask(parts)
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out` is finite in every block."""
@@ -186,6 +186,7 @@ class Blocks(Keyed):
         """The number of each region's first block, then how many blocks there are in all."""
         return tuple(accumulate((-(-length // self.width) for _, length in self.regions), initial=0))
 
+    @cached_property
     def _elements_by_region(self) -> Sparse:
         elements = self.elements
         return elements if len(self.regions) == 1 else replace(elements, runs=tuple(self.counts()))

@@ -1,6 +1,6 @@
 """Single elements, addressed by index."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self, final
@@ -157,12 +157,12 @@ class Sparse(Keyed):
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the values of each region from its part."""
-        for part, (found, values, runs) in zip(parts, self._by_region(), strict=True):
+        for part, (found, values, runs) in zip(parts, self._by_region, strict=True):
             kernels.scatter_add(part, found, values, runs, -1.0)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero at every index of its region that carries a value other than 0."""
-        for part, (found, values, _) in zip(parts, self._by_region(), strict=True):
+        for part, (found, values, _) in zip(parts, self._by_region, strict=True):
             if part is not None:
                 kernels.mask(part, found, values)
 
@@ -192,14 +192,13 @@ class Sparse(Keyed):
         runs = tuple(run for p in payloads for run in p.runs)
         return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0]._ascends)
 
-    def _by_region(self) -> Iterator[tuple[Tensor, Tensor, tuple[int, ...]]]:
-        """Yield each region's indices (counted from its first element), values and runs."""
+    @cached_property
+    def _by_region(self) -> Sequence[tuple[Tensor, Tensor, tuple[int, ...]]]:
+        """Each region's indices, counted from its first element, values and runs."""
         if self.regions == ((0, self.numel),):
-            yield self.indices, self.values, self.runs
-            return
+            return [(self.indices, self.values, self.runs)]
         parts = zip(self.regions, self.indices.split(self.runs), self.values.split(self.runs), strict=True)
-        for (offset, _), found, values in parts:
-            yield found - offset, values, (values.numel(),)
+        return [(found - offset, values, (values.numel(),)) for (offset, _), found, values in parts]
 
     @property
     def _ascends(self) -> bool:
