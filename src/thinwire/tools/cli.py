@@ -1,4 +1,4 @@
-"""The command line. A command imports what it needs only when it runs."""
+"""The command line. A command imports its tool only when it runs."""
 
 import sys
 from pathlib import Path
