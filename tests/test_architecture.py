@@ -10,8 +10,8 @@ import thinwire
 
 ROOT = Path(thinwire.__file__).parent
 FLOORS = [
-    ("errors", "schedules", "trace"),
-    ("kernels",),
+    ("errors", "schedules", "stats", "trace"),
+    ("handle", "kernels"),
     ("collectives", "formats"),
     ("payloads", "signals"),
     ("codecs", "memories", "exchanges"),

@@ -432,7 +432,7 @@ def _paying(pays: bool) -> Plan:
 
 def _with_plan(pays: bool) -> tuple[bool, bool, list[float], list[float], bool]:
     plan, model, plain = _paying(pays), _model(), _model()
-    attachment = tw.attach(model, plan)
+    attachment = tw.attach(model, plan=plan)
     hooked = bool(model._get_ddp_logging_data().get("comm_hook"))
     losses, usual = list(_train(model, 6)), list(_train(plain, 6))
     return plan.pays, hooked, losses, usual, attachment.verify_replicas()
@@ -462,7 +462,7 @@ def _refused(what: str) -> None:
     elif what == "word":
         tw.attach(model, plan="always")  # type: ignore[arg-type]
     else:
-        tw.attach(DistributedDataParallel(nn.Linear(3, 3)), plan)
+        tw.attach(DistributedDataParallel(nn.Linear(3, 3)), plan=plan)
 
 
 @pytest.mark.parametrize(

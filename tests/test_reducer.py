@@ -143,7 +143,7 @@ def _declared_bytes(numel: int) -> float:
     with trace.listen(trace.Recorder()) as recorder:
         flat = vector(NUMEL)
         _reduce(recipe, flat, _round())
-    assert {name for name, _, _ in recorder.spans} == {"encode", "decode"}
+    assert {name for name, _, _ in recorder.spans} == {"encode", "exchange", "decode"}
     return recorder.totals["sent_bytes"]
 
 

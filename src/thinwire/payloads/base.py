@@ -34,6 +34,10 @@ class Payload(ABC):
     def counts(self) -> Sequence[int]:
         """Return how many values travel for each region."""
 
+    def carried(self) -> int | Tensor:
+        """Return how many values travel without padding; a 0-dim tensor where only the device knows."""
+        return sum(self.counts())
+
     @abstractmethod
     def with_values(self, values: Tensor) -> Self:
         """Return the same payload with other values of the same shape."""

@@ -96,6 +96,10 @@ class Sparse(Keyed):
         """Return how many elements lie in each region: the runs, of which a sum of payloads has more."""
         return list(self.runs)
 
+    def carried(self) -> Tensor:
+        """Return how many values are not 0, as padding is."""
+        return self.values.count_nonzero()
+
     def with_values(self, values: Tensor) -> Self:
         """Return the same indices with other values."""
         return replace(self, values=values, coded=None)

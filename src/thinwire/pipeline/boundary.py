@@ -16,6 +16,7 @@ from thinwire.kernels import gather
 from thinwire.payloads import Dense, Narrow, Sparse, Words, narrowed
 from thinwire.payloads.wire import DTYPE_CODES
 from thinwire.pipeline.autograd import pack, unpack
+from thinwire.trace import Listener
 
 
 class Choice(NamedTuple):
@@ -60,6 +61,7 @@ class Boundary(nn.Module, ABC):
             raise TypeError(f"values is {values!r}; expected None, {known} or one of thinwire.formats")
         self.density, self.values, self.start_dim = density, values, start_dim
         self._sums, self._crossings = _Sums(), 0
+        self.listeners: tuple[Listener, ...] = ()
 
     @abstractmethod
     def count(self, rows: int, width: int) -> int | None:
@@ -84,7 +86,7 @@ class Boundary(nn.Module, ABC):
             raise TypeError(f"an activation is floating-point; got {x.dtype}")
         layout, width = self._layout(x.shape, x.dtype), self._width(x.shape)
         self._crossings += 1
-        return pack(x, layout, lambda flat: self._chosen(flat, width))
+        return pack(x, layout, lambda flat: self._chosen(flat, width), self.listeners)
 
     @final
     def receive(self, words: Tensor, frame: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class Boundary(nn.Module, ABC):
         Any words must do, because pipelines try out shapes on uninitialised memory. Raises PayloadError if their number
         is not what this boundary sends for such a frame.
         """
-        return unpack(words, frame, self._layout(frame.shape[:-1], frame.dtype))
+        return unpack(words, frame, self._layout(frame.shape[:-1], frame.dtype), self.listeners)
 
     @final
     def nbytes(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> int:
@@ -113,10 +115,16 @@ class Boundary(nn.Module, ABC):
         taken = flat if choice.kept is None else gather(flat, choice.kept)
         values, coded = narrowed(taken, self.values, flat.dtype, self._crossings)
         self._sums.add(flat.numel(), values, choice)
+        self._tell(flat.numel(), values.numel() if choice.kept is None else (choice.kept >= 0).sum())
         if choice.kept is None:
             return Dense(values=values, coded=coded), None
         indices = filled(choice.kept, flat.numel())
         return Sparse(indices=indices, values=values, numel=flat.numel(), coded=coded), choice.kept
+
+    def _tell(self, elements: int, kept: int | Tensor) -> None:
+        for listener in self.listeners:
+            listener.add("elements", elements)
+            listener.add("values", kept)
 
     def _layout(self, shape: torch.Size, dtype: torch.dtype) -> Words:
         width, numel = self._width(shape), math.prod(shape)

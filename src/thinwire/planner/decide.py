@@ -30,7 +30,7 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: float =
     dense, planned = step_seconds(profile), step_seconds(profile, choice)
     return Plan(
         profile=profile,
-        rows=tuple(_row(gradient, choice, profile) for gradient in profile.timeline.gradients),
+        rows=rows(choice, profile),
         dense_seconds=dense,
         seconds=planned,
         break_even=break_even(profile, budget, tolerance),
@@ -87,6 +87,11 @@ def minimum_ratio(network: float, *, convert: float, transform: float, pack: flo
     passes = 2 / convert + 1 / transform + 1 / pack + 1 / select
     left = 1 - 2 * network * passes if passes else 1.0
     return 1 / left if left > 0 else math.inf
+
+
+def rows(choice: Mapping[str, str], profile: Profile) -> tuple[Row, ...]:
+    """Return a row for each tensor. `choice` names a candidate for each."""
+    return tuple(_row(gradient, choice, profile) for gradient in profile.timeline.gradients)
 
 
 def _row(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> Row:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.candidates import DENSE, candidate
@@ -23,6 +23,21 @@ class Row:
     nbytes: float
     saves: float
     reason: str
+
+
+class Why(NamedTuple):
+    """Why gradients are sent as they are: the reason for the choice as a whole, and a row for each tensor by name."""
+
+    decision: str
+    rows: Mapping[str, Row]
+
+    def __str__(self) -> str:
+        """Return it as a table: tensor, candidate, reason."""
+        names, choices = (
+            max(map(len, column), default=0) for column in (self.rows, [r.choice for r in self.rows.values()])
+        )
+        lines = (f"  {name:{names}}  {row.choice:{choices}}  {row.reason}" for name, row in self.rows.items())
+        return "\n".join([self.decision, *lines])
 
 
 @final
@@ -62,6 +77,10 @@ class Plan:
             f"{len(self.choice)} of {len(self.rows)} tensors by {used}: {1e3 * self.seconds:.1f} ms a step instead of "
             f"{1e3 * self.dense_seconds:.1f}, {gain:.2f} times as fast"
         )
+
+    def why(self) -> Why:
+        """Return the reasons, tensor by tensor."""
+        return Why(self.verdict, {row.name: row for row in self.rows})
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
         """Return a reducer that follows the plan. What waits goes to `memory` (by default ErrorFeedback)."""
