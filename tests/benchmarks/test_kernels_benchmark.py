@@ -10,20 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
 from kernels_parts.material import Material
 from kernels_parts.rows import Row, document
 from kernels_parts.runner import CASES, Plan, Runner
 from kernels_parts.targets import concerned, targets
 from kernels_parts.work import Place, alike, by_reference
+from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Kernel
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 TARGETS = {
     "encode_ef",

@@ -14,7 +14,7 @@ from thinwire.recipes.catalogue import by_name, markdown
 from thinwire.reducer import PowerSGD, WarmUp, WithRows
 from thinwire.tools.bench.methods import ENTRANTS
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 OWN = {"dense", "torch_fp16", "torch_powersgd", "auto"}
 """What only the bench has."""
 

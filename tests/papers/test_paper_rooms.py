@@ -9,7 +9,7 @@ import pytest
 from papers.__main__ import PAPERS
 from papers.lab.claims import Paper
 
-HOUSE = Path(__file__).parents[1] / "papers"
+HOUSE = Path(__file__).parents[2] / "papers"
 VERDICTS = ("holds", "does not hold", "depends", "undecided", "open")
 ROW = re.compile(r"^\| ([DFSTG]\d+) \| .*? \| \*\*([a-z ]+)\*\*", re.M)
 

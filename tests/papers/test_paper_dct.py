@@ -26,7 +26,7 @@ from thinwire.tools.problems.base import classes, cross_entropy
 from thinwire.tools.problems.stages import Chain, feed
 from thinwire.tools.show.table import markdown
 
-PAGE = Path(__file__).parents[1] / "papers" / "dct" / "README.md"
+PAGE = Path(__file__).parents[2] / "papers" / "dct" / "README.md"
 
 
 def _batch(seed: int) -> Batch:

@@ -92,7 +92,11 @@ def _rank(store: str, rank: int, world_size: int) -> dict[str, Any]:
 
 
 def _run(arguments: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
-    known = dict(os.environ) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | environment
+    known = (
+        os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        | environment
+    )
     return subprocess.Popen(
         [sys.executable, __file__, *arguments], env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

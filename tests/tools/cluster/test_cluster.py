@@ -18,7 +18,6 @@ from thinwire.tools.inputs import BadInput
 
 Emit = Callable[[dict[str, Any]], None]
 
-HERE = Path(__file__)
 RATE = Rate(100_000_000)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces need Linux")
 
@@ -143,7 +142,7 @@ with Cluster(2, Rate(100_000_000), "test_cluster:work") as cluster:
     {body}
 """
     command = [sys.executable, *launcher, "-c", script]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 

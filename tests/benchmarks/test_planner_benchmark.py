@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planner_parts.figures import Cell, cell, summary
+from planner_parts.plot import draw_follow, draw_grid, draw_scaling
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from planner_parts.figures import Cell, cell, summary  # noqa: E402 - found in the folder of the benchmarks
-from planner_parts.plot import draw_follow, draw_grid, draw_scaling  # noqa: E402
-
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HISTORY = [{"step": 9, "choice": {"w": "topk:0.01"}, "reason": "first plan"}]
 EVENTS: list[dict[str, Any]] = [
     {"kind": "plan", "seconds": 4.0, "predicted": {"dense": 1.1, "topk:0.01": 0.5, "the plan": 0.45}},

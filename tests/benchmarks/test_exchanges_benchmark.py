@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "exchanges.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "exchanges.py"
 
 
 def test_bytes_are_those_of_the_formulas_and_sums_are_right(tmp_path: Path) -> None:

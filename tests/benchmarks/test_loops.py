@@ -2,29 +2,24 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+import typer
+from loops import main
+from loops_parts.material import Unavailable
+from loops_parts.measure import Ended, measure
+from loops_parts.recipes import BY_NAME, WAYS
+from loops_parts.running import Row
+from loops_parts.scripts import LOOPS, about
+from loops_parts.table import HEADINGS, markdown, summary
 from ranks import Ranks
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import torch  # noqa: E402
-import typer  # noqa: E402
-from loops import main  # noqa: E402 - found in the folder of the benchmarks
-from loops_parts.material import Unavailable  # noqa: E402
-from loops_parts.measure import Ended, measure  # noqa: E402
-from loops_parts.recipes import BY_NAME, WAYS  # noqa: E402
-from loops_parts.running import Row  # noqa: E402
-from loops_parts.scripts import LOOPS, about  # noqa: E402
-from loops_parts.table import HEADINGS, markdown, summary  # noqa: E402
-
-from thinwire.errors import MomentumError  # noqa: E402
+from thinwire.errors import MomentumError
 
 STEPS = 16
 LONG = 60

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "minimal.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal.py"
 
 
 def _free_port() -> int:
