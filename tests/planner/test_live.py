@@ -108,7 +108,7 @@ def test_a_link_on_which_size_does_not_tell_is_taken_for_fast() -> None:
 
 def _scripted(*choices: dict[str, str]) -> Policy[Any]:
     for choice in choices:
-        yield from steps(choice, 1, "as the script has it")
+        yield from steps(Decided(choice, "as the script has it"), 1)
     while True:
         yield Decided({})
 

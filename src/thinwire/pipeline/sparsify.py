@@ -231,5 +231,6 @@ def _count(boundary: Boundary, words: Tensor, dense: int) -> None:
         listener.add("dense_bytes", dense)
 
 
-def _shapes(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, tuple[int, ...]]]:
-    return {index: {name: tuple(x.shape) for name, x in held.items()} for index, held in state.items()}
+def _shapes(state: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
+    held = {index: buffers for index, buffers in state.items() if isinstance(buffers, Mapping)}
+    return {index: {name: tuple(x.shape) for name, x in buffers.items()} for index, buffers in held.items()}
