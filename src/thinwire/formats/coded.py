@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import Size, checked
 from thinwire.errors import PayloadError
 from thinwire.formats.base import Format
 from thinwire.kernels.memory import empty
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coded:
     """Several vectors, one after another, encoded in one format. `runs` has their lengths; by default it is one vector.
@@ -24,7 +26,7 @@ class Coded:
 
     codes: Tensor
     scales: Tensor
-    runs: tuple[int, ...] = field(default=())
+    runs: tuple[Size, ...] = field(default=())
     format: Format
 
     def __post_init__(self) -> None:

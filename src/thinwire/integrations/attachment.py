@@ -2,12 +2,13 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
+from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.integrations import state
 from thinwire.integrations.drift import differing
@@ -25,6 +26,7 @@ the two do not go together.
 """
 
 
+@runtime_checkable
 class LossScaler(Protocol):
     """What we need of a torch.amp.GradScaler."""
 
@@ -33,6 +35,7 @@ class LossScaler(Protocol):
 
 
 @final
+@checked
 class Attachment:
     """Reduces the gradients of one model with a recipe, and keeps what waits between steps. See `attach`.
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.checked import Count, checked
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
@@ -20,6 +21,7 @@ from thinwire.planner.plan import Plan
 from thinwire.reducer import Reducer
 
 
+@checked
 def attach(
     model: DistributedDataParallel,
     recipe: Reducer | Plan | None = None,
@@ -27,7 +29,7 @@ def attach(
     plan: Literal["auto"] | Budget | Plan | None = None,
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
-    rebroadcast: int | None = None,
+    rebroadcast: Count | None = None,
 ) -> Attachment:
     """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
 

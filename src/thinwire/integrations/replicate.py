@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
@@ -55,6 +56,7 @@ class _Bucket:
 
 
 @final
+@checked
 class Replicas:
     """What `replicate` returns. `attachment` is as from `thinwire.attach`: state_dict, verify_replicas and so on."""
 
@@ -128,6 +130,7 @@ class Replicas:
         return self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views)
 
 
+@checked
 def replicate(
     modules: nn.Module | Iterable[nn.Module],
     recipe: Reducer,

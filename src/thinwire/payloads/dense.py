@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import numbers, wire
@@ -15,6 +16,7 @@ from thinwire.payloads.base import Payload, Regions, regions_are_finite
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dense(Payload):
     """All values of the regions, in order. By default one region covers the whole vector.

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from thinwire import trace
+from thinwire.checked import Share, Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
@@ -36,11 +37,12 @@ class _Place(NamedTuple):
     last: bool
 
 
+@checked
 @dataclass(frozen=True)
 class Sparsified:
     """The boundaries behind this rank's stages, by the index of the stage that sends."""
 
-    boundaries: Mapping[int, Boundary]
+    boundaries: Mapping[Size, Boundary]
     _senders: Sequence[nn.Module]
     _hooks: Sequence[RemovableHandle]
 
@@ -57,12 +59,13 @@ class Sparsified:
                 delattr(module, name)
 
 
+@checked
 def sparsify(
     stages: Sequence[nn.Module] | Sequence[Stage],
-    density: float | None = None,
+    density: Share | None = None,
     *,
     values: Narrow = None,
-    start_dim: int = -1,
+    start_dim: Whole = -1,
     boundary: Make | None = None,
 ) -> Sparsified:
     """Put a boundary behind every stage but the last: TopKBoundary(density, …), or what `boundary()` returns.

@@ -10,22 +10,25 @@ from torch import Tensor
 from torch.futures import Future, collect_all
 
 from thinwire import trace
+from thinwire.checked import Positive, Size, Whole, checked
 from thinwire.collectives import Group, all_reduce
 from thinwire.memories import Memory
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """The gradient of parameter `name`, of `shape`, in a bucket: `length` elements from `offset` on."""
 
     name: str
-    offset: int
-    length: int
-    shape: tuple[int, ...] = ()
+    offset: Size
+    length: Size
+    shape: tuple[Size, ...] = ()
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
     """Gradients of several parameters in one flat tensor, and the segments of it to reduce."""
@@ -53,6 +56,7 @@ class Bucket:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """What a reducer needs to know: the step's number (from 0), the group, and the factor that turns sums into means.
@@ -61,10 +65,10 @@ class Round:
     number, which is enough if a step has one reduction. With `watch`, results say whether they are finite.
     """
 
-    step: int
+    step: Size
     group: Group
-    scale: float
-    draw: int | None = None
+    scale: Positive
+    draw: Whole | None = None
     watch: bool = True
 
     def seed(self, name: str, *, shared: bool = True) -> int:
