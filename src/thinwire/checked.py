@@ -87,6 +87,17 @@ class Such:
         return self.words
 
 
+class _Body:
+    def kind(self, base: Any) -> Kind:
+        return Kind(lambda value: FITS, "")
+
+    def __repr__(self) -> str:
+        return "checked by the body"
+
+
+BODY = _Body()
+"""`Annotated[type, BODY]` leaves it to the body to refuse other types, in words that help more."""
+
 _LONGEST = 2**63 - 1  # no tensor has more elements, and no file more bytes
 
 Whole = Annotated[int, Range("a whole number")]

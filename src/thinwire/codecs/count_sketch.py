@@ -11,6 +11,8 @@ from thinwire.codecs.base import Codec
 from thinwire.payloads import Sketch, SketchTable
 from thinwire.signals import Signal
 
+Rows = Annotated[int, Range("1 to 63 rows", least=1, most=63)]
+
 
 @final
 @checked
@@ -24,7 +26,7 @@ class CountSketch(Codec):
     63 rows and `ratio` is above 0.
     """
 
-    rows: Annotated[int, Range("1 to 63 rows", least=1, most=63)] = 3
+    rows: Rows = 3
     ratio: Positive = 0.5
     shared_seed: ClassVar[bool] = True
 

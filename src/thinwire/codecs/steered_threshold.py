@@ -14,6 +14,8 @@ from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signal
 
+Gain = Annotated[float, Range("a gain, above 0 and at most 1", above=0, most=1)]
+
 
 @final
 @checked
@@ -30,7 +32,7 @@ class SteeredThreshold(Codec):
 
     density: Density
     bound: Multiple = 1.5
-    gain: Annotated[float, Range("a gain, above 0 and at most 1", above=0, most=1)] = 0.25
+    gain: Gain = 0.25
     values: Narrow = None
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:

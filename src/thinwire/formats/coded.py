@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.checked import Size, checked
+from thinwire.checked import Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.formats.base import Format
 from thinwire.kernels.memory import empty
@@ -40,7 +40,8 @@ class Coded:
             )
 
     @classmethod
-    def of(cls, x: Tensor, format: Format, *, seed: int = 0) -> Self:
+    @checked
+    def of(cls, x: Tensor, format: Format, *, seed: Whole = 0) -> Self:
         """Encode a tensor of any shape as a single run."""
         codes, scales = format.encode(x.detach().reshape(-1), seed=seed)
         return cls(codes=codes, scales=scales, format=format)

@@ -2,14 +2,14 @@
 
 import weakref
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import Count, checked
+from thinwire.checked import BODY, Count, checked
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
@@ -23,10 +23,10 @@ from thinwire.reducer import Reducer
 
 @checked
 def attach(
-    model: DistributedDataParallel,
-    recipe: Reducer | Plan | None = None,
+    model: Annotated[DistributedDataParallel, BODY],
+    recipe: Annotated[Reducer | Plan | None, BODY] = None,
     *,
-    plan: Literal["auto"] | Budget | Plan | None = None,
+    plan: Annotated[Literal["auto"] | Budget | Plan | None, BODY] = None,
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
     rebroadcast: Count | None = None,

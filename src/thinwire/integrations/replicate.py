@@ -10,14 +10,14 @@ of the same shapes, as the replicas of HSDP do and its shards do not.
 import weakref
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import checked
+from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
@@ -133,7 +133,7 @@ class Replicas:
 @checked
 def replicate(
     modules: nn.Module | Iterable[nn.Module],
-    recipe: Reducer,
+    recipe: Annotated[Reducer, BODY],
     *,
     group: Group | None = None,
     optimizer: Optimizers = None,

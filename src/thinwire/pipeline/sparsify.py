@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from thinwire import trace
-from thinwire.checked import Share, Size, Whole, checked
+from thinwire.checked import BODY, Share, Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
@@ -61,7 +61,7 @@ class Sparsified:
 
 @checked
 def sparsify(
-    stages: Sequence[nn.Module] | Sequence[Stage],
+    stages: Annotated[Sequence[nn.Module] | Sequence[Stage], BODY],
     density: Share | None = None,
     *,
     values: Narrow = None,
@@ -124,7 +124,7 @@ def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make
 
 
 def _places(stages: Sequence[nn.Module] | Sequence[Stage]) -> dict[int, _Place]:
-    if isinstance(stages, nn.Module) or not stages:
+    if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
         raise ValueError(f"got {type(stages).__name__}; expected a list of the stages' modules, or of PipelineStages")
     modules = [stage for stage in stages if isinstance(stage, nn.Module)]
     others = [stage for stage in stages if not isinstance(stage, nn.Module)]

@@ -13,6 +13,7 @@ from thinwire.planner.reasons import ms
 
 AS_IT_IS = "as it is"
 SCHEMA = "thinwire.boundaries/1"
+ActivationShare = Annotated[float, Range("a share of activations, above 0 and below 1", above=0, below=1)]
 _WAYS = 2  # activations there, their gradients back
 _FOREVER = 1e12  # seconds
 
@@ -66,7 +67,7 @@ class Cut:
 class Crossings:
     """What was measured at every cut, with `micro_batches` a step, sparsified to `density`, values as `values`."""
 
-    density: Annotated[float, Range("a share of activations, above 0 and below 1", above=0, below=1)]
+    density: ActivationShare
     micro_batches: Count
     cuts: Sequence[Cut]
     values: str = "bf16"

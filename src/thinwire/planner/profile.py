@@ -106,7 +106,8 @@ class Curve:
             raise ValueError(f"points are {self.points}; expected ascending sizes with values from 0 on, never falling")
 
     @classmethod
-    def through(cls, points: Iterable[tuple[float, float]]) -> Self:
+    @checked
+    def through(cls, points: Iterable[tuple[Number, Number]]) -> Self:
         """Return the curve through measured points. A point below the one before is lifted to its value."""
         risen: list[tuple[float, float]] = []
         for size, value in sorted(points):
