@@ -30,6 +30,7 @@ from thinwire.exchanges import (
     RecursiveDoubling,
     UnionAllReduce,
 )
+from thinwire.exchanges.tree import Merge
 from thinwire.formats import Sign
 from thinwire.payloads import Keyed, Sparse
 
@@ -162,7 +163,7 @@ def test_formulas_by_hand() -> None:
     assert AllGather().sent_bytes(payload, 4) == 3 * (16 + 32 + 8 + 8)
 
 
-def _tree(numel: int, merge: str, exact_values: bool) -> tuple[Tensor, Tensor, Tensor, int]:
+def _tree(numel: int, merge: Merge, exact_values: bool) -> tuple[Tensor, Tensor, Tensor, int]:
     group = dist.group.WORLD
     assert group is not None
     payload = TopK(density=0.1).encode(vector(numel, seed=dist.get_rank(), dtype=torch.float64))
@@ -220,7 +221,7 @@ def test_what_does_not_encode_cannot_be_packed(packed: Any) -> None:
 
 def test_an_unknown_merge_is_refused() -> None:
     with pytest.raises(ValueError, match="exact, paper"):
-        GlobalTopKTree(merge="none")
+        GlobalTopKTree(merge="none")  # type: ignore[arg-type]
 
 
 def _packed(codec: Codec | None, numel: int) -> tuple[Tensor, Tensor, float]:

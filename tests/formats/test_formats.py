@@ -40,20 +40,20 @@ FORMATS = {
     "offset float": _offset(1.0),
     "offset float nearest": _offset(0.5, rounding="nearest"),
     "offset float stochastic": _offset(1.0, rounding="stochastic"),
-    "offset float of 6 bits by groups": _offset(0.5, bits=6, mantissa=2, rounding="nearest", group=100),
+    "offset float of 6 bits by groups": _offset(0.5, bits=6, mantissa=2, rounding="nearest", group_size=100),
     "offset float of 10 bits": _offset(1.0, bits=10, mantissa=5, max=2.0, rounding="stochastic"),
     "offset float of 4 bits": _offset(1.0, bits=4, mantissa=0, rounding="stochastic"),
     "offset float unscaled": _offset(0.5, max=4.0, rounding="nearest", scaled=False),
     "offset float of 15 bits": _offset(1.0, bits=15, mantissa=9),
     "levels": FormatCase(form=Levels(), bound=lambda x, scale: scale / 7, stochastic=True),
     "levels of 3 bits by norm max": FormatCase(
-        form=Levels(bits=3, norm="max", group=None), bound=lambda x, scale: scale / 3, stochastic=True
+        form=Levels(bits=3, norm="max", group_size=None), bound=lambda x, scale: scale / 3, stochastic=True
     ),
     "levels of 15 bits": FormatCase(
-        form=Levels(bits=15, group=64), bound=lambda x, scale: scale / (2**14 - 1), stochastic=True
+        form=Levels(bits=15, group_size=64), bound=lambda x, scale: scale / (2**14 - 1), stochastic=True
     ),
     "ternary": FormatCase(form=Ternary(), bound=lambda x, scale: scale, stochastic=True),
-    "ternary by groups": FormatCase(form=Ternary(group=32), bound=lambda x, scale: scale, stochastic=True),
+    "ternary by groups": FormatCase(form=Ternary(group_size=32), bound=lambda x, scale: scale, stochastic=True),
     "ternary clipped": FormatCase(form=Ternary(clip=2.5), bound=torch.maximum, stochastic=True),
     "sign": FormatCase(form=Sign(), bound=torch.maximum),
 }
@@ -172,7 +172,7 @@ def test_a_group_that_is_not_finite_is_nan_throughout(case: FormatCase, poison: 
         x = vector(1000, dtype=torch.float64)
         x[place] = poison
         coded = Coded.of(x, case.form)
-        group = case.form.group or 1000
+        group = case.form.group_size or 1000
         lost = torch.arange(1000) // group == place // group
         assert torch.equal(coded.values(torch.float32).isnan(), lost)
         assert torch.equal(Coded.unpack(coded.packed(), coded.scales, coded.runs, case.form).codes, coded.codes)
@@ -315,11 +315,11 @@ def test_the_scale_brings_the_largest_magnitude_to_the_top(max: float) -> None:
 
 def test_levels_of_a_group_are_shares_of_its_norm() -> None:
     x = torch.tensor([3.0, -4.0, 0.0, 5.0, 12.0, 0.0])
-    codes, scales = Levels(bits=4, group=3).encode(x, seed=0)
+    codes, scales = Levels(bits=4, group_size=3).encode(x, seed=0)
     assert scales.tolist() == [5.0, 13.0]
-    assert Levels(bits=4, group=3, norm="max").encode(x, seed=0)[1].tolist() == [4.0, 12.0]
+    assert Levels(bits=4, group_size=3, norm="max").encode(x, seed=0)[1].tolist() == [4.0, 12.0]
     assert codes[[2, 5]].tolist() == [7, 7]
-    assert float(Levels(bits=4, group=None).encode(x, seed=0)[1]) == pytest.approx(194**0.5)
+    assert float(Levels(bits=4, group_size=None).encode(x, seed=0)[1]) == pytest.approx(194**0.5)
 
 
 def test_ternary_clips_at_so_many_deviations() -> None:
@@ -344,7 +344,7 @@ def test_sign_is_scaled_by_the_mean_magnitude() -> None:
         (lambda: OffsetFloat(eps=1e-40), "eps is 1e-40; expected a positive"),
         (lambda: OffsetFloat(eps=math.nan), "eps is nan; expected a positive"),
         (lambda: OffsetFloat(eps=0.1, max=math.inf), "max is inf; expected a positive"),
-        (lambda: OffsetFloat(eps=0.1, max=1.0, min=1.0), "-min is -1.0; expected a positive"),
+        (lambda: OffsetFloat(eps=0.1, max=1.0, min=1.0), "min is 1.0; expected a negative"),
         (lambda: OffsetFloat(eps=0.1, mantissa=24), "mantissa is 24; expected 0 to 23"),
         (lambda: OffsetFloat(eps=0.1, mantissa=-1), "mantissa is -1; expected 0 to 23"),
         (lambda: OffsetFloat(eps=0.1, bits=16), "bits is 16; expected 2 to 15"),
@@ -352,7 +352,7 @@ def test_sign_is_scaled_by_the_mean_magnitude() -> None:
         (lambda: OffsetFloat(eps=0.1, rounding="up"), "rounding is 'up'; expected one of truncate"),  # type: ignore[arg-type]
         (lambda: Levels(bits=1), "bits is 1; expected 2 to 15"),
         (lambda: Levels(norm="l1"), "norm is 'l1'; expected one of l2, max"),  # type: ignore[arg-type]
-        (lambda: Levels(group=0), "group is 0; expected at least 1"),
+        (lambda: Levels(group_size=0), "group_size is 0; expected at least 1"),
         (lambda: Ternary(clip=0.0), "clip is 0.0; expected a positive"),
     ],
 )

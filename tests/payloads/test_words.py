@@ -22,7 +22,7 @@ VALUES: dict[str, Narrow] = {
     "8 bits": OFFSET_8,
     "6 bits": OffsetFloat.balanced(bits=6, mantissa=2, max=2.0, rounding="nearest"),
     "balanced": OffsetFloat.balanced(bits=8),
-    "levels": Levels(bits=4, group=64),
+    "levels": Levels(bits=4, group_size=64),
     "ternary": Ternary(),
     "sign": Sign(),
 }

@@ -469,7 +469,7 @@ def test_an_unknown_candidate_is_refused(name: str) -> None:
 def test_a_budget_checks_what_it_is_given() -> None:
     with pytest.raises(ValueError, match="nonsense"):
         Budget(names=("nonsense",))
-    with pytest.raises(ValueError, match="density"):
+    with pytest.raises(ValueError, match="densities is"):
         Budget(densities=(0.0,))
 
 

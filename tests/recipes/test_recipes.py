@@ -51,11 +51,11 @@ def test_dct_dp() -> None:
 
 
 def test_quantisers() -> None:
-    assert _large(recipes.qsgd(bits=2, group=64)).codec == codecs.Cast(
-        values=formats.Levels(bits=2, group=64, norm="max")
+    assert _large(recipes.qsgd(bits=2, group_size=64)).codec == codecs.Cast(
+        values=formats.Levels(bits=2, group_size=64, norm="max")
     )
     assert _large(recipes.terngrad(clip=1.5)).codec == codecs.Cast(values=formats.Ternary(clip=1.5))
-    assert _large(recipes.signsgd(group=None)).codec == codecs.Cast(values=formats.Sign(group=None))
+    assert _large(recipes.signsgd(group_size=None)).codec == codecs.Cast(values=formats.Sign(group_size=None))
     assert _large(recipes.mstopk(density=0.1, rounds=5)).codec == codecs.MSTopK(density=0.1, rounds=5)
 
 

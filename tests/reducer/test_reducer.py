@@ -136,7 +136,7 @@ def test_warm_up_hands_over_at_its_step(ranks: Ranks) -> None:
 
 def _declared_bytes(numel: int) -> float:
     recipe = MinimumSize(
-        numel=numel,
+        minimum_size=numel,
         small=recipes.dense(),
         large=Compressed(memory=NoMemory(), codec=TopK(density=0.1), exchange=AllGather()),
     )

@@ -10,6 +10,7 @@ import thinwire
 
 ROOT = Path(thinwire.__file__).parent
 FLOORS = [
+    ("checked",),
     ("errors", "schedules", "stats", "trace"),
     ("handle", "kernels"),
     ("collectives", "formats"),

@@ -9,6 +9,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from thinwire.checked import checked
 from thinwire.collectives import Group, Peers, all_or
 from thinwire.exchanges.base import Encoder, Exchanged, Hops, Transport
 from thinwire.exchanges.merging import Rounds, expected_union, table, together
@@ -19,6 +20,7 @@ _FIX = "use Cast(values=torch.bfloat16), CountSketch(...) or None"
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class UnionAllReduce(Rounds):
     """Ranks combine bitmaps of their keys by OR, then sum the rows of the union by a ring all-reduce. Exact.

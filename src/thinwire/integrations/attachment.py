@@ -3,12 +3,13 @@
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
+from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.integrations import state
 from thinwire.integrations.drift import differing
@@ -30,6 +31,7 @@ the two do not go together.
 """
 
 
+@runtime_checkable
 class LossScaler(Protocol):
     """What we need of a torch.amp.GradScaler."""
 
@@ -38,6 +40,7 @@ class LossScaler(Protocol):
 
 
 @final
+@checked
 class Attachment:
     """Reduces the gradients of one model with a recipe, and keeps what waits between steps. See `attach`.
 

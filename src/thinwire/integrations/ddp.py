@@ -2,13 +2,14 @@
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.checked import BODY, Count, checked
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
@@ -20,14 +21,15 @@ from thinwire.planner.plan import Plan, Why
 from thinwire.reducer import Reducer
 
 
+@checked
 def attach(
-    model: DistributedDataParallel,
-    recipe: Reducer | None = None,
+    model: Annotated[DistributedDataParallel, BODY],
+    recipe: Annotated[Reducer | None, BODY] = None,
     *,
-    plan: Literal["auto"] | Budget | Plan | None = None,
+    plan: Annotated[Literal["auto"] | Budget | Plan | None, BODY] = None,
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
-    rebroadcast: int | None = None,
+    rebroadcast: Count | None = None,
 ) -> Attachment:
     """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
 

@@ -10,13 +10,14 @@ of the same shapes, as the replicas of HSDP do and its shards do not.
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
@@ -56,6 +57,7 @@ class _Bucket:
 
 
 @final
+@checked
 class Replicas:
     """Replicas of one model, and a handle: see `replicate`. `attachment` does the work."""
 
@@ -157,9 +159,10 @@ class Replicas:
         return self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views)
 
 
+@checked
 def replicate(
     modules: nn.Module | Iterable[nn.Module],
-    recipe: Reducer,
+    recipe: Annotated[Reducer, BODY],
     *,
     group: Group | None = None,
     optimizer: Optimizers = None,

@@ -6,7 +6,9 @@ from typing import Self
 
 from torch import Tensor
 
-Regions = tuple[tuple[int, int], ...]
+from thinwire.checked import Size
+
+Regions = tuple[tuple[Size, Size], ...]
 
 
 class Payload(ABC):

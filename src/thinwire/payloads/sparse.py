@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, slots, wire
@@ -18,6 +19,7 @@ from thinwire.payloads.layout import CODINGS, Layout, in_order
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sparse(Keyed):
     """Values at int32 `indices`; all other elements of the regions are zero.
@@ -34,11 +36,11 @@ class Sparse(Keyed):
 
     indices: Tensor
     values: Tensor
-    numel: int
+    numel: Size
     regions: Regions = field(default=())
-    runs: tuple[int, ...] = field(default=())
+    runs: tuple[Size, ...] = field(default=())
     ascending: bool = True
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Whole, ...] = ()
     agreed: bool = False
     coded: Coded | None = None
 

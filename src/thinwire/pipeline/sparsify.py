@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, final
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, final
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from thinwire import trace
+from thinwire.checked import BODY, Share, Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
@@ -39,11 +40,12 @@ class _Place(NamedTuple):
 
 
 @final
+@checked
 @dataclass(frozen=True)
 class Sparsified:
     """The boundaries behind this rank's stages, by the index of the stage that sends. A handle: see `sparsify`."""
 
-    boundaries: Mapping[int, Boundary]
+    boundaries: Mapping[Size, Boundary]
     _senders: Mapping[int, nn.Module]
     _hooks: Sequence[RemovableHandle]
     _meter: Meter
@@ -96,12 +98,13 @@ class Sparsified:
         }
 
 
+@checked
 def sparsify(
-    stages: Sequence[nn.Module] | Sequence[Stage],
-    density: float | None = None,
+    stages: Annotated[Sequence[nn.Module] | Sequence[Stage], BODY],
+    density: Share | None = None,
     *,
     values: Narrow = None,
-    start_dim: int = -1,
+    start_dim: Whole = -1,
     boundary: Make | None = None,
 ) -> Sparsified:
     """Put a boundary behind every stage but the last: TopKBoundary(density, …), or what `boundary()` returns.
@@ -164,7 +167,7 @@ def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make
 
 
 def _places(stages: Sequence[nn.Module] | Sequence[Stage]) -> dict[int, _Place]:
-    if isinstance(stages, nn.Module) or not stages:
+    if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
         raise ValueError(f"got {type(stages).__name__}; expected a list of the stages' modules, or of PipelineStages")
     modules = [stage for stage in stages if isinstance(stage, nn.Module)]
     others = [stage for stage in stages if not isinstance(stage, nn.Module)]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, final
 
+from thinwire.checked import Amount, Bandwidth, Number, Seconds, Size, checked
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.candidates import DENSE, candidate
 from thinwire.planner.profile import Profile
@@ -12,16 +13,17 @@ from thinwire.reducer import PerTensor, Reducer
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One tensor: its candidate, the bytes of its payload, and how many seconds that saves in a step."""
 
     name: str
-    numel: int
-    dense_bytes: int
+    numel: Size
+    dense_bytes: Size
     choice: str
-    nbytes: float
-    saves: float
+    nbytes: Amount
+    saves: Number
     reason: str
 
 
@@ -41,6 +43,7 @@ class Why(NamedTuple):
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What to do with each tensor, and what `profile` predicts for it.
@@ -51,9 +54,9 @@ class Plan:
 
     profile: Profile
     rows: Sequence[Row]
-    dense_seconds: float
-    seconds: float
-    break_even: float
+    dense_seconds: Seconds
+    seconds: Seconds
+    break_even: Bandwidth
     advice: Sequence[str]
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.futures import Future, collect_all
 
 from thinwire import trace
+from thinwire.checked import Positive, Size, Whole, checked
 from thinwire.collectives import Group, all_reduce
 from thinwire.memories import Memory
 from thinwire.payloads import Payload
@@ -17,17 +18,19 @@ from thinwire.trace import Listener
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """The gradient of parameter `name`, of `shape`, in a bucket: `length` elements from `offset` on."""
 
     name: str
-    offset: int
-    length: int
-    shape: tuple[int, ...] = ()
+    offset: Size
+    length: Size
+    shape: tuple[Size, ...] = ()
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
     """Gradients of several parameters in one flat tensor, and the segments of it to reduce."""
@@ -55,6 +58,7 @@ class Bucket:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """What a reducer needs to know: the step's number (from 0), the group, and the factor that turns sums into means.
@@ -64,10 +68,10 @@ class Round:
     are told what the reduction sends and takes.
     """
 
-    step: int
+    step: Size
     group: Group
-    scale: float
-    draw: int | None = None
+    scale: Positive
+    draw: Whole | None = None
     watch: bool = True
     listeners: tuple[Listener, ...] = ()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
+from thinwire.checked import checked
 from thinwire.codecs import Codec
 from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
@@ -19,6 +20,7 @@ from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Compressed(Reducer):
     """compensate → encode → exchange → decode, and retain what was not delivered. One collective per bucket."""

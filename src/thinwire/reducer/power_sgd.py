@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import kernels, trace
+from thinwire.checked import Count, checked
 from thinwire.codecs import Codec, Identity
 from thinwire.collectives import Group, communication_thread
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
@@ -23,6 +24,7 @@ from thinwire.trace import Listener
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(Reducer):
     """P = Σ M·Q, made orthonormal; Q = Σ Mᵀ·P; the sum is P·Qᵀ, and this rank's share of it P·(Mᵀ·P)ᵀ.
@@ -32,15 +34,11 @@ class PowerSGD(Reducer):
     travel. Both rounds run on the communication thread, so any number of buckets may be under way.
     """
 
-    rank: int
+    rank: Count
     memory: Noted
     small: Reducer
     codec: Codec = field(default_factory=Identity)
     exchange: Exchange = field(default_factory=AllReduce)
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}; expected 1 or more")
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Start the communication thread, and compile the kernels that decode."""

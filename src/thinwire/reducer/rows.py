@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
+from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
@@ -17,6 +18,7 @@ from thinwire.reducer.base import Bucket, Reducer, Round, Segment
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class WithRows(Reducer):
     """Send the rows of sparse embeddings' gradients through `rows`, an exchange of tables; `dense` does the rest."""
