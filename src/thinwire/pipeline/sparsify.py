@@ -46,7 +46,7 @@ class Sparsified:
     """The boundaries behind this rank's stages, by the index of the stage that sends. A handle: see `sparsify`."""
 
     boundaries: Mapping[Size, Boundary]
-    _senders: Mapping[int, nn.Module]
+    _senders: Mapping[Size, nn.Module]
     _hooks: Sequence[RemovableHandle]
     _meter: Meter
 

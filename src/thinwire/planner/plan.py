@@ -27,6 +27,7 @@ class Row:
     reason: str
 
 
+@checked
 class Why(NamedTuple):
     """Why gradients are sent as they are: the reason for the choice as a whole, and a row for each tensor by name."""
 
