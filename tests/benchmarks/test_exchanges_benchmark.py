@@ -10,6 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "exchanges.py"
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_formulas_and_sums_are_right(tmp_path: Path) -> None:
     small = ["--worlds", "3", "--links", "100mbit", "--numel", "200000", "--density", "0.02", "--repeats", "2"]
     written = ["--json", str(tmp_path / "x.json"), "--plot", str(tmp_path / "x.png")]

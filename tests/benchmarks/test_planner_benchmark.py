@@ -64,6 +64,7 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("grid.png", "follow.png", "scaling.png"))
 
 
+@pytest.mark.slow
 def test_a_short_run_measures_what_it_predicts(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "planner.py"), "grid", "--models", "transformer", "--worlds", "2"]
     command += ["--links", "1gbit", "--seconds", "0.1", "--json", str(tmp_path / "grid.json")]

@@ -62,6 +62,7 @@ def _trained(scenario: str, recipe: str) -> tuple[str, bool, int, bool]:
     return final, training.attachment.verify_replicas(), training.attachment.step, finite and final != initial
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(("scenario", "world_size"), SIZES)
 def test_replicas_stay_bit_identical(ranks: Ranks, scenario: str, recipe: str, world_size: int) -> None:
@@ -91,6 +92,7 @@ def _swap(x: Tensor) -> None:
     x[[3, 800]] = x[[800, 3]]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("damage", [_flip_lowest_bit, _flip_sign, _swap])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_one_wrong_bit_is_found(ranks: Ranks, dtype: torch.dtype, damage: Callable[[Tensor], None]) -> None:
@@ -105,6 +107,7 @@ def _opposites(dtype: torch.dtype, first: int, second: int) -> list[str]:
     return training.attachment.differing_parameters()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("first", "second"), [(7, 11), (7, 7 + 4096), (9, 9000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_swapped_opposites_are_found(ranks: Ranks, dtype: torch.dtype, first: int, second: int) -> None:
@@ -143,6 +146,7 @@ def _balance(book: Tensor, residuals: list[Tensor]) -> tuple[float, float]:
     return float((local - applied - waiting).norm()), float(local.norm())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", LINEAR)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_applied_and_waiting_are_all_there_was(ranks: Ranks, scenario: str, recipe: str) -> None:

@@ -71,6 +71,7 @@ def _scaler(scaled: bool, interval: int = 2) -> torch.amp.GradScaler | None:
     return torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=interval) if scaled else None
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("scaled", "optimizer_first"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("recipe", MAKERS)
 def test_a_resumed_run_makes_the_same_next_steps(
@@ -80,6 +81,7 @@ def test_a_resumed_run_makes_the_same_next_steps(
         assert uninterrupted == resumed
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["topk", "dgc"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_kind_of_model_resumes(ranks: Ranks, scenario: str, recipe: str) -> None:
@@ -328,6 +330,7 @@ def _poisoned(scenario: str, recipe: str, parameter: str, value: float, at: int)
     return wrong if training.attachment.verify_replicas() else [*wrong, "replicas differ"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
     ("scenario", "parameter"),
@@ -406,6 +409,7 @@ def _trajectory(recipe: str, scaled: bool, late: bool) -> list[str]:
     return found
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("recipe", [name for name in MAKERS if name != "fp16"])  # a scale saves what underflows there
 def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(ranks: Ranks, recipe: str, late: bool) -> None:
@@ -495,6 +499,7 @@ def _broken(recipe: str, early: bool) -> tuple[bool, str, str]:
     return unchanged, digest(training.run(range(3, 5)).model), digest(twin.run(range(3, 5)).model)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_step_that_breaks_off_leaves_no_trace(ranks: Ranks, recipe: str, early: bool) -> None:
@@ -543,6 +548,7 @@ def _both(options: dict[str, Any], late: int, scaled: bool) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def _sgd(recipe: str, options: str) -> float:
     return _apart(plain.run(range(20)), ours.run(range(20)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("options", OPTIONS)
 @whole
 def test_where_everything_is_sent_it_is_sgd(ranks: Ranks, recipe: str, options: str) -> None:
@@ -78,6 +79,7 @@ def _accumulated(recipe: str, options: str, synchronised: bool) -> float:
     return _apart(plain, ours)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("synchronised", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
 @either
@@ -108,6 +110,7 @@ def _experts(recipe: str, options: str, call: Callable[..., Tensor], in_place: b
     return _apart(plain, ours)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("call", [_own_branch, _in_turn, _now_and_then])
 @pytest.mark.parametrize("options", ["momentum", "decay"])
@@ -127,6 +130,7 @@ def _joined(recipe: str, options: str, initial: bool) -> float:
     return _apart(plain, ours)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("initial", [True, False])
 @pytest.mark.parametrize("options", ["momentum", "decay", "nesterov"])
 @either
@@ -213,6 +217,7 @@ def _removed(recipe: str, options: str) -> float:
     return _apart(plain.run(range(10)), ours.run(range(4, 10)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("options", OPTIONS)
 @either
 def test_the_optimizer_gets_its_momentum_back(ranks: Ranks, recipe: str, options: str) -> None:

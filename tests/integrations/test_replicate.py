@@ -81,6 +81,7 @@ def _both(scenario: str, recipe: str) -> tuple[str, str, bool, int]:
     return digest(copies.module), digest(attached.model), attachment.verify_replicas(), attachment.step
 
 
+@pytest.mark.grid
 # To the bit, as a sum of two has no order. Three backwards to a step in "no_sync".
 @pytest.mark.parametrize("scenario", ["one bucket", "no_sync"])
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -110,6 +111,7 @@ def test_one_replica_is_one_rank_of_ddp(ranks: Ranks, recipe: str) -> None:
     assert (one, alike, steps) == (other, True, STEPS)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["dense", "topk", "dgc", "gtopk"])
 @pytest.mark.parametrize("scenario", USES)
 def test_models_out_of_the_ordinary_train_as_under_ddp(ranks: Ranks, scenario: str, recipe: str) -> None:
@@ -248,6 +250,7 @@ DENSE = {"used.weight": "strided", "used.bias": "strided"}
 OTHER = {"other.weight": "strided", "other.bias": "strided"}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["dense", "topk", "dgc", "gtopk"])
 @pytest.mark.parametrize(
     ("call", "gradients"),

@@ -77,6 +77,7 @@ def _accumulating(recipe: str, micro: int, synchronised: bool, in_place: bool) -
     return books.missing(), training.attachment.step, training.attachment.verify_replicas()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("micro", "synchronised", "in_place"),
     [(1, True, True), (2, True, False), (4, True, False), (4, True, True), (3, False, False), (3, False, True)],
@@ -131,6 +132,7 @@ def _unused_while_accumulating(recipe: str, in_place: bool) -> float:
     return books.missing()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("recipe", LINEAR)
 def test_a_branch_may_be_used_in_one_part_of_a_step_only(ranks: Ranks, recipe: str, in_place: bool) -> None:
@@ -155,6 +157,7 @@ def _thrown_away(recipe: str, in_place: bool) -> tuple[bool, bool]:
     return kept, training.attachment.verify_replicas()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("recipe", STATEFUL)
 def test_gradients_that_are_thrown_away_leave_every_memory_as_it_was(ranks: Ranks, recipe: str, in_place: bool) -> None:
@@ -301,6 +304,7 @@ def _by_hand(recipe: str, data: bool) -> float:
     return books.missing()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("data", [False, True])
 @pytest.mark.parametrize("recipe", LINEAR)
 def test_parameters_may_be_updated_by_hand(ranks: Ranks, recipe: str, data: bool) -> None:
@@ -562,6 +566,7 @@ def _copied(recipe: str, rebroadcast: int | None) -> bool:
     return attachment.verify_replicas() and all(digest(twin) == digest(twins[0]) for twin in twins)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rebroadcast", [None, 2])
 @pytest.mark.parametrize("recipe", ["topk", "gtopk", "dgc"])
 def test_a_model_can_be_copied_and_saved(ranks: Ranks, recipe: str, rebroadcast: int | None) -> None:

@@ -113,6 +113,7 @@ def _results(processes: "list[subprocess.Popen[str]]") -> list[dict[str, Any]]:
     return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
 
 
+@pytest.mark.slow
 def test_replicas_are_alike_on_unlike_processors(tmp_path: Path) -> None:
     """Skips, if nothing fails, where this processor cannot pass for another: where libraries give the same bits."""
     store, environments = str(tmp_path / "store"), [{}, OTHER]

@@ -90,6 +90,7 @@ def threshold_of(x: Tensor, quantile: float) -> Tensor:
     return finite.quantile(quantile) if finite.numel() else x.new_zeros(())
 
 
+@pytest.mark.grid
 @inputs
 @dtypes
 def test_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
@@ -101,6 +102,7 @@ def test_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> No
         )
 
 
+@pytest.mark.grid
 @inputs
 @dtypes
 def test_largest(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
@@ -109,6 +111,7 @@ def test_largest(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> N
         assert torch.equal(kernels.largest.gpu(x, k), kernels.largest.reference(x, k))
 
 
+@pytest.mark.grid
 @inputs
 @dtypes
 def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
@@ -122,6 +125,7 @@ def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.d
     assert intact(out, residual, gradient)
 
 
+@pytest.mark.grid
 @inputs
 @dtypes
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -146,6 +150,7 @@ def test_a_scale_that_is_not_finite_picks_nothing_outside() -> None:
     assert found.indices.tolist() == [*range(63), *[-1] * 37]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("numel", [0, 1, 63, SEVERAL_TILES])
 def test_accumulate_rounded(numel: int, dtype: torch.dtype) -> None:
@@ -235,6 +240,7 @@ def test_mask(numel: int, dtype: torch.dtype) -> None:
     assert intact(found)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("slots", "numel"), [(1, 1), (7, 63), (1000, 5000), (1500, 1 << 20), (3, (1 << 31) - 1)])
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**63])
 def test_hashing(slots: int, numel: int, seed: int) -> None:
@@ -258,6 +264,7 @@ def test_hashing_of_nothing() -> None:
     assert kernels.index_of.gpu(slot, quotient, 0, 0, 1).numel() == 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("slots", [1, 1000, 3000])
 @pytest.mark.parametrize("numel", [0, 1, 1500])
 def test_hashed_slots(slots: int, numel: int) -> None:
@@ -270,6 +277,7 @@ def test_hashed_slots(slots: int, numel: int) -> None:
         assert torch.equal(kernels.hashed_slots.gpu(*args), kernels.hashed_slots.reference(*args))
 
 
+@pytest.mark.grid
 @inputs
 @dtypes
 @pytest.mark.parametrize("width", [5, 3000])
@@ -281,6 +289,7 @@ def test_block_energies(make: Callable[[torch.dtype], Tensor], dtype: torch.dtyp
     assert torch.equal(kernels.largest_blocks.gpu(x, width, k), kernels.largest.reference(found, k))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "width"), [(0, 1), (0, 7), (1, 1), (5, 1), (2, 63), (3, 64), (2, 3000)])
 def test_largest_in_rows(rows: int, width: int, dtype: torch.dtype) -> None:
@@ -304,6 +313,7 @@ def test_rows_too_wide_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(kernels.largest_in_rows.gpu(x, x.numel() // 3, 100), expected)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 @pytest.mark.parametrize("numel", [0, 1, 7, 31, 3000])
 def test_bits(numel: int, dtype: torch.dtype) -> None:
@@ -320,6 +330,7 @@ def test_bits(numel: int, dtype: torch.dtype) -> None:
             assert torch.equal(found, kernels.unpack_bits.reference(packed, numel, bits, dtype))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("group", [7, 5000])
 @pytest.mark.parametrize("code", [torch.uint8, torch.int16])
 @pytest.mark.parametrize("make", [INPUTS[name] for name in ("empty", "one", "several tiles", "zeros", "one NaN")])
@@ -355,6 +366,7 @@ def same_codes(
             assert intact(out)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("make", [INPUTS[name] for name in ("empty", "one", "1000", "zeros", "one NaN", "one Inf")])
 @dtypes
 @pytest.mark.parametrize(("rows", "buckets"), [(1, 7), (4, 300)])

@@ -43,6 +43,7 @@ def check_same(found: Outcome, expected: Outcome, steps: int) -> None:
     assert all(bool(gradient.any()) for gradient in found.gradients[-1].values())
 
 
+@pytest.mark.grid
 @kinds
 @pytest.mark.parametrize(
     ("world", "model"), [(2, "one"), (2, "two"), (3, "two"), pytest.param(2, "named", marks=NAMED)]
@@ -55,6 +56,7 @@ def test_a_sparse_pipeline_is_the_unsplit_model_with_boundaries_to_the_bit(
     check_same(merged([pipe for pipe, _ in pairs]), pairs[0][1], trial.steps)
 
 
+@pytest.mark.grid
 @kinds
 @pytest.mark.parametrize("model", ["two", pytest.param("named", marks=NAMED)])
 def test_at_density_1_it_is_the_plain_pipeline_to_the_bit(ranks: Ranks, kind: str, model: str) -> None:
@@ -63,6 +65,7 @@ def test_at_density_1_it_is_the_plain_pipeline_to_the_bit(ranks: Ranks, kind: st
     check_same(merged([sparse for sparse, _ in pairs]), merged([plain for _, plain in pairs]), trial.steps)
 
 
+@pytest.mark.grid
 @kinds
 @pytest.mark.parametrize("values", [torch.bfloat16, OFFSET_8], ids=["bf16", "8 bits"])
 def test_narrowed_values_give_the_unsplit_models_too(ranks: Ranks, kind: str, values: Any) -> None:

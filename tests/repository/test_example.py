@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal.py"
 
 
@@ -35,6 +37,7 @@ def test_it_trains_to_identical_replicas() -> None:
         assert process.returncode == 0 or "terminate called without an active exception" in errors
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_other_with_an_error() -> None:
     survivor, victim = _ranks(10**9, port=_free_port())
     with survivor, victim:
@@ -47,6 +50,7 @@ def test_a_killed_worker_ends_the_other_with_an_error() -> None:
     assert re.search(r"RuntimeError.*(closed by peer|reset by peer|[Tt]imed out)", errors), errors
 
 
+@pytest.mark.slow
 def test_stages_and_replicas_train_together() -> None:
     """Four ranks under torchrun, as README has it."""
     script = EXAMPLE.with_name("pipeline.py")

@@ -127,6 +127,7 @@ def _check_bytes(document: dict[str, Any]) -> None:
         assert wire["measured"] == pytest.approx(expected, rel=0.03, abs=500)
 
 
+@pytest.mark.slow
 def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
     losses = []
     for name in ("a", "b"):
@@ -197,6 +198,7 @@ def test_whatever_ends_a_run_keeps_finished_rows_and_leaves_nothing_behind(tmp_p
     assert len(errors.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_group_is_used_as_it_is(tmp_path: Path) -> None:
     torchrun = [
         sys.executable,

@@ -412,6 +412,7 @@ def test_one_worker_is_measured_too(user_file: Path) -> None:
     assert not decide(known.profile, known.budget).pays
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_first_rank_speaks_for_the_group(user_file: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command = [*torchrun, "-m", "thinwire", "plan", f"{user_file}:build", "--candidates", "fp16"]

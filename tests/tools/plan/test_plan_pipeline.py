@@ -41,6 +41,7 @@ def test_one_replica_of_two_stages_on_a_slow_link(tmp_path: Path) -> None:
     assert "http" not in page
 
 
+@pytest.mark.slow
 def test_two_replicas_of_two_stages_plan_their_gradients_too(tmp_path: Path) -> None:
     args = ["--pipeline", "2", "--workers", "4", "--link", "none", "--candidates", "bf16"]
     said, document, page = _measured(tmp_path, *args, "--boundary", "0.1", "--micro-batches", "2")
