@@ -37,12 +37,13 @@ extensions = [
 ]
 
 myst_heading_anchors = 4
+highlight_language = "text"  # of what names no language, such as commands and tables
 autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 88
+python_maximum_signature_line_length = 120
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 copybutton_exclude = ".linenos, .gp, .go"
@@ -153,10 +154,8 @@ def _as_list(paragraph: str) -> str:
 
 def _escaped(text: str) -> str:
     """Escape what means something in reStructuredText, and link `code` that is a name."""
-    pieces = re.split(r"(`[^`]*`)", text)
-    return "".join(
-        _code(piece[1:-1]) if piece.startswith("`") else re.sub(r"([\\*|_])", r"\\\1", piece) for piece in pieces
-    )
+    pieces = re.split(r"(`+[^`]+`+)", text)
+    return "".join(_code(x.strip("`")) if x.startswith("`") else re.sub(r"([\\*|_])", r"\\\1", x) for x in pieces)
 
 
 def _code(code: str) -> str:

@@ -32,7 +32,7 @@ def _is_from(thing: object, module: str) -> bool:
 @pytest.mark.parametrize("module", [thinwire, *ROOMS], ids=lambda module: module.__name__)
 def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
     page = (REFERENCE / f"{module.__name__.rpartition('.')[2]}.md").read_text()
-    summaries = re.findall(r"\.\. autosummary::\n\n((?:   \w+\n)+)", page)
+    summaries = re.findall(r"\.\. autosummary::\n   :nosignatures:\n\n((?:   \w+\n)+)", page)
     listed = [name for summary in summaries for name in summary.split()]
     assert len(listed) == len(set(listed))
     assert set(listed) == _public(module)
