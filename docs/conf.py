@@ -8,14 +8,15 @@ import re
 import shutil
 from collections.abc import Iterator
 from importlib import import_module
-from inspect import ismodule
+from inspect import isclass, isfunction, ismodule, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.util.inspect import stringify_signature
 from sphinx.util.osutil import relative_uri
 
 import thinwire
@@ -127,6 +128,7 @@ CONTENTS = {
 }
 """The order of the pages. It stands here, because a page with a toctree in it does not read well as plain Markdown."""
 
+CALLED = ("class", "function", "method")
 MODULES = ["thinwire", *(f"thinwire.{name}" for name in thinwire.__all__ if ismodule(getattr(thinwire, name)))]
 
 
@@ -143,6 +145,7 @@ def to_rst(app: Sphinx, what: str, name: str, obj: object, options: object, line
     """
     paragraphs = [] if what == "module" else re.split(r"\n\s*\n", "\n".join(lines))
     lines[:] = "\n\n".join(_escaped(_as_list(paragraph)) for paragraph in paragraphs).splitlines()
+    lines += ["", *(f":param {argument}: {words}" for argument, words in _ranges(obj))]
 
 
 def _as_list(paragraph: str) -> str:
@@ -160,6 +163,39 @@ def _escaped(text: str) -> str:
 
 def _code(code: str) -> str:
     return f"\\ :py:obj:`{code}`\\ " if re.fullmatch(r"[A-Za-z_][\w.]*", code) else f"\\ ``{code}``\\ "
+
+
+def plain_signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: object, arguments: str, returns: str
+) -> tuple[str, str] | None:
+    """Leave the ranges of arguments out of a signature; `to_rst` lists them below it."""
+    if what not in CALLED or "Annotated[" not in arguments:
+        return None
+    hints, whole = get_type_hints(_body(obj)), signature(obj)
+    plain = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in whole.parameters.values()]
+    shown = stringify_signature(
+        whole.replace(parameters=plain), show_return_annotation=False, unqualified_typehints=True
+    )
+    return shown, returns
+
+
+def _ranges(obj: Any) -> Iterator[tuple[str, str]]:
+    """Yield each argument whose annotation says in which range it must be, and that range in words."""
+    body = _body(obj)
+    for name, hint in get_type_hints(body, include_extras=True).items() if isfunction(body) else ():
+        if words := next(_words(hint), None):
+            yield name, words
+
+
+def _words(hint: Any) -> Iterator[str]:
+    yield from (note.words for note in getattr(hint, "__metadata__", ()) if hasattr(note, "least"))
+    for part in get_args(hint):
+        yield from _words(part)
+
+
+def _body(obj: Any) -> Any:
+    """Return the function that takes the arguments."""
+    return obj.__init__ if isclass(obj) else obj
 
 
 def public_names() -> dict[str, str]:
@@ -216,6 +252,7 @@ def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", to_rst)
+    app.connect("autodoc-process-signature", plain_signature)
     app.connect("missing-reference", link_public)
     app.connect("doctree-read", show_files, priority=400)  # before Sphinx collects downloads
     app.connect("html-collect-pages", file_pages)
