@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from importlib import import_module
-from inspect import isclass, isfunction, ismodule, signature
+from inspect import isclass, isfunction, ismodule
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -16,7 +16,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.util.inspect import stringify_signature
+from sphinx.util.inspect import signature, stringify_signature
 from sphinx.util.osutil import relative_uri
 
 import thinwire
@@ -129,6 +129,7 @@ CONTENTS = {
 """The order of the pages. It stands here, because a page with a toctree in it does not read well as plain Markdown."""
 
 CALLED = ("class", "function", "method")
+ENTRY = re.compile(r"(?:^|(?<=[.;] ))`?([a-z_]+(?:, [a-z_]+)*)`?: ")
 MODULES = ["thinwire", *(f"thinwire.{name}" for name in thinwire.__all__ if ismodule(getattr(thinwire, name)))]
 
 
@@ -141,28 +142,28 @@ def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
 def to_rst(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Turn a docstring, which is plain text with `code` in backticks, into reStructuredText, in place.
 
-    The first line of a module's docstring is on its page already.
+    The page itself says what a module is; the docstring of data is that of its class.
     """
-    paragraphs = [] if what == "module" else re.split(r"\n\s*\n", "\n".join(lines))
+    paragraphs = [] if what in ("module", "data") else re.split(r"\n\s*\n", "\n".join(lines))
     lines[:] = "\n\n".join(_escaped(_as_list(paragraph)) for paragraph in paragraphs).splitlines()
     lines += ["", *(f":param {argument}: {words}" for argument, words in _ranges(obj))]
 
 
 def _as_list(paragraph: str) -> str:
-    """Return entries with hanging indents (`name: what it is`) as a list, and other paragraphs as they are."""
-    if not re.search(r"^\S.*\n +\S", paragraph):
-        return paragraph
-    return "\n".join(f"  {line.lstrip()}" if line.startswith(" ") else f"- {line}" for line in paragraph.splitlines())
+    """Return entries (`name: what it is.`) as a list, and other paragraphs as they are."""
+    start, *entries = ENTRY.split(" ".join(paragraph.split()))
+    items = (f"- ``{names}``: {text}" for names, text in zip(entries[::2], entries[1::2], strict=True))
+    return "\n".join([start, "", *items]) if len(entries) > 2 else paragraph
 
 
 def _escaped(text: str) -> str:
     """Escape what means something in reStructuredText, and link `code` that is a name."""
     pieces = re.split(r"(`+[^`]+`+)", text)
-    return "".join(_code(x.strip("`")) if x.startswith("`") else re.sub(r"([\\*|_])", r"\\\1", x) for x in pieces)
+    return "".join(_code(x) if x.startswith("`") else re.sub(r"([\\*|_])", r"\\\1", x) for x in pieces)
 
 
 def _code(code: str) -> str:
-    return f"\\ :py:obj:`{code}`\\ " if re.fullmatch(r"[A-Za-z_][\w.]*", code) else f"\\ ``{code}``\\ "
+    return f"\\ :py:obj:{code}\\ " if re.fullmatch(r"`[A-Za-z_][\w.]*`", code) else f"\\ ``{code.strip('`')}``\\ "
 
 
 def plain_signature(
@@ -171,7 +172,7 @@ def plain_signature(
     """Leave the ranges of arguments out of a signature; `to_rst` lists them below it."""
     if what not in CALLED or "Annotated[" not in arguments:
         return None
-    hints, whole = get_type_hints(_body(obj)), signature(obj)
+    hints, whole = get_type_hints(_body(obj)), signature(obj, bound_method=what == "method")
     plain = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in whole.parameters.values()]
     shown = stringify_signature(
         whole.replace(parameters=plain), show_return_annotation=False, unqualified_typehints=True
@@ -195,7 +196,7 @@ def _words(hint: Any) -> Iterator[str]:
 
 def _body(obj: Any) -> Any:
     """Return the function that takes the arguments."""
-    return obj.__init__ if isclass(obj) else obj
+    return next(filter(isfunction, (obj.__init__, obj.__new__)), obj) if isclass(obj) else obj
 
 
 def public_names() -> dict[str, str]:
