@@ -257,7 +257,7 @@ def _bytes_by_step(recipe: Reducer, steps: int) -> list[float]:
 
 
 def _sparse_bytes(density: float, *, slots: bool = False) -> int:
-    """Return header, float32 values, and indices: as slots with a seed, or as Elias-Fano (docs/wire-format.md)."""
+    """Return the bytes of header, float32 values, and indices: as slots with a seed, or as Elias-Fano."""
     count, numel = round(10_000 * density), 10_000
     low = (numel // count).bit_length() - 1
     named = [64, 64 + count * (-(-numel // count)).bit_length()] if slots else [low * count, count + (numel - 1 >> low)]

@@ -1,4 +1,4 @@
-"""A decoder in plain Python, written from docs/wire-format.md and from nothing else: slow, and free of torch."""
+"""A decoder in plain Python, written from docs/explanation/wire-format.md alone: slow, and free of torch."""
 
 import struct
 from collections.abc import Sequence

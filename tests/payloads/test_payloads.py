@@ -114,7 +114,7 @@ def test_rows_of_another_layout_are_refused_and_nothing_is_written() -> None:
 
 
 def test_golden_bytes() -> None:
-    """The wire format as docs/wire-format.md states it: a change here is a change of version."""
+    """The wire format as docs/explanation/wire-format.md states it: a change here is a change of version."""
     sparse = Sparse(indices=torch.tensor([7, 258], dtype=torch.int32), values=torch.tensor([1.0, -2.0]), numel=300)
     assert bytes(sparse.to_buffer().tolist()).hex() == (
         "02020000" "02000000" "2c01000000000000"  # version, kind, dtype, bits; count; numel, coding

@@ -1,4 +1,4 @@
-"""Buffers of every codec against a decoder written from docs/wire-format.md, whole and damaged."""
+"""Buffers of every codec against a decoder written from docs/explanation/wire-format.md, whole and damaged."""
 
 import struct
 from functools import cache

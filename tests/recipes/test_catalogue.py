@@ -93,7 +93,7 @@ def test_the_planner_shares_one_memory_among_its_methods() -> None:
 
 
 def test_the_page_of_recipes_holds_the_catalogue() -> None:
-    page = (DOCS / "recipes.md").read_text()
+    page = (DOCS / "reference" / "recipes.md").read_text()
     assert page.count("<!-- methods -->") == page.count("<!-- /methods -->") == 1
     table = page.partition("<!-- methods -->\n")[2].partition("<!-- /methods -->")[0]
-    assert table == markdown(), f"put this between the markers of docs/recipes.md:\n{markdown()}"
+    assert table == markdown(), f"put this between the markers of docs/reference/recipes.md:\n{markdown()}"

@@ -33,8 +33,8 @@ class HashedSlots(Codec):
     An empty slot has its own code.
 
     The paper keeps whichever element was written last. That delays large elements at random, and with momentum
-    correction it made training unstable (docs/design/decisions.md). Raises ValueError for a density outside (0, 1] or a
-    surplus of 0 or less.
+    correction it made training unstable (docs/explanation/decisions.md). Raises ValueError for a density outside (0, 1]
+    or a surplus of 0 or less.
     """
 
     density: Density

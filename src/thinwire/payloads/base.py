@@ -46,7 +46,7 @@ class Payload(ABC):
 
     @abstractmethod
     def to_buffer(self) -> Tensor:
-        """Return the bytes that travel as one contiguous uint8 tensor, laid out as in docs/wire-format.md."""
+        """Return the bytes that travel as one contiguous uint8 tensor; docs/explanation/wire-format.md has them."""
 
     @abstractmethod
     def from_buffers(self, buffers: Tensor) -> Self:

@@ -1,6 +1,6 @@
 """How a payload names its rows: by int32 numbers, a bitmap or an Elias-Fano code, whichever is shortest.
 
-Equations, bytes and an example: docs/wire-format.md.
+Equations, bytes and an example: docs/explanation/wire-format.md.
 """
 
 import torch

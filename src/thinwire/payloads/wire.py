@@ -1,4 +1,4 @@
-"""The 16-byte header before every payload, and the sections behind it. docs/wire-format.md describes both."""
+"""The 16-byte header before every payload, and the sections behind it: see docs/explanation/wire-format.md."""
 
 import struct
 from dataclasses import dataclass

@@ -81,7 +81,7 @@ def break_even(profile: Profile, budget: Budget, tolerance: Fraction) -> float:
 def minimum_ratio(
     network: Throughput, *, convert: Throughput, transform: Throughput, pack: Throughput, select: Throughput
 ) -> float:
-    """Return the least compression ratio that saves time (Wang et al. 2020, Eq. 4); infinite if none does.
+    """Return the least compression ratio that saves time (Wang et al. 2020, Equation 4); infinite if none does.
 
     The ratio is of uncompressed to compressed bytes. All arguments are throughputs in bytes per second: of the network,
     of conversion to 16 bits (T_m), of the Fourier transform (T_f), of packing (T_p) and of selection (T_s). Then

@@ -360,7 +360,7 @@ METHODS = by_name(_ROWS)
 
 
 def markdown() -> str:
-    """Return all methods as the Markdown table of docs/recipes.md."""
+    """Return all methods as the Markdown table of docs/reference/recipes.md."""
     columns = (
         "method",
         "paper",

@@ -389,7 +389,7 @@ def test_a_users_model_measured_saved_and_planned_again(user_file: Path, tmp_pat
 
 
 def test_the_documented_example_runs(tmp_path: Path) -> None:
-    guide = Path(__file__).parents[3] / "docs" / "planning.md"
+    guide = Path(__file__).parents[3] / "docs" / "how-to" / "plan.md"
     (example,) = re.findall(r"```python\n(# train\.py\n.*?)```", guide.read_text(), flags=re.DOTALL)
     (tmp_path / "train.py").write_text(example)
     command = ["plan", f"{tmp_path / 'train.py'}:build", "--candidates", "fp16", "--link", "none"]
