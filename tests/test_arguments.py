@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Self
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -47,6 +48,10 @@ TRIED: Mapping[str, object] = {
     "1": 1,
     "1e300": 1e300,
     "10**20": 10**20,
+    "np.int64(1)": np.int64(1),  # no number that a plan or a state could save
+    "('x',)": ("x",),
+    "(nan,)": (math.nan,),
+    "{1:nan}": {1: math.nan},
 }
 """What is given to every argument."""
 
@@ -86,9 +91,11 @@ ADMITS: Mapping[str, str] = {
     "None": "None",
     "Sequence": "[]",
     "Iterable": "[]",
+    "Sequence[str]": "[] ('x',)",
     "Sequence[Share]": "[] [1]",
     "Sequence[Number]": "[] [1]",
     "Density": "0.5 1",  # or a schedule
+    "Packed": "None",  # or a codec
     "Narrow": "None",  # or a dtype, or a format
     "Optimizers": "None []",
 }
@@ -98,6 +105,7 @@ FURTHER: Mapping[str, str] = {
     "OffsetFloat.eps": "10**20",  # beyond max
     "OffsetFloat.max": "10**20",  # too many numbers from eps on
     "Blocks.width": "1",  # the values are of another length
+    "Budget.names": "('x',)",
     "Dense.numel": "0 1 10**20",  # likewise
     "sparsify.stages": "[]",
     "sparsify.density": "None",  # wants a boundary then
