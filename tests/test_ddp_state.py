@@ -289,7 +289,7 @@ def test_only_states_of_like_memories_are_accepted(ranks: Ranks, recipe: str) ->
 
 
 def _saved_under_old_names(recipe: str) -> tuple[str, str]:
-    """Return what the replicas hold after loading a state whose recipe is in the words of version 0.1, and what before."""
+    """Return what is held after loading a state whose recipe is in the words of version 0.1, and what was saved."""
     training = Training("several buckets", recipe).run(range(2))
     now = training.attachment.state_dict()
     old = {**now, "recipe": now["recipe"].replace("minimum_size=", "numel=").replace("group_size=", "group=")}
