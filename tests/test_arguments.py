@@ -9,6 +9,7 @@ import inspect
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Self
@@ -385,10 +386,8 @@ def valid(argument: Argument) -> object:
 def call(constructor: Callable[..., object], own: Sequence[Argument], given: Mapping[str, object]) -> None:
     """Call a constructor with what it needs, and with what is given."""
     needed = {a.name: valid(a) for a in own if (a.required or a.label in VALID) and a.name not in given}
-    try:
+    with suppress(Reached):
         constructor(**needed, **given)
-    except Reached:
-        pass
 
 
 @dataclass
