@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from inspect import signature
-from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, Union, cast, get_args, get_origin
 from typing import get_type_hints as hints
 
@@ -25,10 +24,11 @@ _LARGEST = sys.float_info.max
 
 
 class Kind(NamedTuple):
-    """Judges a value, and says in words what was expected."""
+    """Judges a value, and says in words what was expected. `sure`: types whose instances all fit, so none is judged."""
 
     judge: Judge
     words: str
+    sure: frozenset[type] = frozenset()
 
 
 class Note(Protocol):
@@ -145,22 +145,22 @@ def checked(target: T) -> T:
 
 def _checking(function: Callable[..., object]) -> Callable[..., object]:
     names = tuple(signature(function).parameters)
+    bound = int(names[:1] in (("self",), ("cls",)))  # most are called with nothing but names
 
     @cache  # at the first call, when all that annotations may name has been defined
     def kinds() -> Mapping[str, Kind]:
         found = hints(function, include_extras=True)
         return {name: _kind(found[name]) for name in names if name in found}
 
-    @cache
-    def judges() -> Mapping[str, Judge]:
-        return {name: kind.judge for name, kind in kinds().items()}
-
     @wraps(function)
     def checking(*args: Any, **kwargs: Any) -> object:
-        judge_of = judges()
-        for name, value in chain(zip(names, args, strict=False), kwargs.items()):
-            if name in judge_of and (verdict := judge_of[name](value)):
-                raise _refusal(verdict, name, value, kinds()[name].words)
+        kind_of = kinds()
+        given = kwargs if len(args) == bound else {**dict(zip(names, args, strict=False)), **kwargs}
+        for name, value in given.items():
+            if name in kind_of:
+                judge, words, sure = kind_of[name]
+                if type(value) not in sure and (verdict := judge(value)):
+                    raise _refusal(verdict, name, value, words)
         return function(*args, **kwargs)
 
     return checking
@@ -189,7 +189,7 @@ def _instance(class_: Any) -> Kind:
         return FITS if isinstance(value, class_) and not (structural and isinstance(value, type)) else FOREIGN
 
     isinstance(None, class_)  # now, and not at some later call, if it cannot be asked
-    return Kind(judge if structural else lambda value: FITS if isinstance(value, class_) else FOREIGN, _article(class_))
+    return Kind(judge, _article(class_), frozenset({class_}))
 
 
 def _article(class_: type) -> str:
@@ -214,7 +214,7 @@ def _union(*options: Any) -> Kind:
         return verdict
 
     *others, last = (kind.words for kind in kinds)
-    return Kind(judge, f"{', '.join(others)}, or {last}")
+    return Kind(judge, f"{', '.join(others)}, or {last}", frozenset().union(*(kind.sure for kind in kinds)))
 
 
 def _literal(*options: Any) -> Kind:
@@ -228,16 +228,18 @@ def _literal(*options: Any) -> Kind:
     return Kind(judge, f"one of {', '.join(map(str, options))}" if options[1:] else repr(options[0]))
 
 
-def _each(container: type, *items: Any) -> Kind:
-    """Return the kind of a container each of whose elements is one of `items`. A str is no container."""
-    element = _union(*items) if items[1:] else _kind(items[0])
-    each = element.judge
+def _each(container: Any, item: Any) -> Kind:
+    """Return the kind of a container whose elements are all of the kind of `item`. A str is no container."""
+    element = _kind(item)
+    each, sure = element.judge, element.sure
+    finite = issubclass(container, Collection)  # an iterator would be spent
 
     def judge(value: Any) -> int:
-        if not isinstance(value, container) or isinstance(value, str | bytes):
+        if not isinstance(value, container) or isinstance(value, (str, bytes)):
             return FOREIGN
-        # An iterator would be spent.
-        return max(map(each, value), default=FITS) if isinstance(value, Collection) else FITS
+        if not (finite or isinstance(value, Collection)) or sure.issuperset(map(type, value)):
+            return FITS
+        return max(map(each, value), default=FITS)
 
     return Kind(judge, f"{_article(container)}, each {element.words}")
 
@@ -246,11 +248,12 @@ def _tuple(*items: Any) -> Kind:
     if items[-1:] == (...,):
         return _each(tuple, items[0])
     kinds = [_kind(item) for item in items]
+    judges = [kind.judge for kind in kinds]
 
     def judge(value: Any) -> int:
-        if not isinstance(value, tuple) or len(value) != len(kinds):
+        if not isinstance(value, tuple) or len(value) != len(judges):
             return FOREIGN
-        return max((kind.judge(part) for kind, part in zip(kinds, value, strict=True)), default=FITS)
+        return max(each(part) for each, part in zip(judges, value, strict=True))
 
     return Kind(judge, f"a tuple ({', '.join(kind.words for kind in kinds)})")
 

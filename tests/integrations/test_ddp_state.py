@@ -290,6 +290,23 @@ def test_only_states_of_like_memories_are_accepted(ranks: Ranks, recipe: str) ->
     assert ranks.run(1, _states_of_others, recipe) == [[name for name in RECIPES if kept[name] == kept[recipe]]]
 
 
+def _saved_under_old_names(recipe: str) -> tuple[str, str]:
+    """Return what is held after loading a state whose recipe is in the words of version 0.1, and what was saved."""
+    training = Training("several buckets", recipe).run(range(2))
+    now = training.attachment.state_dict()
+    old = {**now, "recipe": now["recipe"].replace("minimum_size=", "numel=").replace("group_size=", "group=")}
+    assert old["recipe"] != now["recipe"]
+    again = Training("several buckets", recipe)
+    again.attachment.load_state_dict(_through_a_file(old))
+    return str(again.attachment.state_dict()), str(now)
+
+
+@pytest.mark.parametrize("recipe", ["topk", "signsgd", "powersgd"])
+def test_a_state_saved_before_options_were_renamed_loads(ranks: Ranks, recipe: str) -> None:
+    for found, saved in ranks.run(2, _saved_under_old_names, recipe):
+        assert found == saved
+
+
 # --- gradients that are not finite ---
 
 

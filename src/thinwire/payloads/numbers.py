@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from thinwire.checked import Share, Such, Whole, checked
+from thinwire.checked import Such
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
 from thinwire.payloads import wire
@@ -15,9 +15,8 @@ Narrow = None | Float | Format
 """How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits."""
 
 
-@checked
 def narrowed(
-    x: Tensor, how: Narrow, dtype: Float, seed: Whole, share: Share | None = None
+    x: Tensor, how: Narrow, dtype: torch.dtype, seed: int, share: float | None = None
 ) -> tuple[Tensor, Coded | None]:
     """Return the values as the receiver will see them, and their codes if codes travel.
 
@@ -30,8 +29,7 @@ def narrowed(
     return coded.values(torch.promote_types(dtype, torch.float32)), coded
 
 
-@checked
-def fitted(x: Tensor, dtype: Float, share: Share = 1.0) -> Tensor:
+def fitted(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:
     """Return `x` in `dtype`, with finite values clamped to ±b, a `share` 1/K of its range: b = max / (K·(1 + u)ᴷ).
 
     No sum of K such values overflows, in any order, although each addition may round up by a fraction u = eps/2.
