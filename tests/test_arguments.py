@@ -21,7 +21,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
+from thinwire import (
+    codecs,
+    exchanges,
+    formats,
+    memories,
+    payloads,
+    pipeline,
+    planner,
+    recipes,
+    reducer,
+    schedules,
+    stats,
+)
 from thinwire.integrations.momentum import Handover
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue
@@ -86,6 +98,7 @@ ADMITS: Mapping[str, str] = {
     "Normal": "0.5 1 10**20",  # float32's
     "Lowest": "-1 -0.5",
     "Mean": f"0 {SOME} inf nan",
+    "Measured": f"0 {SOME} inf nan",
     # others
     "bool": "True",
     "str": "x",
@@ -127,7 +140,7 @@ IN_PLACE_OF: Mapping[str, Mapping[str, object]] = {
 BODY: Mapping[str, str] = {
     "attach.model": "attach takes a DistributedDataParallel model; got",
     "attach.recipe": "attach takes a recipe such as",
-    "attach.plan": "attach takes a recipe such as",
+    "attach.plan": 'attach takes "auto", a Budget, or a plan from thinwire.plan',
     "replicate.recipe": "replicate takes a recipe such as",
     "sparsify.stages": "PipelineStages",
 }
@@ -238,7 +251,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     **dict.fromkeys(("wanted", "sent", "kept", "nonzero", "threshold", "count", "sent_bytes"), lambda: 1.0),
     **dict.fromkeys(("dense_seconds", "seconds", "break_even", "saves", "start", "end", "value"), lambda: 1.0),
     **dict.fromkeys(("network", "convert", "transform", "pack", "select"), lambda: 1.0),
-    **dict.fromkeys(("name", "summary", "sends", "reason", "track", "label"), lambda: "words"),
+    **dict.fromkeys(("name", "summary", "sends", "reason", "track", "label", "decision"), lambda: "words"),
     **dict.fromkeys(("choice",), lambda: "dense"),
     **dict.fromkeys(("values", "x", "flat", "scales", "codes"), _floats),
     **dict.fromkeys(("keys", "indices"), _ints),
@@ -250,6 +263,11 @@ VALID: Mapping[str, Callable[[], object]] = {
     **dict.fromkeys(("whole", "modules"), lambda: nn.Linear(2, 2)),
     **dict.fromkeys(("may_be_unused",), lambda: False),
     "Sparsified.boundaries": dict,
+    "Sparsified._senders": dict,
+    "Stats.step": stats.Figures,
+    "Stats.total": stats.Figures,
+    "Why.rows": dict,
+    "_meter": stats.Meter,
     "Coded.codes": lambda: torch.zeros(4, dtype=torch.uint8),
     "Coded.scales": lambda: torch.ones(1),
     "Coded.format": formats.Ternary,

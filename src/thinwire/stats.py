@@ -11,7 +11,6 @@ from torch import Tensor
 
 from thinwire.checked import Range, Size, checked
 
-
 Measured = Annotated[float, Range("a number from 0 on, or NaN", least=0, most=math.inf, nan=True)]
 
 
