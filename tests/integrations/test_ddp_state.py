@@ -301,7 +301,7 @@ def _saved_under_old_names(recipe: str) -> tuple[str, str]:
     return str(again.attachment.state_dict()), str(now)
 
 
-@pytest.mark.parametrize("recipe", ["topk", "signsgd", "powersgd"])
+@pytest.mark.parametrize("recipe", ["topk", "signsgd", "dgc"])
 def test_a_state_saved_before_options_were_renamed_loads(ranks: Ranks, recipe: str) -> None:
     for found, saved in ranks.run(2, _saved_under_old_names, recipe):
         assert found == saved

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Annotated, Any, Self, final
 
-from thinwire.checked import Amount, Count, Number, Seconds, Size, checked
-from thinwire.exchanges import Link, Transport
+from thinwire.checked import Amount, Count, Like, Number, Seconds, Size, checked
+from thinwire.exchanges import Link, Network, Transport
 from thinwire.planner.candidates import renamed
 
 SCHEMA = "thinwire.profile/2"
@@ -156,7 +156,7 @@ class Profile:
 
     world_size: Count
     timeline: Timeline
-    links: Mapping[Transport, Link]
+    links: Mapping[Transport, Annotated[Link, Like(Network)]]
     busy: Mapping[Transport, Link] = field(default_factory=dict)
     costs: Mapping[str, Cost] = field(default_factory=dict)
     slowdown: Amount = 0.0
