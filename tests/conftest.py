@@ -13,6 +13,9 @@ if not torch.cuda.is_available():
     # Read when triton is imported, which torch.distributed.pipelining does, in whatever test comes first.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Tests run side by side, and torch's threads wait for each other by spinning.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
@@ -21,6 +24,14 @@ def ranks() -> Iterator[Ranks]:
     ranks.run(1, _compile)
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Have torch use two threads, as kernels divide large tensors among threads."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 def _compile() -> None:

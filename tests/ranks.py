@@ -134,4 +134,4 @@ def _trace() -> int | None:
     group = dist.group.WORLD
     if group is None or len(dist.distributed_c10d._world.pg_map) > 1 + (group in thread._open):
         return None
-    return group._get_sequence_number_for_group()
+    return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # torch's stubs lack it

@@ -98,7 +98,6 @@ def _ended(results: list[dict[str, Result]], way: str) -> list[tuple[Ended, Ende
     return pairs
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("way", WHOLE)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_sends_everything_ends_where_plain_ddp_does(run: Run, loop: str, way: str) -> None:
@@ -114,7 +113,7 @@ def test_what_sends_everything_ends_where_plain_ddp_does(run: Run, loop: str, wa
     assert _alike(results, "")
 
 
-@pytest.mark.grid
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SPARSE)
 @pytest.mark.parametrize("loop", SHARES)
 def test_what_sends_a_hundredth_keeps_replicas_and_trains(run: Run, loop: str, way: str) -> None:

@@ -113,7 +113,12 @@ after += [all_lent_is_back, thread_opened, no_thread_has_a_group]
 @pytest.mark.parametrize("destroy", ["", "dist.destroy_process_group()"], ids=["kept", "destroyed"])
 @pytest.mark.parametrize(
     ("recipe", "threads"),
-    [("topk(minimum_size=1)", 0), ("randomk(minimum_size=1)", 0), ("gtopk(minimum_size=1)", 1), ("s2_reducer()", 1)],
+    [
+        ("topk(minimum_size=1)", 0),
+        ("gtopk(minimum_size=1)", 1),
+        pytest.param("randomk(minimum_size=1)", 0, marks=pytest.mark.slow),
+        pytest.param("s2_reducer()", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_is_lent_and_no_thread_has_a_group_when_the_interpreter_ends(
     recipe: str, threads: int, destroy: str

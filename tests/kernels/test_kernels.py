@@ -21,6 +21,8 @@ from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.select import cpu as select_cpu
 from thinwire.kernels.select.cpu import STREAM_BYTES
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 BACKENDS: tuple[Backend, ...] = ("cpu", "reference")
 INPUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
     "empty": lambda dtype: torch.empty(0, dtype=dtype),

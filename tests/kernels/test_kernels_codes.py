@@ -16,6 +16,8 @@ from thinwire.kernels import OffsetGrid, Rounding
 from thinwire.kernels.dispatch import Backend
 from thinwire.kernels.memory import empty
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 BACKENDS: tuple[Backend, ...] = ("cpu", "reference")
 
 SEVERAL_RANGES = 2 * (1 << 18) + 17

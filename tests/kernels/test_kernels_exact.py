@@ -11,6 +11,8 @@ from thinwire.kernels.dispatch import Backend
 from thinwire.kernels.fourier.reference import radices, turns
 from thinwire.payloads.spectral import forward
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 BACKENDS: tuple[Backend, ...] = ("cpu", "reference")
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 LENGTHS = [(1, 1), (2, 2), (8, 7), (12, 4), (437, 63), (1500, 1500), (211, 211), (4096 * 9 + 10, 4096), (600_000, 512)]

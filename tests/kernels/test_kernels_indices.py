@@ -10,6 +10,8 @@ from thinwire import kernels
 from thinwire.kernels import EliasFano
 from thinwire.kernels.dispatch import Backend
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 BACKENDS: tuple[Backend, ...] = ("reference", "cpu")
 SIZES = [
     (0, 0),

@@ -313,7 +313,9 @@ def linked() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("boundary", ["topk", "topk 8 bits", "laplace bf16"])
+@pytest.mark.parametrize(
+    "boundary", ["topk", *(pytest.param(name, marks=pytest.mark.slow) for name in ("topk 8 bits", "laplace bf16"))]
+)
 def test_bytes_on_the_interface_are_those_declared_each_way(linked: Cluster, boundary: str) -> None:
     events = [event for _, event in linked.run({"boundary": boundary})]
     if not events:

@@ -179,7 +179,9 @@ def _state(pid: int) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("end", "code"), [("interrupt", 130), ("kill a worker", 1)])
+@pytest.mark.parametrize(
+    ("end", "code"), [("interrupt", 130), pytest.param("kill a worker", 1, marks=pytest.mark.slow)]
+)
 def test_whatever_ends_a_run_keeps_finished_rows_and_leaves_nothing_behind(tmp_path: Path, end: str, code: int) -> None:
     file = tmp_path / "o.json"
     with _start(file) as bench:

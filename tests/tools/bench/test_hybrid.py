@@ -44,7 +44,7 @@ def _losses(events: list[dict[str, Any]]) -> list[float]:
     return [event["loss"] for event in events if event["kind"] == "loss"]
 
 
-@pytest.mark.parametrize("name", ["transformer", "dlrm"])
+@pytest.mark.parametrize("name", ["transformer", pytest.param("dlrm", marks=pytest.mark.slow)])
 def test_two_by_two_trains_as_two_whole_replicas_do(four: Cluster, two: Cluster, name: str) -> None:
     whole = _losses(_train(two, name, recipe="dense")[0])
     for events in _train(four, name, recipe="dense", stages=2):
@@ -54,7 +54,14 @@ def test_two_by_two_trains_as_two_whole_replicas_do(four: Cluster, two: Cluster,
 
 @pytest.mark.parametrize(
     ("recipe", "density"),
-    [("dense", 1.0), ("torch_powersgd", 1.0), ("dct_dp", 0.01), ("dgc", 0.01), ("gtopk", 0.01), ("s2_union", 1 / 32)],
+    [
+        ("dgc", 0.01),
+        ("gtopk", 0.01),
+        *(
+            pytest.param(*other, marks=pytest.mark.slow)
+            for other in (("dense", 1.0), ("torch_powersgd", 1.0), ("dct_dp", 0.01), ("s2_union", 1 / 32))
+        ),
+    ],
 )
 def test_any_recipe_keeps_the_replicas_of_a_stage_identical(four: Cluster, recipe: str, density: float) -> None:
     all_events = _train(four, recipe=recipe, density=density, stages=2, boundary=0.1)
@@ -64,6 +71,7 @@ def test_any_recipe_keeps_the_replicas_of_a_stage_identical(four: Cluster, recip
     assert all(losses == first for losses in others)
 
 
+@pytest.mark.slow
 def test_three_stages_in_one_replica() -> None:
     with Cluster(3, None, "thinwire.tools.bench.worker:handle") as three:
         losses = _losses(_train(three, recipe="dense", stages=3, boundary=0.25)[0])

@@ -406,6 +406,7 @@ def test_what_workers_refuse_is_bad_input(user_file: Path, build: str, message: 
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_one_worker_is_measured_too(user_file: Path) -> None:
     source = sources.Measured(kind="user", subject={"target": f"{user_file}:build"}, workers=1, rate=None)
     known = source.known(options.wishes(densities=None, candidates="fp16", error_feedback=True))
