@@ -170,7 +170,8 @@ def test_crossings_that_cannot_be(changed: dict[str, Any], message: str) -> None
 
 
 def test_what_is_no_whole_number_counts_nothing() -> None:
-    for wrong in (1.5, True):
+    not_whole: list[Any] = [1.5, True]
+    for wrong in not_whole:
         with pytest.raises(TypeError, match=f"nbytes is {wrong}; expected a whole number"):
             replace(CUT, nbytes=wrong)
     with pytest.raises(TypeError, match=r"micro_batches is 2\.5; expected a whole number, from 1 on"):
