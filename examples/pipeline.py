@@ -48,5 +48,5 @@ for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
 
 for index, report in boundaries.reports().items():
     print(f"rank {dist.get_rank()}: behind stage {index}, {report.kept:.1%} of the activations crossed")
-print(f"rank {dist.get_rank()}: replicas identical: {replicas.attachment.verify_replicas()}")
+print(f"rank {dist.get_rank()}: replicas identical: {replicas.verify_replicas()}")
 dist.destroy_process_group()

@@ -52,7 +52,7 @@ CODECS = {
     "topk 8 bits": CodecCase(codec=codecs.TopK(density=0.05, values=OFFSET_8), exact=False),
     "hashed slots 8 bits": CodecCase(codec=codecs.HashedSlots(density=0.05, values=OFFSET_8), exact=False),
     "offset float": CodecCase(codec=codecs.Cast(values=OFFSET_8), exact=False),
-    "qsgd_l2": CodecCase(codec=codecs.Cast(values=formats.Levels(bits=4, group=64)), exact=False, unbiased=True),
+    "qsgd_l2": CodecCase(codec=codecs.Cast(values=formats.Levels(bits=4, group_size=64)), exact=False, unbiased=True),
     "terngrad, not clipped": CodecCase(codec=codecs.Cast(values=formats.Ternary()), exact=False, unbiased=True),
     "terngrad": CodecCase(codec=codecs.Cast(values=formats.Ternary(clip=2.5)), exact=False),
     "signsgd": CodecCase(codec=codecs.Cast(values=formats.Sign()), exact=False),

@@ -1,20 +1,57 @@
-"""Fixtures for every test."""
+"""Fixtures for every test, and which cells of a grid run by default."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 import torch
+from cases import CODECS, vector
 from ranks import Ranks
 
 if not torch.cuda.is_available():
     # Read when triton is imported, which torch.distributed.pipelining does, in whatever test comes first.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Tests run side by side, and torch's threads wait for each other by spinning.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """Processes with a Gloo group between them."""
     ranks = Ranks()
+    ranks.run(1, _compile)
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Have torch use two threads, as kernels divide large tensors among threads."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def _compile() -> None:
+    """Have Numba compile what most tests use and keep it on disk, or every rank would, all at the same time."""
+    for dtype in (torch.float32, torch.float64):
+        for case in CODECS.values():
+            case.codec.encode(vector(1000, dtype=dtype)).dense()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what lies off the diagonal of each grid. Every value of every parameter occurs on the diagonal."""
+    grids = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("grid"):
+            grids[item.path, item.originalname].append(item)
+    for cells in grids.values():
+        places = [tuple(cell.callspec.indices.values()) for cell in cells]
+        sizes = [1 + max(axis) for axis in zip(*places, strict=True)]
+        diagonal = {tuple(step % size for size in sizes) for step in range(max(sizes))}
+        for cell, place in zip(cells, places, strict=True):
+            if place not in diagonal:
+                cell.add_marker("slow")

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire.collectives import thread
+
 LOT = 5
 TIMEOUT = 120.0
 
@@ -23,19 +25,26 @@ class RankError(AssertionError):
 
 
 class Ranks:
-    """Runs a function on each of `world_size` ranks and returns their results in order."""
+    """Runs a function on each of `world_size` ranks and returns their results in order.
+
+    Joining takes as long as a short test, so ranks stay in their group while the next function wants as many of them.
+    """
 
     def __init__(self) -> None:
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
+        self._group: tuple[int, tempfile.TemporaryDirectory[str]] | None = None
 
     def run(self, world_size: int, function: Callable[..., Any], *args: object) -> list[Any]:
         """Call `function(*args)` with a default process group in place; raise RankError if a rank raises."""
         self._start(world_size)
-        with tempfile.TemporaryDirectory() as folder:
-            for rank, pipe in enumerate(self._pipes[:world_size]):
-                pipe.send((str(Path(folder) / "store"), rank, world_size, function, args))
-            return self._collect(self._pipes[:world_size])
+        store = self._store(world_size)
+        for rank, pipe in enumerate(self._pipes[:world_size]):
+            pipe.send(((store, rank, world_size), function, args))
+        results, traces = zip(*self._collect(self._pipes[:world_size]), strict=True)
+        if any(trace is None or trace != traces[0] for trace in traces):
+            self._leave()
+        return list(results)
 
     def stop(self) -> None:
         """End all ranks."""
@@ -43,10 +52,12 @@ class Ranks:
             process.kill()
             process.join()
         self._processes, self._pipes = [], []
+        self._leave()
 
     def _start(self, count: int) -> None:
-        """Have at least `count` ranks; they come in lots, as each takes seconds to start."""
-        context = multiprocessing.get_context("spawn")
+        """Have at least `count` ranks; in lots, forked from a process that has imported what takes seconds."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["thinwire", "pytest"])
         for _ in range(len(self._processes), count if count > LOT else LOT):
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -54,6 +65,19 @@ class Ranks:
             theirs.close()
             self._pipes.append(mine)
             self._processes.append(process)
+
+    def _store(self, world_size: int) -> str:
+        """Return the file by which a group of so many finds together: another one if they are to join anew."""
+        if self._group is None or self._group[0] != world_size:
+            self._leave()
+            self._group = world_size, tempfile.TemporaryDirectory()
+        return str(Path(self._group[1].name) / "store")
+
+    def _leave(self) -> None:
+        """Have the next function find a group of its own."""
+        if self._group is not None:
+            self._group[1].cleanup()
+        self._group = None
 
     def _collect(self, pipes: list[Connection]) -> list[Any]:
         results: dict[Connection, Any] = {}
@@ -82,15 +106,32 @@ def told(function: Callable[..., Any], *args: object) -> str:
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    joined = None
     while True:
-        store, rank, world_size, function, args = pipe.recv()
+        place, function, args = pipe.recv()
         try:
-            files = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # torch's stubs do not export it
-            dist.init_process_group(
-                "gloo", store=files, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
-            )
+            if place != joined:
+                _join(*place)
+                joined = place
             result = function(*args)
-            dist.destroy_process_group()
-            pipe.send_bytes(pickle.dumps((True, result)))  # tensors by value, not by file descriptor
+            pipe.send_bytes(pickle.dumps((True, (result, _trace()))))  # tensors by value, not by file descriptor
         except BaseException:
-            pipe.send_bytes(pickle.dumps((False, f"rank {rank}: {traceback.format_exc()}")))
+            pipe.send_bytes(pickle.dumps((False, f"rank {place[1]}: {traceback.format_exc()}")))
+
+
+def _join(store: str, rank: int, world_size: int) -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    files = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # torch's stubs do not export it
+    dist.init_process_group("gloo", store=files, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+
+
+def _trace() -> int | None:
+    """Return how many collectives the group has seen, or None if other groups but the communication thread's are left.
+
+    A group can be used again if this is the same number on all its ranks.
+    """
+    group = dist.group.WORLD
+    if group is None or len(dist.distributed_c10d._world.pg_map) > 1 + (group in thread._open):
+        return None
+    return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # torch's stubs lack it

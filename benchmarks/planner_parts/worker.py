@@ -136,7 +136,7 @@ def _methods(
 ) -> Iterator[tuple[str, Callable[[DistributedDataParallel], Attachment | None]]]:
     for candidate in BUDGET.candidates()[1:]:
         yield candidate.name, _uniform(module, candidate.name)
-    yield PLANNED, lambda model: thinwire.attach(model, plan)
+    yield PLANNED, lambda model: thinwire.attach(model, plan=plan)
     # side by side, and plain DDP twice, to see the noise between equal runs
     yield DENSE, _uniform(module, DENSE)
     yield WATCHED, lambda model: thinwire.attach(model, plan=BUDGET)

@@ -22,7 +22,7 @@ THETA = 0.85
 FOUR: dict[str, Codec] = {
     "fft": FFT(density=1 - THETA, values=offset(10, 5)),
     "topk": TopK(density=1 - THETA),
-    "qsgd 3 bits": Cast(values=Levels(bits=3, norm="max", group=None)),
+    "qsgd 3 bits": Cast(values=Levels(bits=3, norm="max", group_size=None)),
     "terngrad": Cast(values=Ternary()),
 }
 RANGE = torch.logspace(-5, -2, 61)

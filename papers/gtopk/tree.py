@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thinwire.codecs import TopK
 from thinwire.exchanges import GlobalTopKTree
+from thinwire.exchanges.tree import Merge
 from thinwire.payloads import Sparse
 from thinwire.signals import Plain
 
@@ -31,7 +32,7 @@ class Trial:
     """The picks of several ranks, and the rule for what counts as delivered: exact or paper."""
 
     picks: Sequence[Sparse]
-    merge: str = "exact"
+    merge: Merge = "exact"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
     return [_outcome(trial, [rows[place] for rows in found]) for place, trial in enumerate(trials)]
 
 
-Job = tuple[int, str, Rows | None, int]
+Job = tuple[int, Merge, Rows | None, int]
 """Ranks, rule, this rank's picks where it takes part, and the length of the vector."""
 
 

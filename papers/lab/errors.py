@@ -79,7 +79,7 @@ NARROW: tuple[tuple[str, str, Codec], ...] = (
         for bits in (2, 4, 8)
     ),
     ("terngrad, not clipped", "terngrad, not clipped", Cast(values=Ternary())),
-    ("terngrad, not clipped", "terngrad, not clipped, by 512", Cast(values=Ternary(group=512))),
+    ("terngrad, not clipped", "terngrad, not clipped, by 512", Cast(values=Ternary(group_size=512))),
     ("signsgd, a scale a tensor", "signsgd, a scale a tensor", Cast(values=Sign())),
 )
 RANKS = (1, 2, 4)

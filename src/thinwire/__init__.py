@@ -8,21 +8,27 @@ from importlib.metadata import version
 
 from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
 from thinwire.errors import FingerprintError, MomentumError, PayloadError, StateError
+from thinwire.handle import Handle
 from thinwire.integrations import Attachment, Replicas, attach, plan, profile, replicate
-from thinwire.planner import Budget, Plan, Profile
+from thinwire.planner import Budget, Plan, Profile, Why
+from thinwire.stats import Figures, Stats
 
 __version__ = version("thinwire")
 
 __all__ = [
     "Attachment",
     "Budget",
+    "Figures",
     "FingerprintError",
+    "Handle",
     "MomentumError",
     "PayloadError",
     "Plan",
     "Profile",
     "Replicas",
     "StateError",
+    "Stats",
+    "Why",
     "__version__",
     "attach",
     "codecs",

@@ -2,9 +2,23 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """Takes in what happens. It may be told from any thread."""
+
+    def took(self, name: str, start: float, end: float) -> None:
+        """Take in a span, in `time.perf_counter` seconds."""
+
+    def add(self, name: str, amount: float | Tensor) -> None:
+        """Take in an amount. A tensor, 0-dim, is read when it is wanted, so that a GPU need not be waited for."""
 
 
 @dataclass
@@ -13,6 +27,15 @@ class Recorder:
 
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=dict)
+
+    def took(self, name: str, start: float, end: float) -> None:
+        """Keep the span."""
+        self.spans.append((name, start, end))
+
+    def add(self, name: str, amount: float | Tensor) -> None:
+        """Add to the total."""
+        with _counting:
+            self.totals[name] = self.totals.get(name, 0.0) + float(amount)
 
     def clear(self) -> None:
         """Forget everything recorded so far."""
@@ -24,7 +47,7 @@ class Recorder:
         return sum(end - max(start, since) for label, start, end in self.spans if label == name and end > since)
 
 
-_listeners: list[Recorder] = []
+_listeners: list[Listener] = []
 _counting = threading.Lock()  # collectives end in threads of their own
 
 
@@ -39,18 +62,28 @@ def listen(recorder: Recorder) -> Iterator[Recorder]:
 
 
 @contextmanager
-def span(name: str) -> Iterator[None]:
-    """Time the enclosed block under `name`."""
-    start = time.perf_counter()
+def span(name: str, *own: Listener) -> Iterator[None]:
+    """Time the enclosed block under `name`, for whoever listens and for listeners of one's `own`."""
+    done = started(name, *own)
     try:
         yield
     finally:
-        for recorder in _listeners:
-            recorder.spans.append((name, start, time.perf_counter()))
+        done()
 
 
-def count(name: str, amount: float) -> None:
-    """Add `amount` to the total called `name`."""
-    with _counting:
-        for recorder in _listeners:
-            recorder.totals[name] = recorder.totals.get(name, 0.0) + amount
+def started(name: str, *own: Listener) -> Callable[[], None]:
+    """Begin a span called `name`. Call what this returns, from any thread, to end it."""
+    start = time.perf_counter()
+
+    def done() -> None:
+        end = time.perf_counter()
+        for listener in (*_listeners, *own):
+            listener.took(name, start, end)
+
+    return done
+
+
+def count(name: str, amount: float, *own: Listener) -> None:
+    """Add `amount` to the total called `name`, for whoever listens and for listeners of one's `own`."""
+    for listener in (*_listeners, *own):
+        listener.add(name, amount)

@@ -50,18 +50,11 @@ class Codec(ABC):
         return None
 
 
-def check_density(density: float | schedules.Schedule) -> None:
-    """Raise ValueError if the density is a plain number outside (0, 1]."""
-    if not isinstance(density, schedules.Schedule) and not 0 < density <= 1:
-        raise ValueError(f"density is {density}; expected a share of the elements, above 0 and at most 1")
-
-
-def kept(density: float | schedules.Schedule, numel: int) -> int:
+def kept(density: schedules.Density, numel: int) -> int:
     """Return how many of `numel` elements a density keeps: the nearest whole number, but at least one if there are any.
 
     Raises TypeError for a schedule, which has no value without a step.
     """
     if isinstance(density, schedules.Schedule):
         raise TypeError("the density is a schedule; resolve it first with codec.at(step)")
-    check_density(density)
     return min(numel, max(1, round(density * numel)))

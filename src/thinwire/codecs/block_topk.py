@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.checked import Width, checked
+from thinwire.codecs.base import Codec, kept
 from thinwire.payloads import Blocks, Narrow, narrowed
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class BlockTopK(Codec):
     """Send round(density · b) of the vector's b blocks: those whose ℓ2 norm is largest.
@@ -22,14 +24,9 @@ class BlockTopK(Codec):
     a density outside (0, 1] or a block below 1.
     """
 
-    density: float | Schedule
-    block: int = 32
+    density: Density
+    block: Width = 32
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        if self.block < 1:
-            raise ValueError(f"block is {self.block}; expected 1 element or more")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Blocks:
         """Return whole blocks; the vector's last one is filled up with zeros. A norm of NaN counts as largest."""

@@ -5,6 +5,7 @@ from typing import final
 
 import torch
 
+from thinwire.checked import checked
 from thinwire.codecs.base import Codec
 from thinwire.formats import Format
 from thinwire.payloads import Dense, narrowed
@@ -12,6 +13,7 @@ from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Cast(Codec):
     """Send every value as `values`: float16 or bfloat16, rounded to nearest, or a format of a few bits.

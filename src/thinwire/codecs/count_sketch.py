@@ -1,17 +1,21 @@
 """Count sketches (Charikar et al. 2002), as the S2 Reducer sends them (Ge et al. 2021, §3.1)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 
 from thinwire import kernels
+from thinwire.checked import Positive, Range, checked
 from thinwire.codecs.base import Codec
 from thinwire.payloads import Sketch, SketchTable
 from thinwire.signals import Signal
 
+Rows = Annotated[int, Range("1 to 63 rows", least=1, most=63)]
+
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class CountSketch(Codec):
     """Send a table that can be added: S[j, h_j(i)] = Σ s_j(i) · x[i], with hashes h and signs s that the seed gives.
@@ -22,13 +26,9 @@ class CountSketch(Codec):
     63 rows and `ratio` is above 0.
     """
 
-    rows: int = 3
-    ratio: float = 0.5
+    rows: Rows = 3
+    ratio: Positive = 0.5
     shared_seed: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.rows <= 63 and 0 < self.ratio < float("inf")):
-            raise ValueError(f"rows is {self.rows}, ratio {self.ratio}; expected 1 to 63 rows and a ratio above 0")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sketch:
         """Return the table, in float32 or wider."""

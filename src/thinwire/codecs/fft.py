@@ -1,19 +1,21 @@
 """Send the largest frequencies (Wang et al. 2020)."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.checked import Range, checked
+from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import largest
 from thinwire.payloads import Blocks, Narrow, Spectral, narrowed
 from thinwire.payloads.spectral import forward, spectrum_size
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
 
+Block = Annotated[int, Range("2 elements or more, and fewer than 2^31", least=2, most=2**31 - 1)]
 # Elements transformed at a time. Writing a whole spectrum to memory would take as long as computing it.
 _PART = 1 << 22
 _SAMPLES = 64
@@ -22,6 +24,7 @@ _SURPLUS = 1.1
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class FFT(Codec):
     """Transform blocks of `block` elements, and send the round(density · c) largest of the c coefficients.
@@ -31,15 +34,10 @@ class FFT(Codec):
     Raises ValueError for a density outside (0, 1] or a block below 2.
     """
 
-    density: float | Schedule
-    block: int = 4096
+    density: Density
+    block: Block = 4096
     half: bool = False
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        if self.block < 2:
-            raise ValueError(f"block is {self.block}; expected 2 elements or more")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Spectral:
         """Return coefficients as pairs (real, imaginary). A block with a NaN or an infinity counts as largest."""

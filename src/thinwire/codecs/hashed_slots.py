@@ -10,15 +10,17 @@ from typing import final
 import torch
 
 from thinwire import kernels
-from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.checked import Positive, checked
+from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import candidates, filled
 from thinwire.kernels import gather
 from thinwire.payloads import Narrow, Sparse, narrowed
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class HashedSlots(Codec):
     """Write each large element into slot h(index) of m = round(density · d) slots, and send the slots. No sort.
@@ -35,14 +37,9 @@ class HashedSlots(Codec):
     or a surplus of 0 or less.
     """
 
-    density: float | Schedule
-    surplus: float = 2.0
+    density: Density
+    surplus: Positive = 2.0
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        if self.surplus <= 0:
-            raise ValueError(f"surplus is {self.surplus}; expected more than 0")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return m slots. NaN counts as largest, so a collision cannot hide it."""

@@ -6,14 +6,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import check_bound, kth_largest, near, room, strongest
+from thinwire.checked import Multiple, Number, checked
+from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.thresholding import kth_largest, near, room, strongest
 from thinwire.payloads import Narrow, Sparse
-from thinwire.schedules import Every, Schedule
+from thinwire.schedules import Density, Every, Schedule
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class KeptThreshold(Codec):
     """Send all |x| ≥ τ, where τ is the k-th largest magnitude of an earlier step, and k = round(density · d).
@@ -24,14 +26,10 @@ class KeptThreshold(Codec):
     (0, 1] or a bound below 1.
     """
 
-    density: float | Schedule
-    refresh: float | Schedule = Every(steps=1000)  # noqa: RUF009 - frozen
-    bound: float = 1.5
+    density: Density
+    refresh: Number | Schedule = Every(steps=1000)  # noqa: RUF009 - frozen
+    bound: Multiple = 1.5
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        check_bound(self.bound)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""

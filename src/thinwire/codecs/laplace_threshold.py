@@ -7,14 +7,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import check_bound, near, room, strongest
+from thinwire.checked import Multiple, checked
+from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.thresholding import near, room, strongest
 from thinwire.payloads import Narrow, Sparse
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LaplaceThreshold(Codec):
     """Send all |x| ≥ τ with τ = b · ln(d/k), where b is the mean magnitude. No sort, no state.
@@ -25,13 +27,9 @@ class LaplaceThreshold(Codec):
     or a bound below 1.
     """
 
-    density: float | Schedule
-    bound: float = 2.0
+    density: Density
+    bound: Multiple = 2.0
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        check_bound(self.bound)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""

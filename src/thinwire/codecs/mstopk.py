@@ -6,14 +6,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.checked import Count, checked
+from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import largest
 from thinwire.payloads import Narrow, Sparse, narrowed
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class MSTopK(Codec):
     """Send k = round(density · d) elements: all above a threshold that k or fewer reach, and some just below it.
@@ -25,12 +27,9 @@ class MSTopK(Codec):
     for a density outside (0, 1].
     """
 
-    density: float | Schedule
-    rounds: int = 25
+    density: Density
+    rounds: Count = 25
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. If something is not finite, they are exactly the largest."""

@@ -6,13 +6,15 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.checked import checked
+from thinwire.codecs.base import Codec, kept
 from thinwire.payloads import Narrow, Sparse, narrowed
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class RandomK(Codec):
     """Send one element, drawn at random, of each of k = round(density · d) equal strata.
@@ -23,13 +25,10 @@ class RandomK(Codec):
     ValueError for a density outside (0, 1].
     """
 
-    density: float | Schedule
+    density: Density
     unbiased: bool = False
     values: Narrow = None
     shared_seed: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. If any element of the vector is not finite, every value sent is NaN."""

@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.checked import Width, checked
+from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import largest
 from thinwire.payloads import Narrow, Sparse, narrowed
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class RowTopK(Codec):
     """Send the k = round(density · width) largest magnitudes of each row. A row is `width` elements: a sample, say.
@@ -23,14 +25,9 @@ class RowTopK(Codec):
     that are not zero. Raises ValueError for a density outside (0, 1] or a width below 1.
     """
 
-    density: float | Schedule
-    width: int
+    density: Density
+    width: Width
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        if self.width < 1:
-            raise ValueError(f"width is {self.width}; expected 1 element or more")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements of each row. A shorter last row keeps the same share."""
@@ -46,7 +43,7 @@ class RowTopK(Codec):
         return None if self.values else min((kept(self.density, w) / w for w in widths), default=1.0)
 
 
-def largest_in_rows(x: Tensor, width: int, density: float | Schedule) -> Tensor:
+def largest_in_rows(x: Tensor, width: int, density: Density) -> Tensor:
     """Return the indices (int32, ascending) of the largest magnitudes in each row of a flat tensor.
 
     A row is `width` elements; the last row may be shorter. NaN counts as largest, and of equal magnitudes the lowest

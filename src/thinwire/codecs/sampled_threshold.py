@@ -4,14 +4,16 @@ import math
 from dataclasses import dataclass
 from typing import final
 
-from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.checked import Multiple, checked
+from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import candidates, strongest
 from thinwire.payloads import Narrow, Sparse
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class SampledThreshold(Codec):
     """Send k = round(density · d) of the largest magnitudes, found with a threshold estimated from a sample.
@@ -21,14 +23,9 @@ class SampledThreshold(Codec):
     outside (0, 1] or a surplus below 1.
     """
 
-    density: float | Schedule
-    surplus: float = 1.25
+    density: Density
+    surplus: Multiple = 1.25
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        if self.surplus < 1:
-            raise ValueError(f"surplus is {self.surplus}; expected 1 or more")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements, padding included. NaN counts as largest."""

@@ -2,19 +2,23 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, check_density, kept
-from thinwire.codecs.thresholding import check_bound, kth_largest, near, room, strongest
+from thinwire.checked import Multiple, Range, checked
+from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.thresholding import kth_largest, near, room, strongest
 from thinwire.payloads import Narrow, Sparse
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
+
+Gain = Annotated[float, Range("a gain, above 0 and at most 1", above=0, most=1)]
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class SteeredThreshold(Codec):
     """Send all |x| ≥ τ, and steer τ so that k = round(density · d) elements reach it.
@@ -26,16 +30,10 @@ class SteeredThreshold(Codec):
     for a density outside (0, 1], a bound below 1 or a gain outside (0, 1].
     """
 
-    density: float | Schedule
-    bound: float = 1.5
-    gain: float = 0.25
+    density: Density
+    bound: Multiple = 1.5
+    gain: Gain = 0.25
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        check_bound(self.bound)
-        if not 0 < self.gain <= 1:
-            raise ValueError(f"gain is {self.gain}; expected above 0 and at most 1")
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""

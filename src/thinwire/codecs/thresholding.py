@@ -72,12 +72,6 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
     return x.index_select(0, largest(x, k)).abs().min()
 
 
-def check_bound(bound: float) -> None:
-    """Raise ValueError unless `bound` is finite and at least 1; below 1 the wanted number would not fit."""
-    if not 1 <= bound < math.inf:
-        raise ValueError(f"bound is {bound}; expected 1 or more, and finite")
-
-
 def room(bound: float, k: int, numel: int) -> int:
     """Return ⌈bound · k⌉, or `numel` if that is less."""
     return min(numel, math.ceil(bound * k))

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from typing import final
 
-from thinwire.codecs.base import Codec, check_density, kept
+from thinwire.checked import checked
+from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import largest
 from thinwire.payloads import Narrow, Sparse, narrowed
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class TopK(Codec):
     """Send the k = round(density · d) largest magnitudes, exactly. `values` narrows the numbers on the wire.
@@ -18,11 +20,8 @@ class TopK(Codec):
     Raises ValueError for a density outside (0, 1].
     """
 
-    density: float | Schedule
+    density: Density
     values: Narrow = None
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""

@@ -4,11 +4,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, final
+from typing import ClassVar, Literal, Protocol, final, runtime_checkable
 
 from torch import Tensor
 from torch.futures import Future
 
+from thinwire.checked import Amount, Bandwidth, Count, Seconds, checked
 from thinwire.collectives import Group
 from thinwire.payloads import Payload
 
@@ -16,6 +17,7 @@ Transport = Literal["all_reduce", "all_gather", "point_to_point"]
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """A network link: `latency` seconds per message and `bandwidth` bytes per second.
@@ -23,14 +25,8 @@ class Link:
     Raises ValueError unless both are 0 or more and the latency is finite.
     """
 
-    latency: float
-    bandwidth: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.latency < math.inf:
-            raise ValueError(f"latency is {self.latency}; expected seconds, from 0 on and finite")
-        if not self.bandwidth >= 0:
-            raise ValueError(f"bandwidth is {self.bandwidth}; expected bytes per second, from 0 on")
+    latency: Seconds
+    bandwidth: Bandwidth
 
     def seconds(self, nbytes: float) -> float:
         """Return the time of one message: α + n/B."""
@@ -42,6 +38,7 @@ class Link:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Hops:
     """`count` messages in a row, each of `nbytes`, from rank i to i + `stride`, for every i that `every` divides.
@@ -49,13 +46,14 @@ class Hops:
     With `swap`, they go to i XOR `stride` instead, and `stride` is a power of two.
     """
 
-    stride: int
-    count: float
-    nbytes: float
-    every: int = 1
+    stride: Count
+    count: Amount
+    nbytes: Amount
+    every: Count = 1
     swap: bool = False
 
 
+@runtime_checkable
 class Network(Protocol):
     """What connects the ranks. A `Link` is a network in which all pairs of ranks are alike."""
 
@@ -64,15 +62,17 @@ class Network(Protocol):
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
     """The sum over ranks, the part of this rank's payload that went into it, and the bytes this rank sent."""
 
     total: Payload
     delivered: Payload
-    sent_bytes: float
+    sent_bytes: Amount
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """What an exchange needs from a codec that encodes the values it sums."""
 

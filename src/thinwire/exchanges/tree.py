@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import torch
 
+from thinwire.checked import checked
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops
 from thinwire.exchanges.merging import Rounds, merged, table
@@ -32,12 +33,14 @@ def _within_outcome(own: Keyed, dropped: list[Keyed], outcome: Keyed) -> Keyed:
     return own.rekeyed(own.keys[chosen], own.rows[chosen])
 
 
-_DELIVERED: Mapping[str, Callable[[Keyed, list[Keyed], Keyed], Keyed]] = MappingProxyType(
+Merge = Literal["exact", "paper"]
+_DELIVERED: Mapping[Merge, Callable[[Keyed, list[Keyed], Keyed], Keyed]] = MappingProxyType(
     {"exact": _less_dropped, "paper": _within_outcome}
 )
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class GlobalTopKTree(Rounds):
     """Up a binary tree, two ranks add their k rows and keep the k largest. All ranks get the root's k rows.
@@ -48,12 +51,8 @@ class GlobalTopKTree(Rounds):
     `exact_values`, the tree only finds the indices; one more all-reduce of k rows sums what every rank picked there.
     """
 
-    merge: str = "exact"
+    merge: Merge = "exact"
     exact_values: bool = False
-
-    def __post_init__(self) -> None:
-        if self.merge not in _DELIVERED:
-            raise ValueError(f"merge is {self.merge!r}; expected one of {', '.join(_DELIVERED)}")
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait."""

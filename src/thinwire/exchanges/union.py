@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
 
+from thinwire.checked import Such, checked
 from thinwire.collectives import Group, Peers, all_or
 from thinwire.exchanges.base import Encoder, Exchanged, Hops, Transport
 from thinwire.exchanges.merging import Rounds, expected_union, table, together
@@ -16,9 +17,12 @@ from thinwire.payloads import Keyed, Payload, fitted
 from thinwire.payloads.keyed import spread
 
 _FIX = "use Cast(values=torch.bfloat16), CountSketch(...) or None"
+# A str has a method `encode` of its own.
+Packed = Annotated[Encoder | None, Such(f"a codec of summable payloads: {_FIX}", lambda x: not isinstance(x, str))]
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class UnionAllReduce(Rounds):
     """Ranks combine bitmaps of their keys by OR, then sum the rows of the union by a ring all-reduce. Exact.
@@ -29,11 +33,7 @@ class UnionAllReduce(Rounds):
 
     uneven: ClassVar[bool] = True
     transport: ClassVar[Transport] = "all_reduce"
-    packed: Encoder | None = None
-
-    def __post_init__(self) -> None:
-        if self.packed is not None and (isinstance(self.packed, str) or not hasattr(self.packed, "encode")):
-            raise TypeError(f"packed is {self.packed!r}; {_FIX}")
+    packed: Packed = None
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait. Raises TypeError if payloads of `packed` cannot be added."""

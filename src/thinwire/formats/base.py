@@ -3,25 +3,30 @@
 import math
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import Range
 from thinwire.kernels.memory import empty
+
+GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
+"""How many consecutive numbers share a scale; None for one scale in all."""
+Bits = Annotated[int, Range("2 to 15 bits", least=2, most=15)]
 
 
 class Format(ABC):
     """How one number travels: as one of 2^bits codes, times a scale. Frozen, hashable and stateless.
 
-    `group` consecutive numbers share a scale; with None a whole vector does. If a group contains a NaN or an infinity
-    (or a float64 beyond float32's range), its scale is NaN, and all of the group decodes to NaN.
+    `group_size` consecutive numbers share a scale; with None a whole vector does. If such a group contains a NaN or an
+    infinity (or a float64 beyond float32's range), its scale is NaN, and all of the group decodes to NaN.
     """
 
     bits: int
-    group: int | None
+    group_size: GroupSize
 
     @property
     @abstractmethod
@@ -71,7 +76,7 @@ class Format(ABC):
     @final
     def width(self, numel: int) -> int:
         """Return how many of `numel` values share a scale."""
-        return self.group or max(1, numel)
+        return self.group_size or max(1, numel)
 
     @final
     def scale_count(self, numel: int) -> int:
@@ -90,14 +95,14 @@ def flat32(x: Tensor) -> Tensor:
     return x.detach().reshape(-1).to(torch.float32).contiguous()
 
 
-def norms(x: Tensor, group: int | None, order: float) -> Tensor:
+def norms(x: Tensor, group_size: GroupSize, order: float) -> Tensor:
     """Return the norm of each group, float64. It is not finite where an element is not."""
-    return kernels.group_norms(x, group or max(1, x.numel()), order)
+    return kernels.group_norms(x, group_size or max(1, x.numel()), order)
 
 
-def peaks(x: Tensor, group: int | None) -> Tensor:
+def peaks(x: Tensor, group_size: GroupSize) -> Tensor:
     """Return the largest magnitude of each group, float32. It is NaN where an element is not finite."""
-    return finite(norms(x, group, math.inf))
+    return finite(norms(x, group_size, math.inf))
 
 
 def finite(scales: Tensor, zero: float = 0.0) -> Tensor:
@@ -117,20 +122,8 @@ def _finite(scales: np.ndarray[Any, Any], zero: float) -> np.ndarray[Any, Any]:
     return narrow
 
 
-def widths(x: Tensor, group: int | None) -> Tensor:
+def widths(x: Tensor, group_size: GroupSize) -> Tensor:
     """Return the number of elements of each group, float64."""
-    width = group or max(1, x.numel())
+    width = group_size or max(1, x.numel())
     starts = torch.arange(0, x.numel(), width, dtype=torch.float64, device=x.device)
     return (x.numel() - starts).clamp_(max=width)
-
-
-def check_bits(bits: int, least: int) -> None:
-    """Raise ValueError unless `bits` is between `least` and 15."""
-    if not least <= bits <= 15:
-        raise ValueError(f"bits is {bits}; expected {least} to 15")
-
-
-def check_group(group: int | None) -> None:
-    """Raise ValueError unless a group has at least one element."""
-    if group is not None and group < 1:
-        raise ValueError(f"group is {group}; expected at least 1 value per scale, or None for one scale in all")

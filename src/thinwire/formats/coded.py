@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.formats.base import Format
 from thinwire.kernels.memory import empty
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coded:
     """Several vectors, one after another, encoded in one format. `runs` has their lengths; by default it is one vector.
@@ -24,7 +26,7 @@ class Coded:
 
     codes: Tensor
     scales: Tensor
-    runs: tuple[int, ...] = field(default=())
+    runs: tuple[Size, ...] = field(default=())
     format: Format
 
     def __post_init__(self) -> None:
@@ -38,7 +40,8 @@ class Coded:
             )
 
     @classmethod
-    def of(cls, x: Tensor, format: Format, *, seed: int = 0) -> Self:
+    @checked
+    def of(cls, x: Tensor, format: Format, *, seed: Whole = 0) -> Self:
         """Encode a tensor of any shape as a single run."""
         codes, scales = format.encode(x.detach().reshape(-1), seed=seed)
         return cls(codes=codes, scales=scales, format=format)

@@ -7,13 +7,19 @@ drop its pattern's last bits and subtract the smallest number's pattern.
 import math
 import struct
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Annotated, Self, final
 
 import torch
 from torch import Tensor
 
+from thinwire.checked import Range, checked
+from thinwire.formats.base import Bits
+
 MANTISSA = 23
-_LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+_LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
+Mantissa = Annotated[int, Range("0 to 23 bits", least=0, most=MANTISSA)]
+Normal = Annotated[float, Range(f"a positive number from {_LEAST:.3g} to {_MOST:.3g}", least=_LEAST, most=_MOST)]
+Lowest = Annotated[float, Range(f"a negative number from {-_MOST:.3g} to {-_LEAST:.3g}", least=-_MOST, most=-_LEAST)]
 
 
 def pattern(value: float) -> int:
@@ -54,25 +60,26 @@ class Grid:
         return number((index + self.base - 1) << self.shift)
 
 
-def balanced_eps(*, bits: int, mantissa: int, max: float) -> float:
+@checked
+def balanced_eps(*, bits: Bits, mantissa: Mantissa, max: Normal) -> float:
     """Return the eps from which 2^(bits-1) - 1 positive numbers reach up to `max`, and as many negative ones to -max.
 
     Raises ValueError if there is none: with so few bits of mantissa eps would lie below float32's normal numbers.
     """
-    check_mantissa(mantissa)
-    check_number("max", max)
     shift = MANTISSA - mantissa
     return _normal((pattern(max) >> shift) - 2 ** (bits - 1) + 2, shift, f"{bits} bits and mantissa {mantissa}")
 
 
-def tuned_eps(*, bits: int, mantissa: int, max: float, min: float | None = None, start: float = 0.002) -> float:
+@checked
+def tuned_eps(
+    *, bits: Bits, mantissa: Mantissa, max: Normal, min: Lowest | None = None, start: Normal = 0.002
+) -> float:
     """Return the eps that the paper's tuning finds: lower eps while code 1…1 decodes below `min`, else raise it.
 
     Each step moves eps by one number of the grid, from `start` on. In the end it swings between two numbers. This
     returns the greater one, at which code 1…1 still reaches `min`. For min = -max that is `balanced_eps`. Raises
     ValueError if eps falls below float32's normal numbers.
     """
-    check_mantissa(mantissa)
     shift = MANTISSA - mantissa
     base, top = pattern(start) >> shift, pattern(max) >> shift
     least = pattern(-min if min is not None else max) >> shift
@@ -112,15 +119,3 @@ def powers(peak: Tensor, top: float, reach: float) -> Tensor:
     found = exponents - exponent + (fractions > fraction)
     found = found.clamp(-126, min(127, 128 - math.frexp(reach)[1]))
     return torch.where(peak.isnan(), torch.nan, ((found + 127) << MANTISSA).to(torch.int32).view(torch.float32))
-
-
-def check_mantissa(mantissa: int) -> None:
-    """Raise ValueError unless `mantissa` is between 0 and the 23 bits of a float32."""
-    if not 0 <= mantissa <= MANTISSA:
-        raise ValueError(f"mantissa is {mantissa}; expected 0 to {MANTISSA} bits")
-
-
-def check_number(name: str, value: float) -> None:
-    """Raise ValueError unless `value` is a positive normal float32."""
-    if not _LEAST <= value <= _MOST:
-        raise ValueError(f"{name} is {value}; expected a positive number from {_LEAST:.3g} to {_MOST:.3g}")

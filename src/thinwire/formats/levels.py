@@ -8,29 +8,25 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.formats.base import Format, check_bits, check_group, finite, flat32, norms
+from thinwire.checked import checked
+from thinwire.formats.base import Bits, Format, GroupSize, finite, flat32, norms
 
 _ORDERS = {"l2": 2.0, "max": math.inf}
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Levels(Format):
     """QSGD (Alistarh et al. 2017): x / norm, rounded stochastically to zero or one of s levels of either sign.
 
     s = 2^(bits-1) - 1. The scale is the group's norm, and code c stands for (c - s) / s of it. A norm beyond float32's
-    range counts as not finite. Raises ValueError for bits, norm or group out of range.
+    range counts as not finite. Raises ValueError for bits, norm or group_size out of range.
     """
 
-    bits: int = 4
+    bits: Bits = 4
     norm: Literal["l2", "max"] = "l2"
-    group: int | None = 512
-
-    def __post_init__(self) -> None:
-        check_bits(self.bits, 2)
-        check_group(self.group)
-        if self.norm not in _ORDERS:
-            raise ValueError(f"norm is {self.norm!r}; expected one of {', '.join(_ORDERS)}")
+    group_size: GroupSize = 512
 
     @property
     def unbiased(self) -> bool:
@@ -40,7 +36,7 @@ class Levels(Format):
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
         """Return codes 0..2s and the norms, with 1 for a group of zeros."""
         x = flat32(x)
-        scales, codes = finite(norms(x, self.group, _ORDERS[self.norm]), zero=1.0), self.empty_codes(x)
+        scales, codes = finite(norms(x, self.group_size, _ORDERS[self.norm]), zero=1.0), self.empty_codes(x)
         kernels.levels_encode(codes, x, scales, self.width(x.numel()), self._levels, seed)
         return codes, scales
 

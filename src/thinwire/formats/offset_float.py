@@ -1,18 +1,20 @@
 """A float of few bits, with its numbers where gradients are."""
 
 from dataclasses import dataclass
-from typing import Self, final, get_args
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.formats.base import Format, check_bits, check_group, flat32, peaks
-from thinwire.formats.grid import Grid, balanced_eps, check_mantissa, check_number, least_mantissa, powers
+from thinwire.checked import checked
+from thinwire.formats.base import Bits, Format, GroupSize, flat32, peaks
+from thinwire.formats.grid import Grid, Lowest, Mantissa, Normal, balanced_eps, least_mantissa, powers
 from thinwire.kernels import OffsetGrid, Rounding
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class OffsetFloat(Format):
     """A float32 cut to `mantissa` bits, from `eps` to `max` and from -eps to `min` (Wang et al. 2020, Algorithm 1).
@@ -26,50 +28,46 @@ class OffsetFloat(Format):
     may saturate (for max < 1, beyond max · 2^127). Raises ValueError if the numbers do not fit into 2^bits codes.
     """
 
-    bits: int = 8
-    mantissa: int = 3
-    eps: float
-    max: float = 1.0
-    min: float | None = None
+    bits: Bits = 8
+    mantissa: Mantissa = 3
+    eps: Normal
+    max: Normal = 1.0
+    min: Lowest | None = None
     rounding: Rounding = "truncate"
     scaled: bool = True
-    group: int | None = None
+    group_size: GroupSize = None
 
     def __post_init__(self) -> None:
-        check_bits(self.bits, 2)
-        check_mantissa(self.mantissa)
-        check_group(self.group)
-        for name, value in (("eps", self.eps), ("max", self.max), ("-min", self._lowest)):
-            check_number(name, value)
-        if self.rounding not in get_args(Rounding):
-            raise ValueError(f"rounding is {self.rounding!r}; expected one of {', '.join(get_args(Rounding))}")
         self._check_range()
 
     @classmethod
+    @checked
     def balanced(
         cls,
         *,
-        bits: int = 8,
-        mantissa: int = 3,
-        max: float = 1.0,
+        bits: Bits = 8,
+        mantissa: Mantissa = 3,
+        max: Normal = 1.0,
         rounding: Rounding = "truncate",
         scaled: bool = True,
-        group: int | None = None,
+        group_size: GroupSize = None,
     ) -> Self:
         """Return the format with as many positive as negative numbers. Raises ValueError if there is none."""
-        check_bits(bits, 2)
         eps = balanced_eps(bits=bits, mantissa=mantissa, max=max)
-        return cls(bits=bits, mantissa=mantissa, eps=eps, max=max, rounding=rounding, scaled=scaled, group=group)
+        return cls(
+            bits=bits, mantissa=mantissa, eps=eps, max=max, rounding=rounding, scaled=scaled, group_size=group_size
+        )
 
     @classmethod
+    @checked
     def fit(
         cls,
         sample: Tensor,
         *,
-        bits: int = 8,
+        bits: Bits = 8,
         rounding: Rounding = "truncate",
         scaled: bool = True,
-        group: int | None = None,
+        group_size: GroupSize = None,
     ) -> Self:
         """Try every mantissa up to `bits`, and return the balanced format with the least squared error on `sample`.
 
@@ -77,7 +75,6 @@ class OffsetFloat(Format):
         range for good, as the paper tunes on the first gradients. Raises ValueError if the sample is empty, is not
         finite or, unless `scaled`, is all zeros.
         """
-        check_bits(bits, 2)
         sample = flat32(sample)
         if not sample.numel() or not bool(sample.isfinite().all()):
             raise ValueError(f"sample has {sample.numel()} values; expected some, all of them finite")
@@ -85,7 +82,9 @@ class OffsetFloat(Format):
         if not largest:
             raise ValueError("the sample is all zeros, which have no range; expected gradients, or scaled=True")
         formats = (
-            cls.balanced(bits=bits, mantissa=mantissa, max=largest, rounding=rounding, scaled=scaled, group=group)
+            cls.balanced(
+                bits=bits, mantissa=mantissa, max=largest, rounding=rounding, scaled=scaled, group_size=group_size
+            )
             for mantissa in range(least_mantissa(bits), bits + 1)
         )
         return min(formats, key=lambda form: form._error(sample))
@@ -113,7 +112,7 @@ class OffsetFloat(Format):
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
         """Return codes and a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
         x = flat32(x)
-        scales, codes = self._scales(peaks(x, self.group)), self.empty_codes(x)
+        scales, codes = self._scales(peaks(x, self.group_size)), self.empty_codes(x)
         grid = OffsetGrid(self.grid.shift, self.grid.base, self.positives, self.negatives)
         kernels.offset_encode(codes, x, scales, self.width(x.numel()), grid, self.rounding, seed)
         return codes, scales

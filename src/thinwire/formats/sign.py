@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.formats.base import Format, check_group, finite, flat32, norms, widths
+from thinwire.checked import checked
+from thinwire.formats.base import Format, GroupSize, finite, flat32, norms, widths
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Sign(Format):
     """EF-signSGD (Karimireddy et al. 2019): the sign times the group's mean magnitude. A zero counts as plus.
@@ -18,11 +20,8 @@ class Sign(Format):
     It is biased and needs error feedback. A vector of zeros stays zero, because its scale is 0.
     """
 
-    group: int | None = None
+    group_size: GroupSize = None
     bits: int = field(default=1, init=False)
-
-    def __post_init__(self) -> None:
-        check_group(self.group)
 
     @property
     def unbiased(self) -> bool:
@@ -32,7 +31,7 @@ class Sign(Format):
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
         """Return codes 0 (plus) or 1 (minus), and the mean magnitudes."""
         x = flat32(x)
-        scales = finite(norms(x, self.group, 1.0) / widths(x, self.group))
+        scales = finite(norms(x, self.group_size, 1.0) / widths(x, self.group_size))
         codes = self.empty_codes(x)
         kernels.sign_encode(codes, x)
         return codes, scales

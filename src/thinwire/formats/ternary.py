@@ -1,6 +1,5 @@
 """Minus one, zero or one, scaled: TernGrad."""
 
-import math
 from dataclasses import dataclass, field
 from typing import final
 
@@ -8,10 +7,12 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.formats.base import Format, check_group, flat32, norms, peaks, widths
+from thinwire.checked import Positive, checked
+from thinwire.formats.base import Format, GroupSize, flat32, norms, peaks, widths
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Ternary(Format):
     """TernGrad (Wen et al. 2017): ±scale with probability |x| / scale, otherwise zero.
@@ -21,14 +22,9 @@ class Ternary(Format):
     ValueError unless `clip` is positive and finite, or None.
     """
 
-    clip: float | None = None
-    group: int | None = None
+    clip: Positive | None = None
+    group_size: GroupSize = None
     bits: int = field(default=2, init=False)
-
-    def __post_init__(self) -> None:
-        check_group(self.group)
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ValueError(f"clip is {self.clip}; expected a positive number of standard deviations, or None")
 
     @property
     def unbiased(self) -> bool:
@@ -38,9 +34,9 @@ class Ternary(Format):
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
         """Return codes 0 (zero), 1 (plus) or 2 (minus), and the scales, with 0 for a group of zeros."""
         x = flat32(x)
-        scales = peaks(x, self.group)
+        scales = peaks(x, self.group_size)
         if self.clip is not None:
-            deviations = norms(x, self.group, 2.0) / widths(x, self.group).sqrt()
+            deviations = norms(x, self.group_size, 2.0) / widths(x, self.group_size).sqrt()
             scales = torch.minimum(scales, (self.clip * deviations).to(torch.float32))
         codes = self.empty_codes(x)
         kernels.ternary_encode(codes, x, scales, self.width(x.numel()), seed)

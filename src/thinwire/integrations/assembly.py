@@ -1,7 +1,7 @@
 """Putting an attachment together from a recipe and parameters, once all ranks agree on them."""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from thinwire.errors import FingerprintError
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.momentum import Handover
 from thinwire.integrations.state import kinds, words
+from thinwire.planner import Why
 from thinwire.reducer import Reducer
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -30,6 +31,7 @@ def assembled(
     scaler: LossScaler | None,
     divisor: Divisor,
     may_be_unused: bool,
+    why: Callable[[], Why] | None = None,
 ) -> Attachment:
     """Return the attachment of a recipe to these parameters. `names`: those with dense gradients. A collective.
 
@@ -53,6 +55,7 @@ def assembled(
         divisor=divisor,
         scaler=scaler,
         may_be_unused=may_be_unused,
+        why=why,
     )
     if earlier is not None:
         attachment.take_over(earlier)

@@ -1,13 +1,15 @@
 """What `attach` returns: the recipe at work on one model."""
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
+from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.integrations import state
 from thinwire.integrations.drift import differing
@@ -15,7 +17,11 @@ from thinwire.integrations.gradients import put_in_place
 from thinwire.integrations.momentum import Handover
 from thinwire.integrations.optimizers import observe, stop_observing
 from thinwire.integrations.steps import Reduced, Steps, read
+from thinwire.planner import Why
 from thinwire.reducer import Bucket, Reducer, Released, Round, Segment
+from thinwire.stats import Meter, Stats
+
+_log = logging.getLogger("thinwire")
 
 Divisor = Callable[[bool, bool], int]
 """How many ranks does a sum stand for? All of them, or only those that still have data.
@@ -25,6 +31,7 @@ the two do not go together.
 """
 
 
+@runtime_checkable
 class LossScaler(Protocol):
     """What we need of a torch.amp.GradScaler."""
 
@@ -33,6 +40,7 @@ class LossScaler(Protocol):
 
 
 @final
+@checked
 class Attachment:
     """Reduces the gradients of one model with a recipe, and keeps what waits between steps. See `attach`.
 
@@ -51,8 +59,9 @@ class Attachment:
         divisor: Divisor,
         scaler: LossScaler | None,
         may_be_unused: bool,
+        why: Callable[[], Why] | None = None,
     ) -> None:
-        self.recipe = recipe
+        self.recipe, self.meter, self._why = recipe, Meter(), why
         self.parameters: Mapping[str, nn.Parameter] = dict(parameters)
         self.names: Mapping[nn.Parameter, str] = {p: name for name, p in parameters.items()}
         self._group, self._handover, self._divisor = group, handover, divisor
@@ -115,6 +124,7 @@ class Attachment:
         ]
         bucket = Bucket(flat=flat, segments=tuple(segments))
         means = self.steps.gradients.take_out(names, bucket.views())
+        self.meter.gradient(flat, self._group.size(), self._round.scale)
         return self._finishing(self.recipe.reduce(bucket, self._round), names, bucket, means)
 
     def reduce_sparse(
@@ -122,6 +132,8 @@ class Attachment:
     ) -> "Future[Tensor]":
         """Start reducing the sparse gradient of an nn.Embedding(sparse=True). The future holds the mean, sparse too."""
         (name,) = self._enter(parameters, joined=joined)
+        rows = gradient._indices().nbytes + gradient._values().nbytes
+        self.meter.add("dense_bytes", (self._group.size() - 1) * rows)
         future = self.recipe.reduce_rows(gradient, name, self._round)
         _, note = self.steps.started([name])
 
@@ -161,6 +173,24 @@ class Attachment:
     def differing_parameters(self) -> list[str]:
         """Return the names of parameters that differ between ranks. A collective: call it on every rank."""
         return differing(self.parameters, self._group)
+
+    def stats(self) -> Stats:
+        """Return what the latest step and all steps together sent and took. Call it after the optimizer's step.
+
+        It reads what waits once, and from the first call on each gradient is read once more. On a GPU it makes the host
+        wait. Where a plan leaves DDP plain, there are no figures.
+        """
+        self.steps.close_if_done()
+        return self.meter.stats(lambda: [x for memory in self.recipe.memories() for x in memory.waiting()])
+
+    def why(self) -> Why:
+        """Return why each tensor is sent as it is, if a plan or plan="auto" chose it. `print` shows it as a table.
+
+        Raises RuntimeError if you chose the recipe yourself, or if nothing has been chosen yet.
+        """
+        if self._why is None:
+            raise RuntimeError('you chose the recipe yourself; why() says what a plan or plan="auto" has chosen')
+        return self._why()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's memories and step, as tensors and plain containers. Save it on every rank.
@@ -227,8 +257,9 @@ class Attachment:
         """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
         If the recipe applies momentum, the optimizer gets it back, and what waits is applied at once. With other
-        recipes, what waits goes out with the next gradients. DDP cannot drop a hook, so the hook stays and does
-        nothing. Raises RuntimeError if the recipe applies momentum and no optimizer can take it back.
+        recipes, what waits goes out with the next gradients. DDP cannot drop a hook, so the hook stays and sums
+        gradients as DDP would; the logger "thinwire" says so. Raises RuntimeError if the recipe applies momentum and no
+        optimizer can take it back.
         """
         self._handover.check_returnable()
         self.steps.settle_by_gradients()
@@ -236,6 +267,8 @@ class Attachment:
             self._handover.give_up(self.parameters, self._group, self._loss_scale)
             self.forget()
         self.recipe = Released(waiting=tuple(self.recipe.memories()))
+        level = logging.DEBUG if self._group.rank() else logging.WARNING
+        _log.log(level, "removed: gradients are averaged uncompressed from now on; DDP's hook, or reduce(), does that")
 
     def _enter(self, parameters: Sequence[nn.Parameter], *, joined: bool) -> list[str]:
         """Note that these parameters are being reduced, and return their names."""
@@ -255,7 +288,15 @@ class Attachment:
         if self._handover.active:
             self._handover.prepare()
         scale = 1 / self._divisor(joined, steps.open)
-        self._round = Round(step=steps.step, draw=steps.draw, group=self._group, scale=scale, watch=self._watch)
+        self.meter.begin(steps.step)
+        self._round = Round(
+            step=steps.step,
+            draw=steps.draw,
+            group=self._group,
+            scale=scale,
+            watch=self._watch,
+            listeners=(self.meter,),
+        )
         self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
 
     def _finishing(

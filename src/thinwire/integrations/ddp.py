@@ -1,14 +1,15 @@
 """Attaching to DistributedDataParallel: its hook, and its Join for uneven inputs."""
 
 import weakref
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.checked import BODY, Count, checked
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
@@ -16,24 +17,26 @@ from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.plain_steps import PlainSteps
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
-from thinwire.planner.plan import Plan
+from thinwire.planner.plan import Plan, Why
 from thinwire.reducer import Reducer
 
 
+@checked
 def attach(
-    model: DistributedDataParallel,
-    recipe: Reducer | Plan | None = None,
+    model: Annotated[DistributedDataParallel, BODY],
+    recipe: Annotated[Reducer | None, BODY] = None,
     *,
-    plan: Literal["auto"] | Budget | Plan | None = None,
+    plan: Annotated[Literal["auto"] | Budget | Plan | None, BODY] = None,
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
-    rebroadcast: int | None = None,
+    rebroadcast: Count | None = None,
 ) -> Attachment:
     """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
 
     `plan`, in place of a recipe: "auto" (also the default, if you give neither) measures the links, plans within the
     default `Budget` or within the one you pass, races the plan against uncompressed steps, and plans again when the
     links change. A plan from `thinwire.plan` is used as it is. Where nothing pays, DDP stays plain, without a hook.
+    `why()` of what this returns says why each tensor is sent as it is.
     `optimizer`: one or several SGDs whose momentum the recipe applies, if it corrects momentum.
     `scaler`: the GradScaler you use, if any. What waits in memory then follows its loss scale.
     `rebroadcast`: send rank 0's parameters to all ranks after every so many steps (Wang et al. 2020, §4, take 10).
@@ -56,7 +59,7 @@ def attach(
     sparse = sparse_weights(model.module)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
-    recipe = _reducer(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
+    recipe, why = _chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
     attachment = assembled(
         recipe,
@@ -68,6 +71,7 @@ def attach(
         scaler=scaler,
         divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
         may_be_unused=may_be_unused,
+        why=why,
     )
     if isinstance(recipe, Adaptive) and names and not may_be_unused and rebroadcast is None:
         PlainSteps(model, {name: p for p, name in names.items()}, attachment, recipe, install)
@@ -84,36 +88,40 @@ def install(model: DistributedDataParallel, attachment: Attachment) -> None:
     model.register_comm_hook(attachment, _hook)
 
 
-def _asked(recipe: object, plan: object) -> object:
+_Asked = Reducer | Plan | Budget
+
+
+def _asked(recipe: object, plan: object) -> _Asked:
     """Return the recipe, plan or budget that was asked for."""
     if recipe is not None and plan is not None:
         raise TypeError("attach takes a recipe or a plan, not both; leave one of them out")
-    asked = plan if recipe is None else recipe
-    return Budget() if asked in (None, "auto") else asked
+    if isinstance(recipe, Plan | Budget) or recipe == "auto":
+        raise TypeError(f"attach takes {type(recipe).__name__} {recipe!r:.60} as plan=, not as the recipe")
+    if recipe is not None and not isinstance(recipe, Reducer):
+        raise TypeError(f"attach takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
+    if not (plan is None or plan == "auto" or isinstance(plan, Plan | Budget)):
+        raise TypeError(f'attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got {plan!r}')
+    return recipe or (plan if isinstance(plan, Plan | Budget) else Budget())
 
 
-def _reducer(
-    asked: object, parameters: Mapping[str, nn.Parameter], sparse: set[torch.Tensor], caps: list[int] | None
-) -> Reducer:
+def _chosen(
+    asked: _Asked, parameters: Mapping[str, nn.Parameter], sparse: set[torch.Tensor], caps: list[int] | None
+) -> tuple[Reducer, Callable[[], Why] | None]:
+    """Return the reducer, and the function that says why it does what it does, unless you chose it yourself."""
     if isinstance(asked, Reducer):
-        return asked
+        return asked, None
     if isinstance(asked, Budget):
-        sizes = [p.numel() for p in parameters.values() if p not in sparse]
-        return Adaptive(asked, sizes=sizes, caps=caps)
-    assert isinstance(asked, Plan)
+        adaptive = Adaptive(asked, sizes=[p.numel() for p in parameters.values() if p not in sparse], caps=caps)
+        return adaptive, adaptive.why
     if strangers := sorted(asked.choice.keys() - parameters.keys()):
         raise ValueError(f"the plan has a tensor {strangers[0]!r}, which this model lacks: make a plan of this model")
-    return asked.reducer()
+    return asked.reducer(), asked.why
 
 
-def _check(model: object, asked: object) -> None:
+def _check(model: object, asked: _Asked) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
             f"attach takes a DistributedDataParallel model; got {type(model).__name__}: wrap it in DDP first"
-        )
-    if not isinstance(asked, Reducer | Plan | Budget):
-        raise TypeError(
-            f'attach takes a recipe such as recipes.topk(density=0.01), a plan, a Budget or "auto"; got {asked!r}'
         )
     if model.mixed_precision is not None:
         raise RuntimeError("DDP's mixed_precision uses the only hook DDP has; use torch.autocast instead")

@@ -13,6 +13,7 @@ from thinwire.integrations.attachment import Attachment
 from thinwire.planner.live import Adaptive
 from thinwire.planner.probe.measure import Stamp, stamp
 from thinwire.planner.profile import Gradient
+from thinwire.stats import ring_bytes
 
 
 @final
@@ -62,7 +63,7 @@ class PlainSteps:
         install: Callable[[DistributedDataParallel, Attachment], None],
     ) -> None:
         self._attachment, self._adaptive, self._install = attachment, adaptive, install
-        self._rank = model.process_group.rank()
+        self._rank, self._size = model.process_group.rank(), model.process_group.size()
         *others, (self._last, p) = parameters.items()
         self._device = p.device
         self._gradients = [
@@ -82,6 +83,9 @@ class PlainSteps:
     def __call__(self, model: nn.Module, inputs: object) -> None:
         """End the previous step and begin one: a forward pass begins."""
         assert isinstance(model, DistributedDataParallel)
+        if self._attachment.recipe is not self._adaptive:  # removed
+            _remove(self._handles)
+            return _remove(self._noting)
         if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
             self._accumulating |= torch.is_grad_enabled()
             return
@@ -104,9 +108,19 @@ class PlainSteps:
 
     def _count(self, p: Tensor) -> None:
         if self._log is not None and self._last not in self._log.ready:
-            self._attachment.steps.step += 1
-            self._attachment.steps.draw += 1
+            self._note_step()
             self._note(self._last, p)
+
+    def _note_step(self) -> None:
+        """Count the step, and what DDP sends in it."""
+        steps, meter = self._attachment.steps, self._attachment.meter
+        sent = ring_bytes(sum(g.nbytes for g in self._gradients), self._size)
+        numel = sum(g.numel for g in self._gradients)
+        meter.begin(steps.step)
+        for name, amount in (("sent_bytes", sent), ("dense_bytes", sent), ("values", numel), ("elements", numel)):
+            meter.add(name, amount)
+        steps.step += 1
+        steps.draw += 1
 
     def _note(self, name: str, p: Tensor) -> None:
         if self._log is not None:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.checked import Fraction, checked
 from thinwire.collectives import Group
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.planner.candidates import Budget
@@ -20,6 +21,7 @@ from thinwire.planner.probe.tiers import described
 from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
 
 
+@checked
 def profile(
     model: DistributedDataParallel,
     step: Callable[[], Tensor],
@@ -58,13 +60,14 @@ def profile(
     )
 
 
+@checked
 def plan(
     model: DistributedDataParallel,
     step: Callable[[], Tensor],
     *,
     update: Callable[[], object] | None = None,
     budget: Budget | None = None,
-    tolerance: float = 0.03,
+    tolerance: Fraction = 0.03,
 ) -> Plan:
     """Measure as `profile` does, and decide what to compress and how. A collective.
 

@@ -8,20 +8,22 @@ of the same shapes, as the replicas of HSDP do and its shards do not.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.managed import sparse_weights
 from thinwire.reducer import Reducer
+from thinwire.stats import Stats
 
 _BUCKET_BYTES = 25 << 20
 
@@ -55,8 +57,9 @@ class _Bucket:
 
 
 @final
+@checked
 class Replicas:
-    """What `replicate` returns. `attachment` is as from `thinwire.attach`: state_dict, verify_replicas and so on."""
+    """Replicas of one model, and a handle: see `replicate`. `attachment` does the work."""
 
     def __init__(self, whole: nn.Module, attachment: Attachment, group: Group) -> None:
         weights = sparse_weights(whole)
@@ -66,6 +69,34 @@ class Replicas:
         self._sparse = [p for p in managed if p in weights]
         self._handed: dict[str, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._frozen = [(name, p) for name, p in whole.named_parameters() if not p.requires_grad]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps: what waits, and a second copy of the gradients."""
+        return self.attachment.memory_bytes + sum(bucket.flat.nbytes for bucket in self._buckets)
+
+    def stats(self) -> Stats:
+        """Return what the latest step and all steps together sent and took. Call it after the optimizer's step."""
+        return self.attachment.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's memories and step, as tensors and plain containers. Save it on every rank."""
+        return self.attachment.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this rank's `state_dict`. A collective, which raises as `Attachment.load_state_dict` does."""
+        self.attachment.load_state_dict(saved)
+
+    def verify_replicas(self) -> bool:
+        """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
+        return self.attachment.verify_replicas()
+
+    def remove(self) -> None:
+        """Give the model back: from now on `reduce` averages uncompressed. A collective; call it between steps.
+
+        What waits goes out as `Attachment.remove` says, which also says what is raised.
+        """
+        self.attachment.remove()
 
     def reduce(self) -> None:
         """Replace every gradient by its mean over the replicas, through the recipe. A collective.
@@ -128,9 +159,10 @@ class Replicas:
         return self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views)
 
 
+@checked
 def replicate(
     modules: nn.Module | Iterable[nn.Module],
-    recipe: Reducer,
+    recipe: Annotated[Reducer, BODY],
     *,
     group: Group | None = None,
     optimizer: Optimizers = None,

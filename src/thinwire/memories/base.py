@@ -74,6 +74,10 @@ class Memory(ABC):
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load tensors as `state` returned them; they are copied."""
 
+    def waiting(self) -> Sequence[Tensor]:
+        """Return what was not delivered and waits for a later step. Not copies."""
+        return [fields["residual"] for fields in self.state().values() if "residual" in fields]
+
     @property
     def nbytes(self) -> int:
         """Bytes held, including the second copy that lets a step be called off."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import checked
 from thinwire.kernels import Picks
 from thinwire.memories.base import Memory, Staged, State
 from thinwire.payloads import Payload
@@ -17,6 +18,7 @@ _SECOND_DRAW = 1 << 32
 
 
 @final
+@checked
 @dataclass(kw_only=True)
 class ErrorFeedback(Memory):
     """r ← r + g − delivered.

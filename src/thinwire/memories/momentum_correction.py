@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels import Picks
 from thinwire.memories.base import Memory, Staged, State
 from thinwire.payloads import Payload
@@ -16,6 +17,7 @@ from thinwire.signals import Plain, Signal
 
 
 @final
+@checked
 @dataclass(kw_only=True)
 class MomentumCorrection(Memory):
     """u ← m·u + g;  v ← v + u;  send from v. With `masking`, u is set to 0 where v was sent.
@@ -31,10 +33,10 @@ class MomentumCorrection(Memory):
 
     fields: ClassVar[frozenset[str]] = frozenset({"residual", "velocity"})
 
-    momentum: float | None = None
+    momentum: Fraction | None = None
     nesterov: bool = False
     masking: bool = True
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     _residual: Staged = field(default_factory=Staged, init=False, repr=False)
     _velocity: Staged = field(default_factory=Staged, init=False, repr=False)
     _loss_scale: float = field(default=1.0, init=False, repr=False)

@@ -7,12 +7,14 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
+from thinwire.checked import checked
 from thinwire.memories.base import Memory, State
 from thinwire.payloads import Payload
 from thinwire.signals import Note, Signal
 
 
 @final
+@checked
 @dataclass(kw_only=True)
 class Noted(Memory):
     """`memory`, and one small tensor per parameter that the codec carries over to the next step.

@@ -6,7 +6,9 @@ from typing import Self
 
 from torch import Tensor
 
-Regions = tuple[tuple[int, int], ...]
+from thinwire.checked import Size
+
+Regions = tuple[tuple[Size, Size], ...]
 
 
 class Payload(ABC):
@@ -33,6 +35,10 @@ class Payload(ABC):
     @abstractmethod
     def counts(self) -> Sequence[int]:
         """Return how many values travel for each region."""
+
+    def carried(self) -> int | Tensor:
+        """Return how many values travel without padding; a 0-dim tensor where only the device knows."""
+        return sum(self.counts())
 
     @abstractmethod
     def with_values(self, values: Tensor) -> Self:

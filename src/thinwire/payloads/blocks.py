@@ -10,6 +10,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from thinwire.checked import Size, Width, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, wire
@@ -22,6 +23,7 @@ _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Blocks(Keyed):
     """Block `keys[i]` (int32) holds values[i·width : (i+1)·width]; all other blocks are zero.
@@ -33,10 +35,10 @@ class Blocks(Keyed):
 
     keys: Tensor
     values: Tensor
-    numel: int
-    width: int
+    numel: Size
+    width: Width
     regions: Regions = field(default=())
-    runs: tuple[int, ...] = field(default=())
+    runs: tuple[Size, ...] = field(default=())
     coded: Coded | None = None
 
     def __post_init__(self) -> None:

@@ -2,19 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self, final
+from typing import Annotated, Self, final
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import Range, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
 
+SizeOrAll = Annotated[int, Range("a whole number from 0 on, or -1 for as many as there are values", least=-1)]
+
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dense(Payload):
     """All values of the regions, in order. By default one region covers the whole vector.
@@ -23,7 +27,7 @@ class Dense(Payload):
     """
 
     values: Tensor
-    numel: int = -1
+    numel: SizeOrAll = -1
     regions: Regions = field(default=())
     coded: Coded | None = None
 

@@ -1,13 +1,17 @@
 """The numbers of a payload on the wire: plain values, or the scales and packed codes of a format."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
+from thinwire.checked import Such
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
 from thinwire.payloads import wire
 
-Narrow = torch.dtype | Format | None
+Float = Annotated[torch.dtype, Such(", ".join(map(str, wire.DTYPE_CODES)), wire.DTYPE_CODES.__contains__)]
+Narrow = None | Float | Format
 """How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits."""
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, slots, wire
@@ -18,6 +19,7 @@ from thinwire.payloads.layout import CODINGS, Layout, in_order
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sparse(Keyed):
     """Values at int32 `indices`; all other elements of the regions are zero.
@@ -34,11 +36,11 @@ class Sparse(Keyed):
 
     indices: Tensor
     values: Tensor
-    numel: int
+    numel: Size
     regions: Regions = field(default=())
-    runs: tuple[int, ...] = field(default=())
+    runs: tuple[Size, ...] = field(default=())
     ascending: bool = True
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Whole, ...] = ()
     agreed: bool = False
     coded: Coded | None = None
 
@@ -95,6 +97,10 @@ class Sparse(Keyed):
     def region_counts(self) -> list[int]:
         """Return how many elements lie in each region: the runs, of which a sum of payloads has more."""
         return list(self.runs)
+
+    def carried(self) -> Tensor:
+        """Return how many values are not 0, as padding is."""
+        return self.values.count_nonzero()
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same indices with other values."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import Size, Width, checked
 from thinwire.errors import PayloadError
 from thinwire.payloads import wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
@@ -15,13 +16,14 @@ from thinwire.payloads.blocks import Blocks
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spectral(Payload):
     """Real Fourier coefficients of blocks of `block` elements; `coefficients` holds them as pairs (real, imaginary)."""
 
     coefficients: Blocks
-    block: int
-    numel: int
+    block: Width
+    numel: Size
     regions: Regions = field(default=())
 
     def __post_init__(self) -> None:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.checked import Size, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Format
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.dense import Dense
 from thinwire.payloads.layout import Layout
-from thinwire.payloads.numbers import Narrow
+from thinwire.payloads.numbers import Float, Narrow
 from thinwire.payloads.sparse import Sparse
 
 _WORD = 4
@@ -25,6 +26,7 @@ _QUIET_NAN = 0x7FC00000
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Words:
     """How `named` of `numel` elements of `dtype` travel (None: all of them), with values narrowed to `values`.
@@ -33,9 +35,9 @@ class Words:
     at the same elements. Each gets as many bits as there is room for: unchanged, or float32 rounded to that many bits.
     """
 
-    named: int | None
-    numel: int
-    dtype: torch.dtype
+    named: Size | None
+    numel: Size
+    dtype: Float
     values: Narrow
 
     @property

@@ -3,19 +3,19 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import Annotated, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import check_density, kept
+from thinwire.checked import Part, Range, Share, Whole, checked
+from thinwire.codecs.base import kept
 from thinwire.codecs.row_topk import largest_in_rows
 from thinwire.codecs.thresholding import filled
-from thinwire.formats import Format
 from thinwire.kernels import gather
 from thinwire.payloads import Dense, Narrow, Sparse, Words, narrowed
-from thinwire.payloads.wire import DTYPE_CODES
 from thinwire.pipeline.autograd import pack, unpack
+from thinwire.trace import Listener
 
 
 class Choice(NamedTuple):
@@ -25,19 +25,24 @@ class Choice(NamedTuple):
     thresholds: Tensor
 
 
+Mean = Annotated[float, Range("a number from 0 on, or NaN where nothing was sent", least=0, most=math.inf, nan=True)]
+
+
+@checked
 class Report(NamedTuple):
     """Densities wanted, sent (padding included), kept by the threshold, and nonzero; and the mean threshold.
 
     Densities are shares of the activations' elements. NaN before anything was sent.
     """
 
-    wanted: float
-    sent: float
-    kept: float
-    nonzero: float
-    threshold: float
+    wanted: Part
+    sent: Mean
+    kept: Mean
+    nonzero: Mean
+    threshold: Mean
 
 
+@checked
 class Boundary(nn.Module, ABC):
     """Keeps about the share `density` of the largest magnitudes of each row. Only their gradients come back.
 
@@ -52,14 +57,11 @@ class Boundary(nn.Module, ABC):
     values: Narrow
     start_dim: int
 
-    def __init__(self, density: float, values: Narrow, start_dim: int) -> None:
+    def __init__(self, density: Share, values: Narrow, start_dim: Whole) -> None:
         super().__init__()
-        check_density(density)
-        if not (values is None or isinstance(values, Format) or values in DTYPE_CODES):
-            known = ", ".join(map(str, DTYPE_CODES))
-            raise TypeError(f"values is {values!r}; expected None, {known} or one of thinwire.formats")
         self.density, self.values, self.start_dim = density, values, start_dim
         self._sums, self._crossings = _Sums(), 0
+        self.listeners: tuple[Listener, ...] = ()
 
     @abstractmethod
     def count(self, rows: int, width: int) -> int | None:
@@ -84,7 +86,7 @@ class Boundary(nn.Module, ABC):
             raise TypeError(f"an activation is floating-point; got {x.dtype}")
         layout, width = self._layout(x.shape, x.dtype), self._width(x.shape)
         self._crossings += 1
-        return pack(x, layout, lambda flat: self._chosen(flat, width))
+        return pack(x, layout, lambda flat: self._chosen(flat, width), self.listeners)
 
     @final
     def receive(self, words: Tensor, frame: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class Boundary(nn.Module, ABC):
         Any words must do, because pipelines try out shapes on uninitialised memory. Raises PayloadError if their number
         is not what this boundary sends for such a frame.
         """
-        return unpack(words, frame, self._layout(frame.shape[:-1], frame.dtype))
+        return unpack(words, frame, self._layout(frame.shape[:-1], frame.dtype), self.listeners)
 
     @final
     def nbytes(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> int:
@@ -113,10 +115,16 @@ class Boundary(nn.Module, ABC):
         taken = flat if choice.kept is None else gather(flat, choice.kept)
         values, coded = narrowed(taken, self.values, flat.dtype, self._crossings)
         self._sums.add(flat.numel(), values, choice)
+        self._tell(flat.numel(), values.numel() if choice.kept is None else (choice.kept >= 0).sum())
         if choice.kept is None:
             return Dense(values=values, coded=coded), None
         indices = filled(choice.kept, flat.numel())
         return Sparse(indices=indices, values=values, numel=flat.numel(), coded=coded), choice.kept
+
+    def _tell(self, elements: int, kept: int | Tensor) -> None:
+        for listener in self.listeners:
+            listener.add("elements", elements)
+            listener.add("values", kept)
 
     def _layout(self, shape: torch.Size, dtype: torch.dtype) -> Words:
         width, numel = self._width(shape), math.prod(shape)
@@ -134,6 +142,7 @@ class Boundary(nn.Module, ABC):
 
 
 @final
+@checked
 class TopKBoundary(Boundary):
     """Keeps the k = round(density · width) largest magnitudes of each row, exactly (Gupta et al. 2021, Algorithm 2).
 
@@ -141,7 +150,7 @@ class TopKBoundary(Boundary):
     everything travels, unchanged unless `values` narrows it.
     """
 
-    def __init__(self, density: float, *, values: Narrow = None, start_dim: int = -1) -> None:
+    def __init__(self, density: Share, *, values: Narrow = None, start_dim: Whole = -1) -> None:
         super().__init__(density, values, start_dim)
 
     def count(self, rows: int, width: int) -> int | None:

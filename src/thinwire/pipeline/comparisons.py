@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from thinwire.codecs.base import check_density, kept
+from thinwire.checked import Share, Size, checked
+from thinwire.codecs.base import kept
 from thinwire.codecs.row_topk import largest_in_rows
 
 
 @final
+@checked
 class TopKGradient(nn.Module):
     """Activations pass unchanged. Of each row (d) of the gradient, the round(density · d) largest magnitudes pass.
 
@@ -24,9 +26,8 @@ class TopKGradient(nn.Module):
 
     waiting: Tensor | None
 
-    def __init__(self, density: float, error_feedback: bool = True) -> None:
+    def __init__(self, density: Share, error_feedback: bool = True) -> None:
         super().__init__()
-        check_density(density)
         self.density, self.error_feedback = density, error_feedback
         self.register_buffer("waiting", None, persistent=False)
 
@@ -60,6 +61,7 @@ class TopKGradient(nn.Module):
 
 
 @final
+@checked
 class GaussianSketch(nn.Module):
     """A random sketch: x → x S Sᵀ for rows of width d, with S (d, m) of N(0, 1/m) and m = round(density · d).
 
@@ -68,11 +70,8 @@ class GaussianSketch(nn.Module):
     models only: a negative result needs no wire.
     """
 
-    def __init__(self, density: float, seed: int = 0) -> None:
+    def __init__(self, density: Share, seed: Size = 0) -> None:
         super().__init__()
-        check_density(density)
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; expected 0 or more")
         self.density, self.seed, self._calls = density, seed, 0
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from thinwire.checked import Multiple, Share, Whole, checked
 from thinwire.codecs.laplace_threshold import laplace_quantile
-from thinwire.codecs.thresholding import check_bound, limited, near, room
+from thinwire.codecs.thresholding import limited, near, room
 from thinwire.formats import Coded, Format
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Choice
@@ -17,6 +18,7 @@ _RECENT = 15
 
 
 @final
+@checked
 class LaplaceBoundary(Boundary):
     """Keeps 0 < |x| ≥ τ, where the share `density` of a Laplace law with the batch's mean and variance exceeds τ.
 
@@ -29,9 +31,8 @@ class LaplaceBoundary(Boundary):
 
     recent: Tensor
 
-    def __init__(self, density: float, *, bound: float = 2.0, values: Narrow = None, start_dim: int = -1) -> None:
+    def __init__(self, density: Share, *, bound: Multiple = 2.0, values: Narrow = None, start_dim: Whole = -1) -> None:
         super().__init__(density, values, start_dim)
-        check_bound(bound)
         if isinstance(values, Format) and bool(Coded.of(torch.tensor([0.0, 1.0]), values).values(torch.float32)[0]):
             raise ValueError(f"{values} has no zero, which fills what is sent up to the bound; use another format")
         self.bound = bound

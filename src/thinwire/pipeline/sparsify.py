@@ -1,18 +1,21 @@
 """Putting boundaries between the stages of a split model. Hooks do it, so modules and parameters keep their names."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, final
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from thinwire import trace
+from thinwire.checked import BODY, Share, Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
+from thinwire.stats import Meter, Stats
 
 
 class Stage(Protocol):
@@ -36,33 +39,72 @@ class _Place(NamedTuple):
     last: bool
 
 
+@final
+@checked
 @dataclass(frozen=True)
 class Sparsified:
-    """The boundaries behind this rank's stages, by the index of the stage that sends."""
+    """The boundaries behind this rank's stages, by the index of the stage that sends. A handle: see `sparsify`."""
 
-    boundaries: Mapping[int, Boundary]
-    _senders: Sequence[nn.Module]
+    boundaries: Mapping[Size, Boundary]
+    _senders: Mapping[Size, nn.Module]
     _hooks: Sequence[RemovableHandle]
+    _meter: Meter
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank's boundaries hold between steps."""
+        return sum(buffer.nbytes for held in self._buffers().values() for buffer in held.values())
+
+    def stats(self) -> Stats:
+        """Return what this rank sent and packed since the last call, as `step`, and in total. Call it once a step.
+
+        Forward activations and backward gradients count. The pipeline's schedule sends them, so `exchange_ms` is 0;
+        nothing waits, so `residual_ratio` is NaN. On a GPU the call makes the host wait.
+        """
+        stats = self._meter.stats()
+        self._meter.begin_next()
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the boundaries keep, by stage and name. The stages' own state_dict has it too."""
+        return {str(i): {name: buffer.clone() for name, buffer in held.items()} for i, held in self._buffers().items()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from `state_dict`. Raises ValueError, and changes nothing, if it is of other boundaries."""
+        mine = {str(i): held for i, held in self._buffers().items()}
+        if _shapes(saved) != _shapes(mine):
+            raise ValueError(f"got the state of boundaries {_shapes(saved)}; expected {_shapes(mine)}: sparsify alike")
+        for index, held in mine.items():
+            for name, buffer in held.items():
+                buffer.copy_(saved[index][name])
 
     def reports(self) -> dict[int, Report]:
         """Return the report of each boundary since the last call, by the index of its stage."""
         return {index: boundary.report() for index, boundary in self.boundaries.items()}
 
     def remove(self) -> None:
-        """Remove the boundaries. The stages can be sparsified again then."""
+        """Give the stages back: activations travel whole again. The stages can be sparsified anew then."""
         for hook in self._hooks:
             hook.remove()
-        for module in self._senders:
+        for module in self._senders.values():
             for name in [name for name in module._buffers if name.startswith(PREFIX)]:
                 delattr(module, name)
 
+    def _buffers(self) -> dict[int, dict[str, Tensor]]:
+        """Return what each boundary keeps. It lives in the modules, and is saved with them."""
+        return {
+            i: {n: x for n, x in module._buffers.items() if n.startswith(PREFIX) and x is not None}
+            for i, module in self._senders.items()
+        }
 
+
+@checked
 def sparsify(
-    stages: Sequence[nn.Module] | Sequence[Stage],
-    density: float | None = None,
+    stages: Annotated[Sequence[nn.Module] | Sequence[Stage], BODY],
+    density: Share | None = None,
     *,
     values: Narrow = None,
-    start_dim: int = -1,
+    start_dim: Whole = -1,
     boundary: Make | None = None,
 ) -> Sparsified:
     """Put a boundary behind every stage but the last: TopKBoundary(density, …), or what `boundary()` returns.
@@ -79,7 +121,11 @@ def sparsify(
     made = {index: _made(make) for index in places}  # first, as it may raise
     hooks = [hook for index, place in places.items() for hook in _hooked(place, made[index])]
     senders = {index: place.module for index, place in places.items() if not place.last}
-    return Sparsified({index: made[index] for index in senders}, tuple(senders.values()), tuple(hooks))
+    meter = Meter()
+    meter.begin_next()
+    for each in made.values():
+        each.listeners = (meter,)
+    return Sparsified({index: made[index] for index in senders}, senders, tuple(hooks), meter)
 
 
 def _hooked(place: _Place, boundary: Boundary) -> Iterator[RemovableHandle]:
@@ -121,7 +167,7 @@ def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make
 
 
 def _places(stages: Sequence[nn.Module] | Sequence[Stage]) -> dict[int, _Place]:
-    if isinstance(stages, nn.Module) or not stages:
+    if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
         raise ValueError(f"got {type(stages).__name__}; expected a list of the stages' modules, or of PipelineStages")
     modules = [stage for stage in stages if isinstance(stage, nn.Module)]
     others = [stage for stage in stages if not isinstance(stage, nn.Module)]
@@ -159,22 +205,35 @@ def _send(
     outputs = (output,) if isinstance(output, Tensor) else output
     if not isinstance(outputs, Sequence) or not all(isinstance(x, Tensor) for x in outputs):
         raise TypeError(f"{type(module).__name__} returned {type(output).__name__}; expected a tensor or several")
-    return tuple(part for x in outputs for part in (_counted(boundary.send(x)) if x.is_floating_point() else (x,)))
+    return tuple(part for x in outputs for part in (_sent(boundary, x) if x.is_floating_point() else (x,)))
 
 
 def _receive(boundary: Boundary, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     parts = iter(args)
-    return tuple(boundary.receive(*_framed(x, parts)) if x.is_floating_point() else x for x in parts)
+    return tuple(boundary.receive(*_framed(boundary, x, parts)) if x.is_floating_point() else x for x in parts)
 
 
-def _framed(words: Tensor, parts: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
+def _framed(boundary: Boundary, words: Tensor, parts: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
     frame = next(parts, None)
     if frame is None or not frame.shape or frame.shape[-1]:
         raise PayloadError("a stage got an activation as it is; expected words and a frame: sparsify every stage alike")
-    # As many words go back with the gradient.
-    return _counted((words, frame)) if words.requires_grad else (words, frame)
+    if words.requires_grad:  # as many words go back with the gradient
+        _count(boundary, words, math.prod(frame.shape[:-1]) * frame.itemsize)
+    return words, frame
 
 
-def _counted(sent: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    trace.count("sent_bytes", sent[0].nbytes)
-    return sent
+def _sent(boundary: Boundary, x: Tensor) -> tuple[Tensor, Tensor]:
+    words, frame = boundary.send(x)
+    _count(boundary, words, x.nbytes)
+    return words, frame
+
+
+def _count(boundary: Boundary, words: Tensor, dense: int) -> None:
+    trace.count("sent_bytes", words.nbytes, *boundary.listeners)
+    for listener in boundary.listeners:
+        listener.add("dense_bytes", dense)
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
+    held = {index: buffers for index, buffers in state.items() if isinstance(buffers, Mapping)}
+    return {index: {name: tuple(x.shape) for name, x in buffers.items()} for index, buffers in held.items()}

@@ -3,7 +3,7 @@
 from thinwire.planner.boundaries import BoundaryRow, Crossings, Cut, PipelinePlan, decide_boundaries
 from thinwire.planner.candidates import DENSE, NAMES, Budget, Candidate, candidate, renamed
 from thinwire.planner.decide import break_even, decide, minimum_ratio
-from thinwire.planner.plan import Plan, Row
+from thinwire.planner.plan import Plan, Row, Why
 from thinwire.planner.profile import Bucket, Cost, Curve, Gradient, Profile, Timeline
 from thinwire.planner.search import fastest
 from thinwire.planner.timeline import Span, spans, step_seconds
@@ -26,6 +26,7 @@ __all__ = [
     "Row",
     "Span",
     "Timeline",
+    "Why",
     "break_even",
     "candidate",
     "decide",

@@ -4,19 +4,22 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self, final
+from typing import Annotated, Any, Self, final
 
+from thinwire.checked import Bandwidth, Count, Number, Range, Seconds, Size, checked
 from thinwire.exchanges import Link
 from thinwire.planner.plan import Plan
 from thinwire.planner.reasons import ms
 
 AS_IT_IS = "as it is"
 SCHEMA = "thinwire.boundaries/1"
+ActivationShare = Annotated[float, Range("a share of activations, above 0 and below 1", above=0, below=1)]
 _WAYS = 2  # activations there, their gradients back
-_MOST, _FOREVER = 1 << 62, 1e12  # bytes, seconds
+_FOREVER = 1e12  # seconds
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """What was measured between `stage` and the next one, for a micro-batch.
@@ -26,17 +29,13 @@ class Cut:
     for a link without bandwidth.
     """
 
-    stage: int
-    dense_bytes: int
-    nbytes: int
-    codec: float
+    stage: Size
+    dense_bytes: Size
+    nbytes: Size
+    codec: Seconds
     link: Link
 
     def __post_init__(self) -> None:
-        for name in ("stage", "dense_bytes", "nbytes"):
-            _check_count(name, getattr(self, name), least=0)
-        if not 0 <= self.codec < _FOREVER:
-            raise ValueError(f"codec is {self.codec!r}; expected seconds, from 0 on")
         if not self.link.seconds(max(self.dense_bytes, self.nbytes, 1)) < _FOREVER:
             raise ValueError(f"the link behind stage {self.stage} carries nothing: {self.link}; expected a bandwidth")
 
@@ -63,19 +62,15 @@ class Cut:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Crossings:
     """What was measured at every cut, with `micro_batches` a step, sparsified to `density`, values as `values`."""
 
-    density: float
-    micro_batches: int
+    density: ActivationShare
+    micro_batches: Count
     cuts: Sequence[Cut]
     values: str = "bf16"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.density < 1:
-            raise ValueError(f"density is {self.density!r}; expected a share of activations, above 0 and below 1")
-        _check_count("micro_batches", self.micro_batches, least=1)
 
     @property
     def name(self) -> str:
@@ -96,14 +91,15 @@ class Crossings:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class BoundaryRow:
     """One cut: what is chosen, the seconds it saves in a step, the cut's `break_even`, and why."""
 
     cut: Cut
     choice: str
-    saves: float
-    break_even: float
+    saves: Number
+    break_even: Bandwidth
     reason: str
 
     @property
@@ -117,6 +113,7 @@ class BoundaryRow:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
     """A plan for the gradients of each stage's replicas, and what to do at each cut."""
@@ -146,6 +143,7 @@ class PipelinePlan:
         return any(row.pays for row in self.boundaries) or any(plan.pays for plan in self.stages)
 
 
+@checked
 def decide_boundaries(crossings: Crossings) -> list[BoundaryRow]:
     """Return a row for each cut. A cut is sparsified where computing takes less time than the link saves."""
     return [_row(cut, crossings) for cut in crossings.cuts]
@@ -171,11 +169,6 @@ def _reason(cut: Cut, name: str, pays: bool) -> str:
     if pays:
         return f"there and back takes {ms(cut.sparse)} instead of {ms(cut.full)}; computing it {ms(cut.codec)}"
     return f"there and back takes {ms(cut.full)}; {name} takes {ms(cut.sparse)}, and {ms(cut.codec)} to compute"
-
-
-def _check_count(name: str, count: object, *, least: int) -> None:
-    if type(count) is not int or not least <= count < _MOST:
-        raise ValueError(f"{name} is {count!r:.200}; expected a whole number, from {least} on")
 
 
 def _read(raw: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import final
 
+from thinwire.checked import Part, Share, checked
 from thinwire.codecs import Codec
-from thinwire.codecs.base import check_density
 from thinwire.exchanges import Exchange
 from thinwire.memories import Memory, NoMemory
 from thinwire.recipes import METHODS, Method
@@ -15,6 +15,7 @@ from thinwire.reducer import Compressed
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A method of the catalogue at one density: a codec and its exchange.
@@ -27,7 +28,7 @@ class Candidate:
     codec: Codec
     exchange: Exchange
     feedback: bool = False
-    density: float = 0.0
+    density: Part = 0.0
 
     def reducer(self, memory: Memory) -> Compressed:
         """Return it at work, with `memory` where it needs one."""
@@ -50,6 +51,7 @@ _SINCE_2 = MappingProxyType(
 )
 
 
+@checked
 def renamed(name: str) -> str:
     """Return today's name of a candidate in a plan or profile of version 1: ``topk:0.1`` was a sampled Top-k."""
     family, colon, density = name.partition(":")
@@ -57,6 +59,7 @@ def renamed(name: str) -> str:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What the loss allows: how sparse, and whether what is not sent may wait for later steps (error feedback).
@@ -66,13 +69,11 @@ class Budget:
     `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows beyond 65504.
     """
 
-    densities: Sequence[float] = (0.01,)
+    densities: Sequence[Share] = (0.01,)
     error_feedback: bool = True
     names: Sequence[str] = ("bf16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk")
 
     def __post_init__(self) -> None:
-        for density in self.densities:
-            check_density(density)
         if unknown := [name for name in self.names if name not in PLANNED]:
             raise ValueError(f"no candidate is called {unknown[0]!r}; expected some of {', '.join(PLANNED)}")
 
@@ -88,6 +89,7 @@ class Budget:
         return [f"{name}:{density:g}" for density in self.densities] if self.error_feedback else []
 
 
+@checked
 @cache  # a search asks for the same few again and again
 def candidate(name: str) -> Candidate:
     """Return the candidate called ``qsgd`` or ``topk:0.01``. Raises ValueError where there is none."""

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from typing import Annotated
 
+from thinwire.checked import Fraction, Range, checked
 from thinwire.exchanges import Link
 from thinwire.planner.candidates import DENSE, Budget
 from thinwire.planner.plan import Plan, Row
@@ -11,18 +13,20 @@ from thinwire.planner.reasons import advice, reason
 from thinwire.planner.search import fastest
 from thinwire.planner.timeline import step_seconds, work
 
+Throughput = Annotated[
+    float, Range("bytes per second, above 0 (math.inf for what costs nothing)", above=0, most=math.inf)
+]
 _SLOWEST, _FASTEST = 1e2, 1e13  # bytes per second, within which the break-even is sought
 _HALVINGS = 15  # of some 36 octaves
 
 
-def decide(profile: Profile, budget: Budget | None = None, *, tolerance: float = 0.03) -> Plan:
+@checked
+def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fraction = 0.03) -> Plan:
     """Return the plan with the fastest predicted step. Within `tolerance` of it, the plan kinder to the loss wins.
 
     So a plan does not compress a tensor to save less than that share of a step, nor sparsify where narrowing is enough.
     Raises ValueError for a tolerance outside [0, 1), and for links without bandwidth.
     """
-    if not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance is {tolerance}; expected a share of the step, from 0 to below 1")
     if math.isinf(step_seconds(profile)):
         raise ValueError(f"the links of this profile carry nothing: {profile.links}; expected a bandwidth above 0")
     budget = budget or Budget()
@@ -30,7 +34,7 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: float =
     dense, planned = step_seconds(profile), step_seconds(profile, choice)
     return Plan(
         profile=profile,
-        rows=tuple(_row(gradient, choice, profile) for gradient in profile.timeline.gradients),
+        rows=rows(choice, profile),
         dense_seconds=dense,
         seconds=planned,
         break_even=break_even(profile, budget, tolerance),
@@ -51,7 +55,8 @@ def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]
     return next((choice for choice, took in zip(tried, seconds, strict=True) if took <= limit), tried[-1])
 
 
-def break_even(profile: Profile, budget: Budget, tolerance: float) -> float:
+@checked
+def break_even(profile: Profile, budget: Budget, tolerance: Fraction) -> float:
     """Return the bandwidth in bytes per second above which compression stops paying; 0 if it never pays."""
 
     candidates = budget.candidates()
@@ -72,7 +77,10 @@ def break_even(profile: Profile, budget: Budget, tolerance: float) -> float:
     return low
 
 
-def minimum_ratio(network: float, *, convert: float, transform: float, pack: float, select: float) -> float:
+@checked
+def minimum_ratio(
+    network: Throughput, *, convert: Throughput, transform: Throughput, pack: Throughput, select: Throughput
+) -> float:
     """Return the least compression ratio that saves time (Wang et al. 2020, Equation 4); infinite if none does.
 
     The ratio is of uncompressed to compressed bytes. All arguments are throughputs in bytes per second: of the network,
@@ -80,13 +88,14 @@ def minimum_ratio(network: float, *, convert: float, transform: float, pack: flo
     k > 1 / (1 − 2·T_comm·(2/T_m + 1/T_f + 1/T_p + 1/T_s)), as sender and receiver each make every pass once. Raises
     ValueError unless all are above 0.
     """
-    speeds = {"network": network, "convert": convert, "transform": transform, "pack": pack, "select": select}
-    for name, speed in speeds.items():
-        if not speed > 0:
-            raise ValueError(f"{name} is {speed}; expected bytes per second, above 0 (math.inf for what costs nothing)")
     passes = 2 / convert + 1 / transform + 1 / pack + 1 / select
     left = 1 - 2 * network * passes if passes else 1.0
     return 1 / left if left > 0 else math.inf
+
+
+def rows(choice: Mapping[str, str], profile: Profile) -> tuple[Row, ...]:
+    """Return a row for each tensor. `choice` names a candidate for each."""
+    return tuple(_row(gradient, choice, profile) for gradient in profile.timeline.gradients)
 
 
 def _row(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> Row:

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import final
+from typing import NamedTuple, final
 
+from thinwire.checked import Amount, Bandwidth, Number, Seconds, Size, checked
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.candidates import DENSE, candidate
 from thinwire.planner.profile import Profile
@@ -12,20 +13,38 @@ from thinwire.reducer import PerTensor, Reducer
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One tensor: its candidate, the bytes of its payload, and how many seconds that saves in a step."""
 
     name: str
-    numel: int
-    dense_bytes: int
+    numel: Size
+    dense_bytes: Size
     choice: str
-    nbytes: float
-    saves: float
+    nbytes: Amount
+    saves: Number
     reason: str
 
 
+@checked
+class Why(NamedTuple):
+    """Why gradients are sent as they are: the reason for the choice as a whole, and a row for each tensor by name."""
+
+    decision: str
+    rows: Mapping[str, Row]
+
+    def __str__(self) -> str:
+        """Return it as a table: tensor, candidate, reason."""
+        names, choices = (
+            max(map(len, column), default=0) for column in (self.rows, [r.choice for r in self.rows.values()])
+        )
+        lines = (f"  {name:{names}}  {row.choice:{choices}}  {row.reason}" for name, row in self.rows.items())
+        return "\n".join([self.decision, *lines])
+
+
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What to do with each tensor, and what `profile` predicts for it.
@@ -36,9 +55,9 @@ class Plan:
 
     profile: Profile
     rows: Sequence[Row]
-    dense_seconds: float
-    seconds: float
-    break_even: float
+    dense_seconds: Seconds
+    seconds: Seconds
+    break_even: Bandwidth
     advice: Sequence[str]
 
     @property
@@ -62,6 +81,10 @@ class Plan:
             f"{len(self.choice)} of {len(self.rows)} tensors by {used}: {1e3 * self.seconds:.1f} ms a step instead of "
             f"{1e3 * self.dense_seconds:.1f}, {gain:.2f} times as fast"
         )
+
+    def why(self) -> Why:
+        """Return the reasons, tensor by tensor."""
+        return Why(self.verdict, {row.name: row for row in self.rows})
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
         """Return a reducer that follows the plan. What waits goes to `memory` (by default ErrorFeedback)."""

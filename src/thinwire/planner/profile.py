@@ -6,9 +6,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Annotated, Any, Self, final
 
-from thinwire.exchanges import Link, Transport
+from thinwire.checked import Amount, Count, Like, Number, Seconds, Size, checked
+from thinwire.exchanges import Link, Network, Transport
 from thinwire.planner.candidates import renamed
 
 SCHEMA = "thinwire.profile/2"
@@ -18,17 +19,14 @@ TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
     """A parameter's gradient."""
 
     name: str
-    numel: int
-    itemsize: int = 4
-
-    def __post_init__(self) -> None:
-        _need(type(self.numel) is int and self.numel >= 0, f"numel of {self.name}", self.numel, "a count")
-        _need(type(self.itemsize) is int and self.itemsize >= 1, f"itemsize of {self.name}", self.itemsize, "bytes")
+    numel: Size
+    itemsize: Count = 4
 
     @property
     def nbytes(self) -> int:
@@ -37,29 +35,26 @@ class Gradient:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
     """Gradients that are exchanged together. The last of them is computed `ready` seconds into the step."""
 
-    ready: float
+    ready: Seconds
     gradients: tuple[Gradient, ...]
-
-    def __post_init__(self) -> None:
-        _need(0 <= self.ready < math.inf, "ready", self.ready, "seconds, from 0 on")
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
     """A step without communication: forward from 0, backward until `computed`, then `rest` (the optimizer)."""
 
     buckets: tuple[Bucket, ...]
-    computed: float
-    rest: float = 0.0
+    computed: Seconds
+    rest: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        _need(0 <= self.computed < math.inf, "computed", self.computed, "seconds, from 0 on")
-        _need(0 <= self.rest < math.inf, "rest", self.rest, "seconds, from 0 on")
         names = [gradient.name for gradient in self.gradients]
         _need(len(set(names)) == len(names), "gradients", names, "every name once")
 
@@ -88,6 +83,7 @@ def _joined(parts: Sequence[Bucket]) -> Bucket:
 
 
 @final
+@checked
 @dataclass(frozen=True)
 class Curve:
     """A function of size: straight lines through (size, value) points, never falling.
@@ -97,7 +93,7 @@ class Curve:
     values, from 0 on, never fall.
     """
 
-    points: tuple[tuple[float, float], ...]
+    points: tuple[tuple[Number, Number], ...]
 
     def __post_init__(self) -> None:
         sizes, values = zip(*self.points, strict=True) if self.points else ((), ())
@@ -110,7 +106,8 @@ class Curve:
             raise ValueError(f"points are {self.points}; expected ascending sizes with values from 0 on, never falling")
 
     @classmethod
-    def through(cls, points: Iterable[tuple[float, float]]) -> Self:
+    @checked
+    def through(cls, points: Iterable[tuple[Number, Number]]) -> Self:
         """Return the curve through measured points. A point below the one before is lifted to its value."""
         risen: list[tuple[float, float]] = []
         for size, value in sorted(points):
@@ -129,6 +126,7 @@ class Curve:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """What a candidate costs, as curves over the number of elements in the tensor.
@@ -145,6 +143,7 @@ class Cost:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """What a plan needs to know about a model, a device and a network.
@@ -155,18 +154,16 @@ class Profile:
     ValueError for impossible numbers and for a missing transport.
     """
 
-    world_size: int
+    world_size: Count
     timeline: Timeline
-    links: Mapping[Transport, Link]
+    links: Mapping[Transport, Annotated[Link, Like(Network)]]
     busy: Mapping[Transport, Link] = field(default_factory=dict)
     costs: Mapping[str, Cost] = field(default_factory=dict)
-    slowdown: float = 0.0
+    slowdown: Amount = 0.0
     tiers: Sequence[str] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _need(type(self.world_size) is int and self.world_size >= 1, "world_size", self.world_size, "1 or more")
-        _need(0 <= self.slowdown < math.inf, "slowdown", self.slowdown, "a factor, from 0 on")
         then = self.made.get("world_size", self.world_size)
         _need(type(then) is int and then >= 1, "world_size when it was made", then, "1 or more")
         if missing := [transport for transport in TRANSPORTS if transport not in self.links]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from thinwire.checked import checked
 from thinwire.planner.candidates import Candidate
 from thinwire.planner.profile import Bucket, Gradient, Profile
 from thinwire.planner.timeline import State, Work, finished, passed, step_seconds, work
@@ -27,6 +28,7 @@ class _Path(NamedTuple):
     taken: tuple[_Option, ...]
 
 
+@checked
 def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]:
     """Return the fastest choice: a candidate's name per parameter. A tensor that gains nothing stays uncompressed.
 

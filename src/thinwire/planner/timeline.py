@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
+from thinwire.checked import Number, checked
 from thinwire.planner.candidates import Candidate, candidate
 from thinwire.planner.profile import Bucket, Cost, Gradient, Profile
 
@@ -33,6 +34,7 @@ class State(NamedTuple):
     decoded: float = 0.0
 
 
+@checked
 class Span(NamedTuple):
     """A bar to draw, from `start` to `end` seconds into the step. `track` is "compute", "wire" or "decode".
 
@@ -41,8 +43,8 @@ class Span(NamedTuple):
 
     track: str
     label: str
-    start: float
-    end: float
+    start: Number
+    end: Number
 
 
 def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
@@ -116,6 +118,7 @@ def works(bucket: Bucket, choice: Mapping[str, str], profile: Profile) -> list[W
     return [work(name, mine, profile) for name, mine in sorted(groups.items(), key=lambda item: item[0] == "dense")]
 
 
+@checked
 def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") -> float:
     """Predict the seconds of a step. `choice`: a candidate's name per parameter, "dense" if missing, or one for all."""
     state = State()
@@ -124,6 +127,7 @@ def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") ->
     return finished(state, profile)
 
 
+@checked
 def spans(profile: Profile, choice: Mapping[str, str] | str = "dense") -> list[Span]:
     """What does a step spend its time on? `rest` is left out: the last span ends that long before `step_seconds`.
 

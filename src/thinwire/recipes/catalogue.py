@@ -9,6 +9,7 @@ from typing import Literal, final
 
 import torch
 
+from thinwire.checked import Size, checked
 from thinwire.codecs import Cast, Codec, SampledThreshold, TopK
 from thinwire.exchanges import AllGather, AllReduce, Exchange, GlobalTopKTree, OwnerSharded, RecursiveDoubling
 from thinwire.memories import ErrorFeedback, NoMemory
@@ -27,12 +28,13 @@ from thinwire.recipes.signsgd import signsgd
 from thinwire.recipes.terngrad import terngrad
 from thinwire.recipes.topk import topk
 from thinwire.reducer import Compressed, MinimumSize, Reducer, WithRows
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 
 RecipeFactory = Callable[..., Reducer]
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A way to exchange gradients, by the name it has everywhere.
@@ -73,11 +75,11 @@ class Method:
         """Return whether the recipe has an option of that name."""
         return option in signature(self.recipe).parameters
 
-    def make(self, density: float | Schedule | None = None) -> Reducer:
+    def make(self, density: Density | None = None) -> Reducer:
         """Return a new reducer, of that density where the method takes one."""
         return self.recipe() if density is None or self.density is None else self.recipe(density=density)
 
-    def large(self, density: float | Schedule | None = None) -> Compressed:
+    def large(self, density: Density | None = None) -> Compressed:
         """Return the codec and exchange of a large tensor. Raises TypeError if there is not one of each."""
         return _large(self.make(density))
 
@@ -91,12 +93,14 @@ def _large(reducer: Reducer) -> Compressed:
     raise TypeError(f"{type(reducer).__name__} is not one codec and one exchange; expected Compressed")
 
 
+@checked
 def with_feedback(codec: Callable[..., Codec], exchange: Exchange) -> RecipeFactory:
     """Return the recipe of a codec that takes `density=`, with error feedback; small tensors go uncompressed."""
 
-    def recipe(*, density: float | Schedule = 0.01, minimum_size: int = 1024) -> Reducer:
+    @checked
+    def recipe(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
         large = Compressed(memory=ErrorFeedback(), codec=codec(density=density), exchange=exchange)
-        return MinimumSize(numel=minimum_size, small=dense(), large=large)
+        return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
 
     return recipe
 

@@ -3,20 +3,22 @@
 Its equations, where each part of it is, and its claims: papers/dct/README.md.
 """
 
+from thinwire.checked import Count, Multiple, Size, checked
 from thinwire.codecs import Codec, KeptThreshold, SteeredThreshold
 from thinwire.exchanges import AllGather
 from thinwire.memories import ErrorFeedback, Noted
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
-from thinwire.schedules import Every, Schedule
+from thinwire.schedules import Density, Every
 
 
+@checked
 def dct_dp(
     *,
-    density: float | Schedule = 0.01,
-    life: int | None = 1000,
-    bound: float = 1.5,
-    minimum_size: int = 1024,
+    density: Density = 0.01,
+    life: Count | None = 1000,
+    bound: Multiple = 1.5,
+    minimum_size: Size = 1024,
 ) -> Reducer:
     """Send what reaches each tensor's threshold. The threshold is measured every `life` steps and kept in between.
 
@@ -26,10 +28,10 @@ def dct_dp(
     """
     memory = Noted(memory=ErrorFeedback())
     large = Compressed(memory=memory, codec=_codec(density, life, bound), exchange=AllGather())
-    return MinimumSize(numel=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
 
 
-def _codec(density: float | Schedule, life: int | None, bound: float) -> Codec:
+def _codec(density: Density, life: int | None, bound: float) -> Codec:
     if life is None:
         return SteeredThreshold(density=density, bound=bound)
     return KeptThreshold(density=density, refresh=Every(steps=life), bound=bound)

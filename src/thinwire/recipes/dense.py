@@ -1,11 +1,13 @@
 """No compression: what plain DDP does."""
 
+from thinwire.checked import checked
 from thinwire.codecs import Identity
 from thinwire.exchanges import AllReduce
 from thinwire.memories import Memory, NoMemory
 from thinwire.reducer import Compressed, Reducer
 
 
+@checked
 def dense(*, memory: Memory | None = None) -> Reducer:
     """Return the uncompressed all-reduce, with the same bits as DDP's own. Gradients pass through `memory`, if any."""
     return Compressed(memory=memory or NoMemory(), codec=Identity(), exchange=AllReduce())

@@ -1,19 +1,21 @@
 """Deep Gradient Compression (Lin et al. 2018): sampled threshold, and momentum correction with factor masking."""
 
+from thinwire.checked import Fraction, Positive, Size, checked
 from thinwire.codecs import SampledThreshold
 from thinwire.exchanges import AllGather
 from thinwire.memories import MomentumCorrection
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 
 
+@checked
 def dgc(
     *,
-    density: float | Schedule = 0.01,
-    momentum: float | None = None,
-    clip_norm: float | None = None,
-    minimum_size: int = 1024,
+    density: Density = 0.01,
+    momentum: Fraction | None = None,
+    clip_norm: Positive | None = None,
+    minimum_size: Size = 1024,
 ) -> Reducer:
     """Send the largest `density` share of each momentum-corrected tensor.
 
@@ -23,4 +25,4 @@ def dgc(
     """
     memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
     large = Compressed(memory=memory, codec=SampledThreshold(density=density), exchange=AllGather())
-    return MinimumSize(numel=minimum_size, small=dense(memory=memory), large=large)
+    return MinimumSize(minimum_size=minimum_size, small=dense(memory=memory), large=large)

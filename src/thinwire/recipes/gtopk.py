@@ -3,20 +3,23 @@
 Its equations, where each part of it is, and its claims: papers/gtopk/README.md.
 """
 
+from thinwire.checked import Size, checked
 from thinwire.codecs import TopK
 from thinwire.exchanges import GlobalTopKTree
+from thinwire.exchanges.tree import Merge
 from thinwire.memories import ErrorFeedback
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 
 
+@checked
 def gtopk(
     *,
-    density: float | Schedule = 0.001,
-    merge: str = "exact",
+    density: Density = 0.001,
+    merge: Merge = "exact",
     exact_values: bool = False,
-    minimum_size: int = 1024,
+    minimum_size: Size = 1024,
 ) -> Reducer:
     """Send each worker's largest `density` share up a tree that keeps the largest sums. All get the same k elements.
 
@@ -25,4 +28,4 @@ def gtopk(
     """
     exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
     large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=exchange)
-    return MinimumSize(numel=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

@@ -1,14 +1,16 @@
 """MSTopK (Shi et al. 2021) with error feedback: approximate Top-k, by bisection of a threshold."""
 
+from thinwire.checked import Count, Size, checked
 from thinwire.codecs import MSTopK
 from thinwire.exchanges import AllGather
 from thinwire.memories import ErrorFeedback
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 
 
-def mstopk(*, density: float | Schedule = 0.01, rounds: int = 25, minimum_size: int = 1024) -> Reducer:
+@checked
+def mstopk(*, density: Density = 0.01, rounds: Count = 25, minimum_size: Size = 1024) -> Reducer:
     """Send a `density` share of each tensor, nearly the largest. Tensors below `minimum_size` go uncompressed."""
     large = Compressed(memory=ErrorFeedback(), codec=MSTopK(density=density, rounds=rounds), exchange=AllGather())
-    return MinimumSize(numel=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

@@ -2,6 +2,7 @@
 
 import torch
 
+from thinwire.checked import Count, Size, checked
 from thinwire.codecs import Cast, Codec, Identity
 from thinwire.exchanges import AllGather, AllReduce
 from thinwire.formats import Format
@@ -11,7 +12,8 @@ from thinwire.recipes.dense import dense
 from thinwire.reducer import PowerSGD, Reducer, WarmUp
 
 
-def powersgd(*, rank: int = 4, values: Narrow = None, start: int = 10) -> Reducer:
+@checked
+def powersgd(*, rank: Count = 4, values: Narrow = None, start: Size = 10) -> Reducer:
     """Send each matrix as two factors of `rank` columns. Everything else, and the first `start` steps, go uncompressed.
 
     `values` narrows the factors. A dtype is summed on the way; codes of a format are gathered.

@@ -2,20 +2,25 @@
 
 from typing import Literal
 
+from thinwire.checked import Size, checked
 from thinwire.codecs import Cast
 from thinwire.exchanges import AllGather
 from thinwire.formats import Levels
+from thinwire.formats.base import Bits, GroupSize
 from thinwire.memories import NoMemory
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
-def qsgd(*, bits: int = 4, group: int = 512, norm: Literal["l2", "max"] = "max", minimum_size: int = 1024) -> Reducer:
-    """Send every value in `bits` bits, sign included, and a norm for every `group` values. Unbiased, so no memory.
+@checked
+def qsgd(
+    *, bits: Bits = 4, group_size: GroupSize = 512, norm: Literal["l2", "max"] = "max", minimum_size: Size = 1024
+) -> Reducer:
+    """Send every value in `bits` bits, sign included, and a norm for every `group_size` values. Unbiased, so no memory.
 
     The paper's analysis scales by the ℓ2 norm (norm="l2"). Its experiments scale by the largest magnitude, and so does
     this recipe. Tensors below `minimum_size` elements go uncompressed.
     """
-    codec = Cast(values=Levels(bits=bits, group=group, norm=norm))
+    codec = Cast(values=Levels(bits=bits, group_size=group_size, norm=norm))
     large = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())
-    return MinimumSize(numel=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

@@ -1,14 +1,16 @@
 """Random-k with error feedback: the same elements on every rank, summed on the way."""
 
+from thinwire.checked import Size, checked
 from thinwire.codecs import RandomK
 from thinwire.exchanges import AllReduce
 from thinwire.memories import ErrorFeedback
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 
 
-def randomk(*, density: float | Schedule = 0.01, minimum_size: int = 1024) -> Reducer:
+@checked
+def randomk(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
     """Send a `density` share of each tensor, drawn anew each step. Tensors below `minimum_size` go uncompressed."""
     large = Compressed(memory=ErrorFeedback(), codec=RandomK(density=density), exchange=AllReduce())
-    return MinimumSize(numel=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

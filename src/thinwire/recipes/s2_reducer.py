@@ -3,22 +3,24 @@
 Its equations, where each part of it is, and its claims: papers/s2/README.md.
 """
 
+from thinwire.checked import Size, Width, checked
 from thinwire.codecs import BlockTopK, Codec, CountSketch
 from thinwire.exchanges import UnionAllReduce
 from thinwire.memories import ErrorFeedback
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer, WithRows
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 
 _SKETCH = CountSketch(rows=3, ratio=0.5)
 
 
+@checked
 def s2_reducer(
     *,
-    density: float | Schedule = 1 / 32,
-    block: int = 32,
+    density: Density = 1 / 32,
+    block: Width = 32,
     packed: Codec | None = _SKETCH,
-    minimum_size: int = 1024,
+    minimum_size: Size = 1024,
 ) -> Reducer:
     """Send the blocks of largest norm, and the rows of sparse embeddings: a bitmap by OR, then a sketch of the union.
 
@@ -29,4 +31,4 @@ def s2_reducer(
     exchange = UnionAllReduce(packed=packed)
     codec = BlockTopK(density=density, block=block)
     large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=exchange)
-    return WithRows(rows=exchange, dense=MinimumSize(numel=minimum_size, small=dense(), large=large))
+    return WithRows(rows=exchange, dense=MinimumSize(minimum_size=minimum_size, small=dense(), large=large))

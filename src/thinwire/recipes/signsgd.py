@@ -1,19 +1,22 @@
 """Sign SGD with error feedback (Karimireddy et al. 2019): one bit per value."""
 
+from thinwire.checked import Size, checked
 from thinwire.codecs import Cast
 from thinwire.exchanges import AllGather
 from thinwire.formats import Sign
+from thinwire.formats.base import GroupSize
 from thinwire.memories import ErrorFeedback
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
-def signsgd(*, group: int | None = 512, minimum_size: int = 1024) -> Reducer:
-    """Send every sign, and the mean magnitude of every `group` values.
+@checked
+def signsgd(*, group_size: GroupSize = 512, minimum_size: Size = 1024) -> Reducer:
+    """Send every sign, and the mean magnitude of every `group_size` values.
 
-    The paper takes the mean over a whole tensor (`group=None`). That is unstable where magnitudes within a tensor
+    The paper takes the mean over a whole tensor (`group_size=None`). That is unstable where magnitudes within a tensor
     differ a lot, as in an output layer over rare words (docs/measurements/recipes.md). Tensors below `minimum_size`
     elements go uncompressed.
     """
-    large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group=group)), exchange=AllGather())
-    return MinimumSize(numel=minimum_size, small=dense(), large=large)
+    large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group_size=group_size)), exchange=AllGather())
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

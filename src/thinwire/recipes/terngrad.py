@@ -1,5 +1,6 @@
 """TernGrad (Wen et al. 2017): every value as −1, 0 or 1 times the largest magnitude."""
 
+from thinwire.checked import Positive, Size, checked
 from thinwire.codecs import Cast
 from thinwire.exchanges import AllGather
 from thinwire.formats import Ternary
@@ -8,10 +9,11 @@ from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
-def terngrad(*, clip: float | None = 2.5, minimum_size: int = 1024) -> Reducer:
+@checked
+def terngrad(*, clip: Positive | None = 2.5, minimum_size: Size = 1024) -> Reducer:
     """Send every value in 2 bits, after clipping each tensor at `clip` standard deviations. Nothing waits.
 
     Tensors below `minimum_size` elements go uncompressed.
     """
     large = Compressed(memory=NoMemory(), codec=Cast(values=Ternary(clip=clip)), exchange=AllGather())
-    return MinimumSize(numel=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

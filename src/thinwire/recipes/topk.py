@@ -1,14 +1,16 @@
 """Exact Top-k with error feedback (Stich et al. 2018)."""
 
+from thinwire.checked import Size, checked
 from thinwire.codecs import TopK
 from thinwire.exchanges import AllGather
 from thinwire.memories import ErrorFeedback
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density
 
 
-def topk(*, density: float | Schedule = 0.01, minimum_size: int = 1024) -> Reducer:
+@checked
+def topk(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
     """Send the largest `density` share of each tensor. Tensors below `minimum_size` elements go uncompressed."""
     large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=AllGather())
-    return MinimumSize(numel=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

@@ -10,22 +10,27 @@ from torch import Tensor
 from torch.futures import Future, collect_all
 
 from thinwire import trace
+from thinwire.checked import Positive, Size, Whole, checked
 from thinwire.collectives import Group, all_reduce
 from thinwire.memories import Memory
+from thinwire.payloads import Payload
+from thinwire.trace import Listener
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """The gradient of parameter `name`, of `shape`, in a bucket: `length` elements from `offset` on."""
 
     name: str
-    offset: int
-    length: int
-    shape: tuple[int, ...] = ()
+    offset: Size
+    length: Size
+    shape: tuple[Size, ...] = ()
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
     """Gradients of several parameters in one flat tensor, and the segments of it to reduce."""
@@ -53,19 +58,22 @@ class Bucket:
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """What a reducer needs to know: the step's number (from 0), the group, and the factor that turns sums into means.
 
     `draw` numbers this reduction, so that its random choices differ from those of others. By default it is the step's
-    number, which is enough if a step has one reduction. With `watch`, results say whether they are finite.
+    number, which is enough if a step has one reduction. With `watch`, results say whether they are finite. `listeners`
+    are told what the reduction sends and takes.
     """
 
-    step: int
+    step: Size
     group: Group
-    scale: float
-    draw: int | None = None
+    scale: Positive
+    draw: Whole | None = None
     watch: bool = True
+    listeners: tuple[Listener, ...] = ()
 
     def seed(self, name: str, *, shared: bool = True) -> int:
         """Return a 32-bit seed that depends only on the draw and the name, and on the rank unless `shared`."""
@@ -94,7 +102,8 @@ class Reducer(ABC):
         mean = (gradient * at.scale).coalesce()
         # DDP's own path: an all-gather of indices and of values
         nbytes = mean.indices().nbytes + mean.values().nbytes
-        trace.count("sent_bytes", (at.group.size() - 1) * nbytes)
+        sent = (at.group.size() - 1) * nbytes
+        trace.count("sent_bytes", sent, *at.listeners)
         return all_reduce(mean, at.group).get_future().then(_first)
 
     @abstractmethod
@@ -109,6 +118,12 @@ class Reducer(ABC):
 def _first(done: "Future[Any]") -> Tensor:
     (mean,) = done.value()  # raises what the collective raised
     return cast(Tensor, mean.detach())  # a new tensor, so that the lent alias is freed
+
+
+def note_values(payload: Payload, listeners: Sequence[Listener]) -> None:
+    """Tell how many of the payload's elements travel."""
+    for listener in listeners:
+        listener.add("values", payload.carried())
 
 
 def completed(finite: bool) -> "Future[bool]":

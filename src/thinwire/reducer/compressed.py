@@ -9,16 +9,18 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
+from thinwire.checked import checked
 from thinwire.codecs import Codec
 from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
-from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed
+from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed, note_values
 from thinwire.signals import Signal
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Compressed(Reducer):
     """compensate → encode → exchange → decode, and retain what was not delivered. One collective per bucket."""
@@ -42,13 +44,23 @@ class Compressed(Reducer):
             return completed(True)
         if self.codec.elementwise and not self.memory.stateful:
             bucket = bucket.coalesced()
-        with trace.span("encode"):
-            payload = self._encode(bucket, at)
-        seeds = [at.seed(segment.name) for segment in bucket.segments]
-        future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
-        watch, scale = at.watch, at.scale
-        return future.then(lambda done: self._decode(done.value(), bucket, watch=watch, scale=scale))
+        watch, scale, listeners = at.watch, at.scale, at.listeners
+        with trace.span("encode", *listeners):
+            payload = self._encode(bucket, at)
+        note_values(payload, listeners)
+        seeds = [at.seed(segment.name) for segment in bucket.segments]
+        arrived = trace.started("exchange", *listeners)
+        future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
+
+        def finish(done: "Future[Exchanged]") -> bool:
+            exchanged = done.value()  # raises what the exchange raised
+            arrived()
+            trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
+            with trace.span("decode", *listeners):
+                return self._decode(exchanged, bucket, watch=watch, scale=scale)
+
+        return future.then(finish)
 
     def memories(self) -> Sequence[Memory]:
         """Return the memory."""
@@ -68,14 +80,12 @@ class Compressed(Reducer):
         return type(parts[0]).assemble(parts, [segment.offset for segment in bucket.segments], bucket.flat.numel())
 
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
-        trace.count("sent_bytes", exchanged.sent_bytes)
-        with trace.span("decode"):
-            if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
-                self.memory.retain([segment.name for segment in bucket.segments], exchanged.delivered)
-            exchanged.total.write(bucket.flat)
-            if not watch or exchanged.total.is_finite(bucket.flat):
-                return True
-            return self.memory.stateful and self._clamp(exchanged.total, bucket, scale)
+        if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
+            self.memory.retain([segment.name for segment in bucket.segments], exchanged.delivered)
+        exchanged.total.write(bucket.flat)
+        if not watch or exchanged.total.is_finite(bucket.flat):
+            return True
+        return self.memory.stateful and self._clamp(exchanged.total, bucket, scale)
 
     def _clamp(self, total: Payload, bucket: Bucket, scale: float) -> bool:
         """Write a finite sum that exceeds the gradient's range, clamped to it; keep this rank's share of the rest.

@@ -12,16 +12,19 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import kernels, trace
+from thinwire.checked import Count, checked
 from thinwire.codecs import Codec, Identity
 from thinwire.collectives import Group, communication_thread
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.memories import Memory, Noted
 from thinwire.payloads import Dense, Payload, fitted
-from thinwire.reducer.base import Bucket, Reducer, Round, Segment, all_true, completed
+from thinwire.reducer.base import Bucket, Reducer, Round, Segment, all_true, completed, note_values
 from thinwire.signals import Plain
+from thinwire.trace import Listener
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(Reducer):
     """P = Σ M·Q, made orthonormal; Q = Σ Mᵀ·P; the sum is P·Qᵀ, and this rank's share of it P·(Mᵀ·P)ᵀ.
@@ -31,15 +34,11 @@ class PowerSGD(Reducer):
     travel. Both rounds run on the communication thread, so any number of buckets may be under way.
     """
 
-    rank: int
+    rank: Count
     memory: Noted
     small: Reducer
     codec: Codec = field(default_factory=Identity)
     exchange: Exchange = field(default_factory=AllReduce)
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}; expected 1 or more")
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Start the communication thread, and compile the kernels that decode."""
@@ -70,10 +69,10 @@ class PowerSGD(Reducer):
     def _low_rank(self, bucket: Bucket, at: Round) -> "Future[bool]":
         if not bucket.segments:
             return completed(True)
-        with trace.span("encode"):
+        with trace.span("encode", *at.listeners):
             work = [self._multiply(segment, g, at) for segment, g in zip(bucket.segments, bucket.views(), strict=True)]
-        watch = at.watch
-        return communication_thread(at.group).submit(lambda own: self._rounds(work, own, watch), bucket.flat.device)
+        told = _Told(at.watch, at.scale, at.listeners)
+        return communication_thread(at.group).submit(lambda own: self._rounds(work, own, told), bucket.flat.device)
 
     def _multiply(self, segment: Segment, gradient: Tensor, at: Round) -> "_Work":
         x = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name)).tensor()
@@ -91,21 +90,21 @@ class PowerSGD(Reducer):
         generator = torch.Generator(device=matrix.device).manual_seed(seed)
         return torch.randn(shape, generator=generator, dtype=matrix.dtype, device=matrix.device)
 
-    def _rounds(self, work: Sequence["_Work"], group: Group, watch: bool) -> bool:
-        seeds, scale = [item.seed for item in work], work[0].scale
-        _, sums = self._sum([item.product for item in work], seeds, group, scale)
+    def _rounds(self, work: Sequence["_Work"], group: Group, told: "_Told") -> bool:
+        seeds = [item.seed for item in work]
+        _, sums = self._sum([item.product for item in work], seeds, group, told)
         if not all(bool(product.isfinite().all()) for product in sums):
             for item in work:
                 item.gradient.fill_(torch.nan)
-            return not watch
-        with trace.span("encode"):
+            return not told.watch
+        with trace.span("encode", *told.listeners):
             bases = [kernels.orthonormal(product) for product in sums]
             shares = [item.matrix.T @ basis for item, basis in zip(work, bases, strict=True)]
-        mine, factors = self._sum(shares, [seed + 1 for seed in seeds], group, scale)
-        with trace.span("decode"):
+        mine, factors = self._sum(shares, [seed + 1 for seed in seeds], group, told)
+        with trace.span("decode", *told.listeners):
             for item, basis, share, factor in zip(work, bases, mine, factors, strict=True):
                 self._finish(item, basis, share, factor)
-            return not watch or all(bool(item.gradient.isfinite().all()) for item in work)
+            return not told.watch or all(bool(item.gradient.isfinite().all()) for item in work)
 
     def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
         rest = self._write(item, basis, factor)
@@ -135,21 +134,31 @@ class PowerSGD(Reducer):
         return self.codec.encode_signal(signal, seed=seed)
 
     def _sum(
-        self, matrices: Sequence[Tensor], seeds: Sequence[int], group: Group, scale: float
+        self, matrices: Sequence[Tensor], seeds: Sequence[int], group: Group, told: "_Told"
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the matrices as this rank sent them, and their sums over all ranks."""
-        parts = [self._encoded(matrix, seed, scale) for matrix, seed in zip(matrices, seeds, strict=True)]
+        parts = [self._encoded(matrix, seed, told.scale) for matrix, seed in zip(matrices, seeds, strict=True)]
         sizes = [matrix.numel() for matrix in matrices]
         offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         payload = type(parts[0]).assemble(parts, offsets, sum(sizes))
-        exchanged: Exchanged = self.exchange.start(payload, group).wait()
-        trace.count("sent_bytes", exchanged.sent_bytes)
+        note_values(payload, told.listeners)
+        with trace.span("exchange", *told.listeners):
+            exchanged: Exchanged = self.exchange.start(payload, group).wait()
+        trace.count("sent_bytes", exchanged.sent_bytes, *told.listeners)
         like = matrices[0].new_empty
         flat = [like(sum(sizes)), like(sum(sizes))]
         exchanged.delivered.write(flat[0])
         exchanged.total.write(flat[1])
         mine, total = ([x.view_as(m) for x, m in zip(f.split(sizes), matrices, strict=True)] for f in flat)
         return mine, total
+
+
+class _Told(NamedTuple):
+    """What the rounds need to know. The group is the communication thread's own."""
+
+    watch: bool
+    scale: float
+    listeners: Sequence[Listener]
 
 
 class _Work(NamedTuple):

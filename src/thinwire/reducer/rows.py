@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
+from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
@@ -17,6 +18,7 @@ from thinwire.reducer.base import Bucket, Reducer, Round, Segment
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class WithRows(Reducer):
     """Send the rows of sparse embeddings' gradients through `rows`, an exchange of tables; `dense` does the rest."""
@@ -42,15 +44,25 @@ class WithRows(Reducer):
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
         """Start the exchange. Ranks may hold different rows, and different numbers of them."""
-        with trace.span("encode"):
+        listeners = at.listeners
+        with trace.span("encode", *listeners):
             gradient = gradient.coalesce()
             values = gradient.values() * at.scale
             width = values[0].numel() if len(values) else gradient.shape[1:].numel()
             keys = gradient.indices()[0].to(torch.int32)
             table = Blocks(keys=keys, values=values.reshape(-1), numel=gradient.shape[0] * width, width=width)
         shape = gradient.shape
+        arrived = trace.started("exchange", *listeners)
         future = self.rows.start(table, at.group, seeds=[at.seed(name)])
-        return future.then(lambda done: _sparse(done.value(), shape))
+
+        def finish(done: "Future[Exchanged]") -> Tensor:
+            exchanged = done.value()  # raises what the exchange raised
+            arrived()
+            trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
+            with trace.span("decode", *listeners):
+                return _sparse(exchanged, shape)
+
+        return future.then(finish)
 
     def memories(self) -> Sequence[Memory]:
         """Return the memories of `dense`."""
@@ -62,10 +74,8 @@ class WithRows(Reducer):
 
 
 def _sparse(exchanged: Exchanged, shape: torch.Size) -> Tensor:
-    trace.count("sent_bytes", exchanged.sent_bytes)
-    with trace.span("decode"):
-        total = exchanged.total
-        assert isinstance(total, Keyed)
-        rows = total.rows.reshape(-1, *shape[1:])
-        keys = total.keys[None].long()
-        return torch.sparse_coo_tensor(keys, rows, shape, is_coalesced=True, check_invariants=False)
+    total = exchanged.total
+    assert isinstance(total, Keyed)
+    rows = total.rows.reshape(-1, *shape[1:])
+    keys = total.keys[None].long()
+    return torch.sparse_coo_tensor(keys, rows, shape, is_coalesced=True, check_invariants=False)

@@ -7,6 +7,7 @@ from typing import final
 from torch import Tensor
 from torch.futures import Future
 
+from thinwire.checked import Size, checked
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.exchanges import AllReduce
@@ -16,11 +17,12 @@ from thinwire.reducer.compressed import Compressed
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class WarmUp(Reducer):
     """Use `first` for `steps` steps, then `then`. To carry the memory over, give both the same memory object."""
 
-    steps: int
+    steps: Size
     first: Reducer
     then: Reducer
 
@@ -50,11 +52,12 @@ class WarmUp(Reducer):
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class MinimumSize(Reducer):
-    """Use `large` for tensors of at least `numel` elements, `small` for others: two collectives per bucket at most."""
+    """Use `large` from `minimum_size` elements on, and `small` below. At most two collectives per bucket."""
 
-    numel: int
+    minimum_size: Size
     small: Reducer
     large: Reducer
 
@@ -65,8 +68,8 @@ class MinimumSize(Reducer):
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Give each its share of the segments."""
-        large = bucket.only(segment for segment in bucket.segments if segment.length >= self.numel)
-        small = bucket.only(segment for segment in bucket.segments if segment.length < self.numel)
+        large = bucket.only(segment for segment in bucket.segments if segment.length >= self.minimum_size)
+        small = bucket.only(segment for segment in bucket.segments if segment.length < self.minimum_size)
         return all_true([self.large.reduce(large, at), self.small.reduce(small, at)])
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
@@ -79,10 +82,11 @@ class MinimumSize(Reducer):
 
     def memory_of(self, segment: Segment) -> Memory:
         """Return the memory of the reducer for this size."""
-        return (self.large if segment.length >= self.numel else self.small).memory_of(segment)
+        return (self.large if segment.length >= self.minimum_size else self.small).memory_of(segment)
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PerTensor(Reducer):
     """Use the one of `reducers` that `chosen` names for a parameter, and `otherwise` for all other parameters.
@@ -137,6 +141,7 @@ class PerTensor(Reducer):
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Released(Reducer):
     """Send gradients as they are, plus what waits in the error feedback of another reducer's memories."""

@@ -10,11 +10,14 @@ from torch.futures import Future
 
 from thinwire.collectives import Group
 from thinwire.memories import ErrorFeedback, Memory
-from thinwire.planner.candidates import Budget
+from thinwire.planner.candidates import DENSE, Budget
+from thinwire.planner.decide import chosen, rows
 from thinwire.planner.live.policy import policy
+from thinwire.planner.live.race import TOLERANCE
 from thinwire.planner.live.step_log import Choice, Log, Policy, StepLog
-from thinwire.planner.plan import reducer
+from thinwire.planner.plan import Row, Why, reducer
 from thinwire.planner.probe.measure import Ranks
+from thinwire.planner.profile import Profile
 from thinwire.reducer import Bucket, Reducer, Round, Segment
 
 _log = logging.getLogger("thinwire")
@@ -44,6 +47,7 @@ class Adaptive(Reducer):
         self.history: list[Decision] = []
         self._memory = ErrorFeedback()
         self._policy: Policy[Never] | None = None
+        self._profile: Profile | None = None
         self._log: StepLog | None = None
         self._reducer = reducer({}, self._memory)
 
@@ -74,6 +78,17 @@ class Adaptive(Reducer):
         """Whether there is a decision, or there will never be one."""
         return self._policy is None or bool(self.history)
 
+    def why(self) -> Why:
+        """Return the reason for the latest decision, and each tensor's. Raises RuntimeError before the first."""
+        if self._policy is None:
+            return Why("uncompressed: there is nobody to exchange with, or nothing to plan for", {})
+        if self._profile is None:
+            raise RuntimeError("nothing is decided yet: the first steps are only observed; ask again in a dozen steps")
+        best = chosen(self._profile, self.budget, TOLERANCE)
+        now = {name: self.history[-1].choice.get(name, DENSE.name) for name in best}
+        told = {row.name: _raced(row, best[row.name]) for row in rows(now, self._profile)}
+        return Why(self.history[-1].reason, told)
+
     def go_on(self, log: Log, step: int, rank: int) -> None:
         """Take the finished step's log, and choose for step number `step`, which begins. May be a collective."""
         if self._policy is None:
@@ -81,6 +96,7 @@ class Adaptive(Reducer):
         decided = self._policy.send(log)
         if decided.reason:
             self.history.append(Decision(step, decided.choice, decided.reason))
+            self._profile = decided.profile
             _log.log(logging.DEBUG if rank else logging.INFO, "step %d: %s", step, decided.reason)
         if decided.choice != self.choice:
             self._reducer = reducer(decided.choice, self._memory)
@@ -124,6 +140,13 @@ class Adaptive(Reducer):
             kept = self._memory in self._reducer.of(segment.name).memories()
             if not kept and self._memory.waits(segment.name):
                 self._memory.release(segment.name, gradient, at.scale)
+
+
+def _raced(row: Row, predicted: str) -> Row:
+    """Return the row with its reason. Where measured steps overruled the prediction, that is the reason."""
+    if row.choice == predicted:
+        return row
+    return replace(row, reason=f"measured steps decided so; predictions alone were for {predicted}")
 
 
 def _finished(done: "Future[bool]", log: StepLog) -> bool:

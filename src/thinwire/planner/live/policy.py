@@ -38,8 +38,8 @@ def policy(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[in
     links, busy = probe_links(group, device)
     costs = probe_candidates(budget.candidates(), group, device, links, sizes)
     slowdown = contention(group, device)
-    yield from steps({}, _SETTLE)
-    logs = yield from steps({}, _OBSERVE)
+    yield from steps(Decided({}), _SETTLE)
+    logs = yield from steps(Decided({}), _OBSERVE)
     timeline = observed(logs, ranks)
     profile = Profile(
         world_size=group.size(),
@@ -91,10 +91,10 @@ class Alarm:
 
 def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ranks) -> Policy[Profile]:
     """Keep to the decision until the links have changed enough to call for another. Return the new profile."""
-    alarm, reason, count = Alarm(), decided.reason, _LOOK_EVERY
+    alarm, told, count = Alarm(), decided, _LOOK_EVERY
     while True:
-        logs = yield from steps(decided.choice, count, reason)
-        reason = ""
+        logs = yield from steps(told, count)
+        told = Decided(decided.choice)
         seconds = ping(_size(profile), ranks.group, ranks.device)
         (period,) = ranks.mean([median_period(logs)])
         tripped = alarm.trips(seconds)

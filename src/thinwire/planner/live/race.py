@@ -35,7 +35,7 @@ def decision(
     best = winner(seconds)
     text = f"{why}: {in_words(arms[best])}, {_ms(seconds[best])} a step, predicted {_ms(predicted[best])}"
     others = ", ".join(f"{in_words(arms[i])} {_ms(took)}" for i, took in enumerate(seconds) if i != best)
-    return Decided(arms[best], f"{text}; against {others}" if others else text)
+    return Decided(arms[best], f"{text}; against {others}" if others else text, profile)
 
 
 def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
@@ -71,7 +71,7 @@ def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> P
     logs: dict[int, list[Log]] = {place: [] for place in range(len(arms)) if place not in known}
     for _ in range(_LAPS):
         for place in logs:
-            lap = yield from steps(arms[place], _LAP)
+            lap = yield from steps(Decided(arms[place]), _LAP)
             logs[place] += lap[1:]
     mine = [known[place] if place in known else median_period(logs[place]) for place in range(len(arms))]
     return ranks.mean(mine)

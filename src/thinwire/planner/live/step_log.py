@@ -8,7 +8,7 @@ import torch
 
 from thinwire.planner.candidates import DENSE
 from thinwire.planner.probe.measure import Stamp, stamp
-from thinwire.planner.profile import Gradient
+from thinwire.planner.profile import Gradient, Profile
 from thinwire.reducer import Bucket, Segment
 
 Choice = Mapping[str, str]
@@ -34,21 +34,22 @@ class Log(Protocol):
 
 
 class Decided(NamedTuple):
-    """The choice for the next step, and the reason if it is a new decision."""
+    """The choice for the next step; if it is a new decision, the reason, and the profile that it rests on."""
 
     choice: Choice
     reason: str = ""
+    profile: Profile | None = None
 
 
 Policy = Generator[Decided, Log, _T]
 """A generator: it yields each step's choice, is sent that step's log, and returns its findings."""
 
 
-def steps(choice: Choice, count: int, reason: str = "") -> Policy[list[Log]]:
-    """Go through `count` steps by this choice, and return their logs."""
+def steps(decided: Decided, count: int) -> Policy[list[Log]]:
+    """Go through `count` steps by this choice, and return their logs. Only the first step brings the reason."""
     logs = []
     for index in range(count):
-        logs.append((yield Decided(choice, "" if index else reason)))
+        logs.append((yield Decided(decided.choice) if index else decided))
     return logs
 
 

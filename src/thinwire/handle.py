@@ -1,0 +1,26 @@
+"""What `attach`, `replicate` and `pipeline.sparsify` return has these verbs in common."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from thinwire.stats import Stats
+
+
+class Handle(Protocol):
+    """thinwire at work on one model. `Attachment`, `Replicas` and `Sparsified` are handles."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps."""
+
+    def stats(self) -> Stats:
+        """Return what the latest step and all steps together sent and took."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank must save to resume, as tensors and plain containers."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from what `state_dict` returned."""
+
+    def remove(self) -> None:
+        """Give the model back: from now on nothing is compressed."""

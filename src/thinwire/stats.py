@@ -1,0 +1,175 @@
+"""What a handle's steps sent and took: `handle.stats()`."""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from thinwire.checked import Range, Size, checked
+
+Measured = Annotated[float, Range("a number from 0 on, or NaN", least=0, most=math.inf, nan=True)]
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What this rank sent in some steps, and how long that took. NaN stands for what is not known.
+
+    steps: how many steps these are.
+    sent_bytes, dense_bytes: what travelled, and what uncompressed gradients would have taken. Headers of the transport
+    are not counted. ratio: the first over the second.
+    density: values that travelled over elements of gradients. Padding does not count.
+    encode_ms, decode_ms: milliseconds of work, added up over threads. exchange_ms: milliseconds in which at least one
+    exchange was under way. It overlaps with backward. On a GPU all three are the host's.
+    residual_ratio: ‖what waits‖ / ‖gradient‖, both of this rank. Gradients are measured from the first `stats()` on.
+    Over several steps it is the root of Σ‖what waits‖² / Σ‖gradient‖², of the steps after which `stats()` was called.
+    """
+
+    steps: Size = 0
+    sent_bytes: Measured = 0.0
+    dense_bytes: Measured = 0.0
+    ratio: Measured = math.nan
+    density: Measured = math.nan
+    encode_ms: Measured = 0.0
+    exchange_ms: Measured = 0.0
+    decode_ms: Measured = 0.0
+    residual_ratio: Measured = math.nan
+
+
+@checked
+class Stats(NamedTuple):
+    """The figures of the latest step, and those of all steps so far."""
+
+    step: Figures
+    total: Figures
+
+
+@dataclass
+class _Sums:
+    """What is added up. Tensors stay on their device until somebody asks, so counting never makes the host wait."""
+
+    steps: int = 0
+    amounts: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    flights: list[tuple[float, float]] = field(default_factory=list)
+    waiting: Tensor | None = None
+    """Sum of squares of what waits, if it was asked for."""
+
+    def fold_into(self, total: "_Sums") -> None:
+        """Add these sums of one step to the total."""
+        total.steps += self.steps
+        for name, amount in self.amounts.items():
+            if name != "gradient" or self.waiting is not None:
+                total.amounts[name] = total.amounts.get(name, 0.0) + amount
+        for name, seconds in (*self.seconds.items(), ("exchange", _covered(self.flights))):
+            total.seconds[name] = total.seconds.get(name, 0.0) + seconds
+        if self.waiting is not None:
+            total.waiting = self.waiting if total.waiting is None else total.waiting + self.waiting
+
+    def figures(self) -> Figures:
+        """Return the figures these sums make."""
+        amounts = {name: float(amount) for name, amount in self.amounts.items()}
+        sent, dense = amounts.get("sent_bytes", 0.0), amounts.get("dense_bytes", 0.0)
+        exchange = self.seconds.get("exchange", 0.0) + _covered(self.flights)
+        waiting = math.nan if self.waiting is None else float(self.waiting)
+        return Figures(
+            steps=self.steps,
+            sent_bytes=sent,
+            dense_bytes=dense,
+            ratio=_over(sent, dense),
+            density=_over(amounts.get("values", math.nan), amounts.get("elements", 0.0)),
+            encode_ms=1e3 * self.seconds.get("encode", 0.0),
+            exchange_ms=1e3 * exchange,
+            decode_ms=1e3 * self.seconds.get("decode", 0.0),
+            residual_ratio=math.sqrt(_over(waiting, amounts.get("gradient", 0.0))),
+        )
+
+
+@final
+class Meter:
+    """Adds up what the reducers and boundaries of one handle tell. A `trace.Listener`.
+
+    `watched`: whether somebody has asked, so that norms are worth taking.
+    """
+
+    def __init__(self) -> None:
+        self.watched = False
+        self._lock = threading.Lock()  # collectives end in threads of their own
+        self._number = -1
+        self._step, self._before = _Sums(), _Sums()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model starts from zero."""
+        return Meter, ()
+
+    def begin(self, number: int) -> None:
+        """Note that what follows belongs to step `number`."""
+        with self._lock:
+            if number != self._number:
+                self._step.fold_into(self._before)
+                self._step, self._number = _Sums(steps=1), number
+
+    def begin_next(self) -> None:
+        """Note that what follows belongs to the next step."""
+        self.begin(self._number + 1)
+
+    def gradient(self, flat: Tensor, world_size: int, scale: float) -> None:
+        """Note this rank's gradient (flat) before it is reduced, and `scale`, by which it enters the memory."""
+        self.add("elements", flat.numel())
+        self.add("dense_bytes", ring_bytes(flat.nbytes, world_size))
+        if self.watched:
+            self.add("gradient", squares([flat]) * scale**2)
+
+    def took(self, name: str, start: float, end: float) -> None:
+        """Note what took from `start` to `end`, in `time.perf_counter` seconds."""
+        with self._lock:
+            if name == "exchange":
+                self._step.flights.append((start, end))
+            else:
+                self._step.seconds[name] = self._step.seconds.get(name, 0.0) + end - start
+
+    def add(self, name: str, amount: float | Tensor) -> None:
+        """Add to what this step has of `name`."""
+        with self._lock:
+            self._step.amounts[name] = self._step.amounts.get(name, 0.0) + amount
+
+    def stats(self, waiting: Callable[[], Sequence[Tensor]] = tuple) -> Stats:
+        """Return the figures so far; `waiting` gives the tensors that wait now."""
+        self.watched = True
+        with self._lock:
+            step = self._step
+            if "gradient" in step.amounts:
+                step.waiting = squares(waiting())
+            total = _Sums()
+            self._before.fold_into(total)
+            step.fold_into(total)
+            return Stats(step.figures(), total.figures())
+
+
+def ring_bytes(nbytes: int, world_size: int) -> float:
+    """Return what each rank sends for a ring all-reduce of `nbytes`."""
+    return 2 * (world_size - 1) / world_size * nbytes
+
+
+def squares(tensors: Sequence[Tensor]) -> Tensor:
+    """Return ‖x‖² over all tensors, as a 0-dim tensor on their device."""
+    norms = [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+    return torch.stack(norms).double().square().sum() if norms else torch.zeros(())
+
+
+def _covered(intervals: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds that lie in at least one of the intervals."""
+    covered, reached = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def _over(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

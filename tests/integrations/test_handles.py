@@ -1,0 +1,253 @@
+"""Handles: the verbs they share, what they say of their steps, and what `why` says of a plan."""
+
+import copy
+import logging
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import RECIPES
+from ddp_models import Training, mlp
+from ranks import Ranks, told
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire import trace
+from thinwire.planner import Why
+
+VERBS = {name for name in dir(tw.Handle) if not name.startswith("_")}
+
+
+def test_every_handle_has_the_verbs() -> None:
+    for kind in (tw.Attachment, tw.Replicas, tw.pipeline.Sparsified):
+        assert {"memory_bytes", "stats", "state_dict", "load_state_dict", "remove"} == VERBS <= set(dir(kind))
+    for kind in (tw.Attachment, tw.Replicas):
+        assert callable(kind.verify_replicas)
+
+
+# --- stats ---
+
+
+def _figures(recipe: str) -> tuple[list[dict[str, float]], dict[str, float], float, float]:
+    training = Training("several buckets", recipe)
+    steps = []
+    with trace.listen(trace.Recorder()) as recorder:
+        for step in range(4):
+            training.step(step)
+            stats = training.attachment.stats()
+            steps.append(asdict(stats.step))
+    return steps, asdict(stats.total), recorder.totals["sent_bytes"], sum(p.nbytes for p in training.model.parameters())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_stats_add_up(ranks: Ranks, recipe: str) -> None:
+    for steps, total, sent, nbytes in ranks.run(2, _figures, recipe):
+        assert total["sent_bytes"] == pytest.approx(sent)
+        for name in ("steps", "sent_bytes", "dense_bytes", "encode_ms", "exchange_ms", "decode_ms"):
+            assert total[name] == pytest.approx(sum(step[name] for step in steps)), name
+        for step in steps:
+            assert step["dense_bytes"] == nbytes  # 2 (K − 1) / K of them, between two ranks
+            assert step["ratio"] == step["sent_bytes"] / step["dense_bytes"] > 0
+            assert 0 < step["density"] <= 1
+            assert min(step[name] for name in ("encode_ms", "exchange_ms", "decode_ms")) > 0
+        assert total["ratio"] == pytest.approx(sent / (len(steps) * nbytes))
+
+
+def _norms() -> list[tuple[float, float]]:
+    """Return residual_ratio and its reference, step by step."""
+    training = Training("several buckets", "topk", dtype=torch.float64, momentum=0.0)
+    attachment, pairs = training.attachment, []
+    attachment.stats()
+    for step in range(4):
+        gradients = [g / dist.get_world_size() for g in training.local_gradients(step).values()]
+        training.step(step)
+        (memory,) = [m for m in attachment.state_dict()["memories"] if m]
+        waits = [fields["residual"] for fields in memory.values()]
+        norms = [math.sqrt(sum(float(x.double().square().sum()) for x in xs)) for xs in (waits, gradients)]
+        pairs.append((attachment.stats().step.residual_ratio, norms[0] / norms[1]))
+    return pairs
+
+
+def test_the_residual_is_measured_against_the_gradient(ranks: Ranks) -> None:
+    for pairs in ranks.run(2, _norms):
+        for ours, reference in pairs:
+            assert ours == pytest.approx(reference)
+        assert pairs[-1][1] > 0
+
+
+def _density(density: float) -> tuple[float, float]:
+    """Return what a codec sent of one large tensor, and of a gradient that is mostly zero."""
+    model = DistributedDataParallel(nn.Linear(100, 100, bias=False))
+    handle = tw.attach(model, tw.recipes.topk(density=density))
+    found = []
+    for x in (torch.randn(4, 100), torch.eye(100)[:1]):
+        model(x).sum().backward()
+        found.append(handle.stats().step.density)
+        handle.drop_step()
+        model.zero_grad()
+    return found[0], found[1]
+
+
+def test_density_is_what_was_really_sent(ranks: Ranks) -> None:
+    for dense, mostly_zero in ranks.run(2, _density, 0.05):
+        assert dense == 0.05
+        assert mostly_zero == 0.01, "one column of a hundred; the rest of the payload is padding"
+
+
+def _called_when() -> tuple[Any, ...]:
+    training = Training("several buckets", "topk")
+    fresh = training.attachment.stats()
+    training.run(range(3))
+    first, again = training.attachment.stats(), training.attachment.stats()
+    copied = copy.deepcopy(training.model)
+    return (
+        fresh.total.steps,
+        first.total.steps,
+        first == again,
+        math.isnan(first.step.residual_ratio),
+        copied is not None,
+    )
+
+
+def test_stats_may_be_called_at_any_time(ranks: Ranks) -> None:
+    for result in ranks.run(2, _called_when):
+        assert result == (0, 3, True, False, True)
+
+
+def _of_plain_steps() -> tuple[tw.Figures, int]:
+    """Nothing pays with an empty budget, so DDP stays plain."""
+    training = Training("several buckets", None)
+    attachment = tw.attach(training.model, plan=tw.Budget(names=()))
+    training.run(range(14))
+    return attachment.stats().total, sum(p.nbytes for p in training.model.parameters())
+
+
+def test_plain_steps_count_too(ranks: Ranks) -> None:
+    for total, nbytes in ranks.run(2, _of_plain_steps):
+        assert total.steps == 14
+        assert (total.sent_bytes, total.ratio, total.density) == (14 * nbytes, 1.0, 1.0)
+
+
+# --- replicas ---
+
+
+def _replicated() -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    module = mlp(torch.float32)
+    replicas = tw.replicate(module, tw.recipes.topk(density=0.05, minimum_size=64))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def step(seed: int) -> tw.Figures:
+        generator = torch.Generator().manual_seed(10 * seed + dist.get_rank())
+        optimizer.zero_grad()
+        module(torch.randn(8, 20, generator=generator)).square().mean().backward()
+        replicas.reduce()
+        optimizer.step()
+        return replicas.stats().step
+
+    before, saved = [step(seed) for seed in range(3)], replicas.state_dict()
+    replicas.load_state_dict(saved)
+    held = replicas.memory_bytes - replicas.attachment.memory_bytes
+    replicas.remove()
+    after = [step(seed) for seed in range(3, 5)]
+    size = sum(p.nbytes for p in module.parameters())
+    return [f.ratio for f in before], [f.ratio for f in after], held == size, replicas.verify_replicas(), saved["step"]
+
+
+def test_replicas_have_them_all(ranks: Ranks) -> None:
+    for before, after, held, same, step in ranks.run(2, _replicated):
+        assert max(before) < 0.5
+        assert after == [1.0, 1.0]
+        assert (held, same, step) == (True, True, 3)
+
+
+# --- remove ---
+
+
+def _said() -> list[str]:
+    records: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(f"{record.levelname}: {record.getMessage()}")
+
+    logger, listener = logging.getLogger("thinwire"), Listener()
+    logger.addHandler(listener)
+    Training("several buckets", "topk").attachment.remove()
+    logger.removeHandler(listener)
+    return records
+
+
+def test_remove_says_what_goes_on(ranks: Ranks) -> None:
+    first, other = ranks.run(2, _said)
+    assert len(first) == 1
+    assert first[0].startswith("WARNING: removed: gradients are averaged uncompressed from now on")
+    assert other == []
+
+
+def _removed_while_plain() -> tuple[int, int, bool]:
+    """Where DDP is still plain, nothing stays in it."""
+    training = Training("several buckets", None)
+    model = training.model
+    before = len(model._forward_pre_hooks)
+    attachment = tw.attach(model)
+    training.run(range(2))
+    attachment.remove()
+    training.run(range(2, 4))
+    hooked = bool(model._get_ddp_logging_data().get("comm_hook"))
+    return before, len(model._forward_pre_hooks), hooked
+
+
+def test_a_plan_that_never_began_leaves_nothing_behind(ranks: Ranks) -> None:
+    assert ranks.run(2, _removed_while_plain) == [(0, 0, False)] * 2
+
+
+# --- why ---
+
+
+def _why() -> tuple[str, Why]:
+    training = Training("several buckets", None)
+    attachment = tw.attach(training.model)
+    early = told(attachment.why)
+    training.run(range(60))
+    return early, attachment.why()
+
+
+def test_why_says_what_auto_chose_for_each_tensor(ranks: Ranks) -> None:
+    found = ranks.run(2, _why)
+    names = [name for name, _ in mlp(torch.float32).named_parameters()]
+    for early, why in found:
+        assert early.startswith("RuntimeError: nothing is decided yet")
+        assert why.decision.startswith("first plan: ")
+        assert sorted(why.rows) == sorted(names)
+        assert all(row.reason for row in why.rows.values())
+        assert all(f"{name} " in str(why) for name in names)
+    assert found[0] == found[1]
+
+
+def _unasked() -> str:
+    return told(Training("several buckets", "topk").attachment.why)
+
+
+def test_why_has_no_answer_for_your_own_choice(ranks: Ranks) -> None:
+    assert set(ranks.run(1, _unasked)) == {
+        'RuntimeError: you chose the recipe yourself; why() says what a plan or plan="auto" has chosen'
+    }
+
+
+def _refused() -> list[str]:
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    wrong: list[Any] = [tw.Budget(), "auto", 3]
+    return [told(tw.attach, model, each) for each in wrong] + [told(lambda: tw.attach(model, plan=tw.recipes.dense()))]  # type: ignore[arg-type]
+
+
+def test_a_plan_has_one_way_in(ranks: Ranks) -> None:
+    ((budget, auto, number, recipe),) = ranks.run(1, _refused)
+    assert "as plan=, not as the recipe" in budget
+    assert "as plan=, not as the recipe" in auto
+    assert number == "TypeError: attach takes a recipe such as recipes.topk(density=0.01); got 3"
+    assert recipe.startswith('TypeError: attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got ')

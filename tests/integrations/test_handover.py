@@ -1,0 +1,423 @@
+"""SGD's momentum in the memories: settings stay with the optimizer, and every way of training is SGD's own."""
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_models import SEVERAL, Branching, Scenario, Training, digest
+from ranks import Ranks, told
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire.codecs import SampledThreshold, TopK
+from thinwire.exchanges import AllGather
+from thinwire.memories import MomentumCorrection
+from thinwire.reducer import Compressed, Reducer
+
+WHOLE: dict[str, Callable[[], Reducer]] = {
+    "uncompressed": lambda: tw.recipes.dgc(minimum_size=1 << 30),
+    "topk all": lambda: Compressed(memory=MomentumCorrection(), codec=TopK(density=1.0), exchange=AllGather()),
+    "dgc all": lambda: tw.recipes.dgc(density=1.0, minimum_size=1),
+    "threshold all, unmasked": lambda: Compressed(
+        memory=MomentumCorrection(masking=False), codec=SampledThreshold(density=1.0), exchange=AllGather()
+    ),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "momentum": {},
+    "decay": {"weight_decay": 0.1},
+    "decay alone": {"weight_decay": 0.1, "momentum": 0.0},
+    "nesterov": {"nesterov": True, "weight_decay": 0.1},
+    "maximize": {"maximize": True, "weight_decay": 0.1},
+}
+whole = pytest.mark.parametrize("recipe", WHOLE)
+either = pytest.mark.parametrize("recipe", ["uncompressed", "dgc all"])
+"""Where everything goes another way, and where it goes the way of what is chosen."""
+
+
+def _pair(scenario: str | Scenario, recipe: str, **options: Any) -> tuple[Training, Training]:
+    plain, ours = (Training(scenario, dtype=torch.float64, **options) for _ in range(2))
+    ours.attach(WHOLE[recipe]())
+    return plain, ours
+
+
+def _apart(plain: Training, ours: Training) -> float:
+    """Return how far parameters are from those of plain DDP."""
+    pairs = zip(plain.model.parameters(), ours.model.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+def _sgd(recipe: str, options: str) -> float:
+    plain, ours = _pair("several buckets", recipe, **OPTIONS[options])
+    return _apart(plain.run(range(20)), ours.run(range(20)))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("options", OPTIONS)
+@whole
+def test_where_everything_is_sent_it_is_sgd(ranks: Ranks, recipe: str, options: str) -> None:
+    assert max(ranks.run(2, _sgd, recipe, options)) < 1e-12
+
+
+def _accumulated(recipe: str, options: str, synchronised: bool) -> float:
+    plain, ours = _pair(Scenario(microbatches=4, options=SEVERAL), recipe, **OPTIONS[options])
+    for training in (plain, ours):
+        for step in range(6):
+            training.optimizer.zero_grad()
+            if synchronised:
+                for loss in training.losses(training.model, step):
+                    loss().backward()
+            else:
+                training.backward(step)
+            training.optimizer.step()
+    return _apart(plain, ours)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("synchronised", [False, True])
+@pytest.mark.parametrize("options", OPTIONS)
+@either
+def test_momentum_is_applied_once_a_step(ranks: Ranks, recipe: str, options: str, synchronised: bool) -> None:
+    assert max(ranks.run(2, _accumulated, recipe, options, synchronised)) < 1e-12
+
+
+def _own_branch(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return model(x, left=dist.get_rank() == 0, right=dist.get_rank() == 1)
+
+
+def _in_turn(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return model(x, left=(dist.get_rank() + step) % 2 == 0, right=(dist.get_rank() + step) % 2 == 1)
+
+
+def _now_and_then(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return model(x, left=step % 3 == 0, right=step % 2 == dist.get_rank())
+
+
+def _experts(recipe: str, options: str, call: Callable[..., Tensor], in_place: bool) -> float:
+    scenario = Scenario(make=Branching, options=SEVERAL | {"find_unused_parameters": True}, call=call)
+    plain, ours = _pair(scenario, recipe, **OPTIONS[options])
+    for training in (plain, ours):
+        for step in range(12):
+            training.optimizer.zero_grad(set_to_none=not in_place)
+            training.backward(step)
+            training.optimizer.step()
+    return _apart(plain, ours)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("call", [_own_branch, _in_turn, _now_and_then])
+@pytest.mark.parametrize("options", ["momentum", "decay"])
+@either
+def test_what_only_some_ranks_use_is_trained_as_by_sgd(
+    ranks: Ranks, recipe: str, options: str, call: Callable[..., Tensor], in_place: bool
+) -> None:
+    assert max(ranks.run(2, _experts, recipe, options, call, in_place)) < 1e-12
+
+
+def _joined(recipe: str, options: str, initial: bool) -> float:
+    plain, ours = _pair("several buckets", recipe, **OPTIONS[options])
+    for training in (plain, ours):
+        with Join([training.model], divide_by_initial_world_size=initial):
+            for step in range(3 + 4 * dist.get_rank()):
+                training.step(step)
+    return _apart(plain, ours)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize("options", ["momentum", "decay", "nesterov"])
+@either
+def test_uneven_inputs_are_trained_as_by_sgd(ranks: Ranks, recipe: str, options: str, initial: bool) -> None:
+    assert max(ranks.run(2, _joined, recipe, options, initial)) < 1e-12
+
+
+def _scheduled(recipe: str) -> float:
+    plain, ours = _pair("several buckets", recipe, weight_decay=0.01)
+    for training in (plain, ours):
+        cycle = torch.optim.lr_scheduler.OneCycleLR(training.optimizer, max_lr=0.1, total_steps=20)
+        for step in range(12):
+            training.optimizer.param_groups[0]["weight_decay"] = 0.01 * step
+            training.step(step)
+            cycle.step()
+    assert training.optimizer.param_groups[0]["momentum"] not in (0.0, 0.9)
+    return _apart(plain, ours)
+
+
+@either
+def test_schedules_of_rate_momentum_and_decay_are_followed(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _scheduled, recipe)) < 1e-12
+
+
+def _loaded_late(recipe: str) -> float:
+    """Load a plain run's optimizer after attaching; its settings and buffers are taken on."""
+    plain, ours = _pair("several buckets", recipe, weight_decay=0.1)
+    plain.run(range(3))
+    ours.model.load_state_dict(copy.deepcopy(plain.model.state_dict()))
+    ours.optimizer.load_state_dict(copy.deepcopy(plain.optimizer.state_dict()))
+    return _apart(plain.run(range(3, 9)), ours.run(range(3, 9)))
+
+
+@either
+def test_a_plain_optimizers_state_can_be_loaded_after_attaching(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _loaded_late, recipe)) < 1e-12
+
+
+def _several(recipe: str) -> float:
+    plain, ours = (Training("several buckets", dtype=torch.float64) for _ in range(2))
+    results = []
+    for training in (plain, ours):
+        named = training.parameters()
+        parts = [[p for name, p in named.items() if name.startswith("0") == first] for first in (True, False)]
+        optimizers = [torch.optim.SGD(part, lr=0.05, momentum=0.9, weight_decay=0.1) for part in parts]
+        if training is ours:
+            tw.attach(training.model, WHOLE[recipe](), optimizer=optimizers)
+        for step in range(6):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            training.backward(step)
+            for optimizer in optimizers:
+                optimizer.step()
+        results.append(training)
+    return _apart(*results)
+
+
+@either
+def test_several_optimizers_may_hold_the_model(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _several, recipe)) < 1e-12
+
+
+def _sharded(recipe: str) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, at import
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    plain, ours = (Training("several buckets", dtype=torch.float64) for _ in range(2))
+    for training in (plain, ours):
+        training.optimizer = ZeroRedundancyOptimizer(  # type: ignore[assignment]
+            training.model.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01
+        )
+    ours.attach(WHOLE[recipe]())
+    return _apart(plain.run(range(6)), ours.run(range(6)))
+
+
+@either
+def test_an_optimizer_with_sharded_state_is_served(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _sharded, recipe)) < 1e-12
+
+
+def _removed(recipe: str, options: str) -> float:
+    plain, ours = _pair("several buckets", recipe, **OPTIONS[options])
+    ours.run(range(4)).attachment.remove()
+    return _apart(plain.run(range(10)), ours.run(range(4, 10)))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("options", OPTIONS)
+@either
+def test_the_optimizer_gets_its_momentum_back(ranks: Ranks, recipe: str, options: str) -> None:
+    assert max(ranks.run(2, _removed, recipe, options)) < 1e-12
+
+
+def _removed_while_waiting() -> tuple[bool, bool]:
+    """What waits beside momentum is applied at once: as if the next step had sent it."""
+    training = Training("several buckets", tw.recipes.dgc(density=0.05, minimum_size=1), dtype=torch.float64)
+    training.run(range(4))
+    state, before = training.attachment.state_dict(), {n: p.detach().clone() for n, p in training.parameters().items()}
+    training.attachment.remove()
+    right = []
+    for name, p in training.parameters().items():
+        waited = state["memories"][0][name]["residual"].clone()
+        dist.all_reduce(waited)
+        right.append(torch.allclose(p.detach(), before[name] - 0.05 * waited.view_as(p), rtol=0, atol=1e-12))
+    training.run(range(4, 6))
+    return all(right), len({digest(training.model)}) == 1
+
+
+def test_what_waits_beside_momentum_is_applied_when_it_is_removed(ranks: Ranks) -> None:
+    assert ranks.run(2, _removed_while_waiting) == [(True, True)] * 2
+
+
+# --- resuming from the optimizer alone ---
+
+
+def _optimizer_alone(forget: bool, late: bool = False) -> str:
+    old = Training("several buckets", tw.recipes.dgc(density=0.05, minimum_size=64)).run(range(3))
+    file = io.BytesIO()
+    torch.save(old.optimizer.state_dict(), file)
+    file.seek(0)
+    new = Training("several buckets")
+    new.model.load_state_dict(old.model.state_dict())
+    if late:
+        attachment = new.attach(tw.recipes.dgc(density=0.05, minimum_size=64))
+        new.optimizer.load_state_dict(torch.load(file))
+    else:
+        new.optimizer.load_state_dict(torch.load(file))
+        attachment = new.attach(tw.recipes.dgc(density=0.05, minimum_size=64))
+    if forget:
+        attachment.forget()
+        new.run(range(3, 5))
+        assert attachment.verify_replicas()
+    new.run(range(3, 5))
+    return "trained"
+
+
+def test_an_optimizer_whose_momentum_was_elsewhere_asks_for_it(ranks: Ranks) -> None:
+    for late in (False, True):
+        assert "load that attachment's state too" in ranks.run(1, told, _optimizer_alone, False, late)[0]
+    assert ranks.run(2, _optimizer_alone, True) == ["trained"] * 2
+
+
+def _version_1() -> tuple[str, str, Any]:
+    """Resume from what an earlier thinwire saved: momentum and decay moved out of the optimizer."""
+    old = Training("several buckets", "dgc", momentum=0.9).run(range(3))
+    state = old.attachment.state_dict()
+    for key in ("draw", "rank", "world_size", "recipe"):
+        del state[key]
+    state |= {"version": 1, "weight_decay": dict.fromkeys(old.parameters(), 0.0)}
+    saved = copy.deepcopy((old.model.state_dict(), old.optimizer.state_dict()))
+    for group in saved[1]["param_groups"]:
+        group.update(momentum=0.0, weight_decay=0.0)
+        del group["momentum_in_memory"]
+    new = Training("several buckets", momentum=0.9)
+    new.model.load_state_dict(saved[0])
+    new.optimizer.load_state_dict(saved[1])
+    new.attach("dgc").load_state_dict(state)
+    group = new.optimizer.param_groups[0]
+    return digest(old.run(range(3, 6)).model), digest(new.run(range(3, 6)).model), group["momentum"]
+
+
+def test_a_state_of_version_1_resumes(ranks: Ranks) -> None:
+    for old, new, momentum in ranks.run(2, _version_1):
+        assert old == new
+        assert momentum == 0.9
+
+
+def _raising_closure() -> tuple[Any, ...]:
+    training = Training("several buckets", "dgc", weight_decay=0.1).run(range(2))
+
+    def closure() -> float:
+        raise ArithmeticError("broken")
+
+    with pytest.raises(ArithmeticError):
+        training.optimizer.step(closure)
+    return tuple(training.optimizer.param_groups[0][key] for key in ("momentum", "weight_decay"))
+
+
+def test_a_closure_that_raises_leaves_the_settings_as_they_were(ranks: Ranks) -> None:
+    assert ranks.run(1, _raising_closure) == [(0.9, 0.1)]
+
+
+def _twice_attached(options: str) -> tuple[float, bool]:
+    """Wrap anew and attach again while the old attachment is still held: it must leave the optimizer alone."""
+    plain, ours = _pair("several buckets", "dgc all", **OPTIONS[options])
+    held = ours.run(range(3)).attachment
+    ours.model = DistributedDataParallel(ours.model.module, **ours.scenario.options)
+    ours.attach(WHOLE["dgc all"]())
+    return _apart(plain.run(range(8)), ours.run(range(3, 8))), held.ended
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_attachment_that_has_ended_leaves_the_optimizer_alone(ranks: Ranks, options: str) -> None:
+    for apart, ended in ranks.run(2, _twice_attached, options):
+        assert apart < 1e-12
+        assert ended
+
+
+def _own_momentum_removed() -> None:
+    training = Training("several buckets", momentum=0.0)
+    tw.attach(training.model, tw.recipes.dgc(momentum=0.9, density=0.05, minimum_size=64)).remove()
+
+
+def test_momentum_that_nobody_can_take_back_is_not_dropped(ranks: Ranks) -> None:
+    assert "no optimizer is there to take it back" in ranks.run(1, told, _own_momentum_removed)[0]
+
+
+def _step_that_raises() -> tuple[Any, ...]:
+    training = Training("several buckets", "dgc", weight_decay=0.1).run(range(2))
+    handle = training.optimizer.register_step_pre_hook(_raise)
+    training.backward(2)
+    with pytest.raises(ArithmeticError):
+        training.optimizer.step()
+    handle.remove()
+    return tuple(training.optimizer.state_dict()["param_groups"][0][key] for key in ("momentum", "weight_decay"))
+
+
+def _raise(*arguments: object) -> None:
+    raise ArithmeticError("broken")
+
+
+def test_a_step_that_raises_leaves_the_settings_as_they_were(ranks: Ranks) -> None:
+    assert ranks.run(1, _step_that_raises) == [(0.9, 0.1)]
+
+
+# --- ranks that stand differently ---
+
+
+def _one_file_older(recipe: str) -> None:
+    training = Training("several buckets", recipe)
+    states = []
+    for step in range(4):
+        training.run(range(step, step + 1))
+        states.append(training.attachment.state_dict())
+    training.attachment.load_state_dict(states[-1 - dist.get_rank()])
+
+
+def _one_loads(recipe: str) -> None:
+    training = Training("several buckets", recipe).run(range(3))
+    state = training.attachment.state_dict()
+    model = DistributedDataParallel(copy.deepcopy(training.model.module))
+    again = tw.attach(model, _RECIPES[recipe](), optimizer=None)
+    if dist.get_rank() == 0:
+        again.load_state_dict(state)
+    model(torch.ones(2, 20)).sum().backward()
+
+
+_RECIPES: dict[str, Callable[[], Reducer]] = {
+    "randomk": lambda: tw.recipes.randomk(density=0.05, minimum_size=64),
+    "powersgd": lambda: tw.recipes.powersgd(rank=2, start=0),
+    "topk": lambda: tw.recipes.topk(density=0.05, minimum_size=64),
+}
+
+
+@pytest.mark.parametrize("recipe", _RECIPES)
+def test_states_of_different_steps_are_refused(ranks: Ranks, recipe: str) -> None:
+    for message in ranks.run(2, told, _one_file_older, recipe):
+        assert message.startswith("StateError: rank 0 goes on from")
+
+
+@pytest.mark.parametrize("recipe", _RECIPES)
+def test_a_state_that_one_rank_alone_loads_is_refused(ranks: Ranks, recipe: str) -> None:
+    for message in ranks.run(2, told, _one_loads, recipe):
+        assert message.startswith("StateError: rank 0 goes on from")
+
+
+def _rank_0s_file() -> None:
+    training = Training("several buckets", "topk").run(range(2))
+    box = [training.attachment.state_dict()]
+    dist.broadcast_object_list(box, 0)
+    training.attachment.load_state_dict(box[0])
+
+
+def test_another_ranks_state_is_refused_by_all(ranks: Ranks) -> None:
+    for message in ranks.run(2, told, _rank_0s_file):
+        assert "attachment state is rank 0's, and this is rank 1" in message
+
+
+def _stuck() -> str:
+    training = Training("several buckets", tw.recipes.topk(density=0.05, minimum_size=64)).run(range(3))
+    state = training.attachment.state_dict()
+    model = DistributedDataParallel(copy.deepcopy(training.model.module))
+    other = tw.attach(model, tw.recipes.topk(density=0.05, minimum_size=10**6))
+    with pytest.raises(ValueError, match="minimum_size") as error:
+        other.load_state_dict(state)
+    return str(error.value)
+
+
+def test_what_would_wait_for_ever_is_refused(ranks: Ranks) -> None:
+    assert "never be sent" in ranks.run(1, _stuck)[0]

@@ -1,0 +1,471 @@
+"""The Triton kernels do what the reference does: on a GPU, or without one in Triton's interpreter."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from cases import vector
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.kernels import Kernel
+from thinwire.kernels.dispatch import backend_of, triton_is_there
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+SEVERAL_TILES = 2 * 4096 + 17
+INPUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
+    "empty": lambda dtype: torch.empty(0, dtype=dtype),
+    "one": lambda dtype: vector(1, dtype=dtype),
+    "63": lambda dtype: vector(63, dtype=dtype),
+    "1000": lambda dtype: vector(1000, dtype=dtype),
+    "several tiles": lambda dtype: vector(SEVERAL_TILES, dtype=dtype),
+    "zeros": lambda dtype: torch.zeros(1000, dtype=dtype),
+    "equal": lambda dtype: torch.ones(SEVERAL_TILES, dtype=dtype),
+    "few values": lambda dtype: vector(SEVERAL_TILES, dtype=dtype).round(),
+    "one NaN": lambda dtype: vector(1000, dtype=dtype).index_fill(0, torch.tensor([501]), -torch.nan),
+    "one Inf": lambda dtype: vector(1000, dtype=dtype).index_fill(0, torch.tensor([999]), -torch.inf),
+    "denormal": lambda dtype: torch.full((100,), torch.finfo(dtype).tiny / 4, dtype=dtype),
+}
+inputs = pytest.mark.parametrize("make", INPUTS.values(), ids=INPUTS)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def framed(x: Tensor) -> Tensor:
+    """Return a copy in the middle of a tensor of NaN, or of numbers that are no index."""
+    poison = torch.nan if x.is_floating_point() else 99
+    frame = torch.full((x.numel() + 128,), poison, dtype=x.dtype, device=DEVICE)
+    frame[64 : 64 + x.numel()] = x.to(DEVICE)
+    return frame[64 : 64 + x.numel()]
+
+
+def poisoned(like: Tensor) -> Tensor:
+    """Return room for a result, in the same surroundings."""
+    return framed(torch.full_like(like, torch.nan))
+
+
+def intact(*views: Tensor) -> bool:
+    """Whether nothing around the views was written to."""
+    edges = [edge for view in views for edge in (view._base[:64], view._base[-64:])]  # type: ignore[index]
+    return all(bool((edge.isnan() if edge.is_floating_point() else edge == 99).all()) for edge in edges)
+
+
+@contextmanager
+def waiting_forbidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail where the host would wait for the device."""
+
+    def wait(*_: object, **__: object) -> None:
+        raise AssertionError("the host waits for the device")
+
+    with monkeypatch.context() as patch:
+        if DEVICE.type == "cpu":  # the interpreter itself reads tensors, but with other functions
+            for name in ("item", "tolist", "nonzero", "__bool__", "__float__", "__int__", "unique"):
+                patch.setattr(Tensor, name, wait)
+            yield
+        else:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                yield
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+def same_picks(found: kernels.Picks, expected: kernels.Picks, capacity: int) -> None:
+    count = expected.indices.numel()
+    assert found.indices.dtype == torch.int32
+    assert found.indices[:count].tolist() == expected.indices.tolist()
+    assert found.indices[count:].tolist() == [-1] * (capacity - count)
+    torch.testing.assert_close(found.peak, expected.peak, rtol=0, atol=0, equal_nan=True)
+
+
+def threshold_of(x: Tensor, quantile: float) -> Tensor:
+    finite = x[x.isfinite()].abs()
+    return finite.quantile(quantile) if finite.numel() else x.new_zeros(())
+
+
+@pytest.mark.grid
+@inputs
+@dtypes
+def test_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
+    x = framed(make(dtype))
+    half, zero, nan, n = threshold_of(x, 0.5), x.new_zeros(()), x.new_full((), torch.nan), x.numel()
+    for threshold, capacity in ((threshold_of(x, 0.99), n + 5), (half, n), (half, 10), (half, 0), (zero, 1), (nan, 3)):
+        same_picks(
+            kernels.select.gpu(x, threshold, capacity), kernels.select.reference(x, threshold, capacity), capacity
+        )
+
+
+@pytest.mark.grid
+@inputs
+@dtypes
+def test_largest(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
+    x = framed(make(dtype))
+    for k in {0, x.numel() // 100, x.numel() // 2, x.numel()}:
+        assert torch.equal(kernels.largest.gpu(x, k), kernels.largest.reference(x, k))
+
+
+@pytest.mark.grid
+@inputs
+@dtypes
+def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
+    gradient, residual = framed(make(dtype)), framed(vector(make(dtype).numel(), seed=1, dtype=dtype))
+    out, expected = poisoned(gradient), torch.empty_like(gradient)
+    args = (residual, gradient, 1 / 3)
+    found = kernels.accumulate_select.gpu(out, *args, gradient.new_ones(()), gradient.numel())
+    kernels.accumulate.reference(expected, *args)
+    torch.testing.assert_close(out, expected, equal_nan=True)
+    same_picks(found, kernels.select.reference(out, gradient.new_ones(()), gradient.numel()), gradient.numel())
+    assert intact(out, residual, gradient)
+
+
+@pytest.mark.grid
+@inputs
+@dtypes
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_accumulate_momentum(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, nesterov: bool) -> None:
+    gradient = framed(make(dtype))
+    residual, velocity = (framed(vector(gradient.numel(), seed=seed, dtype=dtype)) for seed in (1, 2))
+    args = (residual, velocity, gradient, 0.3, 0.7, nesterov)
+    expected = poisoned(gradient), poisoned(gradient)
+    kernels.accumulate_momentum.reference(expected[0], expected[1], *args)
+    plain, selected = ((poisoned(gradient), poisoned(gradient)) for _ in range(2))
+    kernels.accumulate_momentum.gpu(plain[0], plain[1], *args)
+    found = kernels.accumulate_momentum_select.gpu(selected[0], selected[1], *args, gradient.new_ones(()), 10)
+    torch.testing.assert_close(plain, expected, equal_nan=True)
+    torch.testing.assert_close(selected, plain, equal_nan=True, rtol=0, atol=0)
+    same_picks(found, kernels.select.reference(plain[0], gradient.new_ones(()), 10), 10)
+    assert intact(*plain, *selected)
+
+
+def test_a_scale_that_is_not_finite_picks_nothing_outside() -> None:
+    gradient = framed(vector(63))
+    found = kernels.accumulate_select.gpu(poisoned(gradient), gradient, gradient, torch.nan, gradient.new_ones(()), 100)
+    assert found.indices.tolist() == [*range(63), *[-1] * 37]
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("numel", [0, 1, 63, SEVERAL_TILES])
+def test_accumulate_rounded(numel: int, dtype: torch.dtype) -> None:
+    gradient, residual = framed(vector(numel).to(dtype)), framed(vector(numel, seed=1).bfloat16())
+    gradient[1:3] = torch.tensor([torch.nan, torch.inf])[: max(0, numel - 1)]
+    plain, selected, expected = (poisoned(residual) for _ in range(3))
+    args = (residual, gradient, 0.25, 77)
+    kernels.accumulate_rounded.gpu(plain, *args)
+    found = kernels.accumulate_rounded_select.gpu(selected, *args, gradient.new_ones(()), 10)
+    kernels.accumulate_rounded.reference(expected, *args)
+    torch.testing.assert_close(plain, expected, equal_nan=True, rtol=2**-7, atol=0)
+    assert int((plain.nan_to_num() != expected.nan_to_num()).sum()) <= numel // 1000, "a fused multiply-add may differ"
+    torch.testing.assert_close(selected, plain, equal_nan=True, rtol=0, atol=0)
+    same_picks(found, kernels.select.reference(plain, gradient.new_ones(()), 10), 10)
+    assert intact(plain, selected)
+
+
+def payload(ranks: int, regions: int, length: int, per_run: int, seed: int = 0) -> tuple[Tensor, tuple[int, ...]]:
+    """Return indices as of so many payloads behind one another, each ascending over the regions from 100 on."""
+    generator = torch.Generator().manual_seed(seed)
+    runs = [
+        torch.randperm(length, generator=generator)[:per_run].sort().values + 100 + region * length
+        for _ in range(ranks)
+        for region in range(regions)
+    ]
+    return torch.cat(runs).int(), tuple(run.numel() for run in runs)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("ranks", "regions", "length", "per_run"),
+    [(1, 1, 63, 10), (3, 1, 40_000, 900), (2, 3, 1000, 999), (4, 2, 20_000, 31), (2, 2, 100, 0), (0, 1, 100, 0)],
+)
+def test_scatter(ranks: int, regions: int, length: int, per_run: int, dtype: torch.dtype) -> None:
+    indices, runs = payload(ranks, regions, length, per_run) if ranks else (torch.empty(0, dtype=torch.int32), ())
+    values = framed(vector(indices.numel(), dtype=dtype))
+    where = [(100 + region * length, length) for region in range(regions)]
+    ascending = framed(indices)
+    shuffled = framed(torch.cat([run.flip(0) for run in indices.split(list(runs))]) if ranks else indices)
+    for places in (ascending, shuffled):
+        for stretches in (runs, (sum(runs),)) if ranks == 1 else (runs,):
+            found = framed(vector(length * regions + 200, dtype=dtype))
+            expected = found.clone()
+            kernels.scatter.gpu(found, where, places, values, stretches)
+            kernels.scatter.reference(expected, where, places, values, stretches)
+            assert torch.equal(found, expected)
+            kernels.scatter_add.gpu(found, places, values, stretches, -1.0)
+            kernels.scatter_add.reference(expected, places, values, stretches, -1.0)
+            assert torch.equal(found, expected)
+            assert intact(found)
+
+
+def test_scatter_to_spans_apart_with_padding_and_nan() -> None:
+    regions = ((700, 300), (0, 100), (100, 50))
+    indices = framed(torch.tensor([3, 99, 99, 149, 701, 999, 999, 5, 99, 99, 149, 703, 703, 999], dtype=torch.int32))
+    values = framed(torch.tensor([1.0, 2, 0, torch.nan, 5, 6, 0, 7, 8, 0, 9, 10, 0, torch.inf]))
+    for runs in ((3, 1, 3, 3, 1, 3), (7, 7)):
+        found = framed(torch.full((1100,), 4.0))
+        expected = found.clone()
+        kernels.scatter.gpu(found, regions, indices, values, runs)
+        kernels.scatter.reference(expected, regions, indices, values, runs)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert intact(found)
+
+
+@dtypes
+def test_scatter_adds_in_the_order_of_the_runs(dtype: torch.dtype) -> None:
+    big = 1e8 if dtype == torch.float32 else 1e17
+    values, indices = torch.tensor([1.0, big, -big], dtype=dtype, device=DEVICE), torch.full((3,), 7, device=DEVICE)
+    for runs in ((1, 1, 1), (1, 0, 1, 0, 1)):
+        for call in (kernels.scatter.gpu, kernels.scatter.reference):
+            out = torch.ones(10, dtype=dtype, device=DEVICE)
+            call(out, ((0, 10),), indices.int(), values, runs)
+            assert out.tolist() == [0.0] * 10, "(1 + big) - big"
+
+
+@dtypes
+@pytest.mark.parametrize("numel", [0, 1, 63, 3000])
+def test_mask(numel: int, dtype: torch.dtype) -> None:
+    indices = framed(torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:numel].int())
+    values = framed(vector(numel, dtype=dtype).round().index_fill(0, torch.arange(min(1, numel)), torch.nan))
+    found = framed(vector(3000, dtype=dtype))
+    expected = found.clone()
+    kernels.mask.gpu(found, indices, values)
+    kernels.mask.reference(expected, indices, values)
+    assert torch.equal(found, expected)
+    assert intact(found)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(("slots", "numel"), [(1, 1), (7, 63), (1000, 5000), (1500, 1 << 20), (3, (1 << 31) - 1)])
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**63])
+def test_hashing(slots: int, numel: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed % 2**32)
+    indices = framed(torch.randint(0, numel, (1500,), generator=generator, dtype=torch.int32))
+    slot, quotient = kernels.slot_of.gpu(indices, slots, numel, seed)
+    expected = kernels.slot_of.reference(indices, slots, numel, seed)
+    assert torch.equal(slot, expected[0])
+    assert torch.equal(quotient, expected[1])
+    assert torch.equal(kernels.index_of.gpu(slot, quotient, slots, numel, seed), indices)
+    pairs = torch.arange(slots, device=DEVICE), torch.full((slots,), -(-numel // slots) - 1, device=DEVICE)
+    assert torch.equal(
+        kernels.index_of.gpu(*pairs, slots, numel, seed), kernels.index_of.reference(*pairs, slots, numel, seed)
+    )
+
+
+def test_hashing_of_nothing() -> None:
+    nothing = torch.empty(0, dtype=torch.int32, device=DEVICE)
+    assert kernels.hashed_slots.gpu(nothing, nothing, 0, 0, 1).numel() == 0
+    slot, quotient = kernels.slot_of.gpu(nothing, 0, 0, 1)
+    assert kernels.index_of.gpu(slot, quotient, 0, 0, 1).numel() == 0
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("slots", [1, 1000, 3000])
+@pytest.mark.parametrize("numel", [0, 1, 1500])
+def test_hashed_slots(slots: int, numel: int) -> None:
+    generator = torch.Generator().manual_seed(numel)
+    indices = torch.randperm(50_000, generator=generator)[:numel].int()
+    indices[5::7] = -1
+    for most in (1, 3, 2**31 - 1):
+        priorities = torch.randint(0, most, (numel,), generator=generator, dtype=torch.int32)
+        args = (framed(indices), framed(priorities), slots, 50_000, 5)
+        assert torch.equal(kernels.hashed_slots.gpu(*args), kernels.hashed_slots.reference(*args))
+
+
+@pytest.mark.grid
+@inputs
+@dtypes
+@pytest.mark.parametrize("width", [5, 3000])
+def test_block_energies(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, width: int) -> None:
+    x = framed(make(dtype))
+    found, expected = kernels.block_energies.gpu(x, width), kernels.block_energies.reference(x, width)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    k = found.numel() // 3
+    assert torch.equal(kernels.largest_blocks.gpu(x, width, k), kernels.largest.reference(found, k))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "width"), [(0, 1), (0, 7), (1, 1), (5, 1), (2, 63), (3, 64), (2, 3000)])
+def test_largest_in_rows(rows: int, width: int, dtype: torch.dtype) -> None:
+    smooth = vector(rows * width).to(dtype)
+    odd = smooth.clone()
+    odd[width // 2 :: width], odd[-2:] = -torch.nan, torch.inf
+    for content in (smooth, smooth.round(), torch.zeros_like(smooth), odd):
+        x = framed(content)
+        for k in {0, 1, width // 3, width}:
+            found = kernels.largest_in_rows.gpu(x, width, k)
+            assert found.dtype == torch.int32
+            assert torch.equal(found, kernels.largest_in_rows.reference(x, width, k))
+        assert intact(x)
+
+
+def test_rows_too_wide_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = framed(vector(SEVERAL_TILES // 3 * 3).round())
+    expected = kernels.largest_in_rows.reference(x, x.numel() // 3, 100)
+    assert torch.equal(kernels.largest_in_rows.gpu(x, x.numel() // 3, 100), expected)
+    monkeypatch.setattr(importlib.import_module("thinwire.kernels.blocks.triton"), "_WIDEST", 1000)
+    assert torch.equal(kernels.largest_in_rows.gpu(x, x.numel() // 3, 100), expected)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("numel", [0, 1, 7, 31, 3000])
+def test_bits(numel: int, dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    for bits in range(1, {torch.uint8: 9, torch.int16: 16, torch.int32: 32}[dtype]):
+        codes = framed(
+            torch.randint(info.min, info.max, (numel,), generator=torch.Generator().manual_seed(bits), dtype=dtype)
+        )
+        packed = kernels.pack_bits.gpu(codes, bits)
+        assert torch.equal(packed, kernels.pack_bits.reference(codes, bits))
+        longer = torch.cat([packed, packed.new_full((9,), 255)])
+        for buffer in (framed(packed), framed(longer)):
+            found = kernels.unpack_bits.gpu(buffer, numel, bits, dtype)
+            assert torch.equal(found, kernels.unpack_bits.reference(packed, numel, bits, dtype))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("group", [7, 5000])
+@pytest.mark.parametrize("code", [torch.uint8, torch.int16])
+@pytest.mark.parametrize("make", [INPUTS[name] for name in ("empty", "one", "several tiles", "zeros", "one NaN")])
+def test_codes(make: Callable[[torch.dtype], Tensor], code: torch.dtype, group: int) -> None:
+    x = framed(make(torch.float32))
+    norms = kernels.group_norms.reference(x, group, torch.inf).float()
+    norms = torch.where(norms.isfinite() & (norms > 0), norms, torch.where(norms == 0, 1.0, torch.nan))
+    powers, table = torch.exp2(norms.log2().ceil()), framed(vector(64))
+    for grid in (kernels.OffsetGrid(20, 0x3E0, 33, 33), kernels.OffsetGrid(23, 0x78, 10, 5)):
+        for rounding in ("truncate", "nearest", "stochastic"):
+            args = (x, framed(powers), group, grid, rounding, 2**63 + 5)
+            same_codes(kernels.offset_encode.gpu, kernels.offset_encode.reference, code, table, *args)
+    same_codes(kernels.levels_encode.gpu, kernels.levels_encode.reference, code, table, x, framed(norms), group, 7, 11)
+    same_codes(kernels.ternary_encode.gpu, kernels.ternary_encode.reference, code, table, x, framed(norms), group, 3)
+    same_codes(kernels.sign_encode.gpu, kernels.sign_encode.reference, code, table, x)
+    assert kernels.group_norms.gpu is kernels.group_norms.reference
+
+
+def same_codes(
+    encode: Callable[..., None], like: Callable[..., None], code: torch.dtype, table: Tensor, x: Tensor, *rest: Any
+) -> None:
+    codes, expected = (framed(torch.zeros(x.numel(), dtype=code)) for _ in range(2))
+    encode(codes, x, *rest)
+    like(expected, x, *rest)
+    assert torch.equal(codes, expected)
+    assert intact(codes)
+    if len(rest) > 1:
+        for dtype in (torch.float32, torch.float16):
+            out, wanted = poisoned(x.to(dtype)), poisoned(x.to(dtype))
+            kernels.table_decode.gpu(out, codes, table, *rest[:2])
+            kernels.table_decode.reference(wanted, codes, table, *rest[:2])
+            torch.testing.assert_close(out, wanted, rtol=0, atol=0, equal_nan=True)
+            assert intact(out)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("make", [INPUTS[name] for name in ("empty", "one", "1000", "zeros", "one NaN", "one Inf")])
+@dtypes
+@pytest.mark.parametrize(("rows", "buckets"), [(1, 7), (4, 300)])
+def test_sketch(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, rows: int, buckets: int) -> None:
+    x = framed(make(dtype))
+    table = kernels.sketch_insert.gpu(x, rows, buckets, 2**40)
+    torch.testing.assert_close(
+        table, kernels.sketch_insert.reference(x, rows, buckets, 2**40), equal_nan=True, atol=1e-4, rtol=1e-5
+    )
+    table = framed(table.view(-1)).view(rows, buckets)
+    found, expected = (
+        query(table, x.numel(), 2**40) for query in (kernels.sketch_query.gpu, kernels.sketch_query.reference)
+    )
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+
+
+@dtypes
+def test_factors_and_spectra(dtype: torch.dtype) -> None:
+    """The device's libraries, which round in other places than the reference."""
+    a, b = (framed(vector(n * 4, seed=n, dtype=dtype)).view(n, 4) for n in (300, 70))
+    out = poisoned(vector(300 * 70, dtype=dtype))
+    kernels.outer_sums.gpu(out.view(300, 70), kernels.orthonormal.gpu(a), b)
+    expected = torch.empty_like(out).view(300, 70)
+    kernels.outer_sums.reference(expected, kernels.orthonormal.reference(a), b)
+    torch.testing.assert_close(out.view(300, 70), expected, atol=1e-5, rtol=1e-4)
+    assert intact(out)
+    pairs = framed(vector(5 * 129 * 2, dtype=dtype)).view(-1, 2)
+    found, expected = (
+        transform(pairs, 1200, 256) for transform in (kernels.inverse_fourier.gpu, kernels.inverse_fourier.reference)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert kernels.row_sums.gpu is kernels.row_sums.reference
+
+
+def test_a_sketch_of_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = framed(vector(1000))
+    whole = kernels.sketch_insert.gpu(x, 2, 30, 3)
+    monkeypatch.setattr(importlib.import_module("thinwire.kernels.sketch.triton"), "_PART", 300)
+    torch.testing.assert_close(kernels.sketch_insert.gpu(x, 2, 30, 3), whole)
+
+
+def test_merge_is_the_references() -> None:
+    assert kernels.merge.gpu is kernels.merge.reference
+
+
+def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, out, velocity = (framed(vector(5000, seed=seed)) for seed in range(4))
+    indices, runs = payload(2, 2, 1000, 20)
+    indices, values, threshold = framed(indices), framed(vector(80)), x.new_ones(())
+    regions = ((100, 1000), (1100, 1000))
+    kernels.scatter.gpu(out, regions, indices, values, runs)  # layouts are copied to the device once
+    with waiting_forbidden(monkeypatch):
+        kernels.select.gpu(x, threshold, 10)
+        kernels.accumulate_select.gpu(out, x, y, 0.5, threshold, 5000)
+        kernels.accumulate_momentum_select.gpu(out, velocity, x, y, y, 0.5, 0.9, True, threshold, 10)
+        picks = kernels.largest.gpu(x, 50)
+        kernels.scatter.gpu(out, regions, indices, values, runs)
+        kernels.scatter_add.gpu(out, indices, values, runs, -1.0)
+        kernels.mask.gpu(out, indices, values)
+        kernels.hashed_slots.gpu(picks, picks, 20, 5000, 1)
+        kernels.index_of.gpu(*kernels.slot_of.gpu(picks, 20, 5000, 1), 20, 5000, 1)
+        kernels.largest_blocks.gpu(x, 5, 30)
+        kernels.largest_in_rows.gpu(x, 50, 7)
+        kernels.unpack_bits.gpu(kernels.pack_bits.gpu(picks, 5), 50, 5)
+        kernels.sketch_query.gpu(kernels.sketch_insert.gpu(x, 3, 50, 1), 5000, 1)
+
+
+def test_twice_the_same() -> None:
+    x = framed(vector(SEVERAL_TILES))
+    for call in (
+        lambda: kernels.select.gpu(x, x.new_ones(()), 100).indices,
+        lambda: kernels.sketch_insert.gpu(x, 2, 50, 1),
+    ):
+        assert torch.equal(call(), call())
+
+
+def test_the_package_is_imported_without_triton() -> None:
+    script = "import sys; sys.modules['triton'] = None; import thinwire, thinwire.kernels"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_gpu_without_triton_gets_plain_torch_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "thinwire.kernels.triton", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    triton_is_there.cache_clear()
+    fresh = [
+        Kernel(kernel.reference, kernel.cpu, by="x") for kernel in (kernels.largest_in_rows, kernels.block_energies)
+    ]
+    with pytest.warns(UserWarning, match="plain torch") as told:
+        assert [kernel.gpu for kernel in fresh] == [kernel.reference for kernel in fresh]
+    assert len(told) == 1
+    triton_is_there.cache_clear()
+
+
+def test_backend_by_device_dtype_and_layout() -> None:
+    x = torch.ones(10, device=DEVICE)
+    if DEVICE.type == "cuda":
+        assert backend_of([x, x.double(), x.bfloat16()]) == "gpu"
+        assert backend_of([x.byte()], any_dtype=True) == "gpu"
+        assert backend_of([x, x.cpu()]) == "reference"
+    assert backend_of([x[::2]]) == "reference"
+    assert backend_of([x[::2].byte()[::2]], any_dtype=True) == "reference"

@@ -1,0 +1,99 @@
+"""The catalogue says what is so, and everything that lists methods lists these."""
+
+from pathlib import Path
+
+import pytest
+from cases import CODECS, OPTIONS, RECIPES
+
+from thinwire import codecs, recipes
+from thinwire.exchanges import AllGather
+from thinwire.memories import MomentumCorrection
+from thinwire.planner.candidates import PLANNED
+from thinwire.recipes import METHODS, Method
+from thinwire.recipes.catalogue import by_name, markdown
+from thinwire.reducer import PowerSGD, WarmUp, WithRows
+from thinwire.tools.bench.methods import ENTRANTS
+
+DOCS = Path(__file__).parents[2] / "docs"
+OWN = {"dense", "torch_fp16", "torch_powersgd", "auto"}
+"""What only the bench has."""
+
+every = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+
+
+def test_every_method_has_a_test_row_and_every_row_a_method() -> None:
+    assert {case.method.name for case in RECIPES.values()} == set(METHODS)
+    assert all(RECIPES[name].method is method for name, method in METHODS.items())
+    assert set(OPTIONS) <= set(METHODS)
+
+
+def test_every_codec_has_a_test_row() -> None:
+    tested = {type(case.codec) for case in CODECS.values()}
+    assert {getattr(codecs, name) for name in codecs.__all__} - {codecs.Codec} == tested
+    low_rank = {"powersgd"}
+    assert {type(METHODS[name].large().codec) for name in set(METHODS) - low_rank} <= tested
+
+
+def test_every_recipe_is_a_method() -> None:
+    made = {getattr(recipes, name) for name in recipes.__all__ if name.islower()}
+    assert made <= {method.recipe for method in METHODS.values()}
+    assert all(METHODS[recipe.__name__].recipe is recipe for recipe in made)
+
+
+def test_a_name_is_given_once() -> None:
+    row = Method(name="dense", recipe=recipes.dense, summary="", sends="")
+    with pytest.raises(ValueError, match="'dense'"):
+        by_name([row, row])
+
+
+@every
+def test_momentum_moves_out_of_the_optimizer_where_it_says_so(method: Method) -> None:
+    assert method.momentum == any(isinstance(memory, MomentumCorrection) for memory in method.make().memories())
+
+
+@every
+def test_sums_are_formed_on_the_way_where_it_says_so(method: Method) -> None:
+    made = method.make()
+    low_rank = isinstance(made, WarmUp) and isinstance(made.then, PowerSGD)
+    assert method.summed == (low_rank or not isinstance(method.large().exchange, AllGather))
+
+
+@every
+def test_rows_of_sparse_embeddings_are_summed_where_it_says_so(method: Method) -> None:
+    assert method.rows == isinstance(method.make(), WithRows)
+
+
+@every
+def test_a_density_reaches_the_codec(method: Method) -> None:
+    if method.density is None:
+        with pytest.raises(TypeError, match="density"):
+            method.recipe(density=0.5)
+    else:
+        assert method.large().codec == method.large(method.density).codec
+        assert method.large(0.5).codec != method.large(0.25).codec
+
+
+def test_the_bench_has_the_catalogues_methods_and_its_own() -> None:
+    listed = {name: method for name, method in METHODS.items() if method.benched}
+    assert set(ENTRANTS) == OWN | set(listed)
+    for name, method in listed.items():
+        entrant = ENTRANTS[name]
+        assert (entrant.description, entrant.sparse, entrant.warms_up, entrant.pipelines) == (
+            method.summary,
+            method.density is not None,
+            method.warms_up,
+            method.pipelines,
+        )
+        assert entrant.density == (None if method.share_of == "elements" else method.density)
+
+
+def test_the_planner_shares_one_memory_among_its_methods() -> None:
+    """A candidate is a codec and an exchange; what waits is kept by one memory for all."""
+    assert {type(method.large().memory).__name__ for method in PLANNED.values()} == {"NoMemory", "ErrorFeedback"}
+
+
+def test_the_page_of_recipes_holds_the_catalogue() -> None:
+    page = (DOCS / "reference" / "recipes.md").read_text()
+    assert page.count("<!-- methods -->") == page.count("<!-- /methods -->") == 1
+    table = page.partition("<!-- methods -->\n")[2].partition("<!-- /methods -->")[0]
+    assert table == markdown(), f"put this between the markers of docs/reference/recipes.md:\n{markdown()}"

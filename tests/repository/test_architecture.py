@@ -1,0 +1,123 @@
+"""The floors of the house: a level imports only lower ones, and siblings never each other."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import thinwire
+
+ROOT = Path(thinwire.__file__).parent
+FLOORS = [
+    ("checked",),
+    ("errors", "schedules", "stats", "trace"),
+    ("handle", "kernels"),
+    ("collectives", "formats"),
+    ("payloads", "signals"),
+    ("codecs", "memories", "exchanges"),
+    ("reducer",),
+    ("recipes",),
+    ("planner",),
+    ("integrations", "pipeline"),
+    ("tools", "tools.inputs", "tools.machine"),
+    ("tools.cluster", "tools.problems", "tools.show"),
+    ("tools.bench", "tools.plan", "tools.simulate"),
+    ("tools.cli",),
+    ("__main__",),
+]
+LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _room(path: Path) -> str:
+    return _room_of(_module(path))
+
+
+def _room_of(name: str) -> str:
+    """The room that a module or a name in it lies in: of the tools, each has its own."""
+    _, *parts = name.split(".")
+    depth = 2 if parts[0] == "tools" else 1
+    return ".".join(parts[:depth])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_level_imports_only_lower_ones(path: Path) -> None:
+    here = _room(path)
+    for name in _imports(path):
+        if name.startswith("thinwire.") and (room := _room_of(name)) in LEVEL and room != here:
+            assert LEVEL[room] < LEVEL[here], f"{here} imports {name}"
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {_room(path) for path in FILES} == set(LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("library", "rooms"),
+    [
+        (
+            "torch.distributed",
+            {"collectives", "integrations", "tools.bench", "tools.cluster", "tools.plan"},
+        ),
+        ("torch.nn.parallel", {"integrations", "pipeline", "tools.bench", "tools.cluster"}),
+        ("numba", {"kernels"}),
+        ("triton", {"kernels"}),
+        ("rich", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
+        ("pyroute2", {"tools.cluster"}),
+        ("matplotlib", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
+        ("typer", {"tools.cli"}),
+    ],
+)
+def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:
+    users = {_room(path) for path in FILES if any(f"{name}.".startswith(f"{library}.") for name in _imports(path))}
+    assert users <= rooms
+
+
+def test_only_files_of_its_name_import_triton() -> None:
+    """They are imported when the first tensor on a GPU comes; elsewhere Triton need not be there."""
+    users = {path.name for path in FILES if any(f"{name}.".startswith("triton.") for name in _imports(path))}
+    assert users == {"triton.py"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_compiled_kernels_carry_no_annotations(path: Path) -> None:
+    """Numba and Triton compile a function for several types; mypy and ruff are told to pass over their files."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and not any(map(_compiles, node.decorator_list)):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            missing = [each.arg for each in arguments if each.arg not in ("self", "cls") and not each.annotation]
+            assert not missing, f"{node.name} leaves {missing} without a type"
+            assert node.returns, f"{node.name} does not say what it returns"
+
+
+def _compiles(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator).partition("(")[0] in {"compiled", "exactly", "intrinsic", "reordering", "triton.jit"}
+
+
+def test_no_import_cycles() -> None:
+    modules = {_module(path): path for path in FILES}
+    graph = {m: {n for n in _top_level_imports(p) if n in modules and n != m} for m, p in modules.items()}
+    while leaves := {module for module, needs in graph.items() if not needs}:
+        graph = {module: needs - leaves for module, needs in graph.items() if module not in leaves}
+    assert not graph, f"cycle among {sorted(graph)}"
+
+
+def _module(path: Path) -> str:
+    return ".".join(("thinwire", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def _top_level_imports(path: Path) -> set[str]:
+    """A package that a module lies in does not count as imported by it."""
+    package = ".".join(("thinwire", *path.parent.relative_to(ROOT).parts))
+    return {name for name in _imports(path) if not package.startswith(name)}

@@ -1,0 +1,57 @@
+"""The ranks that tests share: what one test leaves in their group never reaches the next."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import RankError, Ranks
+
+
+def _sum() -> tuple[int, float]:
+    x = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(x)
+    return id(dist.group.WORLD), float(x)
+
+
+def _unmatched() -> None:
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.full((1,), 100.0), async_op=True)
+
+
+def _another_group() -> None:
+    dist.new_group([0, 1])
+
+
+def _process(fail: bool = False) -> int:
+    assert not fail, "as asked"
+    return os.getpid()
+
+
+def test_ranks_stay_in_their_group() -> None:
+    ranks = Ranks()
+    groups = [ranks.run(2, _sum) for _ in range(3)]
+    assert groups[0] == groups[1] == groups[2]
+    assert [total for _, total in groups[0]] == [3.0, 3.0]
+    assert [total for _, total in ranks.run(3, _sum)] == [6.0, 6.0, 6.0]
+    assert [total for _, total in ranks.run(2, _sum)] == [3.0, 3.0]
+    ranks.stop()
+
+
+@pytest.mark.parametrize("left", [_unmatched, _another_group])
+def test_what_is_left_in_a_group_is_left_with_the_group(ranks: Ranks, left: object) -> None:
+    assert callable(left)
+    ranks.run(2, left)
+    assert [total for _, total in ranks.run(2, _sum)] == [3.0, 3.0]
+    assert ranks.run(2, _groups) == [1, 1]
+
+
+def _groups() -> int:
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+def test_ranks_that_fail_are_replaced(ranks: Ranks) -> None:
+    before = ranks.run(2, _process)
+    with pytest.raises(RankError, match="as asked"):
+        ranks.run(2, _process, True)
+    assert not set(before) & set(ranks.run(2, _process))

@@ -1,0 +1,63 @@
+"""The site: every public name and every option is on a reference page, and the front page stays short."""
+
+import re
+from inspect import ismodule
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+import thinwire
+from thinwire.tools.cli import app
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+ROOMS = [room for name in thinwire.__all__ if ismodule(room := getattr(thinwire, name))]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group, which typer does not say
+
+
+def _public(module: ModuleType) -> set[str]:
+    """Return what a module's page must hold. Rooms have pages of their own, and aliases are where they come from."""
+    name = module.__name__
+    public = getattr(module, "__all__", None) or [n for n, x in vars(module).items() if _is_from(x, name)]
+    aliases = {alias for room in ROOMS for alias in getattr(room, "__all__", ())} if module is thinwire else set()
+    return {n for n in public if n != "__version__" and n not in aliases and not ismodule(getattr(module, n))}
+
+
+def _is_from(thing: object, module: str) -> bool:
+    return getattr(thing, "__module__", None) == module and not getattr(thing, "__name__", "_").startswith("_")
+
+
+@pytest.mark.parametrize("module", [thinwire, *ROOMS], ids=lambda module: module.__name__)
+def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
+    page = (REFERENCE / f"{module.__name__.rpartition('.')[2]}.md").read_text()
+    summaries = re.findall(r"\.\. autosummary::\n   :nosignatures:\n\n((?:   \w+\n)+)", page)
+    listed = [name for summary in summaries for name in summary.split()] + re.findall(r"\.\. autodata:: (\w+)", page)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == _public(module)
+    assert f".. automodule:: {module.__name__}\n   :members:" in page  # describes what is listed
+
+
+def _options(name: str) -> str:
+    """Return a command's options as the Markdown table of its reference page."""
+    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
+    for option in COMMANDS[name].params:
+        if option.name != "help":
+            names = ", ".join(f"`{o}`" for o in (*option.opts, *option.secondary_opts) if o.startswith("-"))
+            default = option.show_default if isinstance(option.show_default, str) else option.default
+            shown = "" if default is None or isinstance(default, bool) else str(default)
+            shown = f"`{shown}`" if shown and " " not in shown else shown
+            rows.append(f"| {names or f'`{option.metavar}`'} | {shown} | {option.help} |")
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_of_the_command_line_has_every_option(name: str) -> None:
+    page = (REFERENCE / "command-line.md").read_text()
+    table = page.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
+    assert table == _options(name), f"put this between the markers of docs/reference/command-line.md:\n{_options(name)}"
+
+
+def test_the_front_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 450
