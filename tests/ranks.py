@@ -57,7 +57,7 @@ class Ranks:
     def _start(self, count: int) -> None:
         """Have at least `count` ranks; in lots, forked from a process that has imported what takes seconds."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["thinwire", "pytest"])
+        context.set_forkserver_preload(["thinwire", "pytest", "torch._dynamo"])  # the last is what DDP imports
         for _ in range(len(self._processes), count if count > LOT else LOT):
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)

@@ -291,7 +291,10 @@ def test_block_energies(make: Callable[[torch.dtype], Tensor], dtype: torch.dtyp
 
 @pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("rows", "width"), [(0, 1), (0, 7), (1, 1), (5, 1), (2, 63), (3, 64), (2, 3000)])
+@pytest.mark.parametrize(
+    ("rows", "width"),
+    [(0, 1), (0, 7), (1, 1), (5, 1), (2, 63), (3, 64), (2, 300), pytest.param(2, 3000, marks=pytest.mark.slow)],
+)
 def test_largest_in_rows(rows: int, width: int, dtype: torch.dtype) -> None:
     smooth = vector(rows * width).to(dtype)
     odd = smooth.clone()
