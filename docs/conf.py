@@ -180,6 +180,11 @@ def plain_signature(
     return shown, returns
 
 
+def skip_fields(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """Leave out the fields of a NamedTuple: its signature and docstring have them."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
 def _ranges(obj: Any) -> Iterator[tuple[str, str]]:
     """Yield each argument whose annotation says in which range it must be, and that range in words."""
     body = _body(obj)
@@ -205,7 +210,7 @@ def public_names() -> dict[str, str]:
     short: dict[str, list[str]] = {}
     for room in MODULES:
         module = import_module(room)
-        for name in getattr(module, "__all__", ()):
+        for name in module.__all__:
             names[f"{getattr(getattr(module, name), '__module__', room)}.{name}"] = f"{room}.{name}"
             short.setdefault(name, []).append(f"{room}.{name}")
     return names | {name: places[-1] for name, places in short.items() if len(places) == 1}
@@ -254,6 +259,7 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", to_rst)
     app.connect("autodoc-process-signature", plain_signature)
+    app.connect("autodoc-skip-member", skip_fields)
     app.connect("missing-reference", link_public)
     app.connect("doctree-read", show_files, priority=400)  # before Sphinx collects downloads
     app.connect("html-collect-pages", file_pages)
