@@ -205,15 +205,15 @@ def _body(obj: Any) -> Any:
 
 
 def public_names() -> dict[str, str]:
-    """Return where a name is documented, by the module that defines it and, if only one room has it, by itself."""
-    names: dict[str, str] = {}
-    short: dict[str, list[str]] = {}
-    for room in MODULES:
-        module = import_module(room)
-        for name in module.__all__:
-            names[f"{getattr(getattr(module, name), '__module__', room)}.{name}"] = f"{room}.{name}"
-            short.setdefault(name, []).append(f"{room}.{name}")
-    return names | {name: places[-1] for name, places in short.items() if len(places) == 1}
+    """Return where a name is documented, by the module that defines it and, if it is one thing only, by itself."""
+    defined: dict[str, str] = {}
+    short: dict[str, dict[int, str]] = {}
+    for room in map(import_module, MODULES):
+        for name in room.__all__:
+            thing, place = getattr(room, name), f"{room.__name__}.{name}"
+            defined[f"{getattr(thing, '__module__', room.__name__)}.{name}"] = place
+            short.setdefault(name, {})[id(thing)] = place
+    return defined | {name: place for name, places in short.items() if len(places) == 1 for place in places.values()}
 
 
 def link_public(
