@@ -180,6 +180,11 @@ def plain_signature(
     return shown, returns
 
 
+def skip_fields(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """Leave out the fields of a NamedTuple: its signature and docstring have them."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
 def _ranges(obj: Any) -> Iterator[tuple[str, str]]:
     """Yield each argument whose annotation says in which range it must be, and that range in words."""
     body = _body(obj)
@@ -200,15 +205,15 @@ def _body(obj: Any) -> Any:
 
 
 def public_names() -> dict[str, str]:
-    """Return where a name is documented, by the module that defines it and, if only one room has it, by itself."""
-    names: dict[str, str] = {}
-    short: dict[str, list[str]] = {}
-    for room in MODULES:
-        module = import_module(room)
-        for name in getattr(module, "__all__", ()):
-            names[f"{getattr(getattr(module, name), '__module__', room)}.{name}"] = f"{room}.{name}"
-            short.setdefault(name, []).append(f"{room}.{name}")
-    return names | {name: places[-1] for name, places in short.items() if len(places) == 1}
+    """Return where a name is documented, by the module that defines it and, if it is one thing only, by itself."""
+    defined: dict[str, str] = {}
+    short: dict[str, dict[int, str]] = {}
+    for room in map(import_module, MODULES):
+        for name in room.__all__:
+            thing, place = getattr(room, name), f"{room.__name__}.{name}"
+            defined[f"{getattr(thing, '__module__', room.__name__)}.{name}"] = place
+            short.setdefault(name, {})[id(thing)] = place
+    return defined | {name: place for name, places in short.items() if len(places) == 1 for place in places.values()}
 
 
 def link_public(
@@ -254,6 +259,7 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", to_rst)
     app.connect("autodoc-process-signature", plain_signature)
+    app.connect("autodoc-skip-member", skip_fields)
     app.connect("missing-reference", link_public)
     app.connect("doctree-read", show_files, priority=400)  # before Sphinx collects downloads
     app.connect("html-collect-pages", file_pages)

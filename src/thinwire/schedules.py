@@ -10,6 +10,18 @@ from thinwire.checked import Amount, Fraction, Number, Range, Share, Size, check
 
 Steps = Annotated[int, Range("at least 1 step", least=1)]
 
+__all__ = [
+    "Density",
+    "Every",
+    "FollowLearningRate",
+    "Schedule",
+    "Stages",
+    "exponential_warmup",
+    "gtopk_warmup",
+    "recovery",
+    "resolve",
+]
+
 
 class Schedule(ABC):
     """A number as a function of the step, counted from 0."""

@@ -19,21 +19,15 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]  #
 
 def _public(module: ModuleType) -> set[str]:
     """Return what a module's page must hold. Rooms have pages of their own, and aliases are where they come from."""
-    name = module.__name__
-    public = getattr(module, "__all__", None) or [n for n, x in vars(module).items() if _is_from(x, name)]
-    aliases = {alias for room in ROOMS for alias in getattr(room, "__all__", ())} if module is thinwire else set()
-    return {n for n in public if n != "__version__" and n not in aliases and not ismodule(getattr(module, n))}
-
-
-def _is_from(thing: object, module: str) -> bool:
-    return getattr(thing, "__module__", None) == module and not getattr(thing, "__name__", "_").startswith("_")
+    aliases = {alias for room in ROOMS for alias in room.__all__} if module is thinwire else set()
+    return {n for n in module.__all__ if n != "__version__" and n not in aliases and not ismodule(getattr(module, n))}
 
 
 @pytest.mark.parametrize("module", [thinwire, *ROOMS], ids=lambda module: module.__name__)
 def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
     page = (REFERENCE / f"{module.__name__.rpartition('.')[2]}.md").read_text()
     summaries = re.findall(r"\.\. autosummary::\n   :nosignatures:\n\n((?:   \w+\n)+)", page)
-    listed = [name for summary in summaries for name in summary.split()] + re.findall(r"\.\. autodata:: (\w+)", page)
+    listed = [name for summary in summaries for name in summary.split()] + re.findall(r"\.\. py:data:: (\w+)", page)
     assert len(listed) == len(set(listed))
     assert set(listed) == _public(module)
     assert f".. automodule:: {module.__name__}\n   :members:" in page  # describes what is listed
