@@ -43,15 +43,21 @@ def _compile() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what lies off the diagonal of each grid. Every value of every parameter occurs on the diagonal."""
+    """Mark as slow what is not needed for every value of every parameter of a grid to occur."""
     grids = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("grid"):
             grids[item.path, item.originalname].append(item)
     for cells in grids.values():
-        places = [tuple(cell.callspec.indices.values()) for cell in cells]
-        sizes = [1 + max(axis) for axis in zip(*places, strict=True)]
-        diagonal = {tuple(step % size for size in sizes) for step in range(max(sizes))}
-        for cell, place in zip(cells, places, strict=True):
-            if place not in diagonal:
-                cell.add_marker("slow")
+        for cell in set(cells) - set(_covering(cells)):
+            cell.add_marker("slow")
+
+
+def _covering(cells: list[pytest.Function]) -> Iterator[pytest.Function]:
+    """Yield cells that hold every value of every parameter: of a whole grid, a diagonal."""
+    values = {cell: {(name, id(value)) for name, value in cell.callspec.params.items()} for cell in cells}
+    missing = set[tuple[str, int]]().union(*values.values())
+    while missing:
+        cell = max(cells, key=lambda cell: len(values[cell] & missing))
+        missing -= values[cell]
+        yield cell
