@@ -98,6 +98,7 @@ def _ended(results: list[dict[str, Result]], way: str) -> list[tuple[Ended, Ende
     return pairs
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("way", WHOLE)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_sends_everything_ends_where_plain_ddp_does(run: Run, loop: str, way: str) -> None:
@@ -171,6 +172,7 @@ def _command(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_the_script_writes_a_row_for_everything_and_what_was_raised(tmp_path: Path) -> None:
     written = ["--json", str(tmp_path / "x.json"), "--markdown", str(tmp_path / "x.md")]
     code, said = _command("--quick", "--only", "adamw", *written)

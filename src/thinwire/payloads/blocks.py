@@ -10,7 +10,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from thinwire.checked import Size, Width, checked
+from thinwire.checked import Size, Count, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, wire
@@ -36,7 +36,7 @@ class Blocks(Keyed):
     keys: Tensor
     values: Tensor
     numel: Size
-    width: Width
+    width: Count
     regions: Regions = field(default=())
     runs: tuple[Size, ...] = field(default=())
     coded: Coded | None = None

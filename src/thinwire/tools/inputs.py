@@ -47,7 +47,15 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
         raise BadInput(f"{option} {text!r} is not a list of numbers; expected e.g. 0.01 or 0.01,0.001") from error
     if not found:
         raise BadInput(f"{option} {text!r} is empty; expected e.g. 0.01")
+    for density in found:
+        check_density(density, option)
     return found
+
+
+def check_density(density: float, option: str) -> None:
+    """Raise BadInput unless the density that `option` gives is a share."""
+    if not 0 < density <= 1:
+        raise BadInput(f"{option} {density:g} is no share of the elements; expected above 0 and at most 1")
 
 
 def check_writable(paths: Iterable[Path | None]) -> None:

@@ -84,6 +84,7 @@ def test_a_recipe_may_have_a_density_of_its_own() -> None:
     assert asked.rows() == [options.Setting(*line) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_short_run_from_end_to_end(tmp_path: Path) -> None:
     done = _bench(*SHORT, "--json", str(tmp_path / "o.json"), "--html", str(tmp_path / "o.html"))
     assert done.returncode == 0, done.stderr
@@ -179,9 +180,8 @@ def _state(pid: int) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("end", "code"), [("interrupt", 130), pytest.param("kill a worker", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "code"), [("interrupt", 130), ("kill a worker", 1)])
 def test_whatever_ends_a_run_keeps_finished_rows_and_leaves_nothing_behind(tmp_path: Path, end: str, code: int) -> None:
     file = tmp_path / "o.json"
     with _start(file) as bench:

@@ -9,7 +9,7 @@ from thinwire.schedules import Schedule, exponential_warmup
 from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.cluster.link import Rate, parse_rate
 from thinwire.tools.cluster.workers import in_group, world_size
-from thinwire.tools.inputs import BadInput, names, numbers
+from thinwire.tools.inputs import BadInput, check_density, names, numbers
 from thinwire.tools.problems import PROBLEMS
 
 
@@ -52,7 +52,7 @@ class Options:
         if not 1 <= self.extend < math.inf:
             raise BadInput(f"--extend is {self.extend:g}; expected 1 (stop at --steps) or more")
         for density in self.densities:
-            _check_density(density, "--density")
+            check_density(density, "--density")
         for recipe in self.recipes:
             _check(*_named(recipe))
         self._check_embeddings()
@@ -91,7 +91,7 @@ class Options:
         if self.micro_batches < 1:
             raise BadInput(f"--micro-batches is {self.micro_batches}; expected 1 or more")
         for boundary in self.boundaries:
-            _check_density(boundary, "--boundary")
+            check_density(boundary, "--boundary")
         if self.pipeline == 1 and self.boundaries != (1.0,):
             raise BadInput("--boundary is about a model's cuts; give --pipeline STAGES as well")
         unable = [name for name, _ in map(_named, self.recipes) if not ENTRANTS[name].pipelines]
@@ -176,9 +176,4 @@ def _check(name: str, density: float | None) -> None:
     if density is not None:
         if not ENTRANTS[name].sparse:
             raise BadInput(f"--recipes {name}:{density:g}: {name} takes no density")
-        _check_density(density, f"--recipes {name}:")
-
-
-def _check_density(density: float, option: str) -> None:
-    if not 0 < density <= 1:
-        raise BadInput(f"{option} {density:g} is no share of the elements; expected above 0 and at most 1")
+        check_density(density, f"--recipes {name}:")
