@@ -10,7 +10,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from thinwire.checked import Size, Count, checked
+from thinwire.checked import Count, Size, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, wire
