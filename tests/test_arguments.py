@@ -122,6 +122,7 @@ FURTHER: Mapping[str, str] = {
     "Budget.names": "('x',)",
     "Dense.numel": "0 1 10**20",  # likewise
     "sparsify.stages": "[]",
+    "replicate.modules": "[]",
     "sparsify.density": "None",  # wants a boundary then
     "sparsify.boundary": "None",  # wants a density then
     "through.points": "[]",

@@ -189,7 +189,8 @@ def _checking(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def _refusal(verdict: int, name: str, value: object, words: str) -> Exception:
-    return (ValueError if verdict == OUTSIDE else TypeError)(f"{name} is {value!r:.200}; expected {words}")
+    hint = "; convert it with .item()" if hasattr(value, "item") else ""  # NumPy's scalars, and tensors
+    return (ValueError if verdict == OUTSIDE else TypeError)(f"{name} is {value!r:.200}; expected {words}{hint}")
 
 
 def _kind(annotation: Any) -> Kind:

@@ -28,6 +28,7 @@ class Figures:
     exchange was under way. It overlaps with backward. On a GPU all three are the host's.
     residual_ratio: ‖what waits‖ / ‖gradient‖, both of this rank. Gradients are measured from the first `stats()` on.
     Over several steps it is the root of Σ‖what waits‖² / Σ‖gradient‖², of the steps after which `stats()` was called.
+    If a step has several reductions, its ‖gradient‖² is the sum of theirs.
     """
 
     steps: Size = 0
@@ -66,16 +67,20 @@ class _Sums:
         for name, amount in self.amounts.items():
             if name != "gradient" or self.waiting is not None:
                 total.amounts[name] = total.amounts.get(name, 0.0) + amount
-        for name, seconds in (*self.seconds.items(), ("exchange", _covered(self.flights))):
+        for name, seconds in self.spent().items():
             total.seconds[name] = total.seconds.get(name, 0.0) + seconds
         if self.waiting is not None:
             total.waiting = self.waiting if total.waiting is None else total.waiting + self.waiting
+
+    def spent(self) -> dict[str, float]:
+        """Return the seconds spent by name. Exchanges that overlap count once."""
+        return self.seconds | ({"exchange": _covered(self.flights)} if self.flights else {})
 
     def figures(self) -> Figures:
         """Return the figures these sums make."""
         amounts = {name: float(amount) for name, amount in self.amounts.items()}
         sent, dense = amounts.get("sent_bytes", 0.0), amounts.get("dense_bytes", 0.0)
-        exchange = self.seconds.get("exchange", 0.0) + _covered(self.flights)
+        spent = self.spent()
         waiting = math.nan if self.waiting is None else float(self.waiting)
         return Figures(
             steps=self.steps,
@@ -83,9 +88,9 @@ class _Sums:
             dense_bytes=dense,
             ratio=_over(sent, dense),
             density=_over(amounts.get("values", math.nan), amounts.get("elements", 0.0)),
-            encode_ms=1e3 * self.seconds.get("encode", 0.0),
-            exchange_ms=1e3 * exchange,
-            decode_ms=1e3 * self.seconds.get("decode", 0.0),
+            encode_ms=1e3 * spent.get("encode", 0.0),
+            exchange_ms=1e3 * spent.get("exchange", math.nan if sent else 0.0),  # others may send what we count
+            decode_ms=1e3 * spent.get("decode", 0.0),
             residual_ratio=math.sqrt(_over(waiting, amounts.get("gradient", 0.0))),
         )
 
@@ -100,7 +105,7 @@ class Meter:
     def __init__(self) -> None:
         self.watched = False
         self._lock = threading.Lock()  # collectives end in threads of their own
-        self._number = -1
+        self._number = 0
         self._step, self._before = _Sums(), _Sums()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,7 +117,11 @@ class Meter:
         with self._lock:
             if number != self._number:
                 self._step.fold_into(self._before)
-                self._step, self._number = _Sums(steps=1), number
+                self._step, self._number = _Sums(), number
+
+    def end(self) -> None:
+        """Note that the step is over, so that the next is another one even if it has the same number."""
+        self.begin(-1)
 
     def begin_next(self) -> None:
         """Note that what follows belongs to the next step."""
@@ -134,8 +143,9 @@ class Meter:
                 self._step.seconds[name] = self._step.seconds.get(name, 0.0) + end - start
 
     def add(self, name: str, amount: float | Tensor) -> None:
-        """Add to what this step has of `name`."""
+        """Add to what this step has of `name`. It counts as a step from the first amount on."""
         with self._lock:
+            self._step.steps = 1
             self._step.amounts[name] = self._step.amounts.get(name, 0.0) + amount
 
     def stats(self, waiting: Callable[[], Sequence[Tensor]] = tuple) -> Stats:
@@ -143,7 +153,8 @@ class Meter:
         self.watched = True
         with self._lock:
             step = self._step
-            if "gradient" in step.amounts:
+            # A step that is called off for what is not finite leaves the total as it was.
+            if math.isfinite(float(step.amounts.get("gradient", math.nan))):
                 step.waiting = squares(waiting())
             total = _Sums()
             self._before.fold_into(total)

@@ -98,6 +98,64 @@ def test_density_is_what_was_really_sent(ranks: Ranks) -> None:
         assert mostly_zero == 0.01, "one column of a hundred; the rest of the payload is padding"
 
 
+def _of_rows(recipe: str) -> tuple[float, float, bool]:
+    """An embedding whose gradient is sparse, with indices that repeat."""
+    model = DistributedDataParallel(nn.Embedding(100, 16, sparse=True))
+    handle = tw.attach(model, tw.recipes.METHODS[recipe].make())
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.tensor([3, 3, 3, 7 + dist.get_rank()])).sum().backward()
+        handle.drop_step()
+    figures = handle.stats().step
+    return figures.dense_bytes, figures.ratio, figures.exchange_ms > 0 and figures.density == 1
+
+
+@pytest.mark.parametrize("recipe", ["dense", "s2_union"])
+def test_rows_count_as_ddp_sends_them(ranks: Ranks, recipe: str) -> None:
+    for dense, ratio, known in ranks.run(2, _of_rows, recipe):
+        assert dense == 2 * (16 * 4 + 8), "two rows, each with its index, to the other rank"
+        assert ratio == 1 if recipe == "dense" else ratio > 0
+        assert known
+
+
+def _not_finite() -> tuple[bool, bool]:
+    """One gradient that is not finite, between others."""
+    model = DistributedDataParallel(nn.Linear(50, 50))
+    handle = tw.attach(model, tw.recipes.topk(density=0.05))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    nan = []
+    for step in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(4, 50)).sum() * (torch.inf if step == 2 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        nan.append(math.isnan(handle.stats().step.residual_ratio))
+    return nan == [True, False, True, False, False], math.isfinite(handle.stats().total.residual_ratio)
+
+
+def test_a_step_that_is_not_finite_leaves_the_total_alone(ranks: Ranks) -> None:
+    assert ranks.run(2, _not_finite) == [(True, True)] * 2
+
+
+def _resumed_at_the_same_step() -> tuple[int, float, float]:
+    training = Training("several buckets", "topk")
+    training.run(range(2))
+    saved = training.attachment.state_dict()
+    training.run(range(2, 3))
+    sent = training.attachment.stats().step.sent_bytes
+    training.attachment.load_state_dict(saved)
+    training.run(range(2, 3))
+    stats = training.attachment.stats()
+    return stats.total.steps, stats.step.sent_bytes, sent
+
+
+def test_a_step_done_again_is_another_step(ranks: Ranks) -> None:
+    for steps, again, sent in ranks.run(2, _resumed_at_the_same_step):
+        assert steps == 4
+        assert again == pytest.approx(sent, rel=0.01)
+
+
 def _called_when() -> tuple[Any, ...]:
     training = Training("several buckets", "topk")
     fresh = training.attachment.stats()
@@ -130,6 +188,7 @@ def test_plain_steps_count_too(ranks: Ranks) -> None:
     for total, nbytes in ranks.run(2, _of_plain_steps):
         assert total.steps == 14
         assert (total.sent_bytes, total.ratio, total.density) == (14 * nbytes, 1.0, 1.0)
+        assert math.isnan(total.exchange_ms), "DDP exchanges, and nobody watches"
 
 
 # --- replicas ---
@@ -155,7 +214,8 @@ def _replicated() -> tuple[Any, ...]:
     replicas.remove()
     after = [step(seed) for seed in range(3, 5)]
     size = sum(p.nbytes for p in module.parameters())
-    return [f.ratio for f in before], [f.ratio for f in after], held == size, replicas.verify_replicas(), saved["step"]
+    same = replicas.verify_replicas() and not replicas.differing_parameters()
+    return [f.ratio for f in before], [f.ratio for f in after], held == size, same, saved["step"]
 
 
 def test_replicas_have_them_all(ranks: Ranks) -> None:
@@ -206,6 +266,19 @@ def test_a_plan_that_never_began_leaves_nothing_behind(ranks: Ranks) -> None:
     assert ranks.run(2, _removed_while_plain) == [(0, 0, False)] * 2
 
 
+def _state_after_removal() -> tuple[str, bool]:
+    training = Training("several buckets", "topk", momentum=0.0)
+    training.run(range(2))
+    training.attachment.remove()
+    saved = training.attachment.state_dict()
+    waits = any(bool(f["residual"].any()) for memory in saved["memories"] for f in memory.values())
+    return told(training.attachment.load_state_dict, saved), waits
+
+
+def test_what_waits_after_removal_can_be_loaded(ranks: Ranks) -> None:
+    assert ranks.run(2, _state_after_removal) == [("nothing", True)] * 2
+
+
 # --- why ---
 
 
@@ -241,13 +314,14 @@ def test_why_has_no_answer_for_your_own_choice(ranks: Ranks) -> None:
 
 def _refused() -> list[str]:
     model = DistributedDataParallel(nn.Linear(3, 3))
-    wrong: list[Any] = [tw.Budget(), "auto", 3]
+    wrong: list[Any] = [tw.Budget(), "auto", 3, torch.ones(2)]
     return [told(tw.attach, model, each) for each in wrong] + [told(lambda: tw.attach(model, plan=tw.recipes.dense()))]  # type: ignore[arg-type]
 
 
 def test_a_plan_has_one_way_in(ranks: Ranks) -> None:
-    ((budget, auto, number, recipe),) = ranks.run(1, _refused)
+    ((budget, auto, number, tensor, recipe),) = ranks.run(1, _refused)
     assert "as plan=, not as the recipe" in budget
     assert "as plan=, not as the recipe" in auto
     assert number == "TypeError: attach takes a recipe such as recipes.topk(density=0.01); got 3"
+    assert tensor.startswith("TypeError: attach takes a recipe such as recipes.topk(density=0.01); got tensor(")
     assert recipe.startswith('TypeError: attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got ')

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -241,6 +242,20 @@ def _removed_while_waiting() -> tuple[bool, bool]:
 
 def test_what_waits_beside_momentum_is_applied_when_it_is_removed(ranks: Ranks) -> None:
     assert ranks.run(2, _removed_while_waiting) == [(True, True)] * 2
+
+
+def _numpy_momentum() -> bool:
+    """numpy.float64 is a float, and torch.load refuses it unless it is told to trust the file."""
+    recipe = tw.recipes.dgc(density=0.05, momentum=np.float64(0.9), minimum_size=64)
+    state = Training("several buckets", recipe, momentum=0.0).attachment.state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)["momentum"] == [[0.9, False]]
+
+
+def test_a_momentum_from_numpy_is_saved_as_a_number(ranks: Ranks) -> None:
+    assert ranks.run(1, _numpy_momentum) == [True]
 
 
 # --- resuming from the optimizer alone ---

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire import trace
-from thinwire.pipeline import LaplaceBoundary, Sparsified, sparsify
+from thinwire.pipeline import LaplaceBoundary, Sparsified, TopKBoundary, sparsify
 
 DENSITY = 0.25
 
@@ -33,6 +33,7 @@ def _trained(sparsified: Sparsified, stages: list[nn.Module], steps: int) -> lis
 def test_stats_count_both_directions() -> None:
     stages = _stages()
     sparsified = sparsify(stages, DENSITY)
+    assert sparsified.stats().total.steps == 0
     with trace.listen(trace.Recorder()) as recorder:
         steps = _trained(sparsified, stages, 3)
     crossing = sum(boundary.nbytes(torch.Size((8, 32))) for boundary in sparsified.boundaries.values())
@@ -42,6 +43,8 @@ def test_stats_count_both_directions() -> None:
     assert total.ratio == pytest.approx(crossing / (2 * 8 * 32 * 4))
     assert total.encode_ms > 0
     assert total.decode_ms > 0
+    assert total.steps == 3
+    assert math.isnan(total.exchange_ms), "whoever runs the stages sends"
     assert math.isnan(total.residual_ratio)
 
 
@@ -70,3 +73,8 @@ def test_state_goes_round() -> None:
     for wrong in (fewer, {"step": 3}, {}):
         with pytest.raises(ValueError, match=r"got the state of boundaries .* expected"):
             second.load_state_dict(wrong)
+
+
+def test_a_boundary_is_no_function_that_makes_one() -> None:
+    with pytest.raises(TypeError, match="boundary is a TopKBoundary; expected a function that makes one"):
+        sparsify(_stages(), boundary=TopKBoundary(DENSITY))

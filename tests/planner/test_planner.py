@@ -75,7 +75,9 @@ def test_a_profile_survives_json(found: Profile) -> None:
 
 def test_a_profile_survives_a_file(tmp_path: Path) -> None:
     _single().save(tmp_path / "p.json")
-    assert Profile.load(tmp_path / "p.json") == _single()
+    assert Profile.load(tmp_path / "p.json") == Profile.load(str(tmp_path / "p.json")) == _single()
+    with pytest.raises(TypeError, match="path is 5; expected"):
+        Profile.load(5)  # type: ignore[arg-type]  # that is the point
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,6 @@ class Attachment:
     ) -> "Future[Tensor]":
         """Start reducing the sparse gradient of an nn.Embedding(sparse=True). The future holds the mean, sparse too."""
         (name,) = self._enter(parameters, joined=joined)
-        rows = gradient._indices().nbytes + gradient._values().nbytes
-        self.meter.add("dense_bytes", (self._group.size() - 1) * rows)
         future = self.recipe.reduce_rows(gradient, name, self._round)
         _, note = self.steps.started([name])
 
@@ -178,7 +176,7 @@ class Attachment:
         """Return what the latest step and all steps together sent and took. Call it after the optimizer's step.
 
         It reads what waits once, and from the first call on each gradient is read once more. On a GPU it makes the host
-        wait. Where a plan leaves DDP plain, there are no figures.
+        wait. Steps that DDP reduces without a hook are counted while plan="auto" watches them, and not otherwise.
         """
         self.steps.close_if_done()
         return self.meter.stats(lambda: [x for memory in self.recipe.memories() for x in memory.waiting()])
@@ -221,6 +219,7 @@ class Attachment:
         self._follow_loss_scale(float(saved["loss_scale"]))
         state.load(saved, self.recipe.memories(), self.parameters)
         self._handover.restore(saved["momentum"], saved.get("weight_decay", {}))
+        self.meter.end()
 
     def forget(self) -> None:
         """Drop everything that waits, including momentum in the memories. Call it on every rank."""
@@ -267,6 +266,7 @@ class Attachment:
             self._handover.give_up(self.parameters, self._group, self._loss_scale)
             self.forget()
         self.recipe = Released(waiting=tuple(self.recipe.memories()))
+        self.meter.end()
         level = logging.DEBUG if self._group.rank() else logging.WARNING
         _log.log(level, "removed: gradients are averaged uncompressed from now on; DDP's hook, or reduce(), does that")
 

@@ -95,13 +95,17 @@ def _asked(recipe: object, plan: object) -> _Asked:
     """Return the recipe, plan or budget that was asked for."""
     if recipe is not None and plan is not None:
         raise TypeError("attach takes a recipe or a plan, not both; leave one of them out")
-    if isinstance(recipe, Plan | Budget) or recipe == "auto":
+    if isinstance(recipe, Plan | Budget) or _is_auto(recipe):
         raise TypeError(f"attach takes {type(recipe).__name__} {recipe!r:.60} as plan=, not as the recipe")
     if recipe is not None and not isinstance(recipe, Reducer):
         raise TypeError(f"attach takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
-    if not (plan is None or plan == "auto" or isinstance(plan, Plan | Budget)):
+    if not (plan is None or _is_auto(plan) or isinstance(plan, Plan | Budget)):
         raise TypeError(f'attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got {plan!r}')
     return recipe or (plan if isinstance(plan, Plan | Budget) else Budget())
+
+
+def _is_auto(asked: object) -> bool:
+    return isinstance(asked, str) and asked == "auto"  # arrays compare element by element
 
 
 def _chosen(

@@ -142,7 +142,8 @@ class Handover:
 
     def settings(self) -> list[list[Any]]:
         """Return [momentum, nesterov] of each memory, for `restore`."""
-        return [[memory.momentum, memory.nesterov] for memory in self._memories]
+        # float: a numpy.float64 would make a checkpoint that torch.load refuses
+        return [[None if m.momentum is None else float(m.momentum), m.nesterov] for m in self._memories]
 
     def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
         """Take over what `settings` returned, and weight decay by parameter as state version 1 has it."""

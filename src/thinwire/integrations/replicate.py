@@ -91,6 +91,22 @@ class Replicas:
         """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
         return self.attachment.verify_replicas()
 
+    def differing_parameters(self) -> list[str]:
+        """Return the names of parameters that differ between ranks. A collective: call it on every rank."""
+        return self.attachment.differing_parameters()
+
+    def forget(self) -> None:
+        """Drop everything that waits, including momentum in the memories. Call it on every rank."""
+        self.attachment.forget()
+
+    def keep_step(self) -> None:
+        """Say that the gradients in place have been applied; see `Attachment.keep_step`."""
+        self.attachment.keep_step()
+
+    def drop_step(self) -> None:
+        """Say that the gradients in place will not be applied. Zeroing them says the same."""
+        self.attachment.drop_step()
+
     def remove(self) -> None:
         """Give the model back: from now on `reduce` averages uncompressed. A collective; call it between steps.
 
@@ -179,6 +195,8 @@ def replicate(
         raise TypeError(f"replicate takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
     check_free(recipe)
     modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+    if not modules:
+        raise ValueError("modules is []; expected a module, or this rank's stages of a pipeline")
     if any(isinstance(module, DistributedDataParallel) for module in modules):
         raise TypeError("DistributedDataParallel reduces gradients itself; attach the recipe, or replicate its .module")
     whole = modules[0] if len(modules) == 1 else nn.ModuleList(modules)

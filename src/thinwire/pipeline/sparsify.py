@@ -58,8 +58,8 @@ class Sparsified:
     def stats(self) -> Stats:
         """Return what this rank sent and packed since the last call, as `step`, and in total. Call it once a step.
 
-        Forward activations and backward gradients count. The pipeline's schedule sends them, so `exchange_ms` is 0;
-        nothing waits, so `residual_ratio` is NaN. On a GPU the call makes the host wait.
+        Forward activations and backward gradients count. The pipeline's schedule sends them, so `exchange_ms` is NaN,
+        and as nothing waits, `residual_ratio` too. On a GPU the call makes the host wait.
         """
         stats = self._meter.stats()
         self._meter.begin_next()
@@ -122,7 +122,6 @@ def sparsify(
     hooks = [hook for index, place in places.items() for hook in _hooked(place, made[index])]
     senders = {index: place.module for index, place in places.items() if not place.last}
     meter = Meter()
-    meter.begin_next()
     for each in made.values():
         each.listeners = (meter,)
     return Sparsified({index: made[index] for index in senders}, senders, tuple(hooks), meter)
@@ -158,6 +157,10 @@ def _check_new(modules: Sequence[nn.Module]) -> None:
 def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make | None) -> Make:
     if (density is None) == (boundary is None):
         raise ValueError("expected either a density or boundary=, a function that makes a Boundary")
+    if isinstance(boundary, Boundary):
+        raise TypeError(
+            f"boundary is a {type(boundary).__name__}; expected a function that makes one, a new one each time"
+        )
     if boundary is not None:
         if values is not None or start_dim != -1:
             raise ValueError("values and start_dim belong to the boundary that boundary= makes")

@@ -5,6 +5,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Self, final
 
@@ -187,6 +188,7 @@ class Profile:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 
     @classmethod
+    @checked
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote. Raises ValueError where it is something else."""
         try:
@@ -194,14 +196,16 @@ class Profile:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no profile of thinwire: {error!r}") from error
 
-    def save(self, path: Path) -> None:
+    @checked
+    def save(self, path: str | PathLike[str]) -> None:
         """Write it to a file."""
-        path.write_text(self.to_json() + "\n")
+        Path(path).write_text(self.to_json() + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    @checked
+    def load(cls, path: str | PathLike[str]) -> Self:
         """Read a file that `save` wrote. Raises ValueError where it is something else, OSError where there is none."""
-        return cls.from_json(path.read_text())
+        return cls.from_json(Path(path).read_text())
 
 
 def _need(holds: bool, what: str, got: object, expected: str) -> None:

@@ -100,11 +100,15 @@ class Reducer(ABC):
         By default the rows travel uncompressed, as in DDP.
         """
         mean = (gradient * at.scale).coalesce()
-        # DDP's own path: an all-gather of indices and of values
-        nbytes = mean.indices().nbytes + mean.values().nbytes
-        sent = (at.group.size() - 1) * nbytes
-        trace.count("sent_bytes", sent, *at.listeners)
-        return all_reduce(mean, at.group).get_future().then(_first)
+        trace.count("sent_bytes", note_rows(mean, at), *at.listeners)
+        arrived = trace.started("exchange", *at.listeners)
+
+        def finish(done: "Future[Any]") -> Tensor:
+            (mean,) = done.value()  # raises what the collective raised
+            arrived()
+            return cast(Tensor, mean.detach())  # a new tensor, so that the lent alias is freed
+
+        return all_reduce(mean, at.group).get_future().then(finish)
 
     @abstractmethod
     def memories(self) -> Sequence[Memory]:
@@ -115,15 +119,23 @@ class Reducer(ABC):
         """Return the memory that a parameter's gradients go through in the long run."""
 
 
-def _first(done: "Future[Any]") -> Tensor:
-    (mean,) = done.value()  # raises what the collective raised
-    return cast(Tensor, mean.detach())  # a new tensor, so that the lent alias is freed
-
-
 def note_values(payload: Payload, listeners: Sequence[Listener]) -> None:
     """Tell how many of the payload's elements travel."""
     for listener in listeners:
         listener.add("values", payload.carried())
+
+
+def note_rows(gradient: Tensor, at: Round) -> int:
+    """Tell of a coalesced gradient's rows, which all travel. Return the bytes that DDP sends for it.
+
+    DDP gathers everybody's indices and values.
+    """
+    nbytes = (at.group.size() - 1) * (gradient.indices().nbytes + gradient.values().nbytes)
+    for listener in at.listeners:
+        listener.add("dense_bytes", nbytes)
+        listener.add("elements", gradient.values().numel())
+        listener.add("values", gradient.values().numel())
+    return nbytes
 
 
 def completed(finite: bool) -> "Future[bool]":

@@ -14,7 +14,7 @@ from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Blocks, Keyed
-from thinwire.reducer.base import Bucket, Reducer, Round, Segment
+from thinwire.reducer.base import Bucket, Reducer, Round, Segment, note_rows
 
 
 @final
@@ -47,6 +47,7 @@ class WithRows(Reducer):
         listeners = at.listeners
         with trace.span("encode", *listeners):
             gradient = gradient.coalesce()
+            note_rows(gradient, at)
             values = gradient.values() * at.scale
             width = values[0].numel() if len(values) else gradient.shape[1:].numel()
             keys = gradient.indices()[0].to(torch.int32)

@@ -165,8 +165,9 @@ class Released(Reducer):
         return self.waiting
 
     def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory of `dense`, by default none: nothing waits for long."""
-        return self.dense.memory_of(segment)
+        """Return the memory whose error feedback goes out with the next gradient; if there is none, that of `dense`."""
+        feedback = (memory for memory in self.waiting if any(isinstance(part, ErrorFeedback) for part in memory.parts))
+        return next(feedback, self.dense.memory_of(segment))
 
 
 def _distinct(*reducers: Reducer) -> Sequence[Memory]:
