@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from cases import CODECS, vector
+from cases import CODECS, VARIANTS, vector
 from ranks import Ranks
 
 if not torch.cuda.is_available():
@@ -43,14 +43,21 @@ def _compile() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what is not needed for every value of every parameter of a grid to occur."""
+    """Mark training with variants of recipes as slow, and what no value of a parameter needs to occur in its grid."""
     grids = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("grid"):
             grids[item.path, item.originalname].append(item)
+        if isinstance(item, pytest.Function) and "ranks" in item.fixturenames and _recipe(item) in VARIANTS:
+            item.add_marker("slow")
     for cells in grids.values():
         for cell in set(cells) - set(_covering(cells)):
             cell.add_marker("slow")
+
+
+def _recipe(item: pytest.Function) -> object:
+    """Return the recipe that a test trains with, if it is for any recipe."""
+    return item.callspec.params.get("recipe") if hasattr(item, "callspec") else None
 
 
 def _covering(cells: list[pytest.Function]) -> Iterator[pytest.Function]:

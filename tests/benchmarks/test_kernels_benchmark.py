@@ -64,6 +64,7 @@ def _rows(*names: str) -> list[Row]:
     return list(Runner(_plan(names)).rows(lambda _: None))
 
 
+@pytest.mark.slow
 def test_the_whole_run_small(tmp_path: Path) -> None:
     done = _run(
         *("--json", "--sizes", "2^10,0.01M", "--densities", "1e-3,0.05", "--workers", "2,3", "--repeats", "1"),

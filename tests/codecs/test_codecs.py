@@ -89,6 +89,7 @@ def test_zeros_decode_to_zeros(case: CodecCase) -> None:
     assert not bool(_decoded(case, torch.zeros(500)).any())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", CONTRACTIVE.values(), ids=CONTRACTIVE)
 @sizes
 def test_contraction(case: CodecCase, numel: int) -> None:

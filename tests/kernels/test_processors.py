@@ -124,6 +124,7 @@ def test_replicas_are_alike_on_unlike_processors(tmp_path: Path) -> None:
         pytest.skip("libraries give the same bits as " + " and ".join(result["capability"] for result in found))
 
 
+@pytest.mark.slow
 def test_kernels_that_decode_fuse_nothing() -> None:
     """A processor without fused operations must give the bits of one that has them."""
     (elsewhere,) = _results([_run(["kernels"], PLAIN)])

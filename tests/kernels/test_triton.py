@@ -415,6 +415,7 @@ def test_merge_is_the_references() -> None:
     assert kernels.merge.gpu is kernels.merge.reference
 
 
+@pytest.mark.slow
 def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, out, velocity = (framed(vector(5000, seed=seed)) for seed in range(4))
     indices, runs = payload(2, 2, 1000, 20)

@@ -79,6 +79,7 @@ def test_every_claim_of_the_papers_has_one_row() -> None:
     assert not set(CHECKS) & ELSEWHERE
 
 
+@pytest.mark.slow
 def test_arithmetic_claims_come_out_as_calculated_by_hand(verdicts: dict[str, Verdict]) -> None:
     holds = {"D5", "D7", "D25", "F5", "F8", "F9", "F10", "F26", "S1", "S2", "G2", "G3", "G9", "G10"}
     fails = {"D24", "F11", "F21", "S5", "S6", "S16", "T25", "G12", "G17", "G21"}

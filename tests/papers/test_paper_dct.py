@@ -127,6 +127,7 @@ def test_resuming_runs_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.
     )
 
 
+@pytest.mark.slow
 def test_runs_of_something_else_are_not_resumed(tmp_path: Path) -> None:
     _run(tmp_path / "a.json", "--seeds", "1", "--only", "bfloat16")
     arguments = ["accuracy", "--json", str(tmp_path / "a.json"), "--problem", "tiny", "--steps", "5", "--resume"]

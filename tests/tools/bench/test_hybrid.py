@@ -44,7 +44,8 @@ def _losses(events: list[dict[str, Any]]) -> list[float]:
     return [event["loss"] for event in events if event["kind"] == "loss"]
 
 
-@pytest.mark.parametrize("name", ["transformer", pytest.param("dlrm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformer", "dlrm"])
 def test_two_by_two_trains_as_two_whole_replicas_do(four: Cluster, two: Cluster, name: str) -> None:
     whole = _losses(_train(two, name, recipe="dense")[0])
     for events in _train(four, name, recipe="dense", stages=2):

@@ -309,6 +309,7 @@ def test_interrupting_ends_what_is_asleep() -> None:
 
 
 @LINUX
+@pytest.mark.slow
 def test_killing_the_parent_leaves_nothing() -> None:
     before = _traces()
     with _script("for _, event in cluster.run({'task': 'sleep'}): print(event['session'], flush=True)") as parent:

@@ -388,6 +388,7 @@ def test_a_users_model_measured_saved_and_planned_again(user_file: Path, tmp_pat
     assert _joined(again.stdout) == _joined(done.stdout).replace(f"written: {saved} ", "")
 
 
+@pytest.mark.slow
 def test_the_documented_example_runs(tmp_path: Path) -> None:
     guide = Path(__file__).parents[3] / "docs" / "how-to" / "plan.md"
     (example,) = re.findall(r"```python\n(# train\.py\n.*?)```", guide.read_text(), flags=re.DOTALL)
@@ -398,6 +399,7 @@ def test_the_documented_example_runs(tmp_path: Path) -> None:
     assert re.search(r"^0\.weight +401,408 ", done.stdout, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "message"), [("empty", "no parameter takes a gradient"), ("vector", "the loss")])
 def test_what_workers_refuse_is_bad_input(user_file: Path, build: str, message: str) -> None:
     done = CliRunner().invoke(app, ["plan", f"{user_file}:{build}", "--link", "none"])
