@@ -506,3 +506,14 @@ def test_planning_leaves_everything_as_it_was(ranks: Ranks, world_size: int) -> 
     found = ranks.run(world_size, _planned)
     assert len({verdict for verdict, *_ in found}) == 1
     assert all(rest == [True] * 4 for _, *rest in found)
+
+
+def _step_without_a_loss() -> str:
+    nothing: Any = lambda: None  # noqa: E731 - in a line
+    return told(tw.plan, _model(), nothing)
+
+
+def test_a_step_that_returns_no_loss_is_told(ranks: Ranks) -> None:
+    assert ranks.run(1, _step_without_a_loss) == [
+        "TypeError: step returned NoneType; expected the loss: one number that gradients flow back from"
+    ]

@@ -92,13 +92,20 @@ def _once(
         times.append(stamp(device))
         for p in parameters.values():
             p.grad = None
-        step().backward()
+        _loss(step()).backward()
         times.append(stamp(device))
     finally:
         for handle in handles:
             handle.remove()
     *ready, computed = (time.since(times[0]) for time in times[1:])
     return _Marks(dict(zip(order, ready, strict=True)), computed)
+
+
+def _loss(returned: object) -> Tensor:
+    if not (isinstance(returned, Tensor) and returned.numel() == 1 and returned.requires_grad):
+        got = f"a tensor of {tuple(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
+        raise TypeError(f"step returned {got}; expected the loss: one number that gradients flow back from")
+    return returned
 
 
 @contextmanager
