@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from ddp_models import mlp
 from plans import cost, linear, profile
-from ranks import RankError, Ranks
+from ranks import RankError, Ranks, told
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
