@@ -275,7 +275,9 @@ def test_who_is_killed_is_told_rather_than_who_misses_it() -> None:
     with Cluster(3, RATE, "test_cluster:work") as cluster:
         workers = [event for (event,) in _events(cluster, task="introduce")]
         events = cluster.run({"task": "add up forever"})
-        assert {next(events)[0] for _ in range(3)} == {0, 1, 2}
+        heard = set[int]()
+        while heard != {0, 1, 2}:  # a fast one may be heard twice first
+            heard.add(next(events)[0])
         os.kill(workers[2]["process"], signal.SIGKILL)
         with pytest.raises(WorkerDied, match=r"^worker 2 died: killed by SIGKILL$") as caught:
             list(events)
