@@ -89,6 +89,7 @@ def test_every_kernel_and_every_target_has_a_row() -> None:
     assert set(CASES) >= KERNELS
 
 
+@pytest.mark.slow
 def test_a_kernel_that_differs_gets_no_speed_and_the_run_ends_with_1() -> None:
     breaking = (
         "from thinwire.kernels import largest; right = largest.cpu; largest.cpu = lambda x, k: right(x, k).flip(0)"

@@ -77,6 +77,7 @@ def _scales(coded: Coded) -> Tensor:
     return coded.scales.repeat_interleave(coded.format.width(numel))[:numel].double()
 
 
+@pytest.mark.grid
 @formats
 @sizes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -137,6 +138,7 @@ def test_global_random_state_is_left_alone(case: FormatCase) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.grid
 @formats
 @sizes
 def test_packed_and_unpacked(case: FormatCase, numel: int) -> None:
@@ -165,6 +167,7 @@ def test_cat_and_split(case: FormatCase) -> None:
         assert torch.equal(again.scales, part.scales)
 
 
+@pytest.mark.grid
 @formats
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e39])
 def test_a_group_that_is_not_finite_is_nan_throughout(case: FormatCase, poison: float) -> None:
@@ -188,6 +191,7 @@ def test_zeros_stay_zeros(case: FormatCase) -> None:
     assert torch.equal(zeros.double(), scale)
 
 
+@pytest.mark.grid
 @formats
 @pytest.mark.parametrize("factor", [2.0**-100, 2.0**100, 2.0**-140, 2.0**124])
 def test_no_magnitude_overflows(case: FormatCase, factor: float) -> None:
@@ -201,6 +205,7 @@ def test_no_magnitude_overflows(case: FormatCase, factor: float) -> None:
         assert bool((error <= case.bound(x.double().abs(), scale) * (1 + 1e-6)).all())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rounding", ["truncate", "nearest", "stochastic"])
 @pytest.mark.parametrize("max", [1.0, 1.875, 2.0])
 @pytest.mark.parametrize("x", [3.4028234e38, 2.0**-149])
@@ -221,6 +226,7 @@ def _plain_offset_float(form: OffsetFloat, x: float) -> float:
     return math.copysign(min(small if abs(x) < form.eps else rounded, form.max), x)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mantissa", [2, 3, 5, 8])
 @pytest.mark.parametrize("rounding", ["truncate", "nearest"])
 def test_offset_float_against_plain_arithmetic(mantissa: int, rounding: Any) -> None:
@@ -270,6 +276,7 @@ def test_no_balanced_eps(mantissa: int) -> None:
         tuned_eps(bits=10, mantissa=mantissa, max=1.0)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("start", [0.002, 0.9, 1e-9])
 @pytest.mark.parametrize(("bits", "mantissa"), [(8, 3), (8, 5), (10, 5), (10, 6), (4, 0), (12, 8)])
 def test_the_papers_tuning_ends_at_the_closed_form(bits: int, mantissa: int, start: float) -> None:

@@ -596,7 +596,7 @@ def _topk(model: DistributedDataParallel) -> object:
     return tw.attach(model, tw.recipes.topk())
 
 
-@pytest.mark.parametrize("make", [_auto, _topk])
+@pytest.mark.parametrize("make", [pytest.param(_auto, marks=pytest.mark.slow), _topk])
 def test_a_model_that_is_wrapped_anew_is_freed(ranks: Ranks, make: Callable[[DistributedDataParallel], object]) -> None:
     assert ranks.run(2, _freed, make) == [0, 0]
 

@@ -55,6 +55,7 @@ def _threshold(x: Tensor) -> Tensor:
     return finite.quantile(0.9) if finite.numel() and finite.numel() < 2**20 else torch.tensor(0.5)
 
 
+@pytest.mark.grid
 @inputs
 @dtypes
 def test_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
@@ -65,6 +66,7 @@ def test_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> No
             assert _same(kernels.select.cpu(*args), kernels.select.reference(*args))
 
 
+@pytest.mark.grid
 @inputs
 @dtypes
 @pytest.mark.parametrize("few", [1 << 20, 100])
@@ -91,6 +93,7 @@ def test_largest_where_a_sample_misleads(monkeypatch: pytest.MonkeyPatch) -> Non
         assert torch.equal(kernels.largest.cpu(x, k), kernels.largest.reference(x, k))
 
 
+@pytest.mark.grid
 @inputs
 @dtypes
 def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
@@ -104,6 +107,7 @@ def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.d
     assert torch.equal(found.values.nan_to_num(), out[found.indices].nan_to_num()), "to the bit"
 
 
+@pytest.mark.grid
 @inputs
 @dtypes
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -180,6 +184,7 @@ def test_scatter_add(dtype: torch.dtype) -> None:
     assert found[0] == values[0] + values[2]
 
 
+@pytest.mark.grid
 @dtypes
 @pytest.mark.parametrize("numel", [1, 63, 5000, (1 << 19) + 5])
 @pytest.mark.parametrize("ascending", [True, False])
@@ -216,6 +221,7 @@ def test_scatter_writes_its_spans_only() -> None:
         assert bool(out[[0, 1, 9, 10, 11, 14]].isnan().all())
 
 
+@pytest.mark.grid
 @dtypes
 @pytest.mark.parametrize("width", [1, 2, 32, 1000])
 @pytest.mark.parametrize("numel", [0, 1, 63, 1000, (1 << 19) + 5])
@@ -225,6 +231,7 @@ def test_block_energies(dtype: torch.dtype, numel: int, width: int) -> None:
     torch.testing.assert_close(kernels.block_energies.cpu(x, width), energies, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.grid
 @dtypes
 @pytest.mark.parametrize(("numel", "width"), [(0, 2), (1, 2), (1001, 2), (1001, 8), ((1 << 19) + 514, 2), (1 << 18, 7)])
 def test_largest_blocks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, numel: int, width: int) -> None:
@@ -244,6 +251,7 @@ ROWS = [(0, 1), (0, 7), (1, 1), (5, 1), (1, 63), (9, 64), (3, 1000), (701, 900),
 """Rows, and how wide they are: the last two make several ranges."""
 
 
+@pytest.mark.grid
 @dtypes
 @pytest.mark.parametrize(("rows", "width"), ROWS)
 def test_largest_in_rows(dtype: torch.dtype, rows: int, width: int) -> None:
@@ -284,6 +292,7 @@ def test_mix_is_one_to_one_and_changes_with_the_seed() -> None:
     assert int(kernels.mix(indices, 3).max()) < 1 << 32
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("slots", [1, 7, 1000, 100_000])
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**63])
 def test_hashed_slots(slots: int, seed: int) -> None:
@@ -296,6 +305,7 @@ def test_hashed_slots(slots: int, seed: int) -> None:
             assert torch.equal(table, kernels.hashed_slots.reference(*args, slots, 2_000_000_000, seed))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("numel", "slots"), [(1, 1), (2, 2), (1000, 1), (1000, 7), (1000, 999), (65_537, 66)])
 @pytest.mark.parametrize("seed", [0, 5, 2**63])
 def test_slot_and_quotient_tell_the_index(numel: int, slots: int, seed: int) -> None:
@@ -359,6 +369,7 @@ def test_backend_by_dtype_and_layout() -> None:
     assert backend_of([x, x.double()]) == "reference"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("bits", range(1, 16))
 @pytest.mark.parametrize("numel", [0, 1, 7, 31, 32, 33, 63, 1000, 2 * (1 << 18) + 17])
 def test_pack_and_unpack_bits(bits: int, numel: int) -> None:
@@ -423,6 +434,7 @@ def test_implementations_have_the_signature_of_the_reference() -> None:
         assert kernel.__doc__ == kernel.reference.__doc__
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 5])
 @pytest.mark.parametrize("sizes", [(0,), (1,), (0, 0), (63, 1000), (1000, 0, 63), (7, 7, 7, 7)])

@@ -68,6 +68,7 @@ def _codes(kernel: Callable[..., None], dtype: torch.dtype, x: Tensor, *rest: ob
     return first
 
 
+@pytest.mark.grid
 @inputs
 @widths
 @dtypes
@@ -83,6 +84,7 @@ def test_offset_encode(make: Callable[[], Tensor], width: int | None, dtype: tor
         assert not found.numel() or int(found.max()) <= form.positives + form.negatives
 
 
+@pytest.mark.grid
 @inputs
 @widths
 @pytest.mark.parametrize(("levels", "dtype"), [(1, torch.uint8), (7, torch.uint8), (2**14 - 1, torch.int16)])
@@ -96,6 +98,7 @@ def test_levels_encode(make: Callable[[], Tensor], width: int | None, levels: in
         assert not found.numel() or int(found.max()) <= 2 * levels
 
 
+@pytest.mark.grid
 @inputs
 @widths
 @dtypes
@@ -120,6 +123,7 @@ def test_codes_of_a_group_whose_scale_is_nan_are_zero(backend: Backend) -> None:
         assert (codes == 0).tolist() == [False] * 3 + [True] * 3 + [False] * 3, name
 
 
+@pytest.mark.grid
 @widths
 @pytest.mark.parametrize("numel", [0, 1, 63, 1000, SEVERAL_RANGES])
 @pytest.mark.parametrize("bits", [1, 2, 8, 10, 15])
@@ -143,6 +147,7 @@ def test_no_code_reads_beyond_the_table(backend: Backend) -> None:
         assert out.tolist() == [4.0, 1.0, 1.0]
 
 
+@pytest.mark.grid
 @inputs
 @pytest.mark.parametrize("width", [1, 7, 512, 20_000, 300_000, None])
 @pytest.mark.parametrize("order", [1.0, 2.0, math.inf])
@@ -180,6 +185,7 @@ def test_the_number_of_threads_changes_no_bit(group: int) -> None:
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("form", [Levels(bits=3), Ternary(), OffsetFloat.balanced(rounding="stochastic")])
 def test_stochastic_rounding_is_unbiased_over_the_elements(
@@ -213,6 +219,7 @@ def test_formats_use_one_byte_up_to_8_bits() -> None:
     assert Levels(bits=9).encode(vector(10), seed=0)[0].dtype == torch.int16
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("numel", [0, 1, 1000, (1 << 22) + 1])
 def test_room_for_results(numel: int, dtype: torch.dtype) -> None:
@@ -224,6 +231,7 @@ def test_room_for_results(numel: int, dtype: torch.dtype) -> None:
     assert int(found.sum(dtype=torch.float64)) == numel
 
 
+@pytest.mark.grid
 @inputs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("rows", "buckets"), [(1, 7), (2, 100), (3, 5000), (5, 1), (8, 33), (63, 3)])

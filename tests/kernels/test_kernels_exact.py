@@ -18,6 +18,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=st
 LENGTHS = [(1, 1), (2, 2), (8, 7), (12, 4), (437, 63), (1500, 1500), (211, 211), (4096 * 9 + 10, 4096), (600_000, 512)]
 
 
+@pytest.mark.grid
 @dtypes
 @pytest.mark.parametrize(("numel", "width"), LENGTHS)
 def test_inverse_fourier(numel: int, width: int, dtype: torch.dtype) -> None:
@@ -55,6 +56,7 @@ def test_turns_are_rounded_once() -> None:
     assert [radices(size) for size in (1, 2, 4096, 96, 1009)] == [(), (2,), (4,) * 6, (4, 4, 2, 3), (1009,)]
 
 
+@pytest.mark.grid
 @dtypes
 @pytest.mark.parametrize("kind", ["any", "dependent", "zeros", "one column of zeros", "tiny", "huge"])
 @pytest.mark.parametrize(("rows", "rank"), [(1, 1), (5, 4), (64, 1), (1001, 7)])
@@ -72,6 +74,7 @@ def test_orthonormal(rows: int, rank: int, kind: str, dtype: torch.dtype) -> Non
     torch.testing.assert_close(q @ (q.T @ scaled), scaled, rtol=0, atol=1e-4)
 
 
+@pytest.mark.grid
 @dtypes
 @pytest.mark.parametrize(("rows", "columns", "rank"), [(1, 1, 1), (3, 5000, 2), (700, 900, 4), (40, 7, 16)])
 def test_outer_sums(rows: int, columns: int, rank: int, dtype: torch.dtype) -> None:
@@ -83,6 +86,7 @@ def test_outer_sums(rows: int, columns: int, rank: int, dtype: torch.dtype) -> N
     torch.testing.assert_close(found, a @ b.T)
 
 
+@pytest.mark.grid
 @dtypes
 @pytest.mark.parametrize(("ranks", "numel"), [(1, 0), (1, 5), (5, 3), (9, 5003), (3, 600_001)])
 def test_row_sums(ranks: int, numel: int, dtype: torch.dtype) -> None:

@@ -89,6 +89,7 @@ def test_any_bytes_may_be_elias_fano(noise: bytes) -> None:
         assert torch.equal(*found)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("bits", range(1, 32))
 @pytest.mark.parametrize("numel", [0, 1, 31, 33, 1000])
 def test_bits_of_every_width(bits: int, numel: int) -> None:

@@ -438,6 +438,7 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels.sketch_query.gpu(kernels.sketch_insert.gpu(x, 3, 50, 1), 5000, 1)
 
 
+@pytest.mark.slow
 def test_twice_the_same() -> None:
     x = framed(vector(SEVERAL_TILES))
     for call in (

@@ -36,6 +36,7 @@ def _equal(a: State, b: State) -> bool:
     )
 
 
+@pytest.mark.grid
 @feedback
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_error_feedback_loses_nothing(case: CodecCase, dtype: torch.dtype) -> None:
@@ -51,6 +52,7 @@ def test_error_feedback_loses_nothing(case: CodecCase, dtype: torch.dtype) -> No
     torch.testing.assert_close(delivered + residual, total, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.grid
 @feedback
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("masking", [False, True])
@@ -72,6 +74,7 @@ def test_momentum_correction_follows_its_equations(case: CodecCase, nesterov: bo
     torch.testing.assert_close(memory.state()["w"]["velocity"].double(), u, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.grid
 @stateful
 @feedback
 def test_a_step_called_off_leaves_no_trace(make: Callable[[], memories.Memory], case: CodecCase) -> None:

@@ -60,6 +60,7 @@ def test_share_of_empty_slots(slots: int, mean: float, deviation: float) -> None
     assert abs(float(inside.double().mean()) - stated) < 4 * (stated * (1 - stated) / draws) ** 0.5
 
 
+@pytest.mark.slow
 def test_survival_of_the_ith_writer() -> None:
     """Lemma A.5: ((m − 1)/m)^(n − i), where the last writer wins; m = n = 4."""
     writers, draws = torch.arange(4, dtype=torch.int32), 20_000

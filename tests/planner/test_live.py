@@ -245,7 +245,7 @@ def _by_itself(argument: str | None) -> tuple[list[str], bool, bool, int, dict[s
     return reasons, attachment.verify_replicas(), losses[-1] < losses[0], attachment.step, attachment.state_dict()
 
 
-@pytest.mark.parametrize("argument", [None, "auto"])
+@pytest.mark.parametrize("argument", [pytest.param(None, marks=pytest.mark.slow), "auto"])
 def test_without_a_recipe_it_measures_decides_and_says_why(ranks: Ranks, argument: str | None) -> None:
     found = ranks.run(2, _by_itself, argument)
     reasons = [reasons for reasons, *_ in found]

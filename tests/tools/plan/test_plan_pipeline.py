@@ -22,6 +22,7 @@ def _measured(tmp_path: Path, *args: str) -> tuple[str, dict[str, Any], str]:
     return re.sub(r"\s+", " ", done.stdout), json.loads(json_path.read_text()), html_path.read_text()
 
 
+@pytest.mark.slow
 def test_one_replica_of_two_stages_on_a_slow_link(tmp_path: Path) -> None:
     said, document, page = _measured(tmp_path, "--pipeline", "2", "--workers", "2", "--link", "2mbit")
     assert "1 replica of 2 stages, 2 workers · " in said
