@@ -44,6 +44,8 @@ def _compile() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark training with variants of recipes as slow, and what no value of a parameter needs to occur in its grid."""
+    # The longest first, or one process would work on them alone at the end.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     grids = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("grid"):
