@@ -52,8 +52,6 @@ def attach(
     """
     asked = _asked(recipe, plan)
     _check(model, asked)
-    if rebroadcast is not None and rebroadcast < 1:
-        raise ValueError(f"rebroadcast is {rebroadcast}; expected every how many steps, 1 or more, or None for never")
     parameters = managed(model)
     group = model.process_group
     sparse = sparse_weights(model.module)
