@@ -106,6 +106,7 @@ def told(function: Callable[..., Any], *args: object) -> str:
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")  # see pyproject.toml
     joined = None
     while True:
         place, function, args = pipe.recv()

@@ -79,6 +79,7 @@ def test_a_short_run_measures_what_it_predicts(tmp_path: Path) -> None:
     assert set(only["predicted"]) | {"auto", "dense again"} == set(only["measured"])
 
 
+@pytest.mark.slow
 def test_a_model_that_is_unknown_is_refused() -> None:
     command = [sys.executable, str(BENCHMARKS / "planner.py"), "grid", "--models", "nonsense"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -127,6 +127,7 @@ def test_nothing_is_lent_and_no_thread_has_a_group_when_the_interpreter_ends(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_gone_does_not_hold_up_the_exit() -> None:
     done = _end("""
 communication_thread(group)

@@ -104,6 +104,7 @@ def _exchange_keyed(numel: int) -> dict[tuple[str, str], tuple[Tensor, Tensor, T
     return found
 
 
+@pytest.mark.grid
 @worlds
 @pytest.mark.parametrize("numel", [50, 1000])
 def test_picks_are_merged_and_none_is_lost(ranks: Ranks, world_size: int, numel: int) -> None:

@@ -22,9 +22,14 @@ from thinwire.tools.bench.rows import HEADER_BYTES
 from thinwire.tools.cluster.link import interface_bytes
 from thinwire.tools.cluster.local import Cluster
 
-kinds = pytest.mark.parametrize("kind", KINDS)
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 # Older pipelines want a gradient for everything that they sent, whole numbers too.
-NAMED = pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="needs torch 2.13")
+NAMED = pytest.mark.skipif(OLD, reason="needs torch 2.13")
+# There, neighbouring stages may share a rank, and at first older pipelines have it send a message to itself.
+ITSELF = pytest.mark.skipif(OLD, reason="Gloo sends no message from a rank to itself; torch 2.13 does without")
+V = [pytest.param(kind, marks=ITSELF) for kind in ("zbv", "dual pipe v")]
+STRAIGHT = [kind for kind in KINDS if kind not in ("zbv", "dual pipe v")]
+kinds = pytest.mark.parametrize("kind", [*STRAIGHT, *V])
 
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
@@ -98,7 +103,7 @@ def evaluate(trial: Trial) -> tuple[Tensor | None, list[Tensor], Tensor]:
 
 
 # Of those in a V, schedule.eval fails without boundaries too: torch 2.13 wants a backward there.
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("zbv", "dual pipe v")])
+@pytest.mark.parametrize("kind", STRAIGHT)
 def test_evaluation(ranks: Ranks, kind: str) -> None:
     for output, losses, expected in ranks.run(2, evaluate, Trial(kind=kind, model="two", density=0.25, steps=2)):
         if output is not None:
@@ -145,11 +150,11 @@ def removed(trial: Trial) -> tuple[Outcome, Outcome, bool]:
         pipe, outcome = stages.Pipeline(again, stages.scheduled(kind, again), None), Outcome()
         stages.note(outcome, *pipe.step(*batch), {stage.stage_index: stage.submod for stage in again})
         outcomes.append(outcome)
-    sparsify(run.stages, 0.5)
+    sparsify([PipelineStage(s.submod, s.stage_index, s.num_stages, s.device) for s in run.stages], 0.5)
     return outcomes[0], outcomes[1], same
 
 
-@pytest.mark.parametrize("kind", ["1f1b", "zbv"])
+@pytest.mark.parametrize("kind", ["1f1b", V[0]])
 def test_remove_makes_stages_what_they_were(ranks: Ranks, kind: str) -> None:
     found = ranks.run(2, removed, Trial(kind=kind, density=0.25))
     assert all(same for _, _, same in found)

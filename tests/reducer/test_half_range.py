@@ -104,8 +104,8 @@ def _check(found: "list[Run]", *, conserving: bool, tolerance: float = 2e-3) -> 
         assert float((found[0].means + waiting - offered).norm() / offered.norm()) < tolerance
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("size", [3000.0, 25_000.0])
 def test_every_recipe_takes_every_step_and_loses_nothing(ranks: Ranks, world_size: int, size: float) -> None:
     """Where nothing waits, the decoded sum may overflow: `fft` leaves something out, and a level of an l2 norm exceeds

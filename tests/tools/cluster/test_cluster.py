@@ -228,6 +228,7 @@ def test_links_are_limited_and_lifted(linked: Cluster) -> None:
         assert _events(linked, task="read limit") == 3 * [[{"bytes_per_second": speed}]]
 
 
+@pytest.mark.slow
 def test_a_link_without_limit_is_counted_too() -> None:
     with Cluster(2, None, "test_cluster:work") as cluster:
         assert not cluster.throttled
@@ -285,6 +286,7 @@ def test_who_is_killed_is_told_rather_than_who_misses_it() -> None:
         assert _is_gone(workers[0]["session"])
 
 
+@pytest.mark.slow
 @LINUX
 def test_workers_do_not_outlive_their_supervisor() -> None:
     with Cluster(2, RATE, "test_cluster:work") as cluster:
@@ -296,6 +298,7 @@ def test_workers_do_not_outlive_their_supervisor() -> None:
         assert _is_gone(event["session"])
 
 
+@pytest.mark.slow
 def test_interrupting_ends_what_is_asleep() -> None:
     sessions = []
 

@@ -372,6 +372,7 @@ def test_an_error_in_what_the_user_imports_is_theirs(tmp_path: Path, monkeypatch
         subject.of_user("imports_more:build")
 
 
+@pytest.mark.slow
 def test_a_users_model_measured_saved_and_planned_again(user_file: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.json"
     measure = ["plan", f"{user_file}:with_optimizer", "--candidates", "fp16", "--link", "none"]

@@ -85,7 +85,7 @@ class Windows:
     def take(self, starts: Indices) -> Batch:
         """The windows that begin at `starts` (n,), and the same shifted by one token: two int64 (n, length)."""
         rows = torch.from_numpy(np.asarray(self.tokens[starts[:, None] + np.arange(self.length + 1)], np.int64))
-        return rows[:, :-1], rows[:, 1:]
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()  # pipelines of torch 2.11 compare strides
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         """`count` windows chosen at random, as `take` gives them."""
