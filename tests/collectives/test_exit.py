@@ -109,13 +109,16 @@ after += [all_lent_is_back, thread_opened, no_thread_has_a_group]
 """
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("destroy", ["", "dist.destroy_process_group()"], ids=["kept", "destroyed"])
+@pytest.mark.parametrize(
+    "destroy",
+    [pytest.param("", marks=pytest.mark.slow), "dist.destroy_process_group()"],
+    ids=["kept", "destroyed"],
+)
 @pytest.mark.parametrize(
     ("recipe", "threads"),
     [
-        ("topk(minimum_size=1)", 0),
         ("gtopk(minimum_size=1)", 1),
+        pytest.param("topk(minimum_size=1)", 0, marks=pytest.mark.slow),
         pytest.param("randomk(minimum_size=1)", 0, marks=pytest.mark.slow),
         pytest.param("s2_reducer()", 1, marks=pytest.mark.slow),
     ],

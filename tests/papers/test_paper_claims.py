@@ -109,6 +109,7 @@ def trees() -> list[Outcome]:
     return outcomes([Trial(picks=picks, merge="paper"), Trial(picks=picks, merge="exact"), *several])
 
 
+@pytest.mark.slow
 def test_the_tree_loses_by_the_papers_rule_what_the_exact_rule_keeps(trees: list[Outcome]) -> None:
     paper, exact, *_ = trees
     assert [values.tolist() for values in paper.total] == [[1], [9]]
@@ -116,6 +117,7 @@ def test_the_tree_loses_by_the_papers_rule_what_the_exact_rule_keeps(trees: list
     assert exact.lost == 0
 
 
+@pytest.mark.slow
 def test_the_tree_takes_any_number_of_workers(trees: list[Outcome]) -> None:
     for tree in trees[2:]:
         assert len(tree.total[0]) == 6
@@ -137,6 +139,7 @@ def test_error_is_relative_and_squared() -> None:
     assert error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0])) == pytest.approx(16 / 25)
 
 
+@pytest.mark.slow
 def test_a_report_is_written_as_document_page_and_figures(run: Run, tmp_path: Path) -> None:
     names = [f"--{kind}={tmp_path / kind}" for kind in ("json", "html", "png")]
     options = parse(["--quick", *names])

@@ -78,6 +78,7 @@ def test_three_stages_in_one_replica() -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_what_a_stage_sends_is_what_it_declares(two: Cluster) -> None:
     """The first stage sends activations, the last one their gradients, in as many bytes; as they are or sparsified."""
     for boundary in (1.0, 0.25):
