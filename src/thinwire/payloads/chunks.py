@@ -28,11 +28,11 @@ _TRANSFORMS = {None: 0, "dct": 1, "hadamard": 2}
 @checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chunks(Payload):
-    """Coefficients of chunks: region i is cut as `chunkings[i]` says, and each chunk has `kept` of them.
+    """Some coefficients of each chunk. Region i is cut into chunks as `chunkings[i]` says.
 
-    `positions` (int16) say where in its chunk a coefficient of `values` belongs, and ascend in each chunk. Both hold one
-    region after another; a sum of several ranks holds one rank after another. All but positions, values and scales is
-    known to every rank beforehand.
+    `positions` (int16) say where in its chunk each coefficient of `values` belongs; they ascend in each chunk. Both hold
+    one region after another, and a sum of several ranks holds one rank after another. Every rank knows `chunkings`
+    beforehand, so they do not travel.
     """
 
     positions: Tensor
@@ -80,7 +80,7 @@ class Chunks(Payload):
         return wire.pack(self._head(), self._layout(), *numbers.sections(self.values, self.coded), torch.cat(named))
 
     def from_buffers(self, buffers: Tensor) -> Self:
-        """Return the sum of the ranks' buffers, laid out like this payload's: one rank's coefficients after another's."""
+        """Return the sum of the ranks' buffers, laid out like this payload's: one rank after another."""
         head = torch.cat([self._head(), self._layout()])
         wire.check_buffers(buffers, head, self.nbytes)
         body = buffers[:, head.numel() :]
@@ -108,7 +108,7 @@ class Chunks(Payload):
             _into(out, kernels.chunk_subtract, *part)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Set each part to zero where an element was sent and is not 0. After a transform, no element was picked out."""
+        """Set each part to zero where an element was sent that is not 0. With a transform, do nothing."""
         for out, (positions, values, chunking) in zip(parts, self._by_region, strict=True):
             if out is not None and chunking.transform is None:
                 sent = values.new_empty(chunking.numel)

@@ -105,7 +105,7 @@ def matrix(size: int, transform: Transform) -> Tensor:
         cosines = turns(4 * size, torch.float64)[0][(2 * j + 1) * i % (4 * size)] * sqrt(2 / size)
         return torch.where(i == 0, sqrt(1 / size), cosines)
     signs = 1 - 2 * (mix(j, size) & 1)
-    ones = sum((i >> bit) & (j >> bit) & 1 for bit in range(size.bit_length()))
+    ones = torch.stack([(i & j) >> bit & 1 for bit in range(max(1, size.bit_length()))]).sum(0)
     return signs * (1 - 2 * (ones % 2)).double() / sqrt(size)
 
 

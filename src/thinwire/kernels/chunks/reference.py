@@ -78,12 +78,16 @@ def _inverse(positions: Tensor, values: Tensor, chunking: Chunking) -> Tensor:
     """Return Aᵀ·Z·B of every chunk, put back into a flat tensor. Sums run in order of ranks, columns and rows."""
     a, b = chunking.axes(values)
     z = values.new_zeros(chunking.chunks, chunking.size)
-    shape = (-1, chunking.chunks, chunking.kept)
+    ranks = values.numel() // max(1, chunking.count)
+    shape = (ranks, chunking.chunks, chunking.kept)
     for where, coefficients in zip(positions.long().view(shape), values.view(shape), strict=True):
         z.scatter_add_(1, where, coefficients)
     z = z.view(-1, chunking.height, chunking.width)
-    rows = sum(z[:, :, c, None] * b[c] for c in range(chunking.width))
-    x = sum(a[r, :, None] * rows[:, r, None, :] for r in range(chunking.height))
+    rows, x = torch.zeros_like(z), torch.zeros_like(z)
+    for c in range(chunking.width):
+        rows += z[:, :, c, None] * b[c]
+    for r in range(chunking.height):
+        x += a[r, :, None] * rows[:, r, None, :]
     grid = (chunking.down, chunking.across, chunking.height, chunking.width)
     return x.view(grid).transpose(1, 2).reshape(-1)[: chunking.numel]
 
