@@ -24,10 +24,10 @@ class ChunkTopK(Codec):
     """Transform each chunk, and send its k = max(1, round(density · n)) largest of n coefficients by magnitude.
 
     A tensor of shape (rows, …) is a matrix, which is cut into chunks of `chunk` × `chunk` elements, or somewhat less
-    (`kernels.Chunking` says how). Vectors are cut into runs of 4 · `chunk`. A transform spreads each choice over a whole
+    (`kernels.Chunking` says how). Vectors are cut into runs of 4 · `chunk`. A transform spreads each choice over its
     chunk: "dct" is the orthonormal DCT-II of rows and columns, "hadamard" the same with Hadamard's matrix and fixed
-    random signs; None sends single elements. Ranks' coefficients are summed, and the sum is transformed back once. Raises ValueError for a density
-    outside (0, 1] or a chunk outside 2 to 64.
+    random signs. None sends single elements. Ranks' coefficients are summed, and the sum is transformed back once.
+    Raises ValueError for a density outside (0, 1] or a chunk outside 2 to 64.
     """
 
     density: Density

@@ -30,8 +30,8 @@ _TRANSFORMS = {None: 0, "dct": 1, "hadamard": 2}
 class Chunks(Payload):
     """Some coefficients of each chunk. Region i is cut into chunks as `chunkings[i]` says.
 
-    `positions` (int16) say where in its chunk each coefficient of `values` belongs; they ascend in each chunk. Both hold
-    one region after another, and a sum of several ranks holds one rank after another. Every rank knows `chunkings`
+    `positions` (int16) say where in its chunk each coefficient of `values` belongs; they ascend in each chunk. Both
+    hold one region after another, and a sum of several ranks holds one rank after another. Every rank knows `chunkings`
     beforehand, so they do not travel.
     """
 
