@@ -8,6 +8,7 @@ from thinwire.recipes.dct_dp import dct_dp
 from thinwire.recipes.dense import dense
 from thinwire.recipes.dgc import dgc
 from thinwire.recipes.dragonn import dragonn
+from thinwire.recipes.fading import demo, fading
 from thinwire.recipes.fft import fft
 from thinwire.recipes.gtopk import gtopk
 from thinwire.recipes.mstopk import mstopk
@@ -23,9 +24,11 @@ __all__ = [
     "METHODS",
     "Method",
     "dct_dp",
+    "demo",
     "dense",
     "dgc",
     "dragonn",
+    "fading",
     "fft",
     "gtopk",
     "mstopk",

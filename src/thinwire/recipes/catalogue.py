@@ -17,6 +17,7 @@ from thinwire.recipes.dct_dp import dct_dp
 from thinwire.recipes.dense import dense
 from thinwire.recipes.dgc import dgc
 from thinwire.recipes.dragonn import dragonn
+from thinwire.recipes.fading import demo, fading
 from thinwire.recipes.fft import fft
 from thinwire.recipes.gtopk import gtopk
 from thinwire.recipes.mstopk import mstopk
@@ -180,6 +181,23 @@ _ROWS = (
         paper="DRAGONN (Wang et al. 2022)",
         momentum=True,
         warms_up=True,
+    ),
+    Method(
+        name="fading",
+        recipe=fading,
+        summary="momentum that fades, chosen in chunks after a DCT, one bit a value; for AdamW and Muon",
+        sends="the largest coefficients of each chunk of the momentum, in one bit",
+        momentum=True,
+        conserving=False,
+    ),
+    Method(
+        name="demo",
+        recipe=demo,
+        summary="DeMo: the same in chunks of 64 × 64, with full values and a slow decay",
+        sends="the largest coefficients of each chunk of the momentum",
+        paper="DeMo (Peng et al. 2024)",
+        momentum=True,
+        conserving=False,
     ),
     Method(
         name="randomk",

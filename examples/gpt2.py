@@ -1,0 +1,92 @@
+"""A GPT-2 of 3 M parameters from transformers, trained on bytes: torchrun --nproc-per-node 2 examples/gpt2.py TEXT.
+
+--recipe dense | demo | …, --seed, --steps, --checkpoint FOLDER (saved in the middle; --resume goes on from there).
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import thinwire
+
+CONTEXT, BATCH, WARM_UP = 64, 8, 20
+
+
+def options():
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--recipe", default="demo")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    return parser.parse_args()
+
+
+def batch(data, step, seed):
+    """Return this rank's batch of a step: other windows for every step, rank and seed."""
+    generator = torch.Generator().manual_seed(hash((seed, step, dist.get_rank())))
+    starts = torch.randint(len(data) - CONTEXT, (BATCH, 1), generator=generator)
+    return data[starts + torch.arange(CONTEXT)].long()
+
+
+@torch.no_grad()
+def held_out(model, data):
+    """Return the mean loss on windows of the last tenth, which is not trained on."""
+    model.eval()
+    windows = data[: len(data) // CONTEXT * CONTEXT].view(-1, CONTEXT)[::10].long()
+    losses = [model(input_ids=part, labels=part).loss.item() * len(part) for part in windows.split(64)]
+    model.train()
+    return sum(losses) / len(windows)
+
+
+def main():
+    """Train, and print losses and bytes."""
+    args = options()
+    dist.init_process_group("gloo")
+    data = torch.frombuffer(bytearray(args.text.read_bytes()), dtype=torch.uint8)
+    data, rest = data.tensor_split([len(data) * 9 // 10])
+    torch.manual_seed(args.seed)  # the same weights on every rank
+    config = GPT2Config(vocab_size=256, n_positions=CONTEXT, n_embd=256, n_layer=4, n_head=4, loss_type="ForCausalLM")
+    model = DistributedDataParallel(GPT2LMHeadModel(config))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min(1, (step + 1) / WARM_UP) * (0.55 + 0.45 * math.cos(math.pi * step / args.steps)),
+    )
+    handle = thinwire.attach(model, thinwire.recipes.METHODS[args.recipe].make(), optimizer=optimizer)
+    first, file = 0, args.checkpoint and args.checkpoint / f"rank{dist.get_rank()}.pt"
+    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "thinwire": handle}
+    if args.resume:
+        saved = torch.load(file)
+        first = saved.pop("step")
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+    for step in range(first, args.steps):
+        if file and step == args.steps // 2 and not args.resume:
+            args.checkpoint.mkdir(exist_ok=True)
+            torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": step}, file)
+        windows = batch(data, step, args.seed)
+        optimizer.zero_grad()
+        loss = model(input_ids=windows, labels=windows).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        if dist.get_rank() == 0 and (step % 50 == 0 or step + 1 == args.steps):
+            print(f"step {step}: loss {loss.item():.6f}, {handle.stats().total.sent_bytes / 1e6:.1f} MB sent", flush=True)
+    same, loss = handle.verify_replicas(), held_out(model.module, rest)
+    if dist.get_rank() == 0:
+        print(f"held-out loss {loss:.4f}, replicas {'identical' if same else 'DIFFER'}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

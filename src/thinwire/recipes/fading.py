@@ -1,0 +1,52 @@
+"""Momentum that fades as the memory, spread before it is chosen: DeMo (Peng et al. 2024), and ours with one bit a value."""
+
+from thinwire.checked import Fraction, Size, checked
+from thinwire.codecs import ChunkTopK
+from thinwire.codecs.chunk_topk import Chunk
+from thinwire.exchanges import AllGather
+from thinwire.formats import Sign
+from thinwire.kernels import Transform
+from thinwire.memories import FadingMomentum
+from thinwire.payloads import Narrow
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer
+from thinwire.schedules import Density
+
+_ONE_BIT = Sign()
+
+
+@checked
+def fading(
+    *,
+    density: Density = 6 / 256,
+    decay: Fraction | None = 0.95,
+    chunk: Chunk = 16,
+    transform: Transform = "dct",
+    values: Narrow = _ONE_BIT,
+    minimum_size: Size = 1024,
+) -> Reducer:
+    """Send the largest `density` share of each chunk of the momentum, after a transform: one bit each, and its place.
+
+    For AdamW and Muon: attach with `optimizer=`. The momentum moves out of the optimizer into the memory, where `decay`
+    takes its place (None: the optimizer's own), and what arrives is normalised by the optimizer's second moment.
+    Tensors below `minimum_size` elements go uncompressed, and the optimizer keeps their momentum.
+    """
+    codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
+    large = Compressed(memory=FadingMomentum(decay=decay), codec=codec, exchange=AllGather())
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+
+
+@checked
+def demo(
+    *,
+    density: Density = 32 / 4096,
+    decay: Fraction | None = 0.999,
+    chunk: Chunk = 64,
+    values: Narrow = None,
+    minimum_size: Size = 1024,
+) -> Reducer:
+    """Send the largest coefficients of each chunk of 64 × 64 elements, as DeMo does.
+
+    Its update is the sign of what arrives: attach with `optimizer=` and give AdamW betas (β₁, 0).
+    """
+    return fading(density=density, decay=decay, chunk=chunk, values=values, minimum_size=minimum_size)
