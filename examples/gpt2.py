@@ -54,7 +54,7 @@ def main():
     data = torch.frombuffer(bytearray(args.text.read_bytes()), dtype=torch.uint8)
     data, rest = data.tensor_split([len(data) * 9 // 10])
     torch.manual_seed(args.seed)  # the same weights on every rank
-    config = GPT2Config(vocab_size=256, n_positions=CONTEXT, n_embd=256, n_layer=4, n_head=4, loss_type="ForCausalLM")
+    config = GPT2Config(vocab_size=256, n_positions=CONTEXT, n_embd=256, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None)
     model = DistributedDataParallel(GPT2LMHeadModel(config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(

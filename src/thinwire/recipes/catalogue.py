@@ -193,7 +193,7 @@ _ROWS = (
     Method(
         name="demo",
         recipe=demo,
-        summary="DeMo: the same in chunks of 64 × 64, with full values and a slow decay",
+        summary="DeMo: the same in chunks of 64 x 64, with full values and a slow decay",
         sends="the largest coefficients of each chunk of the momentum",
         paper="DeMo (Peng et al. 2024)",
         momentum=True,

@@ -1,4 +1,4 @@
-"""Momentum that fades as the memory, spread before it is chosen: DeMo (Peng et al. 2024), and ours with one bit a value."""
+"""Momentum that fades as the memory, spread before it is chosen: DeMo (Peng et al. 2024), and ours with one bit."""
 
 from thinwire.checked import Fraction, Size, checked
 from thinwire.codecs import ChunkTopK
