@@ -161,7 +161,7 @@ class Fading(Handover):
         self.end()
 
     def _memories(self) -> list[FadingMomentum]:
-        return list(dict.fromkeys(self._memory.values()))
+        return list({id(memory): memory for memory in self._memory.values()}.values())
 
     def _take_over(self) -> None:
         """Adopt the optimizers' decays, and move what is in the buffers of groups that are not marked."""
