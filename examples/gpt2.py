@@ -54,7 +54,9 @@ def main():
     data = torch.frombuffer(bytearray(args.text.read_bytes()), dtype=torch.uint8)
     data, rest = data.tensor_split([len(data) * 9 // 10])
     torch.manual_seed(args.seed)  # the same weights on every rank
-    config = GPT2Config(vocab_size=256, n_positions=CONTEXT, n_embd=256, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(
+        vocab_size=256, n_positions=CONTEXT, n_embd=256, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None
+    )
     model = DistributedDataParallel(GPT2LMHeadModel(config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
@@ -81,7 +83,9 @@ def main():
         optimizer.step()
         scheduler.step()
         if dist.get_rank() == 0 and (step % 50 == 0 or step + 1 == args.steps):
-            print(f"step {step}: loss {loss.item():.6f}, {handle.stats().total.sent_bytes / 1e6:.1f} MB sent", flush=True)
+            print(
+                f"step {step}: loss {loss.item():.6f}, {handle.stats().total.sent_bytes / 1e6:.1f} MB sent", flush=True
+            )
     same, loss = handle.verify_replicas(), held_out(model.module, rest)
     if dist.get_rank() == 0:
         print(f"held-out loss {loss:.4f}, replicas {'identical' if same else 'DIFFER'}")

@@ -150,6 +150,9 @@ def test_looking_at_a_step_in_flight_changes_nothing(ranks: Ranks, recipe: str) 
 
 Damage = Callable[[dict[str, Any]], Any]
 
+WAITING = object()
+"""In a path: the first field, whatever a memory calls what waits."""
+
 
 def _at(*path: Any, to: Any) -> Damage:
     """Replace what lies at `path`; `to` may be a function of what was there."""
@@ -158,7 +161,8 @@ def _at(*path: Any, to: Any) -> Damage:
         place: Any = state
         for key in path[:-1]:
             place = place[key]
-        place[path[-1]] = to(place[path[-1]]) if callable(to) else to
+        key = next(iter(place)) if path[-1] is WAITING else path[-1]
+        place[key] = to(place[key]) if callable(to) else to
         return state
 
     return damage
@@ -212,17 +216,17 @@ DAMAGES: dict[str, Damage] = {
     "fields are none": _at(*WEIGHT, to=None),
     "other model": _at("memories", -1, to=lambda memory: {f"other.{name}": x for name, x in memory.items()}),
     "name is a number": _at("memories", -1, to=lambda memory: memory | {3: memory["0.weight"]}),
-    "no residual": _at(*WEIGHT, to=lambda fields: {"leftover": fields["residual"]}),
-    "a field too many": _at(*WEIGHT, to=lambda fields: fields | {"leftover": fields["residual"]}),
-    "residual is a list": _at(*WEIGHT, "residual", to=lambda x: x.tolist()),
-    "residual is a number": _at(*WEIGHT, "residual", to=0.5),
-    "other shape": _at(*WEIGHT, "residual", to=lambda x: x[1:].clone()),
-    "two dimensions": _at(*WEIGHT, "residual", to=lambda x: x.view(2, -1)),
-    "half": _at(*WEIGHT, "residual", to=lambda x: x.half()),
-    "double": _at(*WEIGHT, "residual", to=lambda x: x.double()),
-    "integers": _at(*WEIGHT, "residual", to=lambda x: x.int()),
-    "sparse": _at(*WEIGHT, "residual", to=lambda x: x.to_sparse()),
-    "on no device": _at(*WEIGHT, "residual", to=lambda x: x.to("meta")),
+    "no residual": _at(*WEIGHT, to=lambda fields: {"leftover": next(iter(fields.values()))}),
+    "a field too many": _at(*WEIGHT, to=lambda fields: fields | {"leftover": next(iter(fields.values()))}),
+    "residual is a list": _at(*WEIGHT, WAITING, to=lambda x: x.tolist()),
+    "residual is a number": _at(*WEIGHT, WAITING, to=0.5),
+    "other shape": _at(*WEIGHT, WAITING, to=lambda x: x[1:].clone()),
+    "two dimensions": _at(*WEIGHT, WAITING, to=lambda x: x.view(2, -1)),
+    "half": _at(*WEIGHT, WAITING, to=lambda x: x.half()),
+    "double": _at(*WEIGHT, WAITING, to=lambda x: x.double()),
+    "integers": _at(*WEIGHT, WAITING, to=lambda x: x.int()),
+    "sparse": _at(*WEIGHT, WAITING, to=lambda x: x.to_sparse()),
+    "on no device": _at(*WEIGHT, WAITING, to=lambda x: x.to("meta")),
     "momentum is none": _at("momentum", to=None),
     "momentum of no memory": _at("momentum", to=lambda momentum: [*momentum, [0.9, False]]),
 }
@@ -261,7 +265,8 @@ def _refused(recipe: str, damages: dict[str, Damage]) -> dict[str, str]:
 
 # Pickling a lambda is not possible, so the ranks look them up.
 def _refused_damages(recipe: str) -> dict[str, str]:
-    damages = DAMAGES | MOMENTUM_DAMAGES if RECIPES[recipe].momentum else DAMAGES
+    corrected = any(isinstance(memory, MomentumCorrection) for memory in RECIPES[recipe].make().memories())
+    damages = DAMAGES | MOMENTUM_DAMAGES if corrected else DAMAGES
     return _refused(recipe, damages)
 
 
