@@ -97,6 +97,7 @@ class Fading(Handover):
         ranks: int,
     ) -> None:
         self._memory = {p: memory for p, name in names.items() if (memory := _memory_of(recipe, p, name))}
+        self._memories = fading(recipe.memories())
         self._names = {p: names[p] for p in self._memory}
         self._ranks, self._loss_scale, self.active = ranks, 1.0, bool(self._memory)
         self._held = Holdings(optimizers if self.active else (), self._names)
@@ -151,17 +152,14 @@ class Fading(Handover):
         stays in the memory. Adam has counted its steps all along, and corrects its bias for as many.
         """
         momenta: dict[str, Tensor] = {}
-        for memory in self._memories():
+        for memory in self._memories:
             mine = {name: p for p, name in self._names.items() if self._memory[p] is memory}
             momenta |= summed([memory], "momentum", mine, group, loss_scale)
         given = {self._names[p] for o, g, p in self._held.parameters() if _filled(o, g, p, momenta[self._names[p]])}
-        for memory in self._memories():
+        for memory in self._memories:
             memory.restore({name: fields for name, fields in memory.state().items() if name not in given})
         self._held.unmark()
         self.end()
-
-    def _memories(self) -> list[FadingMomentum]:
-        return list({id(memory): memory for memory in self._memory.values()}.values())
 
     def _take_over(self) -> None:
         """Adopt the optimizers' decays, and move what is in the buffers of groups that are not marked."""
@@ -186,7 +184,7 @@ class Fading(Handover):
         for optimizer, group in self._held.groups():
             _check_movable(optimizer, group)
             decays |= {self._names[p]: first_moment_of(group) for p in group["params"] if p in self._names}
-        for memory in self._memories():
+        for memory in self._memories:
             memory.adopt(decays)
         wanting = [name for p, name in self._names.items() if self._memory[p].decay is None]
         _check_decays({name: decays.get(name) for name in wanting})
