@@ -29,7 +29,8 @@ class Setting(NamedTuple):
 class Options:
     """One run. Raises BadInput for options that cannot work.
 
-    left_out: recipes of the default list that this optimizer cannot train with.
+    left_out: recipes of the default list that this optimizer cannot train with. seeds: how often each row is trained,
+    with `seed` and those after it.
     """
 
     workers: int
@@ -48,6 +49,7 @@ class Options:
     boundaries: tuple[float, ...] = (1.0,)
     optimizer: str = "sgd"
     left_out: tuple[str, ...] = ()
+    seeds: int = 1
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -58,6 +60,8 @@ class Options:
             raise BadInput(f"--target is {self.target}; expected a loss")
         if abs(self.seed) >= 2**63:
             raise BadInput(f"--seed is {self.seed}; expected less than 2^63")
+        if self.seeds < 1:
+            raise BadInput(f"--seeds is {self.seeds}; expected 1 or more")
         if not 1 <= self.extend < math.inf:
             raise BadInput(f"--extend is {self.extend:g}; expected 1 (stop at --steps) or more")
         for density in self.densities:
@@ -72,6 +76,11 @@ class Options:
     def every(self) -> int:
         """Every how many steps is the held-out loss taken?"""
         return max(1, self.steps // 15)
+
+    @property
+    def every_seed(self) -> range:
+        """The seeds that each row is trained with."""
+        return range(self.seed, self.seed + self.seeds)
 
     def rows(self) -> list[Setting]:
         """Return what each row trains with; dense comes first because the others are compared with it."""
@@ -171,9 +180,9 @@ def read(
         if workers not in (None, world_size()) or link not in (None, "none"):
             raise BadInput("under torchrun the group has its size and its network: leave --workers and --link out")
         workers, link = world_size(), "none"
-    asked, left_out = names(recipes, "--recipes", "dense,topk") if recipes is not None else DEFAULT, ()
-    if recipes is None and optimizer != "sgd":
-        left_out = tuple(name for name in DEFAULT if ENTRANTS[name].needs_sgd)
+    asked = DEFAULT if recipes is None else names(recipes, "--recipes", "dense,topk")
+    unable = recipes is None and optimizer != "sgd"
+    left_out = tuple(name for name in asked if unable and ENTRANTS[name].needs_sgd)
     return Options(
         workers=2 if workers is None else workers,
         rate=parse_rate("100mbit" if link is None else link),

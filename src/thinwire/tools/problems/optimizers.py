@@ -42,11 +42,6 @@ def zero_all(several: Sequence[torch.optim.Optimizer]) -> None:
         each.zero_grad(set_to_none=True)
 
 
-def settings(several: Sequence[torch.optim.Optimizer]) -> str:
-    """Return in words what trains, for a report: ``AdamW at 0.002``."""
-    return " and ".join(f"{type(each).__name__} at {each.defaults['lr']:g}" for each in several)
-
-
 def _sgd(model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
     return [sgd(model, problem)]
 
