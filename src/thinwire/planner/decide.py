@@ -39,6 +39,7 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
         seconds=planned,
         break_even=break_even(profile, budget, tolerance),
         advice=tuple(advice(profile, budget, choice)),
+        optimizer=budget.optimizer,
     )
 
 
