@@ -34,9 +34,9 @@ _TOPK = ("topk", "sampled_topk", "doubling", "sampled_doubling", "owner", "sampl
 _GTOPK = ("gtopk", "sampled_gtopk")
 
 LOSSES: tuple[Measured, ...] = (
-    Measured(("fp16", "bf16"), "sgd", None, 2.014, 2.014, _RECIPES),
-    Measured(("qsgd",), "sgd", None, 2.016, 2.014, _RECIPES),
     Measured(("terngrad",), "sgd", None, 1.976, 2.014, _RECIPES),
+    Measured(("fp16",), "sgd", None, 2.014, 2.014, _RECIPES),
+    Measured(("qsgd",), "sgd", None, 2.016, 2.014, _RECIPES),
     Measured(("dgc",), "sgd", 0.01, 2.066, 2.014, _RECIPES),
     Measured(("powersgd",), "sgd", None, 2.089, 2.014, _RECIPES),
     Measured(("dragonn",), "sgd", 0.01, 2.104, 2.014, _RECIPES),
@@ -49,8 +49,11 @@ LOSSES: tuple[Measured, ...] = (
     Measured(_GTOPK, "sgd", 0.01, 2.372, 2.014, _RECIPES),
     Measured(("signsgd",), "sgd", None, 2.559, 2.014, _RECIPES),
     Measured(("randomk",), "sgd", 0.01, 2.870, 2.014, _RECIPES),
+    Measured(("terngrad",), "adamw", None, 1.802, 1.757, _OPTIMIZERS),
+    Measured(("powersgd",), "adamw", None, 1.941, 1.757, _OPTIMIZERS),
+    Measured(_TOPK, "adamw", 0.01, 2.091, 1.757, _OPTIMIZERS),
 )
-"""Under each optimizer, from the least loss on. A new method is a new row."""
+"""A new method or optimizer is a new row."""
 
 
 def measured(name: str, optimizer: OptimizerName) -> Measured | None:

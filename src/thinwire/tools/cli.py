@@ -135,6 +135,18 @@ def plan(
         str | None,
         typer.Option(help="What may be chosen, least harm to the loss first.", show_default=",".join(Budget().names)),
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="What trains: sgd, adamw or muon. Then only what was measured close to uncompressed loss is chosen."
+        ),
+    ] = None,
+    loss: Annotated[
+        float | None,
+        typer.Option(
+            help="How close: times uncompressed training's loss, as measured with --optimizer.", show_default="1.01"
+        ),
+    ] = None,
     error_feedback: Annotated[
         bool, typer.Option("--error-feedback/--no-error-feedback", help="Whether gradients may wait for later steps.")
     ] = True,
@@ -160,8 +172,15 @@ def plan(
             save_profile=save_profile,
             micro_batches=micro_batches,
             boundary=boundary,
+            optimizer=options.optimizer_called(optimizer),
         )
-        wishes = options.wishes(densities=density, candidates=candidates, error_feedback=error_feedback)
+        wishes = options.wishes(
+            densities=density,
+            candidates=candidates,
+            error_feedback=error_feedback,
+            optimizer=request.optimizer,
+            loss=loss,
+        )
         if pipeline == 1:
             source = request.source()
             code = command.run(source, wishes, json=json, html=html, profile=save_profile, unfolded=unfolded)
