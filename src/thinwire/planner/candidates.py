@@ -86,6 +86,7 @@ class Budget:
                 candidate(name)
 
     @classmethod
+    @checked
     def under(
         cls,
         optimizer: OptimizerName | None,

@@ -5,7 +5,9 @@ import math
 from thinwire.planner import BoundaryRow, Plan, Profile
 from thinwire.tools.show.units import UNKNOWN
 
-UNKNOWN_OPTIMIZER = "thinwire plan: what a method costs in loss depends on the optimizer; name yours with --optimizer sgd, adamw or muon"
+UNKNOWN_OPTIMIZER = (
+    "thinwire plan: what a method costs in loss depends on the optimizer: name yours, as in --optimizer adamw"
+)
 _TRANSPORTS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "point_to_point": "point to point"}
 _BEYOND = 1e14  # bytes per second: a probe gives this if more bytes took no longer
 _UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
