@@ -35,6 +35,7 @@ _GTOPK = ("gtopk", "sampled_gtopk")
 
 LOSSES: tuple[Measured, ...] = (
     Measured(("terngrad",), "sgd", None, 1.976, 2.014, _RECIPES),
+    Measured(("bf16",), "sgd", None, 1.889, 1.889, _OPTIMIZERS),
     Measured(("fp16",), "sgd", None, 2.014, 2.014, _RECIPES),
     Measured(("qsgd",), "sgd", None, 2.016, 2.014, _RECIPES),
     Measured(("dgc",), "sgd", 0.01, 2.066, 2.014, _RECIPES),
@@ -49,9 +50,10 @@ LOSSES: tuple[Measured, ...] = (
     Measured(_GTOPK, "sgd", 0.01, 2.372, 2.014, _RECIPES),
     Measured(("signsgd",), "sgd", None, 2.559, 2.014, _RECIPES),
     Measured(("randomk",), "sgd", 0.01, 2.870, 2.014, _RECIPES),
+    Measured(("bf16",), "adamw", None, 1.708, 1.711, _OPTIMIZERS),
     Measured(("terngrad",), "adamw", None, 1.802, 1.757, _OPTIMIZERS),
     Measured(("powersgd",), "adamw", None, 1.941, 1.757, _OPTIMIZERS),
-    Measured(_TOPK, "adamw", 0.01, 2.091, 1.757, _OPTIMIZERS),
+    Measured(_TOPK, "adamw", 0.01, 2.118, 1.711, _OPTIMIZERS),
 )
 """A new method or optimizer is a new row."""
 
