@@ -113,6 +113,7 @@ ADMITS: Mapping[str, str] = {
     "Packed": "None",  # or a codec
     "Narrow": "None",  # or a dtype, or a format
     "Optimizers": "None []",
+    "OptimizerName": "",  # sgd, adamw, muon
 }
 """Which of them an argument of this kind may have. Kinds that are not here, such as classes, may have none."""
 
@@ -228,6 +229,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     "candidate.name": lambda: "dense",
     "Profile.timeline": lambda: _profile().timeline,
     "attach.recipe": recipes.dense,  # by default it measures
+    "under.optimizer": lambda: "sgd",
     "sparsify.density": lambda: 0.5,  # by default it wants a boundary
     "Cost.nbytes": lambda: planner.Curve(((1.0, 0.0),)),
     "WithRows.rows": exchanges.OwnerSharded,

@@ -1,7 +1,7 @@
 """Putting an attachment together from a recipe and parameters, once all ranks agree on them."""
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def assembled(
     group: Group,
     *,
     settings: str,
-    optimizer: Optimizers,
+    optimizers: Sequence[torch.optim.Optimizer],
     scaler: LossScaler | None,
     divisor: Divisor,
     may_be_unused: bool,
@@ -41,7 +41,6 @@ def assembled(
     ranks disagree, MomentumError if momentum would be applied twice or not at all, and RuntimeError if something waits
     that this recipe cannot keep.
     """
-    optimizers = _listed(optimizer)
     earlier = _earlier(parameters)
     since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
     check_fingerprint(recipe, parameters, group, f"{_described(optimizers)}, {settings}, {since}")
@@ -61,6 +60,8 @@ def assembled(
     )
     if earlier is not None:
         attachment.take_over(earlier)
+    for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
+        attachment.starvation.attached(each)
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
     _alive.add(attachment)
     return attachment
@@ -130,7 +131,8 @@ def _check_takeover(earlier: Attachment, recipe: Reducer) -> None:
         )
 
 
-def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+def listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    """Return the optimizers as a list. Raises TypeError for anything else."""
     listed: list[Any] = [] if optimizer is None else [optimizer]
     if len(listed) == 1 and not isinstance(optimizer, torch.optim.Optimizer) and isinstance(optimizer, Iterable):
         listed = list(optimizer)

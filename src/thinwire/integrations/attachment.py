@@ -16,6 +16,7 @@ from thinwire.integrations.drift import differing
 from thinwire.integrations.gradients import put_in_place
 from thinwire.integrations.handover import Handover
 from thinwire.integrations.optimizers import observe, stop_observing
+from thinwire.integrations.starvation import Starvation
 from thinwire.integrations.steps import Reduced, Steps, read
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Reducer, Released, Round, Segment
@@ -72,6 +73,7 @@ class Attachment:
         self._agreed = False
         self.ended = False
         self.steps = Steps(self.parameters, recipe.memories())
+        self.starvation = Starvation(recipe.memories(), group.rank())
         observe(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -152,6 +154,7 @@ class Attachment:
             self._take_exactly(optimizer)
         elif self.steps.stepped(optimizer) and not evaluated:
             _kept_by.setdefault(optimizer, set()).add(self)
+            self.starvation.stepped(optimizer)
 
     def _take_exactly(self, optimizer: torch.optim.Optimizer) -> None:
         waited = self.waits

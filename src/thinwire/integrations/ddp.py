@@ -1,7 +1,10 @@
 """Attaching to DistributedDataParallel: its hook, and its Join for uneven inputs."""
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
 from typing import Annotated, Literal
 
 import torch
@@ -10,15 +13,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked
-from thinwire.integrations.assembly import Optimizers, assembled, check_free
+from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
+from thinwire.integrations.families import family
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.plain_steps import PlainSteps
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
+from thinwire.planner.losses import OptimizerName
 from thinwire.planner.plan import Plan, Why
 from thinwire.reducer import Reducer
+
+_log = logging.getLogger("thinwire")
 
 
 @checked
@@ -33,12 +40,13 @@ def attach(
 ) -> Attachment:
     """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
 
-    `plan`, in place of a recipe: "auto" (also the default, if you give neither) measures the links, plans within the
-    default `Budget` or within the one you pass, races the plan against uncompressed steps, and plans again when the
-    links change. A plan from `thinwire.plan` is used as it is. Where nothing pays, DDP stays plain, without a hook.
-    `why()` of what this returns says why each tensor is sent as it is.
-    `optimizer`: one or several whose momentum the recipe applies: SGD for a recipe that corrects momentum; Adam, AdamW,
-    RAdam, Adamax, Muon or SGD for one whose momentum fades.
+    `plan`, in place of a recipe: "auto" (also the default, if you give neither) measures the links, plans within
+    `Budget.under` of your optimizer or within the budget you pass, races the plan against uncompressed steps, and plans
+    again when the links change. A plan from `thinwire.plan` is used as it is. Where nothing pays, DDP stays plain,
+    without a hook. `why()` of what this returns says why each tensor is sent as it is.
+    `optimizer`: one or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if it
+    corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" wants to know them
+    because what a method costs in loss depends on them.
     `scaler`: the GradScaler you use, if any. What waits in memory then follows its loss scale.
     `rebroadcast`: send rank 0's parameters to all ranks after every so many steps (Wang et al. 2020, §4, take 10).
     The replicas are bit-identical without it; it repairs drift that something else has caused.
@@ -51,10 +59,13 @@ def attach(
     MomentumError where momentum would be applied twice or not at all; and RuntimeError where the model has a hook
     already, or where something waits in an earlier attachment that this recipe cannot keep.
     """
-    asked = _asked(recipe, plan)
+    optimizers = listed(optimizer)
+    asked = _asked(recipe, plan, family(optimizers))
     _check(model, asked)
     parameters = managed(model)
     group = model.process_group
+    if asked == Budget() and group.rank() == 0:
+        _say_that_none_is_known()
     sparse = sparse_weights(model.module)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
@@ -66,7 +77,7 @@ def attach(
         names,
         group,
         settings=f"{ddp}, rebroadcast={rebroadcast}",
-        optimizer=optimizer,
+        optimizers=optimizers,
         scaler=scaler,
         divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
         may_be_unused=may_be_unused,
@@ -90,8 +101,8 @@ def install(model: DistributedDataParallel, attachment: Attachment) -> None:
 _Asked = Reducer | Plan | Budget
 
 
-def _asked(recipe: object, plan: object) -> _Asked:
-    """Return the recipe, plan or budget that was asked for."""
+def _asked(recipe: object, plan: object, optimizer: OptimizerName | None) -> _Asked:
+    """Return the recipe, plan or budget that was asked for. By default that is what this optimizer bears."""
     if recipe is not None and plan is not None:
         raise TypeError("attach takes a recipe or a plan, not both; leave one of them out")
     if isinstance(recipe, Plan | Budget) or _is_auto(recipe):
@@ -100,7 +111,17 @@ def _asked(recipe: object, plan: object) -> _Asked:
         raise TypeError(f"attach takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
     if not (plan is None or _is_auto(plan) or isinstance(plan, Plan | Budget)):
         raise TypeError(f'attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got {plan!r}')
-    return recipe or (plan if isinstance(plan, Plan | Budget) else Budget())
+    if isinstance(plan, Budget):
+        return replace(plan, optimizer=plan.optimizer or optimizer)
+    return recipe or (plan if isinstance(plan, Plan) else Budget.under(optimizer))
+
+
+@cache  # once in a process
+def _say_that_none_is_known() -> None:
+    _log.warning(
+        'plan="auto" does not know the optimizer, and what a method costs in loss depends on it: pass '
+        "attach(..., optimizer=optimizer); until then it may choose sparsification, as under SGD"
+    )
 
 
 def _is_auto(asked: object) -> bool:

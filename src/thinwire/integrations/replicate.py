@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
-from thinwire.integrations.assembly import Optimizers, assembled, check_free
+from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.managed import sparse_weights
 from thinwire.reducer import Reducer
@@ -213,7 +213,7 @@ def replicate(
         names,
         group,
         settings="replicate",
-        optimizer=optimizer,
+        optimizers=listed(optimizer),
         scaler=scaler,
         divisor=lambda joined, continues: size,
         may_be_unused=False,

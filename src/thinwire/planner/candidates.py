@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import final
+from typing import Self, final
 
-from thinwire.checked import Part, Share, checked
+from thinwire.checked import Multiple, Part, Share, checked
 from thinwire.codecs import Codec
 from thinwire.exchanges import Exchange
 from thinwire.memories import Memory, NoMemory
+from thinwire.planner.losses import ALLOWED, OptimizerName, within
 from thinwire.recipes import METHODS, Method
 from thinwire.reducer import Compressed
 
@@ -38,6 +39,7 @@ class Candidate:
 PLANNED: Mapping[str, Method] = MappingProxyType({name: row for name, row in METHODS.items() if row.planned})
 """The methods of the catalogue that a plan may choose."""
 NAMES = tuple(name if row.density is None else f"{name}:DENSITY" for name, row in PLANNED.items())
+_BARRED = frozenset({"dense", "fp16"})  # chosen anyway; overflows beyond 65504
 _SINCE_2 = MappingProxyType(
     {
         "topk": "sampled_topk",
@@ -66,16 +68,42 @@ class Budget:
 
     `names` lists the methods to consider, least harm to the loss first: of two equally fast ones, the first wins. The
     default selects by a sampled threshold, which is faster than exact Top-k (`topk`). It leaves out `s2_union`,
-    `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows beyond 65504.
+    `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows beyond 65504. A
+    name may have a density of its own, as in ``topk:0.05``; others are considered at each of `densities`.
+    `optimizer`: what will train; the plan then says what it is expected to cost. `under` chooses names by that.
     """
 
     densities: Sequence[Share] = (0.01,)
     error_feedback: bool = True
     names: Sequence[str] = ("bf16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk")
+    optimizer: OptimizerName | None = None
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.names if name not in PLANNED]:
+        if unknown := [name for name in self.names if name.partition(":")[0] not in PLANNED]:
             raise ValueError(f"no candidate is called {unknown[0]!r}; expected some of {', '.join(PLANNED)}")
+        for name in self.names:
+            if ":" in name:
+                candidate(name)
+
+    @classmethod
+    @checked
+    def under(
+        cls,
+        optimizer: OptimizerName | None,
+        *,
+        densities: Sequence[Share] = (0.01,),
+        error_feedback: bool = True,
+        loss: Multiple = ALLOWED,
+    ) -> Self:
+        """Return the budget of what was measured under this optimizer at up to `loss` times uncompressed training's.
+
+        What was not measured is left out, and so is `fp16`. Without an optimizer, it is the default budget.
+        """
+        if optimizer is None:
+            return cls(densities=densities, error_feedback=error_feedback)
+        every = cls(densities=densities, names=[name for name in PLANNED if name not in _BARRED])
+        names = within(loss, optimizer, [each.name for each in every.candidates()])
+        return cls(densities=densities, error_feedback=error_feedback, names=tuple(names), optimizer=optimizer)
 
     def candidates(self) -> list[Candidate]:
         """Return what may be chosen, uncompressed first."""
@@ -84,8 +112,10 @@ class Budget:
         return [candidate(full) for full in every]
 
     def _in_full(self, name: str) -> list[str]:
-        if PLANNED[name].density is None:
+        if PLANNED[name.partition(":")[0]].density is None:
             return [name]
+        if ":" in name:
+            return [name] if self.error_feedback else []
         return [f"{name}:{density:g}" for density in self.densities] if self.error_feedback else []
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 from thinwire.checked import Fraction, Range, checked
@@ -34,12 +35,19 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
     dense, planned = step_seconds(profile), step_seconds(profile, choice)
     return Plan(
         profile=profile,
-        rows=rows(choice, profile),
+        rows=rows(choice, _among(profile, budget)),
         dense_seconds=dense,
         seconds=planned,
         break_even=break_even(profile, budget, tolerance),
         advice=tuple(advice(profile, budget, choice)),
+        optimizer=budget.optimizer,
     )
+
+
+def _among(profile: Profile, budget: Budget) -> Profile:
+    """Return the profile without what the budget leaves out: a reason names only what might have been chosen."""
+    names = {each.name for each in budget.candidates()}
+    return replace(profile, costs={name: cost for name, cost in profile.costs.items() if name in names})
 
 
 def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]:

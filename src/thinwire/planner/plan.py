@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 from thinwire.checked import Amount, Bandwidth, Number, Seconds, Size, checked
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.candidates import DENSE, candidate
+from thinwire.planner.losses import OptimizerName, in_words
 from thinwire.planner.profile import Profile
 from thinwire.reducer import PerTensor, Reducer
 
@@ -51,6 +52,7 @@ class Plan:
 
     dense_seconds, seconds: of a step, uncompressed and as planned. break_even: the bandwidth in bytes per second above
     which compression stops paying; infinite where it always pays, 0 where it never does. advice: what else would help.
+    optimizer: what will train, if that is known.
     """
 
     profile: Profile
@@ -59,6 +61,7 @@ class Plan:
     seconds: Seconds
     break_even: Bandwidth
     advice: Sequence[str]
+    optimizer: OptimizerName | None = None
 
     @property
     def choice(self) -> dict[str, str]:
@@ -82,6 +85,11 @@ class Plan:
             f"{1e3 * self.dense_seconds:.1f}, {gain:.2f} times as fast"
         )
 
+    @property
+    def expected_loss(self) -> str:
+        """What the candidates in use cost where it was measured, in words; empty without an optimizer or candidates."""
+        return "" if self.optimizer is None else in_words(list(self.choice.values()), self.optimizer)
+
     def why(self) -> Why:
         """Return the reasons, tensor by tensor."""
         return Why(self.verdict, {row.name: row for row in self.rows})
@@ -93,7 +101,9 @@ class Plan:
     def to_json(self) -> str:
         """Return all of it as JSON."""
         whole = {"schema": "thinwire.plan/2", "verdict": self.verdict, "pays": self.pays}
-        whole |= {k: v for k, v in asdict(self).items() if k != "profile"}
+        whole |= {k: v for k, v in asdict(self).items() if k not in ("profile", "optimizer")}
+        if self.optimizer is not None:
+            whole |= {"optimizer": self.optimizer, "expected_loss": self.expected_loss}
         whole["break_even"] = self.break_even if self.break_even != float("inf") else None
         whole["boundaries"] = []  # those of a model in one piece; `boundaries.PipelinePlan` has more
         return json.dumps(whole | {"profile": json.loads(self.profile.to_json())}, indent=1)

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from thinwire.exchanges import Link
-from thinwire.planner.candidates import DENSE, Budget
+from thinwire.planner.candidates import DENSE, Budget, candidate
+from thinwire.planner.losses import measured
 from thinwire.planner.profile import Cost, Curve, Gradient, Profile
 from thinwire.planner.search import fastest
 from thinwire.planner.timeline import Work, step_seconds, work
@@ -56,8 +57,18 @@ def _changes(
     for text, links in (("a link of ten times the bandwidth", faster), ("a tenth of the latency", nearer)):
         other = replace(profile, links=links)
         yield text, other, fastest(other, candidates)
+    yield from ((text, profile, choice) for text, choice in _dearer(profile, budget))
     free = {name: _free(cost) for name, cost in profile.costs.items()}
     yield "a processor on which compressing costs nothing", replace(profile, costs=free), choice
+
+
+def _dearer(profile: Profile, budget: Budget) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield what each candidate would bring that costs this optimizer more loss than the budget allows."""
+    candidates, optimizer = budget.candidates(), budget.optimizer
+    for name in profile.costs.keys() - {each.name for each in candidates}:
+        if optimizer is not None and (row := measured(name, optimizer)) is not None:
+            text = f"{name}, if you ask for it: it ended at {row.ratio:.2f} times uncompressed training's loss"
+            yield text, fastest(profile, [*candidates, candidate(name)])
 
 
 def _free(cost: Cost) -> Cost:

@@ -29,11 +29,12 @@ def bench(
         str | None, typer.Option(help="Rate of each worker's link, such as 1gbit, or none.", show_default="100mbit")
     ] = None,
     recipes: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Rows, separated by commas, each with a density of its own if wanted, as topk:0.02; see --list."
+            help="Rows, separated by commas, each with a density of its own if wanted, as topk:0.02; see --list.",
+            show_default="dense,torch_fp16,torch_powersgd,topk,dgc,dragonn",
         ),
-    ] = ("dense,torch_fp16,torch_powersgd,topk,dgc,dragonn"),
+    ] = None,
     density: Annotated[str, typer.Option(help="Share of elements to send; each of several is a row.")] = "0.01",
     pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
     boundary: Annotated[
@@ -48,7 +49,13 @@ def bench(
     model: Annotated[str, typer.Option(help="What to train; see --list.")] = "transformer",
     data: Annotated[Path | None, typer.Option(help="Data of the model; see --list.")] = None,
     scale: Annotated[float, typer.Option(help="Size of the xml model; 1 is 126.7 M parameters.")] = 1.0,
+    optimizer: Annotated[
+        str, typer.Option(help="What updates the weights: sgd, adamw, or muon for matrices and adamw for the rest.")
+    ] = "sgd",
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Train each row so many times, from --seed on; the report has means and spreads.")
+    ] = 1,
     target: Annotated[float | None, typer.Option(help="Loss to time; by default what dense reaches.")] = None,
     extend: Annotated[float, typer.Option(help="Train up to so many times --steps to reach the target.")] = 1.5,
     json: Annotated[Path | None, typer.Option(help="Write the results here, after every row.")] = None,
@@ -75,7 +82,9 @@ def bench(
             model=model,
             data=data,
             scale=scale,
+            optimizer=optimizer,
             seed=seed,
+            seeds=seeds,
             target=target,
             extend=extend,
         )
@@ -126,6 +135,18 @@ def plan(
         str | None,
         typer.Option(help="What may be chosen, least harm to the loss first.", show_default=",".join(Budget().names)),
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="What trains: sgd, adamw or muon. Then only what was measured close to uncompressed loss is chosen."
+        ),
+    ] = None,
+    loss: Annotated[
+        float | None,
+        typer.Option(
+            help="How close: times uncompressed training's loss, as measured with --optimizer.", show_default="1.01"
+        ),
+    ] = None,
     error_feedback: Annotated[
         bool, typer.Option("--error-feedback/--no-error-feedback", help="Whether gradients may wait for later steps.")
     ] = True,
@@ -151,8 +172,15 @@ def plan(
             save_profile=save_profile,
             micro_batches=micro_batches,
             boundary=boundary,
+            optimizer=options.optimizer_called(optimizer),
         )
-        wishes = options.wishes(densities=density, candidates=candidates, error_feedback=error_feedback)
+        wishes = options.wishes(
+            densities=density,
+            candidates=candidates,
+            error_feedback=error_feedback,
+            optimizer=request.optimizer,
+            loss=loss,
+        )
         if pipeline == 1:
             source = request.source()
             code = command.run(source, wishes, json=json, html=html, profile=save_profile, unfolded=unfolded)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from thinwire.tools.bench import options
@@ -75,6 +76,25 @@ def test_any_recipe_keeps_the_replicas_of_a_stage_identical(four: Cluster, recip
     first, *others = (_losses(events) for events in all_events)
     assert first[-1] < first[0]
     assert all(losses == first for losses in others)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "row"),
+    [
+        ("adamw", {"recipe": "topk", "density": 0.01}),
+        ("muon", {"recipe": "dense", "stages": 2, "boundary": 0.25}),
+        pytest.param("muon", {"recipe": "torch_powersgd"}, marks=pytest.mark.slow),
+        pytest.param("adamw", {"recipe": "dense", "stages": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_other_optimizers_train_whole_models_and_stages(two: Cluster, optimizer: str, row: dict[str, Any]) -> None:
+    if optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    for events in _train(two, optimizer=optimizer, **row):
+        losses = _losses(events)
+        assert losses[-1] < losses[0]
+        assert events[-1] == {"kind": "done", "different": []}
+        assert losses[-1] != _losses(_train(two, **row)[0])[-1], "SGD's steps are others"
 
 
 @pytest.mark.slow

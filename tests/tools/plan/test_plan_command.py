@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.exchanges import Link
-from thinwire.planner import Bucket, Cost, Curve, Gradient, Profile, Timeline, decide, spans, step_seconds
+from thinwire.planner import Bucket, Budget, Cost, Curve, Gradient, Profile, Timeline, decide, spans, step_seconds
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.tools.cli import app
 from thinwire.tools.inputs import BadInput
@@ -87,6 +87,7 @@ def _profile(sizes: Mapping[str, int], link: Link, *, workers: int = 2, slowdown
     )
 
 
+REQUEST = ("target", "model", "data", "scale", "seed", "workers", "link", "profile", "save_profile")
 TWO = {"large.weight": 100_000, "small.bias": 10}
 
 
@@ -240,6 +241,13 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--profile", "OTHER"], "'thinwire.bench/1'; expected 'thinwire.profile/2'"),
         (["--profile", "CUT"], "expected what --save-profile wrote"),
         (["--profile", "STILL"], "carry nothing"),
+        (["--optimizer", "adam"], "choose one of sgd, adamw, muon"),
+        (["--profile", "PROFILE", "--loss", "1.1"], "give --optimizer as well"),
+        (["--profile", "PROFILE", "--optimizer", "sgd", "--loss", "0.5"], "loss is 0.5; expected 1 or more"),
+        (
+            ["--profile", "PROFILE", "--optimizer", "sgd", "--loss", "2", "--candidates", "topk"],
+            "leave one of them out",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(tmp_path: Path, args: list[str], message: str) -> None:
@@ -263,6 +271,46 @@ def test_without_error_feedback_nothing_waits(tmp_path: Path) -> None:
     said = _plan(tmp_path, _profile(TWO, SLOW), "--no-error-feedback")
     assert "fp16" in said
     assert "topk" not in said
+
+
+def test_with_an_optimizer_the_plan_keeps_to_what_it_bears_and_says_what_it_costs(tmp_path: Path) -> None:
+    profile = _profile(TWO, SLOW)
+    borne = _joined(_plan(tmp_path, profile, "--optimizer", "sgd"))
+    assert "large.weight 100,000 400 kB dense" in borne
+    assert re.search(r"- topk:0.01, if you ask for it: it ended at 1.10 times .* loss: [\d.]+ ms a step", borne)
+    assert borne.count("topk") == 1, "it is no reason for a tensor"
+    assert "Expected loss" not in borne, "nothing that was measured as harmless has a cost here"
+    asked = _joined(_plan(tmp_path, profile, "--optimizer", "sgd", "--loss", "1.15"))
+    assert "Expected loss under sgd: topk:0.01 ended at 1.10 times dense's (2.209 against 2.014)." in asked
+    named = _joined(_plan(tmp_path, profile, "--optimizer", "adamw", "--candidates", "topk"))
+    assert "Expected loss under adamw: topk:0.01 ended at" in named
+    json_file, html_file = tmp_path / "o.json", tmp_path / "o.html"
+    files = ["--json", str(json_file), "--html", str(html_file)]
+    _plan(tmp_path, profile, "--optimizer", "sgd", "--loss", "1.15", *files)
+    assert json.loads(json_file.read_text())["optimizer"] == "sgd"
+    assert "Expected loss under sgd" in html_file.read_text()
+
+
+def test_without_an_optimizer_the_plan_is_as_it_was_and_standard_error_says_how_to_name_it(tmp_path: Path) -> None:
+    _profile(TWO, SLOW).save(tmp_path / "p.json")
+    command = ["plan", "--profile", str(tmp_path / "p.json")]
+    done = CliRunner().invoke(app, command)
+    assert "topk:0.01" in done.stdout
+    assert "Expected loss" not in done.stdout
+    assert done.stderr.count("name yours, as in --optimizer adamw") == 1
+    assert CliRunner().invoke(app, [*command, "--candidates", "topk"]).stderr == ""
+    assert CliRunner().invoke(app, [*command, "--optimizer", "sgd"]).stderr == ""
+
+
+def test_what_is_measured_is_what_the_optimizer_bears() -> None:
+    wishes = options.wishes(densities=None, candidates=None, error_feedback=True, optimizer="sgd", loss=1.15)
+    assert wishes.budget() == Budget.under("sgd", loss=1.15)
+    profile = replace(_profile(TWO, SLOW), costs={"topk:0.01": _cost(80), "gtopk:0.01": _cost(80), "fp16": _cost(2)})
+    assert wishes.among(profile).names == ["topk:0.01"]
+    request = options.Request(**dict.fromkeys(REQUEST), optimizer="muon")
+    source = request.source()
+    assert isinstance(source, sources.Measured)
+    assert source.subject["optimizer"] == "muon"
 
 
 def test_a_profile_is_planned_with_what_it_was_measured_for() -> None:

@@ -15,6 +15,7 @@ from thinwire.planner.decide import chosen, rows
 from thinwire.planner.live.policy import policy
 from thinwire.planner.live.race import TOLERANCE
 from thinwire.planner.live.step_log import Choice, Log, Policy, StepLog
+from thinwire.planner.losses import in_words
 from thinwire.planner.plan import Row, Why, reducer
 from thinwire.planner.probe.measure import Ranks
 from thinwire.planner.profile import Profile
@@ -95,9 +96,10 @@ class Adaptive(Reducer):
             return
         decided = self._policy.send(log)
         if decided.reason:
-            self.history.append(Decision(step, decided.choice, decided.reason))
+            reason = self._with_loss(decided.reason, decided.choice)
+            self.history.append(Decision(step, decided.choice, reason))
             self._profile = decided.profile
-            _log.log(logging.DEBUG if rank else logging.INFO, "step %d: %s", step, decided.reason)
+            _log.log(logging.DEBUG if rank else logging.INFO, "step %d: %s", step, reason)
         if decided.choice != self.choice:
             self._reducer = reducer(decided.choice, self._memory)
 
@@ -131,6 +133,11 @@ class Adaptive(Reducer):
             log = self._log = StepLog(bucket.flat.device, log)
         log.add(bucket)
         return log
+
+    def _with_loss(self, reason: str, choice: Choice) -> str:
+        """Add what the choice is expected to cost, if the optimizer is known."""
+        optimizer = self.budget.optimizer
+        return ". ".join(filter(None, (reason, optimizer and in_words(list(choice.values()), optimizer))))
 
     def _release(self, bucket: Bucket, at: Round) -> None:
         """If a tensor's candidate keeps nothing, add what waits for that tensor to its gradient."""

@@ -10,6 +10,7 @@ from thinwire.tools.bench.options import Options
 from thinwire.tools.bench.report import print_report, write_html
 from thinwire.tools.bench.results import Results
 from thinwire.tools.bench.session import Session
+from thinwire.tools.bench.words import left_out
 from thinwire.tools.bench.worker import handle
 from thinwire.tools.cluster.workers import ended, is_first, started
 from thinwire.tools.inputs import check_writable
@@ -64,7 +65,9 @@ def _train(session: Session, outputs: Outputs) -> None:
     options = session.options
     with started(options.workers, options.rate, handle) as workers:
         print_raw(outputs.console, f"{session.description}; {options.workers} workers; {workers.label}")
-        with BenchProgress(outputs.console, rows=len(options.rows())) as progress:
+        if options.left_out:
+            print_raw(outputs.console, left_out(options.left_out, options.optimizer))
+        with BenchProgress(outputs.console, rows=len(options.rows()) * options.seeds) as progress:
             session.run(workers, progress, on_row=outputs.save)
 
 

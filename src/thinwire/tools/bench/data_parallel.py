@@ -18,7 +18,7 @@ from thinwire.tools.bench.options import RowJob
 from thinwire.tools.cluster.link import Meter
 from thinwire.tools.cluster.workers import wrapped
 from thinwire.tools.problems import Problem
-from thinwire.tools.problems.base import sgd
+from thinwire.tools.problems.optimizers import optimizers, step_all, zero_all
 
 
 @final
@@ -31,15 +31,15 @@ class DataParallel:
         self._problem = problem
         cap = 1 << 20 if method.one_bucket else None
         self._model = wrapped(copy.deepcopy(problem.model), bucket_cap_mb=cap)
-        self._optimizer = sgd(self._model.module, problem)
-        method.install(self._model, self._optimizer, job.scheduled_density)
+        self._optimizers = optimizers(job.optimizer, self._model.module, problem)
+        method.install(self._model, self._optimizers, job.scheduled_density)
 
     def step(self, step: int) -> dict[str, float]:
         """Take one step; the batch is ready before the clock starts."""
         batch = self._problem.batch(step, dist.get_rank(), dist.get_world_size())
-        self._optimizer.zero_grad(set_to_none=True)
+        zero_all(self._optimizers)
         self._model.train()
-        times = timed_step(lambda: self._problem.loss(self._model, batch), self._optimizer.step)
+        times = timed_step(lambda: self._problem.loss(self._model, batch), lambda: step_all(self._optimizers))
         self.seconds += times.total
         dense = dense_bytes(self._model.module, dist.get_world_size())
         return asdict(times) | {"total": times.total, "dense_bytes": dense} | self.meter.read(times.sent_bytes)

@@ -19,7 +19,7 @@ from thinwire.tools.bench.options import RowJob
 from thinwire.tools.cluster.link import Meter
 from thinwire.tools.cluster.workers import mesh, wrapped
 from thinwire.tools.problems import Problem
-from thinwire.tools.problems.base import sgd
+from thinwire.tools.problems.optimizers import optimizers, step_all, zero_all
 from thinwire.tools.problems.stages import parts_of
 
 _CPU = torch.device("cpu")
@@ -40,8 +40,8 @@ class Hybrid:
         own.register_forward_hook(functools.partial(self._count, counted))
         group = self._mesh.get_group("replica")
         self._model = wrapped(own, bucket_cap_mb=1 << 20 if method.one_bucket else None, group=group)
-        self._optimizer = sgd(own, problem)
-        method.install(self._model, self._optimizer, job.scheduled_density)
+        self._optimizers = optimizers(job.optimizer, own, problem)
+        method.install(self._model, self._optimizers, job.scheduled_density)
         stage = PipelineStage(self._model, self._index, stages, _CPU, group=self._mesh.get_group("stage"))
         self._whole = self._parts.split(copy.deepcopy(problem.model), stages)
         if job.boundary < 1:
@@ -57,12 +57,12 @@ class Hybrid:
         rank, replicas_ = self._mesh.get_local_rank("replica"), self._mesh["replica"].size()
         args, kwargs, target = self._parts.feed(self._problem.batch(step, rank, replicas_))
         fed: dict[str, Any] = {**kwargs, "target": target if self._last else None}
-        self._optimizer.zero_grad(set_to_none=True)
+        zero_all(self._optimizers)
         self._model.train()
         with trace.listen(trace.Recorder()) as recorder:
             start, busy = time.perf_counter(), time.thread_time()
             self._schedule.step(*(args if self._first else ()), **fed)
-            self._optimizer.step()
+            step_all(self._optimizers)
             total, busy = time.perf_counter() - start, time.thread_time() - busy
         self.seconds += total
         sent = recorder.totals.get("sent_bytes", 0.0)

@@ -1,5 +1,6 @@
 """What a bench row can be: the catalogue's methods, plain DDP, and PyTorch's own hooks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -15,11 +16,14 @@ from thinwire import recipes, trace
 from thinwire.collectives import Group
 from thinwire.integrations import attach
 from thinwire.integrations.managed import sparse_weights
+from thinwire.integrations.momentum import corrections
 from thinwire.planner import Budget
 from thinwire.recipes import Method
 from thinwire.schedules import Schedule
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
+
+Optimizers: TypeAlias = Sequence[torch.optim.Optimizer]
 
 POWERSGD_RANK = 4
 POWERSGD_START = 10
@@ -29,9 +33,7 @@ POWERSGD_START = 10
 class Install(Protocol):
     """Puts a method to work on a DDP model. From then on each step counts its bytes under "sent_bytes" in the trace."""
 
-    def __call__(
-        self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule
-    ) -> None:
+    def __call__(self, model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
         """Install."""
 
 
@@ -42,7 +44,7 @@ class Entrant:
     `sparse` methods take a density; if a method warms up, the density falls to the wanted one over the first steps.
     `density` is for methods that do not use the run's own. A method that cannot work with several buckets gets a single
     one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
-    pipeline from its micro-batches.
+    pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's.
     """
 
     description: str
@@ -53,17 +55,18 @@ class Entrant:
     one_bucket: bool = False
     sparse_embeddings: bool = True
     pipelines: bool = True
+    needs_sgd: bool = False
 
 
-def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
+def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
     sparse = sparse_weights(model)
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters() if p not in sparse)
-    optimizer.register_step_pre_hook(lambda *_: _count(nbytes, model.process_group))
+    optimizers[0].register_step_pre_hook(lambda *_: _count(nbytes, model.process_group))
     for weight in sparse:
         weight.register_hook(_count_rows)
 
 
-def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
+def _fp16(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
     def hook(state: object, bucket: Bucket) -> Future[Tensor]:
         _count(2 * bucket.buffer().numel(), model.process_group)
         with trace.span("encode"):
@@ -72,7 +75,7 @@ def _fp16(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, dens
     model.register_comm_hook(None, hook)
 
 
-def _powersgd(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
+def _powersgd(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
     def hook(state: PowerSGDState, bucket: Bucket) -> Future[Tensor]:
         before = state.total_numel_after_compression
         with trace.span("encode"):
@@ -101,14 +104,14 @@ def _count(nbytes: float, group: Group) -> None:
     trace.count("sent_bytes", 2 * (group.size() - 1) / group.size() * nbytes)
 
 
-def _auto(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
+def _auto(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
     assert isinstance(density, float)  # no warm-up here
     attach(model, plan=Budget(densities=(density,)))
 
 
 def _entrant(method: Method) -> Entrant:
-    def install(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, density: float | Schedule) -> None:
-        attach(model, method.make(density), optimizer=optimizer if method.momentum else None)
+    def install(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+        attach(model, method.make(density), optimizer=optimizers if method.momentum else None)
 
     return Entrant(
         description=method.summary,
@@ -117,6 +120,7 @@ def _entrant(method: Method) -> Entrant:
         density=None if method.share_of == "elements" else method.density,
         warms_up=method.warms_up,
         pipelines=method.pipelines,
+        needs_sgd=method.momentum and bool(corrections(method.make().memories())),
     )
 
 

@@ -11,6 +11,10 @@ from thinwire.tools.cluster.link import Rate, parse_rate
 from thinwire.tools.cluster.workers import in_group, world_size
 from thinwire.tools.inputs import BadInput, check_density, names, numbers
 from thinwire.tools.problems import PROBLEMS
+from thinwire.tools.problems.optimizers import check_optimizer
+
+DEFAULT = ("dense", "torch_fp16", "torch_powersgd", "topk", "dgc", "dragonn")
+"""The rows of a run for which the user names none."""
 
 
 class Setting(NamedTuple):
@@ -23,7 +27,11 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run. Raises BadInput for options that cannot work."""
+    """One run. Raises BadInput for options that cannot work.
+
+    left_out: recipes of the default list that this optimizer cannot train with. seeds: how often each row is trained,
+    with `seed` and those after it.
+    """
 
     workers: int
     rate: Rate | None
@@ -39,6 +47,9 @@ class Options:
     pipeline: int = 1
     micro_batches: int = 4
     boundaries: tuple[float, ...] = (1.0,)
+    optimizer: str = "sgd"
+    left_out: tuple[str, ...] = ()
+    seeds: int = 1
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -49,12 +60,15 @@ class Options:
             raise BadInput(f"--target is {self.target}; expected a loss")
         if abs(self.seed) >= 2**63:
             raise BadInput(f"--seed is {self.seed}; expected less than 2^63")
+        if self.seeds < 1:
+            raise BadInput(f"--seeds is {self.seeds}; expected 1 or more")
         if not 1 <= self.extend < math.inf:
             raise BadInput(f"--extend is {self.extend:g}; expected 1 (stop at --steps) or more")
         for density in self.densities:
             check_density(density, "--density")
         for recipe in self.recipes:
             _check(*_named(recipe))
+        self._check_optimizer()
         self._check_embeddings()
         self._check_pipeline()
 
@@ -62,6 +76,11 @@ class Options:
     def every(self) -> int:
         """Every how many steps is the held-out loss taken?"""
         return max(1, self.steps // 15)
+
+    @property
+    def every_seed(self) -> range:
+        """The seeds that each row is trained with."""
+        return range(self.seed, self.seed + self.seeds)
 
     def rows(self) -> list[Setting]:
         """Return what each row trains with; dense comes first because the others are compared with it."""
@@ -73,6 +92,15 @@ class Options:
             for boundary in sorted(self.boundaries, reverse=True)
         )
         return list(dict.fromkeys(settings))
+
+    def _check_optimizer(self) -> None:
+        check_optimizer(self.optimizer)
+        unable = [name for name, _ in map(_named, self.recipes) if self.optimizer != "sgd" and ENTRANTS[name].needs_sgd]
+        if unable:
+            raise BadInput(
+                f"{unable[0]} takes over SGD's momentum, and --optimizer is {self.optimizer}: leave {unable[0]} out of "
+                "--recipes, or train with --optimizer sgd"
+            )
 
     def _check_embeddings(self) -> None:
         names = [_named(recipe)[0] for recipe in self.recipes]
@@ -125,6 +153,7 @@ class RowJob:
     stages: int = 1
     micro_batches: int = 1
     boundary: float = 1.0
+    optimizer: str = "sgd"
 
     @property
     def scheduled_density(self) -> float | Schedule:
@@ -139,10 +168,11 @@ def read(
     *,
     workers: int | None,
     link: str | None,
-    recipes: str,
+    recipes: str | None,
     densities: str,
     pipeline: int = 1,
     boundaries: str | None = None,
+    optimizer: str = "sgd",
     **others: Any,
 ) -> Options:
     """Read options from text. Under torchrun the group decides on workers and link. Raises BadInput."""
@@ -150,13 +180,18 @@ def read(
         if workers not in (None, world_size()) or link not in (None, "none"):
             raise BadInput("under torchrun the group has its size and its network: leave --workers and --link out")
         workers, link = world_size(), "none"
+    asked = DEFAULT if recipes is None else names(recipes, "--recipes", "dense,topk")
+    unable = recipes is None and optimizer != "sgd"
+    left_out = tuple(name for name in asked if unable and ENTRANTS[name].needs_sgd)
     return Options(
         workers=2 if workers is None else workers,
         rate=parse_rate("100mbit" if link is None else link),
-        recipes=names(recipes, "--recipes", "dense,topk"),
+        recipes=tuple(name for name in asked if name not in left_out),
         densities=numbers(densities, "--density"),
         pipeline=pipeline,
         boundaries=numbers(boundaries or ("1" if pipeline == 1 else "1,0.05"), "--boundary"),
+        optimizer=optimizer,
+        left_out=left_out,
         **others,
     )
 

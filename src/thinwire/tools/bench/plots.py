@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -94,6 +95,9 @@ def _curves(axes: Axes, results: Results, along: int) -> None:
         losses = [point[2] for point in row.loss_curve]
         label = row.label if math.isfinite(row.final_loss) else f"{row.label} (diverged)"
         axes.plot(places, losses, dash, color=colour, linewidth=1.8, label=label)
+        if row.spread is not None:
+            low, high = (np.add(losses, np.multiply(sign, row.spread.curve_deviation)) for sign in (-1, 1))
+            axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
     if results.target_loss is not None:
         label = f"target {loss_text(results.target_loss)}"
         axes.axhline(results.target_loss, color=MUTED, linewidth=0.8, zorder=1, label=label)

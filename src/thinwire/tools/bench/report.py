@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from rich.console import Console
 
 from thinwire.tools.bench.plots import loss_over_bytes, loss_over_seconds, step_time
 from thinwire.tools.bench.results import Results, Row
-from thinwire.tools.bench.words import in_words
+from thinwire.tools.bench.words import in_words, left_out
 from thinwire.tools.inputs import write_atomically
 from thinwire.tools.show import page
 from thinwire.tools.show.table import Column, Table, tabulated
@@ -106,12 +107,17 @@ def _byte_and_loss_columns(results: Results) -> list[Column[Row]]:
         *map(sent, ("measured", "declared", "dense")),
         Column(
             heading=f"loss at\n{after}",
-            text=lambda row: loss_text(row.final_loss),
+            text=_loss,
             rank=lambda row: row.final_loss,
         ),
         Column(heading="time to\ntarget", text=to_target, rank=lambda row: row.seconds_to_target),
         Column(heading="replicas\nidentical", text=lambda row: "✓" if row.replicas_identical else "✗"),
     ]
+
+
+def _loss(row: Row) -> str:
+    deviation = row.spread.loss_deviation if row.spread else math.nan
+    return loss_text(row.final_loss) + (f" ± {deviation:.3f}" if math.isfinite(deviation) else "")
 
 
 def _notes(results: Results) -> list[str]:
@@ -125,6 +131,13 @@ def _notes(results: Results) -> list[str]:
             f"{results.stages} stages: of the first one's worker. exchange: all waiting. | 0.05: share of activations "
             "that crosses, in bf16. dense: activations as they are, and float32 all-reduce between replicas."
         )
+    if results.seeds > 1:
+        lines.append(
+            f"loss: mean ± standard deviation over {results.seeds} seeds of weights and batches. Times and bytes are "
+            "medians over the seeds; a run's target is what dense reached with the same seed, unless --target is given."
+        )
+    if recipes := results.environment.get("left_out"):
+        lines.append(left_out(recipes, str(results.environment.get("optimizer"))))
     if any(row.wire_bytes_per_step.measured is None for row in results.rows):
         lines.append(f"measured {UNKNOWN}: counting on the link needs network namespaces.")
     if any(row.wire_bytes_per_step.declared is None for row in results.rows):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -47,6 +47,25 @@ class WireBytes:
     dense: float
 
 
+Point = tuple[float, float, float]
+"""Training seconds and bytes sent per worker, both cumulative, and the held-out loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How far the runs of a row lie apart that differ in their seed alone; each tuple has a figure for each seed.
+
+    ``loss_deviation`` is the standard deviation of ``final_loss``, with N - 1 below the line, and ``curve_deviation``
+    that of each point of the row's curve.
+    """
+
+    seeds: tuple[int, ...]
+    final_loss: tuple[float, ...]
+    seconds_to_target: tuple[float | None, ...]
+    loss_deviation: float
+    curve_deviation: tuple[float, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One recipe's run. A number that is not finite, such as a diverged loss, is null in the document and NaN here.
@@ -54,7 +73,8 @@ class Row:
     ``loss_curve`` holds (training seconds, bytes sent per worker, held-out loss), the first two cumulative; it may go
     on past ``steps``, where ``final_loss`` is taken, in search of ``seconds_to_target``. ``speedup_vs_dense`` is
     dense's median step over this row's. ``boundary`` is the share of activations sent between pipeline stages, 1
-    without a pipeline.
+    without a pipeline. ``spread`` is there, and in the document, if the row was trained with several seeds: then losses
+    are means, and times and bytes medians.
     """
 
     recipe: str
@@ -64,11 +84,12 @@ class Row:
     step_seconds: Quantiles
     split_seconds: Split
     wire_bytes_per_step: WireBytes
-    loss_curve: tuple[tuple[float, float, float], ...]
+    loss_curve: tuple[Point, ...]
     final_loss: float
     seconds_to_target: float | None
     speedup_vs_dense: float | None
     replicas_identical: bool
+    spread: Spread | None = None
 
     @property
     def label(self) -> str:
@@ -113,7 +134,14 @@ class Results:
             link = UNTHROTTLED if link == UNTHROTTLED.lower() else f"{UNTHROTTLED} ({link})"
         workers = f"{self.environment.get('workers', '?')} workers"
         split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
-        return f"{self.environment.get('model', 'model')} · {workers}{split} · {link}"
+        optimizer = self.environment.get("optimizer", "sgd")
+        trained = "" if optimizer == "sgd" else f" with {optimizer}"
+        return f"{self.environment.get('model', 'model')}{trained} · {workers}{split} · {link}"
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds each row was trained with."""
+        return len(self.environment.get("seeds", [0]))
 
     @property
     def stages(self) -> int:
@@ -147,7 +175,7 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
-        rows = [_plain(asdict(row)) for row in self.rows]
+        rows = [{k: v for k, v in _plain(asdict(row)).items() if v is not None or k != "spread"} for row in self.rows]
         return {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
 
     @classmethod
@@ -195,8 +223,8 @@ def _value(hint: Any, value: object, where: str) -> Any:
 
 def _dataclass(kind: Any, value: object, where: str) -> Any:
     hints = get_type_hints(kind)
-    entries = _object(value, where, hints)
-    return kind(**{key: _value(hint, entries[key], f"{where}.{key}") for key, hint in hints.items()})
+    entries = _object(value, where, hints, optional=[f.name for f in fields(kind) if f.default is not MISSING])
+    return kind(**{key: _value(hints[key], entry, f"{where}.{key}") for key, entry in entries.items()})
 
 
 def _tuple(hints: tuple[Any, ...], values: list[Any], where: str) -> tuple[Any, ...]:
@@ -208,9 +236,9 @@ def _tuple(hints: tuple[Any, ...], values: list[Any], where: str) -> tuple[Any, 
     return tuple(map(_value, hints, values, places))
 
 
-def _object(value: object, where: str, keys: Iterable[str]) -> dict[str, Any]:
+def _object(value: object, where: str, keys: Iterable[str], optional: Sequence[str] = ()) -> dict[str, Any]:
     entries: dict[str, Any] = _typed(value, where, dict)
-    if missing := [key for key in keys if key not in entries]:
+    if missing := [key for key in keys if key not in entries and key not in optional]:
         raise ValueError(f"{where}: missing key {missing[0]!r}")
     if unknown := [key for key in entries if key not in keys]:
         raise ValueError(f"{where}: unknown key {unknown[0]!r}")

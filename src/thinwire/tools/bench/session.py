@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from statistics import median
 from typing import Any, Protocol
 
 from thinwire.tools.bench.options import Options, Setting
 from thinwire.tools.bench.results import Results, Row, label
 from thinwire.tools.bench.rows import Record, percentiles
+from thinwire.tools.bench.seeds import merged
 from thinwire.tools.cluster.workers import Workers
 from thinwire.tools.machine import processor
+from thinwire.tools.problems.rates import RATES
 
 _PACKAGES = ("torch", "thinwire", "numba")
 _WARMUP = 20  # steps left out of all figures but the loss, in runs at least four times as long
@@ -40,6 +43,7 @@ class Session:
     _link: str = "not started"
     _throttled: bool = False
     _rows: list[Row] = field(default_factory=list)
+    _dense_of: dict[int, Row] = field(default_factory=dict)  # by seed
     _overhead: dict[str, float] = field(default_factory=dict)
     _free: list[float] = field(default_factory=list)
 
@@ -67,42 +71,59 @@ class Session:
         return Results(environment=environment, rows=tuple(self._rows))
 
     def _train(self, workers: Workers, watcher: Watcher, setting: Setting) -> None:
-        steps = self.options.steps
+        seeds = self.options.every_seed
+        runs, overheads = zip(*(self._run_of(workers, watcher, setting, seed) for seed in seeds), strict=True)
+        row = runs[0] if len(seeds) == 1 else merged(runs, seeds, dense=self._dense())
+        self._rows.append(row)
+        if row.is_dense:
+            self._dense_of = dict(zip(seeds, runs, strict=True))
+        if None not in overheads:
+            self._overhead[row.label] = median(overheads)
+
+    def _run_of(self, workers: Workers, watcher: Watcher, setting: Setting, seed: int) -> tuple[Row, float | None]:
+        """Train a row with one seed. Return what it did and its protocol overhead, if that is known."""
+        steps, dense = self.options.steps, self._dense_of.get(seed)
+        target = dense.final_loss if self.options.target is None and dense else self.options.target
         record = Record(setting, steps, _skip(steps))
-        watcher.start_row(label(*setting), steps)
+        watcher.start_row(label(*setting) + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
         loss = None
-        for event in self._events(workers, setting, steps, target=self._target()):
+        for event in self._events(workers, setting, steps, seed, target=target):
             record.add(event)
             loss = event.get("loss", loss)
             if event["kind"] == "step":
                 watcher.advance(event["step"] + 1, loss, event["total"])
-        row = record.row(dense=self._dense(), target=self._target())
-        self._rows.append(row)
-        overhead = record.protocol_overhead()
-        if overhead is not None:
-            self._overhead[row.label] = overhead
+        row = record.row(dense=dense, target=target)
         watcher.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
+        return row, record.protocol_overhead()
 
     def _sample_free_network(self, workers: Workers) -> None:
         """What does a step cost when the network is free? Take a few uncompressed steps without a limit on the link."""
         workers.throttle(False)
         steps = max(3, min(16, self.options.steps // 5))
         record = Record(Setting("dense", 1.0), steps, _skip(steps))
-        for event in self._events(workers, record.setting, steps, target=None, quick=True):
+        for event in self._events(workers, record.setting, steps, self.options.seed, target=None, quick=True):
             record.add(event)
         self._free += record.step_seconds()
         workers.throttle(True)
 
     def _events(
-        self, workers: Workers, setting: Setting, steps: int, *, target: float | None, quick: bool = False
+        self,
+        workers: Workers,
+        setting: Setting,
+        steps: int,
+        seed: int,
+        *,
+        target: float | None,
+        quick: bool = False,
     ) -> Iterator[dict[str, Any]]:
         most = steps if target is None else max(steps, round(self.options.extend * steps))
         row = setting._asdict() | {"steps": steps, "most_steps": most, "target": target}
         row |= {"stages": self.options.pipeline, "micro_batches": self.options.micro_batches}
+        row["optimizer"] = self.options.optimizer
         row["skip"] = _skip(steps)
         row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
         row["every"] = most + 1 if quick else self.options.every
-        problem = {k: getattr(self.options, k) for k in ("data", "seed", "scale")} | {"name": self.options.model}
+        problem = {"name": self.options.model, "data": self.options.data, "seed": seed, "scale": self.options.scale}
         problem["data"] = None if problem["data"] is None else str(problem["data"])
         for rank, event in workers.run({"row": row, "problem": problem}):
             if rank == 0:
@@ -128,7 +149,11 @@ def _environment(options: Options) -> dict[str, Any]:
         "pipeline": options.pipeline,
         "micro_batches": options.micro_batches if options.pipeline > 1 else None,
         "steps": options.steps,
+        "optimizer": options.optimizer,
+        "learning_rate": getattr(RATES[options.model], options.optimizer),
         "seed": options.seed,
+        **({"seeds": list(options.every_seed)} if options.seeds > 1 else {}),
+        **({"left_out": list(options.left_out)} if options.left_out else {}),
         "scale": options.scale,
         "cpu": processor(),
         "cores": os.cpu_count(),

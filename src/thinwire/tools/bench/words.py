@@ -46,8 +46,21 @@ def _lowest_loss(results: Results) -> str:
     lowest = [label for label, loss in losses.items() if loss_text(loss) == low]
     text = f"Lowest loss at equal steps: {_listed(lowest)}, {low}"
     if low != high:
-        text += f" (highest {high}); one seed each, so small gaps may not repeat"
+        text += f" (highest {high}); {_how_sure(results)}"
     return f"{text}."
+
+
+def _how_sure(results: Results) -> str:
+    spreads = [row.spread.loss_deviation for row in results.rows if row.spread and math.isfinite(row.final_loss)]
+    if not spreads:
+        return "one seed each, so small gaps may not repeat"
+    return f"means of {results.seeds} seeds, with standard deviations up to {max(spreads):.3f}"
+
+
+def left_out(recipes: Sequence[str], optimizer: str) -> str:
+    """Say which recipes of the default list this optimizer cannot train with, and why."""
+    verb = "take" if len(recipes) > 1 else "takes"
+    return f"Left out: {_listed(recipes)}, which {verb} over SGD's momentum; --optimizer is {optimizer}."
 
 
 def _where_time_goes(results: Results) -> str:

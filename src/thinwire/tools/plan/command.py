@@ -12,7 +12,8 @@ from thinwire.tools.inputs import BadInput, check_writable, write_atomically
 from thinwire.tools.plan.report import print_plan, write_html
 from thinwire.tools.plan.sources import Known, Source, Wishes
 from thinwire.tools.plan.tensors import every, folded
-from thinwire.tools.show.terminal import complain, print_written
+from thinwire.tools.plan.words import UNKNOWN_OPTIMIZER
+from thinwire.tools.show.terminal import complain, print_raw, print_written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,9 @@ def run(
     first = is_first()
     files = {name: path if first else None for name, path in {"json": json, "html": html, "profile": profile}.items()}
     outputs = Outputs(console=Console(quiet=not first), unfolded=unfolded, **files)
-    return guarded(lambda: _plan(source, wishes, outputs))
+    code = guarded(lambda: _plan(source, wishes, outputs))
+    hint(wishes)
+    return code
 
 
 def guarded(work: Callable[[], None]) -> int:
@@ -59,6 +62,12 @@ def guarded(work: Callable[[], None]) -> int:
     if reason:
         complain("plan", reason)
     return code
+
+
+def hint(wishes: Wishes) -> None:
+    """Where the plan chose as if the optimizer did not matter, say on standard error how to name it."""
+    if is_first() and wishes.optimizer is None and wishes.names is None:
+        print_raw(Console(stderr=True), UNKNOWN_OPTIMIZER)
 
 
 def decided(known: Known) -> Plan:

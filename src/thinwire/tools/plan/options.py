@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+from thinwire.planner.losses import OptimizerName
 from thinwire.tools.cluster.link import parse_rate
 from thinwire.tools.cluster.workers import in_group, world_size
 from thinwire.tools.inputs import BadInput, names, numbers
 from thinwire.tools.plan.pipeline import Pipelined
 from thinwire.tools.plan.sources import Asked, Measured, Saved, Source, Wishes
+from thinwire.tools.problems.optimizers import check_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,7 @@ class Request:
     save_profile: Path | None
     micro_batches: int | None = None
     boundary: float | None = None
+    optimizer: OptimizerName | None = None
 
     def source(self) -> Source:
         """Return where the profile comes from. Raises BadInput if options do not go together."""
@@ -66,6 +70,7 @@ class Request:
                 "seed": self.seed or 0,
                 "data": None if self.data is None else str(self.data),
                 "scale": 1.0 if self.scale is None else self.scale,
+                "optimizer": self.optimizer or "sgd",
             }
         return Measured(
             kind="bench" if self.target is None else "user",
@@ -84,10 +89,26 @@ class Request:
             raise BadInput(f"{why}: leave {said} out")
 
 
-def wishes(*, densities: str | None, candidates: str | None, error_feedback: bool) -> Wishes:
+def optimizer_called(name: str | None) -> OptimizerName | None:
+    """Return the name if it is that of an optimizer that this torch has. Raises BadInput."""
+    if name is not None:
+        check_optimizer(name)
+    return cast(OptimizerName | None, name)
+
+
+def wishes(
+    *,
+    densities: str | None,
+    candidates: str | None,
+    error_feedback: bool,
+    optimizer: OptimizerName | None = None,
+    loss: float | None = None,
+) -> Wishes:
     """Read the budget from text. Raises BadInput."""
     return Wishes(
         densities=None if densities is None else numbers(densities, "--density"),
         names=None if candidates is None else names(candidates, "--candidates", "fp16,sampled_topk"),
         error_feedback=error_feedback,
+        optimizer=optimizer,
+        loss=loss,
     )

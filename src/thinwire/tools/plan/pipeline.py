@@ -11,7 +11,7 @@ from thinwire.tools.cluster.link import Rate
 from thinwire.tools.cluster.workers import is_first, started
 from thinwire.tools.inputs import BadInput, check_writable, write_atomically
 from thinwire.tools.plan import boundaries
-from thinwire.tools.plan.command import decided, guarded
+from thinwire.tools.plan.command import decided, guarded, hint
 from thinwire.tools.plan.sources import Known, Wishes, accepted
 from thinwire.tools.plan.worker import checked, measure_stages
 from thinwire.tools.show.terminal import print_written
@@ -77,7 +77,9 @@ def run(source: Pipelined, wishes: Wishes, *, json: Path | None, html: Path | No
         boundaries.print_pipeline(console, plan, unfolded=unfolded)
         print_written(console, files)
 
-    return guarded(work)
+    code = guarded(work)
+    hint(wishes)
+    return code
 
 
 def _json(plan: PipelinePlan) -> str:

@@ -1,11 +1,13 @@
 """Where a profile comes from: measured now, or saved before."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Profile
+from thinwire.planner.losses import ALLOWED, OptimizerName
 from thinwire.tools.cluster.link import Rate
 from thinwire.tools.cluster.workers import started
 from thinwire.tools.inputs import BadInput
@@ -37,18 +39,24 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """The parts of a budget that the user named. Raises BadInput."""
+    """The parts of a budget that the user named, and what will train, if that is known. Raises BadInput."""
 
     densities: tuple[float, ...] | None
     names: tuple[str, ...] | None
     error_feedback: bool
+    optimizer: OptimizerName | None = None
+    loss: float | None = None
 
     def __post_init__(self) -> None:
+        if self.loss is not None and self.optimizer is None:
+            raise BadInput("--loss is that of an optimizer; give --optimizer as well")
+        if self.loss is not None and self.names is not None:
+            raise BadInput("--loss chooses candidates, and --candidates names them: leave one of them out")
         self.budget()
 
     def budget(self) -> Budget:
         """Return the budget, with defaults for the rest."""
-        return self._over(Budget())
+        return self._over(self._borne(self.densities or Budget().densities))
 
     def among(self, profile: Profile) -> Budget:
         """Return the budget, with the rest as measured. Raises BadInput if the profile lacks anything."""
@@ -57,6 +65,9 @@ class Wishes:
         measured = Budget(
             densities=densities or Budget().densities, names=tuple(dict.fromkeys(name for name, _, _ in pairs))
         )
+        if self.optimizer is not None and self.names is None:
+            borne = self._borne(self.densities or measured.densities)
+            measured = replace(borne, names=[name for name in borne.names if name in profile.costs])
         budget = self._over(measured)
         lacking = [c.name for c in budget.candidates() if c.name != "dense" and c.name not in profile.costs]
         if lacking:
@@ -64,12 +75,20 @@ class Wishes:
             raise BadInput(f"the profile was not measured for {lacking[0]}; it has {has}: measure anew")
         return budget
 
+    def _borne(self, densities: Sequence[float]) -> Budget:
+        """Return the budget of what the optimizer bears; if it is not known, the usual one."""
+        try:
+            return Budget.under(self.optimizer, densities=densities, loss=ALLOWED if self.loss is None else self.loss)
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+
     def _over(self, usual: Budget) -> Budget:
         try:
             return Budget(
                 densities=usual.densities if self.densities is None else self.densities,
                 names=usual.names if self.names is None else self.names,
                 error_feedback=self.error_feedback,
+                optimizer=self.optimizer,
             )
         except ValueError as error:
             raise BadInput(str(error)) from error

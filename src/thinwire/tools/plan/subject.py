@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from thinwire.tools import problems
 from thinwire.tools.inputs import BadInput
-from thinwire.tools.problems.base import sgd
+from thinwire.tools.problems.optimizers import optimizers, step_all
 
 _EXPECTED = "expected a function that returns (module, step) or (module, step, optimizer), with step(model) -> loss"
 _LOADED = "thinwire_plan_model"  # the module name of a user's file: its own name may be taken
@@ -29,9 +29,10 @@ class Subject(NamedTuple):
     update: Callable[[], object] | None
 
 
-def of_bench(name: str, seed: int, data: str | None, scale: float) -> Subject:
+def of_bench(name: str, seed: int, data: str | None, scale: float, optimizer: str) -> Subject:
     """Build one of the bench's models. Raises BadInput as `problems.build` does."""
     problem = problems.build(name, seed=seed, data=None if data is None else Path(data), scale=scale)
+    several = optimizers(optimizer, problem.model, problem)
 
     @functools.cache  # the batch is there before a step begins
     def batch() -> problems.Batch:
@@ -41,7 +42,7 @@ def of_bench(name: str, seed: int, data: str | None, scale: float) -> Subject:
         description=problem.description,
         module=problem.model,
         loss=lambda model: problem.loss(model, batch()),
-        update=sgd(problem.model, problem).step,
+        update=functools.partial(step_all, several),
     )
 
 

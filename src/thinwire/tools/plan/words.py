@@ -5,6 +5,9 @@ import math
 from thinwire.planner import BoundaryRow, Plan, Profile
 from thinwire.tools.show.units import UNKNOWN
 
+UNKNOWN_OPTIMIZER = (
+    "thinwire plan: what a method costs in loss depends on the optimizer: name yours, as in --optimizer adamw"
+)
 _TRANSPORTS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "point_to_point": "point to point"}
 _BEYOND = 1e14  # bytes per second: a probe gives this if more bytes took no longer
 _UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
@@ -46,7 +49,7 @@ def network(profile: Profile) -> list[tuple[str, str, str]]:
 
 def conclusions(plan: Plan) -> list[str]:
     """Return the predicted step, the break-even, and what happens where nothing pays."""
-    lines = [_step(plan), _break_even(plan)]
+    lines = [_step(plan), _break_even(plan), plan.expected_loss]
     if not plan.pays:
         lines.insert(0, 'Nothing pays here: thinwire.attach(model, plan="auto") then leaves plain DDP.')
     return [line for line in lines if line]

@@ -21,7 +21,8 @@ from thinwire.tools.cluster.workers import join_group, mesh, wrapped
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.plan.subject import Subject, of_bench, of_user
 from thinwire.tools.problems import Problem
-from thinwire.tools.problems.base import Feed, Parts, sgd, size
+from thinwire.tools.problems.base import Feed, Parts, size
+from thinwire.tools.problems.optimizers import optimizers, step_all
 from thinwire.tools.problems.stages import check_stages
 
 _SUBJECTS: Mapping[str, Callable[..., Subject]] = MappingProxyType({"bench": of_bench, "user": of_user})
@@ -57,7 +58,7 @@ class Micro(NamedTuple):
 def checked(subject: dict[str, Any], stages: int, micro_batches: int) -> Problem:
     """Build one of the bench's models. Raises BadInput as `problems.build` and `check_stages` do."""
     data = None if subject["data"] is None else Path(subject["data"])
-    problem = problems.build(**{**subject, "data": data})
+    problem = problems.build(subject["name"], seed=subject["seed"], data=data, scale=subject["scale"])
     check_stages(problem, stages, micro_batches)
     return problem
 
@@ -82,7 +83,8 @@ def _measured_stages(
     outputs = [_outputs(modules, feed) for feed in feeds]
     crossings = probe_crossings(outputs[0][:-1], neighbours, everyone, density=density, micro_batches=micro_batches)
     micros = _micros(feeds, outputs, neighbours.rank(), parts)
-    own = _profile(problem, modules[neighbours.rank()], micros, replicas, Budget(**budget))
+    several = optimizers(subject["optimizer"], modules[neighbours.rank()], problem)
+    own = _profile(problem, modules[neighbours.rank()], several, micros, replicas, Budget(**budget))
     return {"crossings": crossings.to_json(), "profiles": _gathered(own.to_json(), neighbours)}
 
 
@@ -131,13 +133,20 @@ def _judged(criterion: Callable[[Tensor, Tensor], Tensor], target: Tensor, outpu
     return criterion(output, target)
 
 
-def _profile(problem: Problem, stage: nn.Module, micros: Sequence[Micro], replicas: Group, budget: Budget) -> Profile:
+def _profile(
+    problem: Problem,
+    stage: nn.Module,
+    several: Sequence[torch.optim.Optimizer],
+    micros: Sequence[Micro],
+    replicas: Group,
+    budget: Budget,
+) -> Profile:
     """Measure a stage's gradients among its replicas; a single one needs no candidates."""
     model = wrapped(stage, group=replicas)
     found = profile(
         model,
         lambda: _step(model, micros),
-        update=sgd(stage, problem).step,
+        update=partial(step_all, several),
         budget=budget if replicas.size() > 1 else Budget(names=()),
     )
     return replace(found, made={**found.made, "model": f"{size(stage)} of: {problem.description}"})

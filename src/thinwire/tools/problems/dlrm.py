@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from thinwire.tools.problems import clicks, criteo
 from thinwire.tools.problems.base import Batch, Feed, Options, Parts, Problem, seeded, size
 from thinwire.tools.problems.clicks import CATEGORIES, DENSE
+from thinwire.tools.problems.rates import RATES
 from thinwire.tools.problems.sampling import Draw, batches, held_out, spaced
 from thinwire.tools.problems.stages import Chain, chosen
 
@@ -77,7 +78,7 @@ def make(options: Options) -> Problem:
         batch=batches(options.seed, source.draw),
         loss=_loss,
         held_out=source.held_out,
-        learning_rate=0.1,
+        learning_rate=RATES["dlrm"].sgd,
         parts=Parts(split=_split, feed=_feed, criterion=_criterion),
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from thinwire.tools.inputs import reading
 from thinwire.tools.problems.base import Options, Problem, cross_entropy, seeded, size
+from thinwire.tools.problems.rates import RATES
 from thinwire.tools.problems.sampling import batches, held_out, spaced
 from thinwire.tools.problems.text import Windows
 
@@ -73,7 +74,7 @@ def _make(options: Options, name: str, title: str, network: Callable[[int], Word
         batch=batches(options.seed, partial(train.draw, count=BATCH)),
         loss=cross_entropy,
         held_out=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
-        learning_rate=2.0,
+        learning_rate=RATES[name].sgd,
     )
 
 

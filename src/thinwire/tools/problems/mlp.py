@@ -13,6 +13,7 @@ from torch import nn
 
 from thinwire.tools.inputs import reading, require
 from thinwire.tools.problems.base import Batch, Options, Parts, Problem, classes, cross_entropy, seeded, size
+from thinwire.tools.problems.rates import RATES
 from thinwire.tools.problems.sampling import Indices, batches, held_out, spaced
 from thinwire.tools.problems.stages import Chain, chosen, feed
 
@@ -53,7 +54,7 @@ def make(options: Options) -> Problem:
         batch=batches(options.seed, train.draw),
         loss=cross_entropy,
         held_out=held_out(spaced(len(test.labels), HELD_OUT), BATCH, test.take),
-        learning_rate=0.05,
+        learning_rate=RATES["mlp"].sgd,
         parts=Parts(split=_split, feed=feed, criterion=classes),
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from thinwire.tools.problems.base import Batch, Options, Problem, cross_entropy, seeded, size
 from thinwire.tools.problems.cifar import CLASSES, EXPECTED, Pixels, load
+from thinwire.tools.problems.rates import RATES
 from thinwire.tools.problems.sampling import Indices, batches, held_out, spaced
 
 MEAN = np.array([125.3, 123.0, 113.9], np.float32)
@@ -68,7 +69,7 @@ def make(options: Options) -> Problem:
         batch=batches(options.seed, draw),
         loss=cross_entropy,
         held_out=held_out(data.rest[spaced(len(data.rest), HELD_OUT)], BATCH, take),
-        learning_rate=0.05,
+        learning_rate=RATES["resnet20"].sgd,
     )
 
 

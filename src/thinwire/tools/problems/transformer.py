@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from thinwire.tools.inputs import reading
 from thinwire.tools.problems.base import Options, Parts, Problem, classes, cross_entropy, seeded, size
+from thinwire.tools.problems.rates import RATES
 from thinwire.tools.problems.sampling import batches, held_out, spaced
 from thinwire.tools.problems.stages import Chain, chosen, feed
 from thinwire.tools.problems.text import Windows, source_texts
@@ -108,7 +109,7 @@ def make(options: Options) -> Problem:
         batch=batches(options.seed, partial(train.draw, count=BATCH)),
         loss=cross_entropy,
         held_out=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
-        learning_rate=0.1,
+        learning_rate=RATES["transformer"].sgd,
         parts=Parts(split=_split, feed=feed, criterion=classes),
     )
 

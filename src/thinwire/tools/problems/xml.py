@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from thinwire.tools.problems.base import Batch, Options, Problem, cross_entropy, size
+from thinwire.tools.problems.rates import RATES
 from thinwire.tools.problems.sampling import Indices, batches, held_out
 
 FEATURES, LABELS = 4096, 30_938
@@ -64,7 +65,7 @@ def make(options: Options) -> Problem:
         batch=batches(options.seed, language.draw),
         loss=cross_entropy,
         held_out=held_out(np.arange(HELD_OUT), BATCH, rest.take),
-        learning_rate=10.0,
+        learning_rate=RATES["xml"].sgd,
     )
 
 

@@ -1,0 +1,25 @@
+"""What kind of optimizer is this? Its settings tell, for those of other libraries too."""
+
+from collections.abc import Sequence
+
+import torch
+
+from thinwire.planner.losses import OptimizerName
+
+# What only these have in their groups. Whoever has eps divides by a root; Muon has one too, and comes first.
+_TELLING: dict[str, OptimizerName] = {"ns_steps": "muon", "dampening": "sgd", "eps": "adamw"}
+_STRICTEST_FIRST: tuple[OptimizerName, ...] = ("muon", "adamw", "sgd")
+
+
+def family(optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerName | None:
+    """Return what these optimizers, which together train a model, count as; None if that cannot be told.
+
+    Muon for matrices and AdamW for the rest count as muon; an Adam beside SGD counts as adamw.
+    """
+    found = [_family_of(optimizer) for optimizer in optimizers]
+    return None if None in found else next((name for name in _STRICTEST_FIRST if name in found), None)
+
+
+def _family_of(optimizer: torch.optim.Optimizer) -> OptimizerName | None:
+    settings = optimizer.param_groups[0] if optimizer.param_groups else {}
+    return next((name for key, name in _TELLING.items() if key in settings), None)

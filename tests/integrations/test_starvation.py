@@ -1,0 +1,159 @@
+"""Which optimizers are recognised, and the warning where error feedback meets one that rescales updates."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from ddp_models import mlp
+from ranks import Ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire.integrations import ddp
+from thinwire.integrations.families import family
+from thinwire.integrations.starvation import Starvation
+from thinwire.memories import ErrorFeedback, NoMemory
+from thinwire.planner.losses import INSTEAD
+
+
+def _made(name: str) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)([nn.Parameter(torch.ones(2, 2))], lr=0.1)
+    return optimizer
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self) -> None:
+        super().__init__([nn.Parameter(torch.ones(2, 2))], {"lr": 0.1, "betas": (0.9, 0.99)})
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("SGD", "sgd"),
+        *((name, "adamw") for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta")),
+        *((name, "adamw") for name in ("RMSprop", "Adafactor", "SparseAdam")),
+        *((name, None) for name in ("LBFGS", "Rprop", "ASGD")),
+        ("Muon", "muon"),
+        ("Muon AdamW", "muon"),
+        ("SGD AdamW", "adamw"),
+        ("AdamW LBFGS", None),
+        ("", None),
+    ],
+)
+def test_an_optimizer_is_known_by_its_settings(names: str, expected: str | None) -> None:
+    if any(not hasattr(torch.optim, name) for name in names.split()):
+        pytest.skip("this torch lacks it")
+    assert family([_made(name) for name in names.split()]) == expected
+
+
+def test_what_divides_by_nothing_is_not_known() -> None:
+    assert family([Lion()]) is None
+
+
+def test_auto_plans_for_the_optimizer_it_is_given() -> None:
+    assert ddp._asked(None, "auto", "adamw") == tw.Budget.under("adamw")
+    assert ddp._asked(None, None, None) == tw.Budget()
+    own = tw.Budget(densities=(0.1,))
+    assert ddp._asked(None, own, "adamw") == tw.Budget(densities=(0.1,), optimizer="adamw")
+    assert ddp._asked(None, tw.Budget.under("sgd"), "adamw") == tw.Budget.under("sgd"), "as the user has it"
+
+
+# --- the warning ---
+
+
+class Listener(logging.Handler):
+    """Collects what is logged while it listens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            self.said.append(record.getMessage())
+
+    def __enter__(self) -> "Listener":
+        logging.getLogger("thinwire").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("thinwire").removeHandler(self)
+
+
+def test_it_says_what_it_costs_and_what_to_take_once() -> None:
+    with Listener() as listener:
+        starvation = Starvation([NoMemory(), ErrorFeedback()], 0)
+        for _ in range(2):
+            starvation.attached(_made("AdamW"))
+    (text,) = listener.said
+    assert text.startswith("AdamW rescales each update, so error feedback in front of it starves")
+    assert "topk:0.01 ended at 1." in text
+    assert f"recipes.{INSTEAD}" in text
+
+
+@pytest.mark.parametrize(
+    ("memory", "optimizer", "rank"),
+    [
+        (NoMemory(), "AdamW", 0),
+        (ErrorFeedback(), "SGD", 0),
+        (ErrorFeedback(), "LBFGS", 0),
+        (ErrorFeedback(), "Adam", 1),
+    ],
+)
+def test_it_is_silent_where_nothing_starves_and_on_other_ranks(memory: Any, optimizer: str, rank: int) -> None:
+    with Listener() as listener:
+        Starvation([memory], rank).attached(_made(optimizer))
+    assert listener.said == []
+
+
+def _trained(recipe: str, optimizer: str, given: bool) -> tuple[list[str], list[str]]:
+    """Return what was said when the recipe was attached, and in three steps."""
+    model = DistributedDataParallel(mlp(torch.float32))
+    made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
+    with Listener() as listener:
+        tw.attach(model, tw.recipes.METHODS[recipe].make(), optimizer=made if given else None)
+        attached, listener.said = listener.said, []
+        for _ in range(3):
+            made.zero_grad()
+            model(torch.randn(8, 20)).square().mean().backward()
+            made.step()
+    return attached, listener.said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "optimizer", "given", "expected"),
+    [
+        ("topk", "AdamW", True, (1, 0)),
+        ("topk", "AdamW", False, (0, 1)),
+        ("s2_reducer", "RMSprop", False, (0, 1)),
+        ("dct_dp", "Adagrad", True, (1, 0)),
+        ("topk", "SGD", False, (0, 0)),
+        ("terngrad", "AdamW", True, (0, 0)),
+    ],
+)
+def test_training_is_warned_once_on_the_first_rank(
+    ranks: Ranks, recipe: str, optimizer: str, given: bool, expected: tuple[int, int]
+) -> None:
+    first, other = ranks.run(2, _trained, recipe, optimizer, given)
+    assert tuple(map(len, first)) == expected
+    assert other == ([], [])
+
+
+def _unasked(given: bool) -> tuple[list[str], tuple[str, ...]]:
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    ddp._say_that_none_is_known.cache_clear()
+    with Listener() as listener:
+        attachment = tw.attach(model, optimizer=torch.optim.AdamW(model.parameters()) if given else None)
+        tw.attach(DistributedDataParallel(nn.Linear(3, 3)), optimizer=[])
+    return listener.said, tuple(attachment.recipe.budget.names)  # type: ignore[attr-defined]  # it is adaptive
+
+
+def test_auto_says_once_that_it_does_not_know_the_optimizer(ranks: Ranks) -> None:
+    ((said, names),) = ranks.run(1, _unasked, False)
+    assert len(said) == 1
+    assert "attach(..., optimizer=optimizer)" in said[0]
+    assert names == tw.Budget().names
+    ((_, names),) = ranks.run(1, _unasked, True)
+    assert names == tw.Budget.under("adamw").names

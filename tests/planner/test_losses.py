@@ -1,0 +1,120 @@
+"""What methods cost in loss: the table, the budget that follows from it, and what a plan says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from plans import cost, linear, profile
+
+from thinwire.exchanges import Link
+from thinwire.planner import Budget, Plan, decide
+from thinwire.planner.live import Adaptive
+from thinwire.planner.losses import ALLOWED, LOSSES, in_words, markdown, measured, within
+from thinwire.recipes import METHODS
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "recipes.md"
+SLOW = Link(latency=0.0, bandwidth=1e6)
+
+
+def _plan(name: str, budget: Budget) -> Plan:
+    costs = {name: cost(nbytes=linear(0.08))}
+    return decide(profile({0.01: [("w", 1_000_000)]}, link=SLOW, costs=costs), budget)
+
+
+def test_every_row_is_of_a_method_and_no_figure_is_given_twice() -> None:
+    keys = [(method, row.optimizer, row.density) for row in LOSSES for method in row.methods]
+    assert len(set(keys)) == len(keys)
+    assert {method for method, *_ in keys} <= METHODS.keys()
+    for method, _, density in keys:
+        assert (density is None) == (METHODS[method].density is None)
+
+
+def test_a_figure_counts_for_its_density_and_its_optimizer() -> None:
+    row = measured("sampled_topk:0.01", "sgd")
+    assert row is not None
+    assert row.ratio == pytest.approx(2.209 / 2.014)
+    assert measured("sampled_topk:0.02", "sgd") is None
+    other = measured("topk:0.01", "adamw")
+    assert other is not None
+    assert other.ratio > row.ratio
+
+
+def test_least_harm_comes_first_and_luck_does_not_count() -> None:
+    assert within(1.15, "sgd", ["topk:0.01", "fp16", "terngrad", "qsgd", "gtopk:0.01"]) == [
+        *("fp16", "terngrad", "qsgd", "topk:0.01")
+    ]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
+def test_by_default_a_budget_holds_what_was_measured_within_one_percent(optimizer: str) -> None:
+    budget = Budget.under(optimizer)  # type: ignore[arg-type]  # one of the names
+    assert budget.optimizer == optimizer
+    assert "topk:0.01" not in budget.names
+    assert "fp16" not in budget.names, "it overflows"
+    for name in budget.names:
+        row = measured(name, optimizer)  # type: ignore[arg-type]
+        assert row is not None
+        assert row.ratio <= ALLOWED
+
+
+def test_what_costs_more_must_be_asked_for() -> None:
+    assert not any(":" in name for name in Budget.under("sgd").names)
+    asked = Budget.under("sgd", densities=(0.01, 0.001), loss=1.15)
+    assert "sampled_topk:0.01" in asked.names
+    assert "sampled_gtopk:0.01" not in asked.names, "dearer still"
+    assert "sampled_topk:0.001" not in asked.names, "not measured"
+    assert [c.name for c in asked.candidates()][1:] == list(asked.names)
+    assert [c.name for c in Budget(names=("topk",), optimizer="adamw").candidates()] == ["dense", "topk:0.01"]
+
+
+def test_nothing_waits_without_error_feedback_whatever_it_costs() -> None:
+    found = Budget.under("sgd", loss=1.15, error_feedback=False).candidates()
+    assert not any(candidate.feedback for candidate in found)
+    assert not any(candidate.feedback for candidate in Budget(names=("topk:0.05",), error_feedback=False).candidates())
+
+
+def test_without_an_optimizer_a_budget_is_the_usual_one() -> None:
+    assert Budget.under(None) == Budget()
+    assert Budget().names == ("bf16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk")
+
+
+def test_a_name_may_have_a_density_of_its_own() -> None:
+    budget = Budget(names=("topk:0.05", "gtopk"), densities=(0.01, 0.1))
+    assert [c.name for c in budget.candidates()] == ["dense", "topk:0.05", "gtopk:0.01", "gtopk:0.1"]
+    with pytest.raises(ValueError, match=r"no candidate is called 'bf16:0\.5'"):
+        Budget(names=("bf16:0.5",))
+
+
+def test_a_plan_says_what_it_is_expected_to_cost() -> None:
+    plan = _plan("topk:0.01", Budget(names=("topk",), optimizer="sgd"))
+    assert plan.expected_loss == (
+        "Expected loss under sgd: topk:0.01 ended at 1.10 times dense's (2.209 against 2.014)."
+    )
+    document = json.loads(plan.to_json())
+    assert (document["optimizer"], document["expected_loss"]) == ("sgd", plan.expected_loss)
+    unknown = _plan("topk:0.02", Budget(names=("topk:0.02",), optimizer="sgd"))
+    assert unknown.expected_loss == "Expected loss under sgd: that of topk:0.02 was not measured."
+
+
+def test_without_an_optimizer_a_plan_says_nothing_of_it() -> None:
+    plan = _plan("topk:0.01", Budget(names=("topk",)))
+    assert plan.pays
+    assert plan.expected_loss == ""
+    assert not {"optimizer", "expected_loss"} & json.loads(plan.to_json()).keys()
+
+
+def test_each_method_is_told_once() -> None:
+    assert in_words(["topk:0.01", "topk:0.01"], "sgd").count("topk") == 1
+    assert in_words([], "sgd") == ""
+
+
+def test_what_is_decided_in_training_says_what_it_costs() -> None:
+    adaptive = Adaptive(Budget(names=("topk",), optimizer="sgd"), sizes=[])
+    assert adaptive._with_loss("first plan", {"w": "topk:0.01"}).startswith("first plan. Expected loss under sgd: topk")
+    assert adaptive._with_loss("first plan", {}) == "first plan"
+    assert Adaptive(Budget(names=("topk",)), sizes=[])._with_loss("so", {"w": "topk:0.01"}) == "so"
+
+
+def test_the_page_has_the_table() -> None:
+    table = PAGE.read_text().partition("<!-- losses -->\n")[2].partition("<!-- /losses -->")[0]
+    assert table == markdown(), f"put this between the markers of docs/explanation/recipes.md:\n{markdown()}"
