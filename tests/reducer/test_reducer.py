@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -77,9 +78,9 @@ def _fading(recipe: Reducer, dtype: torch.dtype) -> float:
     """Return by how much a recipe misses Σ M ← β·Σ M + ḡ − mean, over some steps. Memories without a decay take 0.5."""
     expected, worst = torch.zeros(NUMEL, dtype=dtype), 0.0
     faders = [part for m in recipe.memories() for part in m.parts if isinstance(part, FadingMomentum)]
-    for memory in faders:
-        memory.adopt({segment.name: 0.5 for segment in SEGMENTS})
-    decays = {0.5 if memory.decay is None else memory.decay for memory in faders}
+    for fading in faders:
+        fading.adopt({segment.name: 0.5 for segment in SEGMENTS})
+    decays = {0.5 if fading.decay is None else fading.decay for fading in faders}
     for step in range(5):
         flat = vector(NUMEL, seed=100 * dist.get_rank() + step, dtype=dtype)
         mean = flat / dist.get_world_size()
@@ -88,8 +89,8 @@ def _fading(recipe: Reducer, dtype: torch.dtype) -> float:
         waiting = torch.zeros_like(flat)
         for memory in recipe.memories():
             memory.commit()
-        for memory, segment in itertools.product(faders, SEGMENTS):
-            held = memory.state().get(segment.name, {}).get("momentum", torch.zeros(segment.length))
+        for fading, segment in itertools.product(faders, SEGMENTS):
+            held = fading.state().get(segment.name, {}).get("momentum", torch.zeros(segment.length))
             waiting[segment.offset : segment.offset + segment.length] += held
         dist.all_reduce(waiting)
         expected = min(decays) * expected + mean - flat
@@ -98,16 +99,17 @@ def _fading(recipe: Reducer, dtype: torch.dtype) -> float:
     return worst
 
 
+def _faded(exchange: Exchange) -> Reducer:
+    return Compressed(memory=FadingMomentum(decay=0.9), codec=TopK(density=0.1), exchange=exchange)
+
+
 FADING: dict[str, Callable[[], Reducer]] = {
-    name: lambda case=case: Compressed(  # type: ignore[misc]
-        memory=FadingMomentum(decay=0.9), codec=TopK(density=0.1), exchange=case.exchange
-    )
-    for name, case in EXCHANGES.items()
-    if case.keyed
-} | {
-    name: case.make
-    for name, case in RECIPES.items()
-    if any(isinstance(part, FadingMomentum) for memory in case.make().memories() for part in memory.parts)
+    **{name: partial(_faded, case.exchange) for name, case in EXCHANGES.items() if case.keyed},
+    **{
+        name: case.make
+        for name, case in RECIPES.items()
+        if any(isinstance(part, FadingMomentum) for memory in case.make().memories() for part in memory.parts)
+    },
 }
 """Where momentum fades, means and what waits do not add up to all there was. This law holds in place of that."""
 

@@ -39,7 +39,7 @@ class Correction(Handover):
         optimizers: Sequence[torch.optim.Optimizer],
         names: Mapping[nn.Parameter, str],
     ) -> None:
-        self._recipes, self._memories = memories, corrections(memories)
+        self._every, self._memories = memories, corrections(memories)
         _check_memories(self._memories, memories, optimizers)
         self._names, self.active = names, bool(self._memories)
         self._held = Holdings(optimizers if self._memories else (), names)
@@ -148,7 +148,7 @@ class Correction(Handover):
         for optimizer, settings, p in self._held.parameters():
             velocity = shaped_like(p, velocities[self._names[p]])
             _buffer(optimizer, p).add_(velocity, alpha=-1 if settings["maximize"] else 1)
-        for memory in self._recipes:
+        for memory in self._every:
             memory.restore({})
         self.end()
 
