@@ -1,7 +1,7 @@
 """The largest coefficients of every chunk: one pass, chunk by chunk in the cache. Inverse transforms likewise.
 
-A chunk lies in a buffer whose rows are whole vectors of 64 bytes. Lanes beyond the chunk's width hold anything, and so do
-rows that fill up a group of four.
+A chunk lies in a buffer whose rows are whole vectors of 64 bytes. Lanes beyond the chunk's width hold anything, and so
+do rows that fill up a group.
 """
 
 from typing import Any

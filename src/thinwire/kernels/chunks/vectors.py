@@ -10,7 +10,7 @@ from numba.core import cgutils
 from thinwire.kernels.compiled import intrinsic
 
 BYTES = 64
-TOGETHER = 4
+TOGETHER = 8
 """How many sums share what they load."""
 _SCALARS: dict[Any, Any] = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 _CONTRACT = ("contract",)
@@ -100,9 +100,9 @@ def _sums(flags: tuple[str, ...], *, rows: int = TOGETHER, listed: bool = False,
 
 
 weigh, weigh_one = _sums(_CONTRACT), _sums(_CONTRACT, rows=1)
-"""(y, to, pitch, weights, first, apart, step, x, at, far, order, count): write four sums of vectors, or one.
+"""(y, to, pitch, weights, first, apart, step, x, at, far, order, count): write eight sums of vectors, or one.
 
-For r from 0 to 3, write Σ weights[first + r · apart + t · step] · x[at + t · far :] over t < `count`, in this order, to
+For r from 0 to 7, write Σ weights[first + r · apart + t · step] · x[at + t · far :] over t < `count`, in this order, to
 y[to + r · pitch :].
 """
 weigh_listed, subtract_listed = _sums((), listed=True), _sums((), listed=True, less=True)
