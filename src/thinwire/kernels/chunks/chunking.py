@@ -97,9 +97,10 @@ def matrix(size: int, transform: Transform) -> Tensor:
 
     dct: DCT-II, √(2/n)·cos(π(2j + 1)i/2n), and √(1/n) for i = 0. hadamard: Sylvester's matrix/√n, its columns times
     fixed random signs, the same on all ranks and at all steps, so that coefficients may be summed. None: the identity.
+    Of size 1, each is 1.
     """
     i, j = torch.arange(size)[:, None], torch.arange(size)[None, :]
-    if transform is None:
+    if transform is None or size == 1:
         return torch.eye(size, dtype=torch.float64)
     if transform == "dct":
         cosines = turns(4 * size, torch.float64)[0][(2 * j + 1) * i % (4 * size)] * sqrt(2 / size)

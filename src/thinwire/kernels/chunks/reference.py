@@ -75,17 +75,15 @@ def _chunks(x: Tensor, chunking: Chunking) -> Tensor:
 
 
 def _inverse(positions: Tensor, values: Tensor, chunking: Chunking) -> Tensor:
-    """Return Aᵀ·Z·B of every chunk, put back into a flat tensor. Sums run in order of ranks, columns and rows."""
+    """Return Aᵀ·Z·B of every chunk, put back into a flat tensor. Sums run in order of ranks, positions and rows."""
     a, b = chunking.axes(values)
-    z = values.new_zeros(chunking.chunks, chunking.size)
+    rows, x = (values.new_zeros(chunking.chunks, chunking.height, chunking.width) for _ in range(2))
+    every = torch.arange(chunking.chunks, device=values.device)
     ranks = values.numel() // max(1, chunking.count)
     shape = (ranks, chunking.chunks, chunking.kept)
     for where, coefficients in zip(positions.long().view(shape), values.view(shape), strict=True):
-        z.scatter_add_(1, where, coefficients)
-    z = z.view(-1, chunking.height, chunking.width)
-    rows, x = torch.zeros_like(z), torch.zeros_like(z)
-    for c in range(chunking.width):
-        rows += z[:, :, c, None] * b[c]
+        for at, value in zip(where.T, coefficients.T, strict=True):
+            rows[every, at // chunking.width] += value[:, None] * b[at % chunking.width]
     for r in range(chunking.height):
         x += a[r, :, None] * rows[:, r, None, :]
     grid = (chunking.down, chunking.across, chunking.height, chunking.width)
