@@ -143,10 +143,8 @@ class Holdings:
         self._accepted = False
 
     def accept(self) -> None:
-        """Take marks of other attachments for this one's, also of a state that is loaded before the next step."""
+        """Accept marks of other attachments until the next `mark`, also those of a state that is yet to be loaded."""
         self._accepted = True
-        for _, group in self.groups():
-            group.update({_MARK: self._token} if _MARK in group else {})
 
     def unmark(self) -> None:
         """Say that the optimizers' state has all of their momentum."""
