@@ -344,7 +344,7 @@ def test_what_waits_follows_the_loss_scale(ranks: Ranks, fused: bool) -> None:
 def _there_and_back(optimizer: str, scenario: str) -> tuple[float, float]:
     """Move momentum into the memory and back, without a step between; training then goes on as it would have."""
     ours, theirs = (Run(optimizer, scenario).steps(range(3)) for _ in range(2))
-    ours.attach(_recipe(0.05))
+    ours.attach(MinimumSize(minimum_size=MINIMUM, small=_recipe(0.05), large=_recipe(0.05)))  # two memories
     ours.training.backward(3)
     emptied = max(float(_momentum(o, g, p).abs().max()) for _, p, o, g in ours.parameters())
     ours.zero_grad()
