@@ -204,6 +204,21 @@ def test_a_decay_of_the_recipe_takes_the_place_of_the_optimizers(ranks: Ranks, d
     assert max(ranks.run(2, _law, "adamw", 0.05, 0, 0.5, dense_steps)) < 1e-11
 
 
+def _as_without(scenario: str) -> float:
+    """Where everything is sent and nothing was there before, AdamW has β₁ = 0, however DDP is used."""
+    plain, ours = (Training(scenario, dtype=torch.float64) for _ in range(2))
+    plain.optimizer = torch.optim.AdamW(plain.model.parameters(), lr=0.01, betas=(0.0, 0.9))  # type: ignore[assignment]
+    ours.optimizer = torch.optim.AdamW(ours.model.parameters(), lr=0.01, betas=(0.9, 0.9))  # type: ignore[assignment]
+    ours.attach(_recipe())
+    pairs = zip(plain.run(range(6)).model.parameters(), ours.run(range(6)).model.parameters(), strict=True)
+    return max(float((x - y).detach().abs().max()) for x, y in pairs if x.numel())
+
+
+@pytest.mark.parametrize("scenario", ["unused", "static graph, unused", "tied weights", "odd shapes", "uneven inputs"])
+def test_however_ddp_is_used_momentum_is_only_in_the_memory(ranks: Ranks, scenario: str) -> None:
+    assert max(ranks.run(2, _as_without, scenario)) < 1e-11
+
+
 def _by_hand(amsgrad: bool, maximize: bool) -> float:
     """What the docstring says AdamW does: d = β·Σ M_i + ḡ in the first step, ḡ in later ones."""
     options: dict[str, Any] = {"amsgrad": amsgrad, "maximize": maximize, "weight_decay": 0.1}
@@ -291,12 +306,12 @@ def test_closures_are_steps_like_others(ranks: Ranks) -> None:
     assert max(ranks.run(2, _closures)) == 0
 
 
-def _scaled() -> tuple[float, float]:
+def _scaled(fused: bool) -> tuple[float, float]:
     """A loss scale that grows, and a step with an overflow, change nothing: powers of two, in float32."""
     runs = [Training("several buckets") for _ in range(2)]
     runs[1].scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
     for run in runs:
-        run.optimizer = torch.optim.AdamW(run.model.parameters(), **ADAM)  # type: ignore[assignment]
+        run.optimizer = torch.optim.AdamW(run.model.parameters(), **ADAM, fused=fused)  # type: ignore[assignment]
         run.run(range(2))
         run.attach(_recipe(0.05))
     runs[0].run(range(2, 10))
@@ -316,8 +331,9 @@ def _scaled() -> tuple[float, float]:
     return max(float((x - y).detach().abs().max()) for x, y in pairs), scale
 
 
-def test_what_waits_follows_the_loss_scale(ranks: Ranks) -> None:
-    for apart, scale in ranks.run(2, _scaled):
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_waits_follows_the_loss_scale(ranks: Ranks, fused: bool) -> None:
+    for apart, scale in ranks.run(2, _scaled, fused):
         assert scale > 2**8
         assert apart < 1e-6
 
@@ -325,10 +341,10 @@ def test_what_waits_follows_the_loss_scale(ranks: Ranks) -> None:
 # --- giving back, and resuming ---
 
 
-def _there_and_back(optimizer: str) -> tuple[float, float]:
+def _there_and_back(optimizer: str, scenario: str) -> tuple[float, float]:
     """Move momentum into the memory and back, without a step between; training then goes on as it would have."""
-    ours, theirs = (Run(optimizer).steps(range(3)) for _ in range(2))
-    ours.attach(_recipe(0.05))
+    ours, theirs = (Run(optimizer, scenario).steps(range(3)) for _ in range(2))
+    ours.attach(MinimumSize(minimum_size=MINIMUM, small=_recipe(0.05), large=_recipe(0.05)))  # two memories
     ours.training.backward(3)
     emptied = max(float(_momentum(o, g, p).abs().max()) for _, p, o, g in ours.parameters())
     ours.zero_grad()
@@ -336,9 +352,15 @@ def _there_and_back(optimizer: str) -> tuple[float, float]:
     return emptied, _apart(ours.steps(range(3, 7)), theirs.steps(range(3, 7)))
 
 
-@kinds
-def test_momentum_goes_there_and_back(ranks: Ranks, optimizer: str) -> None:
-    for emptied, apart in ranks.run(2, _with_exact_muon, _there_and_back, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "scenario"),
+    [
+        *((name, "several buckets") for name in ("adamw", "two betas", "muon", "sgd, maximize")),
+        ("adam", "channels last"),
+    ],
+)
+def test_momentum_goes_there_and_back(ranks: Ranks, optimizer: str, scenario: str) -> None:
+    for emptied, apart in ranks.run(2, _with_exact_muon, _there_and_back, optimizer, scenario):
         assert emptied == 0
         assert apart < 1e-11
 

@@ -241,7 +241,7 @@ class Attachment:
             held = other.state()
             memory.restore({new: held[old] for old, new in names.items() if old in held})
         if not same and earlier._handover.active:  # nothing waits; the optimizer has its momentum to itself again
-            earlier._handover.give_up(earlier.parameters, self._group, earlier._loss_scale)
+            earlier._handover.give_up(self._group, earlier._loss_scale)
         self.steps.restart(earlier.step, earlier.steps.draw)
         self._loss_scale = earlier._loss_scale
         self._handover.accept()
@@ -269,7 +269,7 @@ class Attachment:
         self._handover.check_returnable()
         self.steps.settle_by_gradients()
         if self._handover.active:
-            self._handover.give_up(self.parameters, self._group, self._loss_scale)
+            self._handover.give_up(self._group, self._loss_scale)
         self.recipe = Released(waiting=tuple(self.recipe.memories()))
         self.meter.end()
         level = logging.DEBUG if self._group.rank() else logging.WARNING

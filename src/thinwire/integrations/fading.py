@@ -145,17 +145,14 @@ class Fading(Handover):
         self._memory, self.active = {}, False
 
     @torch.no_grad()
-    def give_up(self, parameters: Mapping[str, nn.Parameter], group: Group, loss_scale: float) -> None:
+    def give_up(self, group: Group, loss_scale: float) -> None:
         """Give momentum back: b ← Σ M_i. A collective.
 
         An optimizer without momentum has no place for it, and Adam has none before its first step; what waits then
         stays in the memory. Adam has counted its steps all along, and corrects its bias for as many.
         """
-        momenta: dict[str, Tensor] = {}
-        for memory in self._memories:
-            mine = {name: p for p, name in self._names.items() if self._memory[p] is memory}
-            momenta |= summed([memory], "momentum", mine, group, loss_scale)
-        given = {self._names[p] for o, g, p in self._held.parameters() if _filled(o, g, p, momenta[self._names[p]])}
+        momenta = summed(self._memories, "momentum", self._names, group, loss_scale)
+        given = {self._names[p] for o, g, p in self._held.parameters() if _filled(o, g, p, momenta[p])}
         for memory in self._memories:
             memory.restore({name: fields for name, fields in memory.state().items() if name not in given})
         self._held.unmark()

@@ -53,7 +53,7 @@ class Handover(ABC):
         self.accept()
 
     @abstractmethod
-    def give_up(self, parameters: Mapping[str, nn.Parameter], group: Group, loss_scale: float) -> None:
+    def give_up(self, group: Group, loss_scale: float) -> None:
         """Give momentum back to the optimizers, which apply it alone from now on. A collective."""
 
     @abstractmethod
@@ -143,10 +143,8 @@ class Holdings:
         self._accepted = False
 
     def accept(self) -> None:
-        """Take marks of other attachments for this one's, also of a state that is loaded before the next step."""
+        """Accept marks of other attachments until the next `mark`, also those of a state that is yet to be loaded."""
         self._accepted = True
-        for _, group in self.groups():
-            group.update({_MARK: self._token} if _MARK in group else {})
 
     def unmark(self) -> None:
         """Say that the optimizers' state has all of their momentum."""
@@ -178,17 +176,17 @@ def refuse_second_momentum(optimizer: torch.optim.Optimizer, names: Collection[n
 
 
 def summed(
-    memories: Sequence[Memory], field: str, parameters: Mapping[str, nn.Parameter], group: Group, loss_scale: float
-) -> dict[str, Tensor]:
-    """Return the sum over ranks of what waits under `field`, flat, by parameter. A collective."""
-    found: dict[str, Tensor] = {}
+    memories: Sequence[Memory], field: str, names: Mapping[nn.Parameter, str], group: Group, loss_scale: float
+) -> dict[nn.Parameter, Tensor]:
+    """Return the sum over ranks of what waits under `field`, flat. A collective."""
+    found: dict[nn.Parameter, Tensor] = {}
     for memory in memories:
         held = memory.state()
-        for name, p in parameters.items():  # on some ranks there may be nothing
-            mine, dtype = held.get(name, {}).get(field), memory.held(p.dtype)
-            total = torch.zeros(p.numel(), dtype=dtype, device=p.device) if mine is None else mine.clone()
+        for p, name in names.items():  # on some ranks there may be nothing
+            total = torch.zeros(p.numel(), dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
+            total += held.get(name, {}).get(field, 0)
             dist.all_reduce(total, group=group)
-            found[name] = total / loss_scale
+            found[p] = found.get(p, 0) + total / loss_scale
     return found
 
 

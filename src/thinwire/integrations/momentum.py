@@ -133,20 +133,20 @@ class Correction(Handover):
                 group["momentum"], group["nesterov"] = settings[0]
         self._follow()
 
-    def give_up(self, parameters: Mapping[str, nn.Parameter], group: Group, loss_scale: float) -> None:
+    def give_up(self, group: Group, loss_scale: float) -> None:
         """Give momentum back to the optimizer, which applies it alone from now on. A collective.
 
         What waits has its momentum already, so we apply it at once.
         """
-        residuals = summed(self._memories, "residual", parameters, group, loss_scale)
+        residuals = summed(self._memories, "residual", self._names, group, loss_scale)
         for _, settings, p in self._held.parameters():
-            shaped = shaped_like(p, residuals[self._names[p]]).to(p.dtype)
+            shaped = shaped_like(p, residuals[p]).to(p.dtype)
             with torch.no_grad():
                 p.add_(shaped, alpha=float(settings["lr"]) * (1 if settings["maximize"] else -1))
-        velocities = summed(self._memories, "velocity", parameters, group, loss_scale)
+        velocities = summed(self._memories, "velocity", self._names, group, loss_scale)
         self.accept()
         for optimizer, settings, p in self._held.parameters():
-            velocity = shaped_like(p, velocities[self._names[p]])
+            velocity = shaped_like(p, velocities[p])
             _buffer(optimizer, p).add_(velocity, alpha=-1 if settings["maximize"] else 1)
         for memory in self._every:
             memory.restore({})
