@@ -240,7 +240,7 @@ def test_bytes_that_number_no_subset_give_no_positions(backend: Backend) -> None
 def test_indices_cost_at_most_three_tenths_of_a_bit_over_entropy(size: int) -> None:
     side = math.isqrt(size)
     for kept in range(1, 11):
-        cut = Chunking.of((side, 100 * side), side, None, lambda _, kept=kept: kept)
+        cut = Chunking(100 * size, 100 * side, side, side, kept, None)
         if cut.bits is None:
             assert size == 4096, "numbers of 63 bits suffice for the rest"
             continue
