@@ -69,6 +69,7 @@ CODECS = {
         codec=codecs.ChunkTopK(density=0.05, transform="hadamard"), exact=False, shaped=True
     ),
     "chunk topk, no transform": CodecCase(codec=codecs.ChunkTopK(density=0.05, chunk=7, transform=None), shaped=True),
+    "chunk topk, a seventh": CodecCase(codec=codecs.ChunkTopK(density=0.14), exact=False, shaped=True),
     "chunk topk, many": CodecCase(codec=codecs.ChunkTopK(density=0.3, chunk=32), exact=False, shaped=True),
     "chunk topk, sign": CodecCase(
         codec=codecs.ChunkTopK(density=0.1, chunk=8, values=formats.Sign()), exact=False, shaped=True

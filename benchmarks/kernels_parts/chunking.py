@@ -6,7 +6,7 @@ import torch
 
 from kernels_parts.work import Case, Place, Work
 from thinwire import kernels
-from thinwire.kernels import Chunking
+from thinwire.kernels import Chunking, Numbering
 
 _COLUMNS, _CHUNK = 1024, 16
 _DENSITY = 6 / 256
@@ -66,11 +66,13 @@ def _decoding(place: Place, *, subtract: bool) -> Work:
 def _subsets(place: Place, *, decode: bool) -> Work:
     cut = _cut(place)
     positions, _ = _spaced(place, cut, 1)
-    buffer, spare = kernels.subsets_encode(positions, cut), torch.empty_like(positions)
+    numbering = Numbering.of(cut.size, cut.kept)
+    assert numbering, "few of 256 can be numbered"
+    buffer, spare = kernels.subsets_encode(positions, numbering), torch.empty_like(positions)
     return Work(
-        run=(lambda: kernels.subsets_decode(buffer[None], cut))
+        run=(lambda: kernels.subsets_decode(buffer[None], cut.chunks, numbering))
         if decode
-        else lambda: kernels.subsets_encode(positions, cut),
+        else lambda: kernels.subsets_encode(positions, numbering),
         floor=lambda: spare.copy_(positions),
         moved=positions.nbytes + buffer.nbytes,
         bits=8 * buffer.numel() / max(1, cut.count),

@@ -10,9 +10,10 @@ from cases import vector
 from torch import Tensor
 
 from thinwire import codecs, kernels
-from thinwire.kernels import Chunking, Transform
+from thinwire.kernels import Chunking, Numbering, Transform
 from thinwire.kernels.chunks.chunking import matrix
 from thinwire.kernels.dispatch import Backend
+from thinwire.payloads import Chunks
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -191,10 +192,15 @@ def test_backends_agree_over_several_ranges(transform: Literal["dct"] | None) ->
     cut = _cut((515, 1040), transform, 0.02)
     assert cut.chunks * cut.size > 2 * (1 << 18)
     _agree(cut, vector(cut.numel))
-    positions, _ = kernels.chunk_topk(vector(cut.numel), cut)
-    packed = kernels.subsets_encode.cpu(positions, cut)
-    assert torch.equal(packed, kernels.subsets_encode.reference(positions, cut))
-    assert torch.equal(kernels.subsets_decode.cpu(packed[None], cut)[0], positions)
+
+
+def test_subsets_over_several_ranges() -> None:
+    numbering = Numbering(0, 16, 6)
+    every = torch.tensor(list(combinations(range(16), 6)), dtype=torch.int16)
+    positions = every[torch.arange(90_001) * 17 % len(every)].view(-1)
+    packed = kernels.subsets_encode.cpu(positions, numbering)
+    assert torch.equal(packed, kernels.subsets_encode.reference(positions, numbering))
+    assert torch.equal(kernels.subsets_decode.cpu(packed[None], 90_001, numbering)[0], positions)
 
 
 @transforms
@@ -217,37 +223,35 @@ def test_what_is_not_finite_stays_in_its_chunk_and_is_not_hidden(
 @pytest.mark.parametrize(("size", "kept"), [(1, 1), (4, 1), (5, 3), (6, 6), (9, 4)])
 def test_subsets_are_numbered_in_order_of_their_largest_positions(size: int, kept: int, backend: Backend) -> None:
     every = sorted(combinations(range(size), kept), key=lambda subset: subset[::-1])
-    cut = Chunking(size * len(every), size, 1, size, kept, None)
+    numbering = Numbering(0, size, kept)
     positions = torch.tensor(every, dtype=torch.int16).view(-1)
-    packed = kernels.subsets_encode.on(backend)(positions, cut)
+    packed = kernels.subsets_encode.on(backend)(positions, numbering)
     bits = (len(every) - 1).bit_length()
     whole = int.from_bytes(bytes(packed.tolist()), "little")
     assert [whole >> i * bits & ((1 << bits) - 1) for i in range(len(every))] == list(range(len(every)))
-    assert torch.equal(kernels.subsets_decode.on(backend)(packed[None].repeat(3, 1), cut), positions.repeat(3, 1))
+    found = kernels.subsets_decode.on(backend)(packed[None].repeat(3, 1), len(every), numbering)
+    assert torch.equal(found, positions.repeat(3, 1))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bytes_that_number_no_subset_give_no_positions(backend: Backend) -> None:
-    cut = Chunking(30, 10, 1, 10, 2, None)  # 45 subsets, 6 bits each: 18 bits in 3 bytes
+    numbering = Numbering(0, 10, 2)  # 45 subsets, 6 bits each: 18 bits in 3 bytes
     rows = torch.tensor([[0, 0, 0], [44, 0, 0], [45, 0, 0], [0, 0xC0, 2], [0, 0xD0, 2], [0, 0, 4]], dtype=torch.uint8)
-    found = kernels.subsets_decode.on(backend)(rows, cut)
+    found = kernels.subsets_decode.on(backend)(rows, 3, numbering)
     assert found[:2].tolist() == [[0, 1] * 3, [8, 9, 0, 1, 0, 1]]
     assert found[3].tolist() == [0, 1, 0, 1, 8, 9]
     assert bool((found[[2, 4, 5]] == -1).all())
 
 
-@pytest.mark.parametrize("size", [64, 256, 4096])
-def test_indices_cost_at_most_three_tenths_of_a_bit_over_entropy(size: int) -> None:
+@pytest.mark.parametrize("size", [64, 256, 1024, 4096])
+def test_positions_cost_at_most_three_tenths_of_a_bit_over_entropy(size: int) -> None:
     side = math.isqrt(size)
-    for kept in range(1, 11):
-        cut = Chunking.of((side, 100 * side), side, None, lambda _, kept=kept: kept)
-        if cut.bits is None:
-            assert size == 4096, "numbers of 63 bits suffice for the rest"
-            continue
-        cost, entropy = cut.bits / kept, math.log2(math.comb(size, kept)) / kept
-        assert entropy <= cost < entropy + 1 / kept
-        if kept > 3:
-            assert cost <= entropy + 0.3
+    for kept in range(1, 21):
+        positions = torch.arange(kept, dtype=torch.int16).repeat(100)
+        cut = Chunking(100 * size, 100 * side, side, side, kept, None)
+        payload = Chunks(positions=positions, values=torch.zeros(100 * kept), numel=cut.numel, chunkings=(cut,))
+        cost = 8 * (payload.nbytes - 24 - 400 * kept - 8) / (100 * kept)  # without padding
+        assert cost <= math.log2(math.comb(size, kept)) / kept + 0.3
 
 
 def test_a_payload_costs_what_its_numbers_cost() -> None:

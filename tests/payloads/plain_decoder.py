@@ -132,25 +132,43 @@ def _chunks(cut: Cut) -> int:
 
 
 def _positions(section: bytes, cuts: Sequence[Cut]) -> list[int]:
-    found, place = [], 0
+    found: list[list[int]] = []
+    place = 0
     for cut in cuts:
         n, k, chunks = cut.height * cut.width, cut.kept, _chunks(cut)
-        if comb(n, min(k, n // 2)) < 2**63:
-            bits = (comb(n, k) - 1).bit_length()
-            size = -(-chunks * bits // 8)
+        size, coding = min((_length(coding, chunks * k, chunks * n), coding) for coding in (0, 1, 2))
+        low = next((low for low in range(n.bit_length()) if _most(_space(n, k, low), k) < 2**63), -1)
+        bits = (comb(_space(n, k, low), k) - 1).bit_length() if low >= 0 else 0
+        first, second = (chunks * bits + 7) // 8, (chunks * k * low + 7) // 8
+        if low >= 0 and first + second <= size:
+            size = first + second
             _check(len(section) >= place + size)
-            for number in _numbers(section[place : place + size], chunks, bits):
-                found += _subset(number, n, k)
+            numbers = _numbers(section[place : place + first], chunks, bits)
+            lows = _numbers(section[place + first : place + size], chunks * k, low)
+            highs = [
+                high - i * (low > 0)
+                for number in numbers
+                for i, high in enumerate(_subset(number, _space(n, k, low), k))
+            ]
+            found.append([high << low | rest for high, rest in zip(highs, lows, strict=True)])
         else:
-            size, coding = min((_length(coding, chunks * k, chunks * n), coding) for coding in (0, 1, 2))
             _check(len(section) >= place + size)
             keys = _indices(section[place : place + size], coding, chunks * k, chunks * n, ())
-            _check(all(a < b for a, b in pairwise(keys)))
             _check([key // n for key in keys] == [i // k for i in range(chunks * k)])
-            found += [key % n for key in keys]
+            found.append([key % n for key in keys])
+        _check(all(p < n for p in found[-1]))
+        _check(all(a < b for i, (a, b) in enumerate(pairwise(found[-1]), 1) if i % k))
         place += size
     _check(len(section) == _pad(place) and not any(section[place:]))
-    return found
+    return [p for each in found for p in each]
+
+
+def _space(n: int, k: int, low: int) -> int:
+    return ((n - 1) >> low) + k if low else n
+
+
+def _most(n: int, k: int) -> int:
+    return comb(n, min(k, n // 2))
 
 
 def _length(coding: int, count: int, space: int) -> int:

@@ -1,7 +1,6 @@
 """Buffers of every codec against a decoder written from docs/explanation/wire-format.md, whole and damaged."""
 
 import struct
-from dataclasses import astuple
 from functools import cache
 
 import plain_decoder
@@ -43,7 +42,7 @@ def _plain(payload: Payload, buffer: Tensor) -> plain_decoder.Plain:
     runs = payload.runs if isinstance(payload, Sparse) else [0] * len(payload.regions)
     tensors = [(at, n, m) for (at, n), m in zip(payload.regions, runs, strict=True)]
     cut = payload.chunkings if isinstance(payload, Chunks) else ()
-    cuts = [plain_decoder.Cut(*astuple(c)[:5], TRANSFORMS[c.transform]) for c in cut]
+    cuts = [plain_decoder.Cut(c.numel, c.columns, c.height, c.width, c.kept, TRANSFORMS[c.transform]) for c in cut]
     scales = coded.scales.numel() if coded else 0
     return plain_decoder.decode(_bytes(buffer), scales=scales, tensors=tensors, cuts=cuts)
 

@@ -18,6 +18,7 @@ from thinwire.kernels.bits import (
 from thinwire.kernels.blocks import block_energies, group_norms, largest_blocks, largest_in_rows
 from thinwire.kernels.chunks import (
     Chunking,
+    Numbering,
     Transform,
     chunk_subtract,
     chunk_topk,
@@ -55,6 +56,7 @@ __all__ = [
     "Chunking",
     "EliasFano",
     "Kernel",
+    "Numbering",
     "OffsetGrid",
     "Picks",
     "Rounding",

@@ -4,7 +4,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Self, final
 
@@ -15,7 +15,7 @@ from thinwire import kernels
 from thinwire.checked import Size, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
-from thinwire.kernels import Chunking
+from thinwire.kernels import Chunking, Numbering
 from thinwire.payloads import indices, numbers, wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
 
@@ -177,37 +177,76 @@ def _numbers(chunking: Chunking) -> tuple[int, ...]:
 
 def _named_nbytes(chunking: Chunking) -> int:
     """Return how many bytes name a region's positions."""
-    if chunking.bits is not None:
-        return -(-chunking.chunks * chunking.bits // 8)
-    return indices.nbytes(_coding(chunking), chunking.count, chunking.chunks * chunking.size)
+    numbering = _numbering(chunking)
+    if numbering is None:
+        return indices.nbytes(_coding(chunking), chunking.count, chunking.chunks * chunking.size)
+    return _numbered_nbytes(chunking, numbering)
+
+
+@lru_cache(maxsize=1024)
+def _numbering(chunking: Chunking) -> Numbering | None:
+    """Return how the positions of each chunk are numbered, or None if it is shorter to name those of all in a row."""
+    numbering = Numbering.of(chunking.size, chunking.kept)
+    in_a_row = indices.nbytes(_coding(chunking), chunking.count, chunking.chunks * chunking.size)
+    return numbering if numbering and _numbered_nbytes(chunking, numbering) <= in_a_row else None
+
+
+def _numbered_nbytes(chunking: Chunking, numbering: Numbering) -> int:
+    return -(-chunking.chunks * numbering.bits // 8) + -(-chunking.count * numbering.low_bits // 8)
 
 
 def _coding(chunking: Chunking) -> int:
-    """Return how positions travel if a chunk has too many subsets to number: as those of all chunks in a row."""
     return indices.shortest(chunking.count, chunking.chunks * chunking.size, _CODINGS)
 
 
 def _section(positions: Tensor, chunking: Chunking) -> Tensor:
     """Return the bytes that name a region's positions."""
-    if chunking.bits is not None:
-        return kernels.subsets_encode(positions, chunking)
+    if (numbering := _numbering(chunking)) is not None:
+        return _numbered(positions, numbering)
     keys = (positions.view(-1, chunking.kept) + _firsts(chunking, positions)).view(-1)
     coded = indices.section(_coding(chunking), keys, chunking.chunks * chunking.size).view(torch.uint8)
     return torch.nn.functional.pad(coded, (0, _named_nbytes(chunking) - coded.numel()))
 
 
+def _numbered(positions: Tensor, numbering: Numbering) -> Tensor:
+    low = numbering.low_bits
+    if not low:
+        return kernels.subsets_encode(positions, numbering)
+    highs = ((positions.view(-1, numbering.kept) >> low) + _ranks(numbering, positions)).view(-1)
+    lows = kernels.pack_bits(positions & ((1 << low) - 1), low)
+    return torch.cat([kernels.subsets_encode(highs, numbering), lows])
+
+
 def _read(rows: Tensor, chunking: Chunking) -> Tensor:
     """Return every rank's positions, (ranks, count). Raises PayloadError when malformed."""
-    if chunking.bits is not None:
-        positions = kernels.subsets_decode(rows.contiguous(), chunking)
+    if (numbering := _numbering(chunking)) is not None:
+        found = _read_numbered(rows, chunking, numbering)
     else:
         keys = indices.read(_coding(chunking), rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
-        indices.check_ascending(keys, strictly=True)
-        within = keys.view(-1, chunking.chunks, chunking.kept) - _firsts(chunking, keys)
-        positions = within.masked_fill_((within < 0) | (within >= chunking.size), -1).to(torch.int16).flatten(1)
-    if positions.numel() and int(positions.min()) < 0:
-        raise PayloadError(f"positions of {chunking.kept} of {chunking.size} coefficients a chunk are malformed")
-    return positions
+        found = keys.view(-1, chunking.chunks, chunking.kept) - _firsts(chunking, keys)
+    if found.numel():
+        low, high = (int(bound) for bound in torch.aminmax(found))
+        if low < 0 or high >= chunking.size or bool((found.diff(dim=2) <= 0).any()):
+            raise PayloadError(f"{chunking.kept} positions of each chunk of {chunking.size} coefficients are malformed")
+    return found.to(torch.int16).flatten(1)
+
+
+def _read_numbered(rows: Tensor, chunking: Chunking, numbering: Numbering) -> Tensor:
+    """Return positions (ranks, chunks, kept), of which one is negative if a row is malformed."""
+    low, cut = numbering.low_bits, -(-chunking.chunks * numbering.bits // 8)
+    found = kernels.subsets_decode(rows[:, :cut].contiguous(), chunking.chunks, numbering)
+    found = found.view(-1, chunking.chunks, chunking.kept)
+    if not low:
+        return found
+    lows = [kernels.unpack_bits(row[cut:].contiguous(), chunking.count, low, torch.int16) for row in rows]
+    spare = chunking.count * low % 8
+    padded = (rows[:, -1] >> spare != 0) & (spare > 0)
+    highs = torch.where(padded[:, None, None], -1, found - _ranks(numbering, found))
+    return (highs << low) | torch.stack(lows).view_as(found)
+
+
+def _ranks(numbering: Numbering, like: Tensor) -> Tensor:
+    return torch.arange(numbering.kept, dtype=torch.int16, device=like.device)
 
 
 def _firsts(chunking: Chunking, like: Tensor) -> Tensor:

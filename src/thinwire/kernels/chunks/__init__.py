@@ -1,11 +1,12 @@
 """Chunks of a tensor: the largest coefficients of each, their inverse transform, and where they lie."""
 
 from thinwire.kernels.chunks import cpu, reference
-from thinwire.kernels.chunks.chunking import Chunking, Transform
+from thinwire.kernels.chunks.chunking import Chunking, Numbering, Transform
 from thinwire.kernels.dispatch import Kernel
 
 __all__ = [
     "Chunking",
+    "Numbering",
     "Transform",
     "chunk_subtract",
     "chunk_topk",

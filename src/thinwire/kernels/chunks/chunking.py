@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import comb, prod, sqrt
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -74,21 +74,45 @@ class Chunking:
         """How many coefficients travel."""
         return self.chunks * self.kept
 
-    @cached_property
-    def subsets(self) -> int:
-        """How many subsets of `kept` positions a chunk has."""
-        return comb(self.size, self.kept)
-
-    @property
-    def bits(self) -> int | None:
-        """How many bits number a subset, or None if the sums of binomials that do so would not fit into 63."""
-        most = comb(self.size, min(self.kept, self.size // 2))
-        return (self.subsets - 1).bit_length() if most <= _LARGEST else None
-
     def axes(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return A (height, height) and B (width, width), of the dtype and device of `like`: Z = A·X·Bᵀ."""
         found = (matrix(size, self.transform).to(like) for size in (self.height, self.width))
         return tuple(found)  # type: ignore[return-value]
+
+
+class Numbering(NamedTuple):
+    """How a chunk's positions travel: the lowest `low_bits` of each as they are, the rest as the number of a subset.
+
+    The high parts p >> low_bits may repeat. Plus their rank, 0, 1, …, they are `kept` of `space` numbers.
+    """
+
+    low_bits: int
+    space: int
+    kept: int
+
+    @classmethod
+    def of(cls, size: int, kept: int) -> Self | None:
+        """Return the numbering of `kept` of `size` positions with the fewest low bits, or None if 63 are too few."""
+        for low_bits in range(size.bit_length()):
+            space = ((size - 1) >> low_bits) + kept if low_bits else size
+            if comb(space, min(kept, space // 2)) <= _LARGEST:
+                return cls(low_bits, space, kept)
+        return None
+
+    @property
+    def subsets(self) -> int:
+        """How many there are."""
+        return comb(self.space, self.kept)
+
+    @property
+    def bits(self) -> int:
+        """How many bits number one."""
+        return (self.subsets - 1).bit_length()
+
+    @property
+    def table(self) -> Tensor:
+        """C(p, i + 1) for i < `kept` and p < `space`: int64 (kept, space)."""
+        return _binomials(self.space, self.kept)
 
 
 @lru_cache(maxsize=256)
@@ -111,11 +135,9 @@ def matrix(size: int, transform: Transform) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def binomials(size: int, kept: int) -> Tensor:
-    """Return C(p, i + 1) for i < `kept` and p < `size`: int64 (kept, size). None may reach 2⁶³."""
-    return torch.tensor([[comb(p, i + 1) for p in range(size)] for i in range(kept)], dtype=torch.int64).view(
-        kept, size
-    )
+def _binomials(space: int, kept: int) -> Tensor:
+    rows = [[comb(p, i + 1) for p in range(space)] for i in range(kept)]
+    return torch.tensor(rows, dtype=torch.int64).view(kept, space)
 
 
 def _fair(length: int, most: int, transform: Transform) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.chunks import vectors
-from thinwire.kernels.chunks.chunking import Chunking, binomials
+from thinwire.kernels.chunks.chunking import Chunking, Numbering
 from thinwire.kernels.compiled import compiled, exactly
 from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
@@ -67,34 +67,31 @@ def _inverse(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking,
     map_ranges(run, chunking.chunks * chunking.size, align=chunking.size)
 
 
-def subsets_encode(positions: Tensor, chunking: Chunking) -> Tensor:
+def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
     """See `reference.subsets_encode`."""
-    bits = chunking.bits or 0
-    nbytes = -(-chunking.chunks * bits // 8)
+    kept, bits, table, places = numbering.kept, numbering.bits, numbering.table.numpy(), positions.numpy()
+    nbytes = -(-positions.numel() // kept * bits // 8)
     words = np.zeros(nbytes // 8 + 2, np.dtype("<u8"))
-    table, places = binomials(chunking.size, chunking.kept).numpy(), positions.numpy()
 
     def run(lo: int, hi: int) -> None:
-        _number_loop(places, table, bits, lo // chunking.size, hi // chunking.size, words)
+        _number_loop(places, table, bits, lo // kept, hi // kept, words)
 
-    map_ranges(run, chunking.chunks * chunking.size, align=_WORD * chunking.size)
+    map_ranges(run, positions.numel(), align=_WORD * kept)
     return torch.from_numpy(words.view(np.uint8)[:nbytes])
 
 
-def subsets_decode(rows: Tensor, chunking: Chunking) -> Tensor:
+def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     """See `reference.subsets_decode`."""
-    bits, table = chunking.bits or 0, binomials(chunking.size, chunking.kept).numpy()
+    kept, bits, table = numbering.kept, numbering.bits, numbering.table.numpy()
     words = np.zeros((rows.shape[0], rows.shape[1] // 8 + 2), np.dtype("<u8"))
     words.view(np.uint8)[:, : rows.shape[1]] = rows.numpy()
-    positions = np.empty((rows.shape[0], chunking.count), np.int16)
+    positions, subsets = np.empty((rows.shape[0], count * kept), np.int16), np.uint64(numbering.subsets)
     for row, out in zip(words, positions, strict=True):
 
         def run(lo: int, hi: int, row: Array = row, out: Array = out) -> bool:
-            first, last = lo // chunking.size, hi // chunking.size
-            return bool(_subset_loop(row, table, bits, np.uint64(chunking.subsets), first, last, out))
+            return bool(_subset_loop(row, table, bits, subsets, lo // kept, hi // kept, out))
 
-        good = map_ranges(run, chunking.chunks * chunking.size, align=chunking.size)
-        used = chunking.chunks * bits
+        good, used = map_ranges(run, count * kept, align=kept), count * bits
         if not all(good) or row[used // 64] >> np.uint64(used % 64) or row[used // 64 + 1 :].any():
             out.fill(-1)
     return torch.from_numpy(positions)

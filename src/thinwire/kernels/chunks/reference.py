@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from thinwire.kernels.chunks.chunking import Chunking, binomials
+from thinwire.kernels.chunks.chunking import Chunking, Numbering
 from thinwire.kernels.select.reference import magnitude_bits
 
 
@@ -34,32 +34,31 @@ def chunk_subtract(out: Tensor, positions: Tensor, values: Tensor, chunking: Chu
     out.sub_(_inverse(positions, values, chunking))
 
 
-def subsets_encode(positions: Tensor, chunking: Chunking) -> Tensor:
-    """Number each chunk's `positions` (int16, ascending): uint8 (⌈chunks · bits / 8⌉), packed, least significant first.
+def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
+    """Number every `kept` of `positions` (int16, ascending, below `space`): uint8 (⌈numbers · bits / 8⌉), packed.
 
-    Positions p₀ < p₁ < … have the number Σ C(pᵢ, i + 1) (the combinatorial number system; Cover 1973).
+    p₀ < p₁ < … have the number Σ C(pᵢ, i + 1) (the combinatorial number system; Cover 1973). The least significant bit
+    comes first.
     """
-    table, bits = binomials(chunking.size, chunking.kept).to(positions.device), _bits(chunking)
-    numbers = table.gather(1, positions.view(-1, chunking.kept).T.long()).sum(0)
+    table, bits = numbering.table.to(positions.device), numbering.bits
+    numbers = table.gather(1, positions.view(-1, numbering.kept).T.long()).sum(0)
     ones = (numbers[:, None] >> torch.arange(bits, device=positions.device)) & 1
     ones = torch.nn.functional.pad(ones.view(-1), (0, -ones.numel() % 8)).view(-1, 8).to(torch.uint8)
     return (ones << torch.arange(8, dtype=torch.uint8, device=positions.device)).sum(1, dtype=torch.uint8)
 
 
-def subsets_decode(rows: Tensor, chunking: Chunking) -> Tensor:
-    """Return the positions, int16 (ranks, count), that `subsets_encode` wrote into each of `rows` (ranks, bytes).
+def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
+    """Return the positions, int16 (ranks, count · kept), of the `count` numbers in each of `rows` (ranks, bytes).
 
-    If a row is not one that it can have written, its positions are all −1: a number is too large, or padding not zero.
+    If `subsets_encode` cannot have written a row, its positions are all −1: a number is too large, or padding not zero.
     """
-    bits, kept, ranks = _bits(chunking), chunking.kept, rows.shape[0]
+    bits, ranks = numbering.bits, rows.shape[0]
     ones = ((rows[..., None] >> torch.arange(8, dtype=torch.uint8, device=rows.device)) & 1).view(ranks, -1)
-    used = chunking.chunks * bits
-    digits = ones[:, :used].view(ranks, chunking.chunks, bits).long()
+    digits = ones[:, : count * bits].view(ranks, count, bits).long()
     rest = (digits << torch.arange(bits, device=rows.device)).sum(2)
-    wrong = (rest >= chunking.subsets).any(1) | ones[:, used:].bool().any(1)
-    table = binomials(chunking.size, kept).to(rows.device)
+    wrong = (rest >= numbering.subsets).any(1) | ones[:, count * bits :].bool().any(1)
     found = []
-    for row in table.flip(0):
+    for row in numbering.table.to(rows.device).flip(0):
         found.append(torch.searchsorted(row, rest, right=True) - 1)
         rest = rest - row[found[-1]]
     positions = torch.stack(found[::-1], dim=2).to(torch.int16).view(ranks, -1)
@@ -88,8 +87,3 @@ def _inverse(positions: Tensor, values: Tensor, chunking: Chunking) -> Tensor:
         x += a[r, :, None] * rows[:, r, None, :]
     grid = (chunking.down, chunking.across, chunking.height, chunking.width)
     return x.view(grid).transpose(1, 2).reshape(-1)[: chunking.numel]
-
-
-def _bits(chunking: Chunking) -> int:
-    assert chunking.bits is not None, "the number of subsets does not fit into 63 bits"
-    return chunking.bits
