@@ -9,7 +9,7 @@ from plans import cost, linear, profile
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Plan, decide
 from thinwire.planner.live import Adaptive
-from thinwire.planner.losses import ALLOWED, LOSSES, in_words, markdown, measured, within
+from thinwire.planner.losses import ALLOWED, LOSSES, OptimizerName, in_words, markdown, measured, within
 from thinwire.recipes import METHODS
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "recipes.md"
@@ -46,13 +46,13 @@ def test_least_harm_comes_first_and_luck_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-def test_by_default_a_budget_holds_what_was_measured_within_one_percent(optimizer: str) -> None:
-    budget = Budget.under(optimizer)  # type: ignore[arg-type]  # one of the names
+def test_by_default_a_budget_holds_what_was_measured_within_one_percent(optimizer: OptimizerName) -> None:
+    budget = Budget.under(optimizer)
     assert budget.optimizer == optimizer
     assert "topk:0.01" not in budget.names
     assert "fp16" not in budget.names, "it overflows"
     for name in budget.names:
-        row = measured(name, optimizer)  # type: ignore[arg-type]
+        row = measured(name, optimizer)
         assert row is not None
         assert row.ratio <= ALLOWED
 
