@@ -54,6 +54,8 @@ LOSSES: tuple[Measured, ...] = (
     Measured(("terngrad",), "adamw", None, 1.802, 1.757, _OPTIMIZERS),
     Measured(("powersgd",), "adamw", None, 1.941, 1.757, _OPTIMIZERS),
     Measured(_TOPK, "adamw", 0.01, 2.118, 1.711, _OPTIMIZERS),
+    Measured(("bf16",), "muon", None, 1.945, 1.944, _OPTIMIZERS),
+    Measured(_TOPK, "muon", 0.01, 2.538, 1.944, _OPTIMIZERS),
 )
 """A new method or optimizer is a new row."""
 
