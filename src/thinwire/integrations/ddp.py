@@ -119,7 +119,7 @@ def _asked(recipe: object, plan: object, optimizer: OptimizerName | None) -> _As
 def _say_that_none_is_known() -> None:
     _log.warning(
         'plan="auto" does not know the optimizer, and what a method costs in loss depends on it: pass '
-        "attach(..., optimizer=optimizer); until then it may choose sparsification, as under SGD"
+        "attach(..., optimizer=optimizer); without it, sparsification may be chosen too"
     )
 
 
