@@ -90,6 +90,7 @@ def test_a_plan_says_what_it_is_expected_to_cost() -> None:
     assert plan.expected_loss == (
         "Expected loss under sgd: topk:0.01 ended at 1.10 times dense's (2.209 against 2.014)."
     )
+    assert plan.why().decision == f"{plan.verdict}. {plan.expected_loss}"
     document = json.loads(plan.to_json())
     assert (document["optimizer"], document["expected_loss"]) == ("sgd", plan.expected_loss)
     unknown = _plan("topk:0.02", Budget(names=("topk:0.02",), optimizer="sgd"))
@@ -99,6 +100,7 @@ def test_a_plan_says_what_it_is_expected_to_cost() -> None:
 def test_without_an_optimizer_a_plan_says_nothing_of_it() -> None:
     plan = _plan("topk:0.01", Budget(names=("topk",)))
     assert plan.pays
+    assert plan.why().decision == plan.verdict
     assert plan.expected_loss == ""
     assert not {"optimizer", "expected_loss"} & json.loads(plan.to_json()).keys()
 
