@@ -9,7 +9,7 @@ from plans import cost, linear, profile
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Plan, decide
 from thinwire.planner.live import Adaptive
-from thinwire.planner.losses import ALLOWED, LOSSES, in_words, markdown, measured, within
+from thinwire.planner.losses import ALLOWED, LOSSES, OptimizerName, in_words, markdown, measured, within
 from thinwire.recipes import METHODS
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "recipes.md"
@@ -46,13 +46,13 @@ def test_least_harm_comes_first_and_luck_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-def test_by_default_a_budget_holds_what_was_measured_within_one_percent(optimizer: str) -> None:
-    budget = Budget.under(optimizer)  # type: ignore[arg-type]  # one of the names
+def test_by_default_a_budget_holds_what_was_measured_within_one_percent(optimizer: OptimizerName) -> None:
+    budget = Budget.under(optimizer)
     assert budget.optimizer == optimizer
     assert "topk:0.01" not in budget.names
     assert "fp16" not in budget.names, "it overflows"
     for name in budget.names:
-        row = measured(name, optimizer)  # type: ignore[arg-type]
+        row = measured(name, optimizer)
         assert row is not None
         assert row.ratio <= ALLOWED
 
@@ -90,6 +90,7 @@ def test_a_plan_says_what_it_is_expected_to_cost() -> None:
     assert plan.expected_loss == (
         "Expected loss under sgd: topk:0.01 ended at 1.10 times dense's (2.209 against 2.014)."
     )
+    assert plan.why().decision == f"{plan.verdict}. {plan.expected_loss}"
     document = json.loads(plan.to_json())
     assert (document["optimizer"], document["expected_loss"]) == ("sgd", plan.expected_loss)
     unknown = _plan("topk:0.02", Budget(names=("topk:0.02",), optimizer="sgd"))
@@ -99,6 +100,7 @@ def test_a_plan_says_what_it_is_expected_to_cost() -> None:
 def test_without_an_optimizer_a_plan_says_nothing_of_it() -> None:
     plan = _plan("topk:0.01", Budget(names=("topk",)))
     assert plan.pays
+    assert plan.why().decision == plan.verdict
     assert plan.expected_loss == ""
     assert not {"optimizer", "expected_loss"} & json.loads(plan.to_json()).keys()
 

@@ -92,7 +92,7 @@ class Plan:
 
     def why(self) -> Why:
         """Return the reasons, tensor by tensor."""
-        return Why(self.verdict, {row.name: row for row in self.rows})
+        return Why(". ".join(filter(None, (self.verdict, self.expected_loss))), {row.name: row for row in self.rows})
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
         """Return a reducer that follows the plan. What waits goes to `memory` (by default ErrorFeedback)."""

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
-from thinwire import recipes
-from thinwire.tools.bench import options
+from thinwire import Budget, recipes
+from thinwire.tools.bench import methods, options
 from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.results import Results
 from thinwire.tools.cli import app
@@ -86,6 +88,21 @@ def test_a_recipe_may_have_a_density_of_its_own() -> None:
     )  # fmt: skip
     lines = [("dense", 1.0), ("topk", 0.1), ("topk", 0.2), ("topk", 0.5), ("fft", 0.15), ("fft", 0.3)]
     assert asked.rows() == [options.Setting(*line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [("SGD", Budget(densities=(0.02,))), ("AdamW", Budget.under("adamw", densities=(0.02,)))],
+)
+def test_auto_plans_for_the_optimizer_of_the_run(
+    optimizer: str, expected: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(methods, "attach", lambda model, **options: given.update(options))
+    model: Any = nn.Linear(2, 2)
+    several = [getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)]
+    ENTRANTS["auto"].install(model, several, 0.02)
+    assert given == {"plan": expected, "optimizer": several}
 
 
 @pytest.mark.slow

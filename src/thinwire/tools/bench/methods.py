@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import recipes, trace
 from thinwire.collectives import Group
 from thinwire.integrations import attach
+from thinwire.integrations.families import family
 from thinwire.integrations.managed import sparse_weights
 from thinwire.integrations.momentum import corrections
 from thinwire.planner import Budget
@@ -106,7 +107,9 @@ def _count(nbytes: float, group: Group) -> None:
 
 def _auto(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
     assert isinstance(density, float)  # no warm-up here
-    attach(model, plan=Budget(densities=(density,)))
+    kind = family(optimizers)
+    budget = Budget(densities=(density,)) if kind == "sgd" else Budget.under(kind, densities=(density,))
+    attach(model, plan=budget, optimizer=optimizers)
 
 
 def _entrant(method: Method) -> Entrant:
