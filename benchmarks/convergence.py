@@ -1,7 +1,7 @@
 """What does each recipe cost in loss under each optimizer, and how many bits does it send?
 
     python benchmarks/convergence.py run runs.jsonl --optimizer "adamw(betas=(0.9, 0.95))" --rate 1e-3,3e-3
-    python benchmarks/convergence.py run runs.jsonl --recipe "topk(density=0.01)" --recipe "powersgd(rank=4)" --seeds 0,1,2
+    python benchmarks/convergence.py run runs.jsonl --recipe "topk()" --recipe "powersgd(rank=4)" --seeds 0,1,2
     python benchmarks/convergence.py table runs.jsonl --tuned --markdown runs.md
     python benchmarks/convergence.py plot runs.jsonl runs.png --tuned --only topk,dense
 

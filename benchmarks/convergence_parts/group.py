@@ -104,7 +104,8 @@ class Meeting:
             self._calls.clear()
             self._mail.clear()
         for future in left:
-            future.set_exception(_EndedError(f"another rank failed: {error}"))
+            ended: Any = _EndedError(f"another rank failed: {error}")  # torch's stub wants a result
+            future.set_exception(ended)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -115,7 +116,10 @@ class _EndedError(RuntimeError):
     """Another rank is to blame."""
 
 
-class VirtualGroup(dist.ProcessGroup):
+_Group: Any = dist.ProcessGroup  # whose stubs want every old overload of what is overridden
+
+
+class VirtualGroup(_Group):  # type: ignore[misc]  # so its base has no type
     """A rank's group. `payload_bytes`: what the rank has handed to collectives and messages, each payload once.
 
     That leaves out how often a payload travels, which depends on the exchange; maxima, by which replicas only ask each
@@ -183,7 +187,8 @@ def _groups(size: int) -> Iterator[tuple[list[VirtualGroup], tuple[Meeting, Meet
     """Make a group for each rank, with its communication thread, and have torch know them by name."""
     meeting, apart = Meeting(size), Meeting(size)
     groups = [VirtualGroup(rank, meeting, VirtualGroup(rank, apart)) for rank in range(size)]
-    known, world = [*groups, *(each.twin for each in groups)], dist.distributed_c10d._world
+    world: Any = dist.distributed_c10d._world
+    known = [*groups, *(each.twin for each in groups if each.twin)]
     world.pg_map.update(dict.fromkeys(known, ("virtual", None)))
     world.pg_group_ranks.update({group: {rank: rank for rank in range(size)} for group in known})
     with mock.patch.object(thread, "same_group", lambda group: group.twin):  # torch cannot make such a group
@@ -243,10 +248,10 @@ def _all_gather(parts: Sequence[Tensors]) -> None:
 
 
 def _broadcast(parts: Sequence[Tensors], root: int) -> None:
-    for tensors in parts[:root] + parts[root + 1 :]:
+    for tensors in parts:
         for x, y in zip(tensors, parts[root], strict=True):
             x.copy_(y)
 
 
 def _work(future: "Future[Tensors]") -> dist.Work:
-    return torch._C._distributed_c10d._create_work_from_future(future)
+    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # not in stubs

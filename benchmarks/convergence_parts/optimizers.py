@@ -43,7 +43,7 @@ def muon(
     def make(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
         embedded = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
         hidden, rest = _split(model, lambda p: p.ndim == 2 and p not in embedded)
-        settings = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"} | options
+        settings: dict[str, Any] = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"} | options
         return [
             torch.optim.Muon(hidden, lr=rate, momentum=momentum, nesterov=nesterov, **settings),
             torch.optim.AdamW(rest, lr=share * rate, betas=betas, weight_decay=0.0),
@@ -63,7 +63,7 @@ class Signum(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]

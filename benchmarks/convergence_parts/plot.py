@@ -16,8 +16,8 @@ def draw(groups: Sequence[Several], path: Path) -> None:
     for each, (colour, dash) in zip(groups, cycle(styles), strict=False):
         curve = each.curve()
         losses = [look.loss for look in curve]
-        for axes, along in ((bits, [look.bits for look in curve]), (steps, [look.step for look in curve])):
-            axes.plot(along, losses, dash, color=colour, linewidth=1.6, label=_label(each))
+        for axes, places in ((bits, [look.bits for look in curve]), (steps, [float(look.step) for look in curve])):
+            axes.plot(places, losses, dash, color=colour, linewidth=1.6, label=_label(each))
     for axes, title, along in (
         (bits, "Loss over what was sent", "bits per parameter and worker, all steps so far"),
         (steps, "Loss over steps", "step"),

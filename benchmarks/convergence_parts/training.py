@@ -132,8 +132,9 @@ def _worker(
         with turn:
             problem.loss(model, batch_of(settings, problem, step, group.rank())).backward()
         replicas.reduce()
-        for each in (*optimizers, *schedulers):
-            each.step()
+        for optimizer, rates in zip(optimizers, schedulers, strict=True):
+            optimizer.step()
+            rates.step()
         done = step + 1
         if done % every == 0 or done == settings.steps:
             looks.append(Look(done, _held_out(problem, model, group), 8 * group.payload_bytes / numel))
