@@ -117,6 +117,7 @@ CONTENTS = {
     "docs/measurements/index": [
         "bench",
         "recipes",
+        "convergence",
         "exchanges",
         "kernels",
         "loops",
