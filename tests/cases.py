@@ -19,13 +19,14 @@ SIZES = (1, 2, 63, 1000, 5000)
 class CodecCase:
     """`exact` codecs lose nothing of what they pick; `unbiased` ones are right on average over seeds.
 
-    `linear` ones decode a sum of payloads to the sum of what they decode to.
+    `linear` ones decode a sum of payloads to the sum of what they decode to. `shaped` ones see a matrix in a tensor.
     """
 
     codec: codecs.Codec
     exact: bool = True
     unbiased: bool = False
     linear: bool = True
+    shaped: bool = False
     exchange: exchanges.Exchange = exchanges.AllGather()  # noqa: RUF009 - frozen
 
 
@@ -63,6 +64,15 @@ CODECS = {
     "fft": CodecCase(codec=codecs.FFT(density=0.15, block=64), exact=False),
     "fft, odd blocks": CodecCase(codec=codecs.FFT(density=0.5, block=63), exact=False),
     "fft half 8 bits": CodecCase(codec=codecs.FFT(density=0.15, block=64, half=True, values=OFFSET_8), exact=False),
+    "chunk topk": CodecCase(codec=codecs.ChunkTopK(density=0.05), exact=False, shaped=True),
+    "chunk topk, hadamard": CodecCase(
+        codec=codecs.ChunkTopK(density=0.05, transform="hadamard"), exact=False, shaped=True
+    ),
+    "chunk topk, no transform": CodecCase(codec=codecs.ChunkTopK(density=0.05, chunk=7, transform=None), shaped=True),
+    "chunk topk, many": CodecCase(codec=codecs.ChunkTopK(density=0.3, chunk=32), exact=False, shaped=True),
+    "chunk topk, sign": CodecCase(
+        codec=codecs.ChunkTopK(density=0.1, chunk=8, values=formats.Sign()), exact=False, shaped=True
+    ),
     "kept threshold": CodecCase(codec=codecs.KeptThreshold(density=0.05, refresh=0.0)),
     "steered threshold": CodecCase(codec=codecs.SteeredThreshold(density=0.05)),
     "laplace threshold": CodecCase(codec=codecs.LaplaceThreshold(density=0.05)),

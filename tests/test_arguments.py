@@ -35,6 +35,7 @@ from thinwire import (
     stats,
 )
 from thinwire.integrations.momentum import Handover
+from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue
 
@@ -78,6 +79,7 @@ ADMITS: Mapping[str, str] = {
     "Width": "1",
     "GroupSize": "1 None",
     "Block": "",  # from 2 on
+    "Chunk": "",  # 2 to 64
     "Bits": "",  # 2 to 15
     "Mantissa": "0 1",
     # numbers
@@ -110,6 +112,7 @@ ADMITS: Mapping[str, str] = {
     "Sequence[Number]": "[] [1]",
     "Density": "0.5 1",  # or a schedule
     "Packed": "None",  # or a codec
+    "Transform": "None",  # or one by name
     "Narrow": "None",  # or a dtype, or a format
     "Optimizers": "None []",
 }
@@ -119,6 +122,7 @@ FURTHER: Mapping[str, str] = {
     "OffsetFloat.eps": "10**20",  # beyond max
     "OffsetFloat.max": "10**20",  # too many numbers from eps on
     "Blocks.width": "1",  # the values are of another length
+    "Chunks.numel": "0 1",  # the chunks are of another length
     "Budget.names": "('x',)",
     "Dense.numel": "0 1 10**20",  # likewise
     "sparsify.stages": "[]",
@@ -256,6 +260,8 @@ VALID: Mapping[str, Callable[[], object]] = {
     **dict.fromkeys(("choice",), lambda: "dense"),
     **dict.fromkeys(("values", "x", "flat", "scales", "codes"), _floats),
     **dict.fromkeys(("keys", "indices"), _ints),
+    "positions": lambda: torch.arange(4, dtype=torch.int16),
+    "chunkings": lambda: (Chunking(4, 4, 1, 4, 4, None),),
     **dict.fromkeys(("small", "large", "first", "then", "dense", "otherwise", "recipe"), recipes.dense),
     **dict.fromkeys(("total", "delivered"), lambda: payloads.Dense(values=_floats())),
     **dict.fromkeys(("segments", "gradients", "waiting", "boundaries", "cuts", "advice", "stages"), tuple),

@@ -22,6 +22,7 @@ GROUPS = {
     "codes": "Codes",
     "index": "At indices",
     "sketch": "Sketches",
+    "chunks": "Chunks",
     "sums": "Sums in one order",
 }
 VALUE_BITS = {"wire_fp16": 16, "wire_offset8": 8}

@@ -8,6 +8,7 @@ from statistics import median
 import torch
 
 from kernels_parts.adding import CASES as ADDING
+from kernels_parts.chunking import CASES as CHUNKING
 from kernels_parts.coding import CASES as CODING
 from kernels_parts.material import Material
 from kernels_parts.quantising import CASES as QUANTISING
@@ -21,7 +22,16 @@ from kernels_parts.work import Case, Place, Work
 from thinwire.kernels.dispatch import backend_of
 from thinwire.tools.bench.rows import percentiles
 
-CASES: dict[str, Case] = {**STEPS, **TRAVELLING, **SELECTING, **SCATTERING, **CODING, **QUANTISING, **ADDING}
+CASES: dict[str, Case] = {
+    **STEPS,
+    **TRAVELLING,
+    **SELECTING,
+    **SCATTERING,
+    **CODING,
+    **QUANTISING,
+    **CHUNKING,
+    **ADDING,
+}
 TARGET_DENSITY = 1e-3
 _CHECKED = 1 << 22  # above this, only rows with a target are checked against the reference at their own size
 _MOST_PICKS = 1 << 26  # of all workers together

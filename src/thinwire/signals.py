@@ -36,6 +36,16 @@ class Signal(ABC):
     dtype: torch.dtype
     numel: int
     device: torch.device
+    _shape: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape, for codecs that see a matrix in it; (numel,) unless it was set."""
+        return self._shape or (self.numel,)
+
+    @shape.setter
+    def shape(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
 
     @abstractmethod
     def tensor(self) -> Tensor:

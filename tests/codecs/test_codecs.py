@@ -10,7 +10,9 @@ from cases import CODECS, SIZES, CodecCase, vector
 from torch import Tensor
 
 from thinwire import codecs, formats, schedules
+from thinwire.kernels import Transform
 from thinwire.payloads import Sparse
+from thinwire.signals import Plain
 
 codec_cases = pytest.mark.parametrize("case", CODECS.values(), ids=CODECS)
 sizes = pytest.mark.parametrize("numel", SIZES)
@@ -55,7 +57,8 @@ def test_an_empty_vector_is_encoded(case: CodecCase) -> None:
 @codec_cases
 def test_any_shape_is_taken_flat(case: CodecCase) -> None:
     x = vector(600).view(20, 30)
-    assert torch.equal(_decoded(case, x.t()), _decoded(case, x.t().reshape(-1)))
+    flat = x.t().contiguous() if case.shaped else x.t().reshape(-1)
+    assert torch.equal(_decoded(case, x.t()), _decoded(case, flat))
 
 
 @codec_cases
@@ -139,6 +142,32 @@ def test_topk_keeps_the_nearest_whole_number_but_at_least_one(density: float, nu
     payload = codecs.TopK(density=density).encode(vector(numel))
     assert isinstance(payload, Sparse)
     assert payload.indices.numel() == k
+
+
+SHAPES = [(1, 1), (17, 33), (16, 16), (5, 3, 3, 3), (256, 65), (257, 7), (13, 29)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("transform", ["dct", "hadamard", None])
+def test_chunk_topk_of_matrices(shape: tuple[int, ...], transform: Transform) -> None:
+    """What is left is as little as the contraction declares, and all coefficients are the matrix."""
+    x = vector(math.prod(shape)).view(shape)
+    codec = codecs.ChunkTopK(density=0.1, transform=transform)
+    sent = codec.encode(x).dense().double()
+    rest, whole, delta = x.view(-1) - sent, float(x.double().square().sum()), codec.contraction(x.numel())
+    assert delta is not None
+    assert float(rest.square().sum()) <= (1 - delta) * whole * (1 + 1e-6)
+    torch.testing.assert_close(replace(codec, density=1.0).encode(x).dense(), x.view(-1))
+
+
+def test_chunk_topk_sees_the_matrix_that_the_reducer_names() -> None:
+    x = vector(32 * 64)
+    signal = Plain(x)
+    assert signal.shape == (2048,)
+    signal.shape = (32, 64)
+    codec = codecs.ChunkTopK(density=0.1)
+    assert torch.equal(codec.encode_signal(signal).to_buffer(), codec.encode(x.view(32, 64)).to_buffer())
+    assert codec.encode(x).nbytes != codec.encode(x.view(32, 64)).nbytes
 
 
 def test_sampled_threshold_is_topk_whenever_enough_reach_it() -> None:
@@ -229,6 +258,8 @@ def test_impossible_options_are_refused() -> None:
         codecs.BlockTopK(density=0.1, block=0)
     with pytest.raises(ValueError, match="block is"):
         codecs.FFT(density=0.1, block=1)
+    with pytest.raises(ValueError, match="chunk is 1; expected 2 to 64"):
+        codecs.ChunkTopK(density=0.1, chunk=1)
     with pytest.raises(ValueError, match="rows is 0"):
         codecs.CountSketch(rows=0)
     with pytest.raises(ValueError, match="steps is 0"):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire import kernels
+from thinwire import codecs, kernels
 from thinwire.payloads import Dense, Sketch, SketchTable
 
 OTHER = {
@@ -63,8 +63,9 @@ def _own() -> str:
         kernels.inverse_fourier.cpu(_matrix(31, 2), 60, 60),
     ]
     table = Sketch(values=vector(300), tables=(SketchTable(3, 100, 7),), numel=500)
+    chunks = codecs.ChunkTopK(density=0.1).encode(_matrix(40, 48))
     payloads = [Dense(values=row) for row in rows]
-    return _digest([out, *transformed, Dense.concat(payloads).dense(), table.dense()])
+    return _digest([out, *transformed, Dense.concat(payloads).dense(), table.dense(), chunks.dense()])
 
 
 def _trained(name: str) -> str:

@@ -1,12 +1,14 @@
 """A decoder in plain Python, written from docs/explanation/wire-format.md alone: slow, and free of torch."""
 
 import struct
+import zlib
 from collections.abc import Sequence
 from itertools import pairwise
+from math import comb
 from typing import NamedTuple
 
 WIDTHS = {0: 4, 1: 8, 2: 2, 3: 2}
-CODINGS = {1: (0,), 2: (0, 2, 3), 3: (0, 1, 2), 4: (0,)}
+CODINGS = {1: (0,), 2: (0, 2, 3), 3: (0, 1, 2), 4: (0,), 5: (0,)}
 
 
 class RefusedError(ValueError):
@@ -26,7 +28,7 @@ class Head(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """Values as raw bytes, or as codes behind their scales, and of kinds 2 and 3 the indices of elements or blocks."""
+    """Values as raw bytes, or as codes behind their scales, and the indices of kinds 2, 3 and 5."""
 
     kind: int
     numel: int
@@ -38,20 +40,37 @@ class Plain(NamedTuple):
     indices: list[int]
 
 
+class Cut(NamedTuple):
+    """How a tensor is cut into chunks."""
+
+    numel: int
+    columns: int
+    height: int
+    width: int
+    kept: int
+    transform: int
+
+
 Tensors = Sequence[tuple[int, int, int]]
 
 
-def decode(buffer: bytes, *, scales: int = 0, tensors: Tensors = ()) -> Plain:
-    """Decode a buffer. Of codes, both sides know how many scales there are; of slots, the tensors (offset, n, m)."""
+def decode(buffer: bytes, *, scales: int = 0, tensors: Tensors = (), cuts: Sequence[Cut] = ()) -> Plain:
+    """Decode a buffer. Of codes, both sides know how many scales there are; of slots, the tensors (offset, n, m).
+
+    Of chunks, they know how each tensor is cut.
+    """
     head = _head(buffer)
     if head.kind == 4:
         return _spectrum(head, decode(buffer[16:], scales=scales), tensors)
-    width, space = _shape(buffer, head)
-    place, sections = 24 if head.kind == 3 else 16, []
+    width, space = _shape(buffer, head, cuts)
+    place, sections = 24 if head.kind in (3, 5) else 16, []
     for size in _sizes(head, width, scales):
         sections.append(_section(buffer, place, size))
         place += _pad(size)
-    indices = _named(buffer[place:], head, space, tensors or [(0, head.numel, head.items)])
+    if head.kind == 5:
+        indices = _positions(buffer[place:], cuts)
+    else:
+        indices = _named(buffer[place:], head, space, tensors or [(0, head.numel, head.items)])
     found = Plain(head.kind, head.numel, width, space, [], [], [], indices)
     if head.dtype != 4:
         return found._replace(values=_cut(sections[0], WIDTHS[head.dtype]))
@@ -68,8 +87,13 @@ def _head(buffer: bytes) -> Head:
     return head
 
 
-def _shape(buffer: bytes, head: Head) -> tuple[int, int]:
+def _shape(buffer: bytes, head: Head, cuts: Sequence[Cut]) -> tuple[int, int]:
     """Return elements to a block and blocks in all; of other kinds, an element is a block."""
+    if head.kind == 5:
+        known = struct.pack(f"<{6 * len(cuts)}Q", *(number for cut in cuts for number in cut))
+        _check(len(buffer) >= 24 and struct.unpack_from("<II", buffer, 16) == (len(cuts), zlib.crc32(known)))
+        _check(head.items == sum(_chunks(cut) * cut.kept for cut in cuts))
+        return 1, head.numel
     if head.kind != 3:
         _check(head.items == head.numel if head.kind == 1 else head.items <= head.numel < 2**31)
         return 1, head.numel
@@ -99,6 +123,48 @@ def _named(section: bytes, head: Head, space: int, tensors: Tensors) -> list[int
     found = _indices(section, head.coding, head.items, space, tensors)
     _check(all(0 <= index < space for index in found))
     _check(head.kind == 2 or all(a < b for a, b in pairwise(found)))
+    return found
+
+
+def _chunks(cut: Cut) -> int:
+    rows = -(-cut.numel // cut.columns)
+    return -(-rows // cut.height) * (cut.columns // cut.width)
+
+
+def _positions(section: bytes, cuts: Sequence[Cut]) -> list[int]:
+    found, place = [], 0
+    for cut in cuts:
+        n, k, chunks = cut.height * cut.width, cut.kept, _chunks(cut)
+        if comb(n, min(k, n // 2)) < 2**63:
+            bits = (comb(n, k) - 1).bit_length()
+            size = -(-chunks * bits // 8)
+            _check(len(section) >= place + size)
+            for number in _numbers(section[place : place + size], chunks, bits):
+                found += _subset(number, n, k)
+        else:
+            size, coding = min((_length(coding, chunks * k, chunks * n), coding) for coding in (0, 1, 2))
+            _check(len(section) >= place + size)
+            keys = _indices(section[place : place + size], coding, chunks * k, chunks * n, ())
+            _check(all(a < b for a, b in pairwise(keys)))
+            _check([key // n for key in keys] == [i // k for i in range(chunks * k)])
+            found += [key % n for key in keys]
+        place += size
+    _check(len(section) == _pad(place) and not any(section[place:]))
+    return found
+
+
+def _length(coding: int, count: int, space: int) -> int:
+    low = (space // count).bit_length() - 1 if count else 0
+    unary = count + ((space - 1) >> low) if count else 0
+    return (_pad(4 * count), _pad(-(-space // 8)), _pad(-(-count * low // 8)) + _pad(-(-unary // 8)))[coding]
+
+
+def _subset(number: int, n: int, k: int) -> list[int]:
+    _check(number < comb(n, k))
+    found: list[int] = []
+    for i in range(k, 0, -1):
+        found.insert(0, max(p for p in range(n) if comb(p, i) <= number))
+        number -= comb(found[0], i)
     return found
 
 

@@ -1,6 +1,7 @@
 """Payload laws: round trip, golden bytes, sums, and what happens to malformed buffers."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire import PayloadError
-from thinwire.codecs import FFT, BlockTopK, Cast
+from thinwire.codecs import FFT, BlockTopK, Cast, ChunkTopK
 from thinwire.formats import OffsetFloat
-from thinwire.payloads import Blocks, Dense, Keyed, Payload, Sparse, Spectral
+from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sparse, Spectral
 from thinwire.payloads.wire import DTYPE_CODES
 
 codec_cases = pytest.mark.parametrize("case", CODECS.values(), ids=CODECS)
@@ -182,6 +183,51 @@ def test_golden_bytes_of_codes_and_spectra() -> None:
     )  # fmt: skip
 
 
+def test_golden_bytes_of_chunks() -> None:
+    """The two largest of each of two chunks of 2 × 4: C(8, 2) = 28 subsets, 5 bits each."""
+    x = torch.tensor([[1.0, 2, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 4, -3]])
+    payload = ChunkTopK(density=0.25, chunk=4, transform=None, values=torch.float16).encode(x)
+    assert bytes(payload.to_buffer().tolist()).hex() == (
+        "02050200" "04000000" "1000000000000000"  # version, kind, fp16; count; numel
+        "01000000" "01456433"  # one tensor, cut like this
+        "003c0040" "004400c2"  # 1, 2; 4, −3
+        "6003000000000000"  # 0 for 0 and 1, C(6, 1) + C(7, 2) = 27 for 6 and 7, padded
+    )  # fmt: skip
+
+
+def test_chunks_cut_in_another_way_are_refused() -> None:
+    x, mine = vector(32 * 64).view(32, 64), ChunkTopK(density=0.05)
+    buffer = mine.encode(x).to_buffer()
+    for other in (replace(mine, transform="hadamard"), replace(mine, chunk=8, density=0.0469)):
+        theirs = other.encode(x).to_buffer()
+        with pytest.raises(PayloadError, match="rank 1 sent header|expected buffers"):
+            mine.encode(x).from_buffers(torch.stack([buffer, theirs]) if theirs.shape == buffer.shape else theirs[None])
+
+
+def test_a_sum_of_chunks_does_not_travel() -> None:
+    payload = ChunkTopK(density=0.05).encode(vector(300))
+    with pytest.raises(PayloadError, match="a sum of 2 payloads"):
+        Chunks.concat([payload, payload]).to_buffer()
+
+
+def test_chunks_must_fit_their_regions() -> None:
+    payload = ChunkTopK(density=0.05).encode(vector(300))
+    with pytest.raises(PayloadError, match=r"tensors of \[300\] elements; expected the regions' \[299\]"):
+        replace(payload, numel=299, regions=())
+    with pytest.raises(PayloadError, match=r"14 values at 15 torch\.int16 positions; expected 15"):
+        replace(payload, values=payload.values[1:])
+
+
+@pytest.mark.parametrize("place", [-1, -8, -60])
+def test_damaged_positions_are_refused_and_nothing_is_written(place: int) -> None:
+    mine = ChunkTopK(density=0.3, chunk=32).encode(vector(64 * 64).view(64, 64))
+    rows = torch.stack([mine.to_buffer(), mine.to_buffer()])
+    torch.testing.assert_close(mine.from_buffers(rows).dense(), 2 * mine.dense())
+    rows[1, place] ^= 255
+    with pytest.raises(PayloadError):
+        mine.from_buffers(rows)
+
+
 def test_rows_that_name_too_few_blocks_are_refused() -> None:
     mine = BlockTopK(density=0.3, block=4).encode(vector(400))
     rows = torch.stack([mine.to_buffer(), mine.to_buffer()])
@@ -247,7 +293,8 @@ def test_subtract_and_mask(case: CodecCase) -> None:
     torch.testing.assert_close(x, expected)
     masked = torch.ones(1000)
     payload.mask([masked])
-    if isinstance(payload, Keyed):
+    elements = isinstance(payload, Keyed) or (isinstance(payload, Chunks) and not payload.chunkings[0].transform)
+    if elements:
         assert torch.equal(masked == 0, payload.dense() != 0)
     else:
         assert bool((masked == 1).all())

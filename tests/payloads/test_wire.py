@@ -1,6 +1,7 @@
 """Buffers of every codec against a decoder written from docs/explanation/wire-format.md, whole and damaged."""
 
 import struct
+from dataclasses import astuple
 from functools import cache
 
 import plain_decoder
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire import PayloadError, kernels
-from thinwire.payloads import Blocks, Dense, Keyed, Payload, Sketch, Sparse, Spectral
+from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sketch, Sparse, Spectral
 
 READERS = (Dense, Sparse, Blocks, Spectral)
 SIZES = (150, 1, 333)
+TRANSFORMS = {None: 0, "dct": 1, "hadamard": 2}
 OFFSETS, NUMEL = (7, 200, 300), 700
 names = st.sampled_from(sorted(CODECS))
 
@@ -40,7 +42,10 @@ def _plain(payload: Payload, buffer: Tensor) -> plain_decoder.Plain:
     coded = getattr(payload.coefficients if isinstance(payload, Spectral) else payload, "coded", None)
     runs = payload.runs if isinstance(payload, Sparse) else [0] * len(payload.regions)
     tensors = [(at, n, m) for (at, n), m in zip(payload.regions, runs, strict=True)]
-    return plain_decoder.decode(_bytes(buffer), scales=coded.scales.numel() if coded else 0, tensors=tensors)
+    cut = payload.chunkings if isinstance(payload, Chunks) else ()
+    cuts = [plain_decoder.Cut(*astuple(c)[:5], TRANSFORMS[c.transform]) for c in cut]
+    scales = coded.scales.numel() if coded else 0
+    return plain_decoder.decode(_bytes(buffer), scales=scales, tensors=tensors, cuts=cuts)
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -57,6 +62,8 @@ def test_a_decoder_written_from_the_page_reads_every_codecs_buffer(name: str, ma
         assert plain.codes == coded.codes.tolist()
     if isinstance(table, Keyed):
         assert plain.indices == table.keys.tolist()
+    if isinstance(payload, Chunks):
+        assert plain.indices == payload.positions.tolist()
     assert plain.numel == (payload.values.numel() if isinstance(payload, Dense | Sketch) else payload.numel)
 
 

@@ -139,6 +139,7 @@ WIDE = {  # what is decoded in float32, from gradients of float16
         memory=MomentumCorrection(momentum=0.0), codec=codecs.TopK(density=0.02, values=CODES), exchange=GATHERED
     ),
     "spectra": lambda: _fed_back(codecs.FFT(density=0.02, block=300, values=CODES)),
+    "chunks": lambda: _fed_back(codecs.ChunkTopK(density=0.02, values=CODES)),
     "factors": lambda: _low_rank(None),
 }
 NARROW = {  # what float32 travels as

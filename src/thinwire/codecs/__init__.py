@@ -3,6 +3,7 @@
 from thinwire.codecs.base import Codec
 from thinwire.codecs.block_topk import BlockTopK
 from thinwire.codecs.cast import Cast
+from thinwire.codecs.chunk_topk import ChunkTopK
 from thinwire.codecs.count_sketch import CountSketch
 from thinwire.codecs.fft import FFT
 from thinwire.codecs.hashed_slots import HashedSlots
@@ -20,6 +21,7 @@ __all__ = [
     "FFT",
     "BlockTopK",
     "Cast",
+    "ChunkTopK",
     "Codec",
     "CountSketch",
     "HashedSlots",

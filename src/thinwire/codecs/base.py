@@ -33,7 +33,9 @@ class Codec(ABC):
     @final
     def encode(self, x: Tensor, *, seed: int = 0) -> Payload:
         """Encode a tensor of any shape. The payload is flat, on the tensor's device and of its dtype."""
-        return self.encode_signal(Plain(x.detach().reshape(-1)), seed=seed)
+        signal = Plain(x.detach().reshape(-1))
+        signal.shape = tuple(x.shape)
+        return self.encode_signal(signal, seed=seed)
 
     @final
     def at(self, step: int) -> Self:

@@ -16,6 +16,15 @@ from thinwire.kernels.bits import (
     unpack_bits,
 )
 from thinwire.kernels.blocks import block_energies, group_norms, largest_blocks, largest_in_rows
+from thinwire.kernels.chunks import (
+    Chunking,
+    Transform,
+    chunk_subtract,
+    chunk_topk,
+    chunk_write,
+    subsets_decode,
+    subsets_encode,
+)
 from thinwire.kernels.codes import (
     OffsetGrid,
     Rounding,
@@ -42,11 +51,13 @@ from thinwire.kernels.select import (
 from thinwire.kernels.sketch import sketch_insert, sketch_query
 
 __all__ = [
+    "Chunking",
     "EliasFano",
     "Kernel",
     "OffsetGrid",
     "Picks",
     "Rounding",
+    "Transform",
     "accumulate",
     "accumulate_momentum",
     "accumulate_momentum_select",
@@ -54,6 +65,9 @@ __all__ = [
     "accumulate_rounded_select",
     "accumulate_select",
     "block_energies",
+    "chunk_subtract",
+    "chunk_topk",
+    "chunk_write",
     "elias_fano_decode",
     "elias_fano_decode_rows",
     "elias_fano_encode",
@@ -84,6 +98,8 @@ __all__ = [
     "slot_codes",
     "slot_indices",
     "slot_of",
+    "subsets_decode",
+    "subsets_encode",
     "table_decode",
     "ternary_encode",
     "unpack_bits",

@@ -73,12 +73,16 @@ class _Block:
         for number, vector in enumerate(vectors):
             found = self.builder.and_(self.builder.bitcast(vector, self.integer), ones)
             peak = self.builder.select(self.builder.icmp_signed(">", peak, found), peak, found)
-            lanes = self.builder.bitcast(self.builder.icmp_signed(">=", found, bar), ir.IntType(self.count))
-            wide = lanes if self.count == BLOCK else self.builder.zext(lanes, _HITS)
-            hits = self.builder.or_(hits, self.builder.shl(wide, ir.Constant(_HITS, number * self.count)))
+            hits = self.builder.or_(hits, self.reaching(found, bar, number))
         stored = self.builder.store(peak, self._address(peaks, first, self.integer))
         stored.align = self.bits // 8
         return hits
+
+    def reaching(self, found: Any, bar: Any, number: int) -> Any:
+        """Return which lanes of vector `number` reach the bar, as hits."""
+        lanes = self.builder.bitcast(self.builder.icmp_signed(">=", found, bar), ir.IntType(self.count))
+        wide = lanes if self.count == BLOCK else self.builder.zext(lanes, _HITS)
+        return self.builder.shl(wide, ir.Constant(_HITS, number * self.count))
 
     def _each(self, first: Any) -> list[Any]:
         """Return where every vector begins, the first one at `first`."""
@@ -108,6 +112,29 @@ def look(typing, bits, peaks, start, threshold):
         return block.hits(block.load(bits), threshold, peaks)
 
     return types.uint64(bits, peaks, start, threshold), _code(body, 2)
+
+
+@intrinsic
+def reaching(typing, magnitudes, start, threshold):
+    """Return the hits of a block of magnitudes, as integers."""
+
+    def body(block: _Block, magnitudes: Any, threshold: Any) -> Any:
+        hits, bar = ir.Constant(_HITS, 0), block.spread(threshold)
+        for number, vector in enumerate(block.load(magnitudes)):
+            hits = block.builder.or_(hits, block.reaching(vector, bar, number))
+        return hits
+
+    return types.uint64(magnitudes, start, threshold), _code(body, 1)
+
+
+@intrinsic
+def ones(typing, hits):
+    """Return how many bits are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), generate
 
 
 @intrinsic

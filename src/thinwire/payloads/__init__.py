@@ -2,6 +2,7 @@
 
 from thinwire.payloads.base import Payload
 from thinwire.payloads.blocks import Blocks
+from thinwire.payloads.chunks import Chunks
 from thinwire.payloads.dense import Dense
 from thinwire.payloads.keyed import Keyed
 from thinwire.payloads.numbers import Narrow, fitted, narrowed
@@ -12,6 +13,7 @@ from thinwire.payloads.words import Words
 
 __all__ = [
     "Blocks",
+    "Chunks",
     "Dense",
     "Keyed",
     "Narrow",

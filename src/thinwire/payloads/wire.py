@@ -10,7 +10,7 @@ from thinwire.errors import PayloadError
 
 HEADER_BYTES = 16
 VERSION = 2
-DENSE, SPARSE, BLOCKS, SPECTRAL = 1, 2, 3, 4
+DENSE, SPARSE, BLOCKS, SPECTRAL, CHUNKS = 1, 2, 3, 4, 5
 NUMBERS, BITMAP, ELIAS_FANO, SLOTS = 0, 1, 2, 3
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}

@@ -54,7 +54,7 @@ class Bucket:
                 runs[-1] = runs[-1][0], segment.offset + segment.length
             else:
                 runs.append((segment, segment.offset + segment.length))
-        return self.only(replace(first, length=end - first.offset) for first, end in runs)
+        return self.only(replace(first, length=end - first.offset, shape=()) for first, end in runs)
 
 
 @final

@@ -75,7 +75,7 @@ class Compressed(Reducer):
         parts = []
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
             signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))
-            signal.share = at.scale if self.memory.stateful else None
+            signal.share, signal.shape = at.scale if self.memory.stateful else None, segment.shape
             parts.append(_encoded(codec, signal, seed=at.seed(segment.name, shared=codec.shared_seed)))
         return type(parts[0]).assemble(parts, [segment.offset for segment in bucket.segments], bucket.flat.numel())
 

@@ -59,7 +59,13 @@ def test_two_by_two_trains_as_two_whole_replicas_do(four: Cluster, two: Cluster,
         ("gtopk", 0.01),
         *(
             pytest.param(*other, marks=pytest.mark.slow)
-            for other in (("dense", 1.0), ("dgc", 0.01), ("torch_powersgd", 1.0), ("dct_dp", 0.01), ("s2_union", 1 / 32))
+            for other in (
+                ("dense", 1.0),
+                ("dgc", 0.01),
+                ("torch_powersgd", 1.0),
+                ("dct_dp", 0.01),
+                ("s2_union", 1 / 32),
+            )
         ),
     ],
 )

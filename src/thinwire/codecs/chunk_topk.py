@@ -1,0 +1,50 @@
+"""Top-k of each chunk after an orthonormal transform (Peng et al. 2024, DeMo)."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, final
+
+import torch
+
+from thinwire import kernels
+from thinwire.checked import Range, checked
+from thinwire.codecs.base import Codec, kept
+from thinwire.kernels import Chunking, Transform
+from thinwire.payloads import Chunks, Narrow, narrowed
+from thinwire.schedules import Density
+from thinwire.signals import Signal
+
+Chunk = Annotated[int, Range("2 to 64 rows and columns", least=2, most=64)]
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ChunkTopK(Codec):
+    """Transform each chunk, and send its k = max(1, round(density · n)) largest of n coefficients by magnitude.
+
+    A tensor of shape (rows, …) is a matrix, which is cut into chunks of `chunk` × `chunk` elements, or somewhat less
+    (`kernels.Chunking` says how). Vectors are cut into runs of 4 · `chunk`. A transform spreads each choice over its
+    chunk: "dct" is the orthonormal DCT-II of rows and columns, "hadamard" the same with Hadamard's matrix and fixed
+    random signs. None sends single elements. Ranks' coefficients are summed, and the sum is transformed back once.
+    Raises ValueError for a density outside (0, 1] or a chunk outside 2 to 64.
+    """
+
+    density: Density
+    chunk: Chunk = 16
+    transform: Transform = "dct"
+    values: Narrow = None
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Chunks:
+        """Return the coefficients in order of chunks. If a chunk has a NaN or an infinity, so have its coefficients."""
+        x = signal.tensor()
+        x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+        chunking = Chunking.of(signal.shape, self.chunk, self.transform, partial(kept, self.density))
+        positions, coefficients = kernels.chunk_topk(x, chunking)
+        values, coded = narrowed(coefficients, self.values, signal.dtype, seed, signal.share)
+        return Chunks(positions=positions, values=values, numel=signal.numel, chunkings=(chunking,), coded=coded)
+
+    def contraction(self, numel: int) -> float | None:
+        """δ = k/n, the least of all sizes n that a chunk may have. Coefficients of equal magnitude attain it."""
+        largest = max(self.chunk**2, 4 * self.chunk)
+        return None if self.values else min(kept(self.density, n) / n for n in range(1, largest + 1))

@@ -1,0 +1,139 @@
+"""Weighted sums of vectors of 64 bytes, several at a time in registers, which Numba's loops do not express."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from thinwire.kernels.compiled import intrinsic
+
+BYTES = 64
+TOGETHER = 8
+"""How many sums share what they load."""
+_SCALARS: dict[Any, Any] = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+_CONTRACT = ("contract",)
+
+
+class _Code:
+    """Instructions on vectors of one type of number. Every product and sum is rounded on its own without `flags`."""
+
+    def __init__(self, builder: Any, dtype: Any, flags: tuple[str, ...] = ()) -> None:
+        self.builder, self.flags = builder, flags
+        self.kind = ir.VectorType(_SCALARS[dtype], 8 * BYTES // dtype.bitwidth)
+        self.zero = ir.Constant(self.kind, [0.0] * self.kind.count)
+
+    def load(self, data: Any, at: Any) -> Any:
+        """Load the vector at an index."""
+        vector = self.builder.load(self._address(data, at))
+        vector.align = BYTES // self.kind.count
+        return vector
+
+    def store(self, data: Any, at: Any, vector: Any) -> None:
+        """Write the vector at an index."""
+        self.builder.store(vector, self._address(data, at)).align = BYTES // self.kind.count
+
+    def spread(self, value: Any) -> Any:
+        """Return a vector with `value` in every lane."""
+        empty, zeros = ir.Constant(self.kind, ir.Undefined), ir.VectorType(ir.IntType(32), self.kind.count)
+        first = self.builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
+        return self.builder.shuffle_vector(first, empty, ir.Constant(zeros, [0] * self.kind.count))
+
+    def more(self, total: Any, weight: Any, vector: Any) -> Any:
+        """Return total + weight · vector."""
+        product = self.builder.fmul(self.spread(weight), vector, flags=self.flags)
+        return self.builder.fadd(total, product, flags=self.flags)
+
+    def index(self, start: Any, *steps: tuple[Any, Any]) -> Any:
+        """Return start + Σ number · step."""
+        for number, step in steps:
+            number = ir.Constant(start.type, number) if isinstance(number, int) else number
+            start = self.builder.add(start, self.builder.mul(number, step))
+        return start
+
+    def element(self, data: Any, at: Any) -> Any:
+        """Load one number."""
+        return self.builder.load(self.builder.gep(data, [at]))
+
+    def _address(self, data: Any, at: Any) -> Any:
+        return self.builder.bitcast(self.builder.gep(data, [at]), self.kind.as_pointer())
+
+
+def _declared(emit: Callable[..., None], args: tuple[Any, ...], flags: tuple[str, ...] = ()) -> tuple[Any, Any]:
+    """Return signature and code of an intrinsic whose first argument is the array that it writes to."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kinds = zip(signature.args, values, strict=True)
+        code = _Code(builder, signature.args[0].dtype, flags)
+        emit(
+            code,
+            *(context.make_array(k)(context, builder, v).data if isinstance(k, types.Array) else v for k, v in kinds),
+        )
+        return context.get_dummy_value()
+
+    whole = (types.intp if isinstance(arg, types.Integer) else arg for arg in args)
+    return types.void(*whole), generate
+
+
+def _sums(flags: tuple[str, ...], *, rows: int = TOGETHER, listed: bool = False, less: bool = False) -> Any:
+    def emit(
+        code: _Code, y: Any, to: Any, pitch: Any, weights: Any, first: Any, apart: Any, step: Any, x: Any, at: Any,
+        far: Any, order: Any, count: Any,
+    ) -> None:  # fmt: skip
+        totals = [cgutils.alloca_once_value(code.builder, code.zero) for _ in range(rows)]
+        with cgutils.for_range(code.builder, count) as loop:
+            t = code.element(order, loop.index) if listed else loop.index
+            vector, begin = code.load(x, code.index(at, (t, far))), code.index(first, (t, step))
+            for row, total in enumerate(totals):
+                weight = code.element(weights, code.index(begin, (row, apart)))
+                code.builder.store(code.more(code.builder.load(total), weight, vector), total)
+        for row, total in enumerate(totals):
+            place, found = code.index(to, (row, pitch)), code.builder.load(total)
+            code.store(y, place, code.builder.fsub(code.load(y, place), found) if less else found)
+
+    @intrinsic
+    def code(typing, y, to, pitch, weights, first, apart, step, x, at, far, order, count):
+        return _declared(emit, (y, to, pitch, weights, first, apart, step, x, at, far, order, count), flags)
+
+    return code
+
+
+weigh, weigh_one = _sums(_CONTRACT), _sums(_CONTRACT, rows=1)
+"""(y, to, pitch, weights, first, apart, step, x, at, far, order, count): write eight sums of vectors, or one.
+
+For r from 0 to 7, write Σ weights[first + r · apart + t · step] · x[at + t · far :] over t < `count`, in this order, to
+y[to + r · pitch :].
+"""
+weigh_listed, subtract_listed = _sums((), listed=True), _sums((), listed=True, less=True)
+"""The same over the first `count` t of `order`: write the sums, or subtract them. All is rounded one by one."""
+
+
+@intrinsic
+def copy(typing, y, to, x, at):
+    """Copy a vector."""
+
+    def emit(code: _Code, y: Any, to: Any, x: Any, at: Any) -> None:
+        code.store(y, to, code.load(x, at))
+
+    return _declared(emit, (y, to, x, at))
+
+
+@intrinsic
+def times(typing, y, to, weight, x, at):
+    """Write weight · x[at:] to y[to:]."""
+
+    def emit(code: _Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
+        code.store(y, to, code.builder.fmul(code.spread(weight), code.load(x, at)))
+
+    return _declared(emit, (y, to, weight, x, at))
+
+
+@intrinsic
+def add(typing, y, to, weight, x, at):
+    """Add weight · x[at:] to y[to:]."""
+
+    def emit(code: _Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
+        code.store(y, to, code.more(code.load(y, to), weight, code.load(x, at)))
+
+    return _declared(emit, (y, to, weight, x, at))

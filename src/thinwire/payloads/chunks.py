@@ -1,0 +1,229 @@
+"""The largest coefficients of each chunk of a tensor. Ranks' coefficients are summed and transformed back once."""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.checked import Size, checked
+from thinwire.errors import PayloadError
+from thinwire.formats import Coded
+from thinwire.kernels import Chunking
+from thinwire.payloads import indices, numbers, wire
+from thinwire.payloads.base import Payload, Regions, regions_are_finite
+
+_LAYOUT = struct.Struct("<II")
+_CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
+_TRANSFORMS = {None: 0, "dct": 1, "hadamard": 2}
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chunks(Payload):
+    """Some coefficients of each chunk. Region i is cut into chunks as `chunkings[i]` says.
+
+    `positions` (int16) say where in its chunk each coefficient of `values` belongs; they ascend in each chunk. Both
+    hold one region after another, and a sum of several ranks holds one rank after another. Every rank knows `chunkings`
+    beforehand, so they do not travel.
+    """
+
+    positions: Tensor
+    values: Tensor
+    numel: Size
+    chunkings: tuple[Chunking, ...]
+    regions: Regions = field(default=())
+    coded: Coded | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
+        cut, lengths = [c.numel for c in self.chunkings], [length for _, length in self.regions]
+        if cut != lengths:
+            raise PayloadError(f"chunks of tensors of {cut} elements; expected the regions' {lengths}")
+        found, count = (self.positions.dtype, self.positions.numel(), self.values.numel()), self._starts[-1]
+        if found[0] != torch.int16 or found[1] != found[2] or (found[1] % count if count else found[1]):
+            raise PayloadError(f"{found[2]} values at {found[1]} {found[0]} positions; expected {count} for each rank")
+
+    @property
+    def summable(self) -> bool:
+        """Never: which coefficients travel differs by rank."""
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `to_buffer()` in bytes."""
+        return (
+            wire.HEADER_BYTES + _LAYOUT.size + numbers.nbytes(self.values, self.coded) + wire.padded(self._places[-1])
+        )
+
+    def counts(self) -> list[int]:
+        """Return how many coefficients travel for each region."""
+        return [chunking.count * self._ranks for chunking in self.chunkings]
+
+    def with_values(self, values: Tensor) -> Self:
+        """Return the same positions with other values."""
+        return replace(self, values=values, coded=None)
+
+    def to_buffer(self) -> Tensor:
+        """Return header, layout, values and positions as uint8. Raises PayloadError for a sum of several ranks."""
+        if self._ranks > 1:
+            raise PayloadError(f"a sum of {self._ranks} payloads of chunks; only those of one rank travel")
+        parts = self.positions.split([chunking.count for chunking in self.chunkings])
+        named = [_section(part, chunking) for part, chunking in zip(parts, self.chunkings, strict=True)]
+        return wire.pack(self._head(), self._layout(), *numbers.sections(self.values, self.coded), torch.cat(named))
+
+    def from_buffers(self, buffers: Tensor) -> Self:
+        """Return the sum of the ranks' buffers, laid out like this payload's: one rank after another."""
+        head = torch.cat([self._head(), self._layout()])
+        wire.check_buffers(buffers, head, self.nbytes)
+        body = buffers[:, head.numel() :]
+        named = body[:, numbers.nbytes(self.values, self.coded) :]
+        wire.check_padding(named, self._places[-1])
+        spans = zip(pairwise(self._places), self.chunkings, strict=True)
+        positions = [_read(named[:, start:stop], chunking) for (start, stop), chunking in spans]
+        values = numbers.read(body, self.values, self.coded).view(-1)
+        return replace(self, positions=torch.cat(positions, dim=1).view(-1), values=values, coded=None)
+
+    def dense(self) -> Tensor:
+        """Return the vector in float32 or wider: the transform of 16-bit values does not fit in 16 bits."""
+        out = self.values.new_zeros(self.numel, dtype=_real(self.values.dtype))
+        self.write(out)
+        return out
+
+    def write(self, out: Tensor) -> None:
+        """Overwrite the regions of `out` with the inverse transform."""
+        for (offset, length), part in zip(self.regions, self._by_region, strict=True):
+            _into(out[offset : offset + length], kernels.chunk_write, *part)
+
+    def subtract_from(self, parts: Sequence[Tensor]) -> None:
+        """Subtract the inverse transform of each region from its part."""
+        for out, part in zip(parts, self._by_region, strict=True):
+            _into(out, kernels.chunk_subtract, *part)
+
+    def mask(self, parts: Sequence[Tensor | None]) -> None:
+        """Set each part to zero where an element was sent that is not 0. With a transform, do nothing."""
+        for out, (positions, values, chunking) in zip(parts, self._by_region, strict=True):
+            if out is not None and chunking.transform is None:
+                sent = values.new_empty(chunking.numel)
+                kernels.chunk_write(sent, positions, values, chunking)
+                out.masked_fill_(sent != 0, 0)
+
+    def is_finite(self, out: Tensor) -> bool:
+        """Whether the regions of `out` are finite."""
+        return regions_are_finite(out, self.regions)
+
+    @classmethod
+    def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
+        """Place vectors side by side."""
+        return cls(
+            positions=torch.cat([part.positions for part in parts]),
+            values=torch.cat([part.values for part in parts]),
+            numel=numel,
+            chunkings=tuple(chunking for part in parts for chunking in part.chunkings),
+            regions=tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True)),
+            coded=numbers.joined([part.coded for part in parts]),
+        )
+
+    @classmethod
+    def concat(cls, payloads: Sequence[Self]) -> Self:
+        """Return the sum of payloads over the same chunks."""
+        positions, values = (torch.cat(x) for x in zip(*((p.positions, p.values) for p in payloads), strict=True))
+        return replace(payloads[0], positions=positions, values=values, coded=None)
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """Where each region's coefficients begin, and how many a rank has in all."""
+        return tuple(accumulate((chunking.count for chunking in self.chunkings), initial=0))
+
+    @cached_property
+    def _places(self) -> tuple[int, ...]:
+        """Where the bytes that name each region's positions begin, and how many there are in all."""
+        return tuple(accumulate(map(_named_nbytes, self.chunkings), initial=0))
+
+    @property
+    def _ranks(self) -> int:
+        return self.values.numel() // max(1, self._starts[-1]) or 1
+
+    @cached_property
+    def _by_region(self) -> Sequence[tuple[Tensor, Tensor, Chunking]]:
+        """Each region's positions and values, one rank after another, the values in float32 or wider."""
+        values = self.values.to(_real(self.values.dtype))
+        columns = [
+            x.view(self._ranks, -1).split([c.count for c in self.chunkings], 1) for x in (self.positions, values)
+        ]
+        parts = zip(*columns, self.chunkings, strict=True)
+        return [(positions.reshape(-1), values.reshape(-1), chunking) for positions, values, chunking in parts]
+
+    def _head(self) -> Tensor:
+        return numbers.header(wire.CHUNKS, self.values, self.coded, self.values.numel(), self.numel)
+
+    def _layout(self) -> Tensor:
+        cut = [number for chunking in self.chunkings for number in _numbers(chunking)]
+        packed = _LAYOUT.pack(len(self.chunkings), zlib.crc32(struct.pack(f"<{len(cut)}Q", *cut)))
+        return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(self.values.device)
+
+
+def _numbers(chunking: Chunking) -> tuple[int, ...]:
+    *sizes, transform = astuple(chunking)
+    return (*sizes, _TRANSFORMS[transform])
+
+
+def _named_nbytes(chunking: Chunking) -> int:
+    """Return how many bytes name a region's positions."""
+    if chunking.bits is not None:
+        return -(-chunking.chunks * chunking.bits // 8)
+    return indices.nbytes(_coding(chunking), chunking.count, chunking.chunks * chunking.size)
+
+
+def _coding(chunking: Chunking) -> int:
+    """Return how positions travel if a chunk has too many subsets to number: as those of all chunks in a row."""
+    return indices.shortest(chunking.count, chunking.chunks * chunking.size, _CODINGS)
+
+
+def _section(positions: Tensor, chunking: Chunking) -> Tensor:
+    """Return the bytes that name a region's positions."""
+    if chunking.bits is not None:
+        return kernels.subsets_encode(positions, chunking)
+    keys = (positions.view(-1, chunking.kept) + _firsts(chunking, positions)).view(-1)
+    coded = indices.section(_coding(chunking), keys, chunking.chunks * chunking.size).view(torch.uint8)
+    return torch.nn.functional.pad(coded, (0, _named_nbytes(chunking) - coded.numel()))
+
+
+def _read(rows: Tensor, chunking: Chunking) -> Tensor:
+    """Return every rank's positions, (ranks, count). Raises PayloadError when malformed."""
+    if chunking.bits is not None:
+        positions = kernels.subsets_decode(rows.contiguous(), chunking)
+    else:
+        keys = indices.read(_coding(chunking), rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
+        indices.check_ascending(keys, strictly=True)
+        within = keys.view(-1, chunking.chunks, chunking.kept) - _firsts(chunking, keys)
+        positions = within.masked_fill_((within < 0) | (within >= chunking.size), -1).to(torch.int16).flatten(1)
+    if positions.numel() and int(positions.min()) < 0:
+        raise PayloadError(f"positions of {chunking.kept} of {chunking.size} coefficients a chunk are malformed")
+    return positions
+
+
+def _firsts(chunking: Chunking, like: Tensor) -> Tensor:
+    """Return where each chunk begins if all of their coefficients stand in a row, int32 (chunks, 1)."""
+    return torch.arange(chunking.chunks, dtype=torch.int32, device=like.device)[:, None] * chunking.size
+
+
+def _into(out: Tensor, change: kernels.Kernel[..., None], positions: Tensor, values: Tensor, cut: Chunking) -> None:
+    """Write or subtract, in the values' dtype."""
+    if out.dtype == values.dtype:
+        change(out, positions, values, cut)
+        return
+    wide = out.to(values.dtype)
+    change(wide, positions, values, cut)
+    out.copy_(wide)
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,257 @@
+"""Chunks of a tensor: how it is cut, what their transforms compute, and how positions are numbered."""
+
+import math
+from itertools import combinations
+from typing import Literal
+
+import pytest
+import torch
+from cases import vector
+from torch import Tensor
+
+from thinwire import codecs, kernels
+from thinwire.kernels import Chunking, Transform
+from thinwire.kernels.chunks.chunking import matrix
+from thinwire.kernels.dispatch import Backend
+
+pytestmark = pytest.mark.usefixtures("two_threads")
+
+BACKENDS: tuple[Backend, ...] = ("cpu", "reference")
+SHAPES = [
+    *((1, 1), (17, 33), (16, 16), (5, 3, 3, 3), (256, 65), (257, 7), (13, 29), (1000, 2), (1, 300), (300, 1)),
+    *((700,), (1,), (0,), (0, 5), (5, 0)),
+]
+TRANSFORMS: tuple[Transform, ...] = ("dct", "hadamard", None)
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+transforms = pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+def _cut(shape: tuple[int, ...], transform: Transform = "dct", density: float = 0.1, chunk: int = 16) -> Chunking:
+    return Chunking.of(shape, chunk, transform, lambda size: max(1, round(density * size)))
+
+
+def _plain(size: int, transform: Transform) -> list[list[float]]:
+    """Return the transform as the page defines it; the signs of Hadamard's are the first row's."""
+    if transform == "dct":
+        scales = [math.sqrt((1 if i == 0 else 2) / size) for i in range(size)]
+        return [
+            [scales[i] * math.cos(math.pi * (2 * j + 1) * i / (2 * size)) for j in range(size)] for i in range(size)
+        ]
+    if transform is None:
+        return [[float(i == j) for j in range(size)] for i in range(size)]
+    signs = [math.copysign(1, float(sign)) for sign in matrix(size, transform)[0]]
+    return [[signs[j] * (-1) ** (i & j).bit_count() / math.sqrt(size) for j in range(size)] for i in range(size)]
+
+
+def _coefficients(x: list[float], cut: Chunking) -> list[list[float]]:
+    """Return every chunk's coefficients, element by element in plain Python."""
+    a, b = _plain(cut.height, cut.transform), _plain(cut.width, cut.transform)
+    found = []
+    for chunk in range(cut.chunks):
+        origin = chunk // cut.across * cut.height * cut.columns + chunk % cut.across * cut.width
+        places = [[origin + i * cut.columns + j for j in range(cut.width)] for i in range(cut.height)]
+        values = [[x[at] if at < cut.numel else 0.0 for at in row] for row in places]
+        half = [[math.fsum(w * v for w, v in zip(row, b[c], strict=True)) for c in range(cut.width)] for row in values]
+        found.append(
+            [
+                math.fsum(a[r][i] * half[i][c] for i in range(cut.height))
+                for r in range(cut.height)
+                for c in range(cut.width)
+            ]
+        )
+    return found
+
+
+@shapes
+@transforms
+@pytest.mark.parametrize("chunk", [2, 7, 16, 64])
+def test_chunks_cover_a_tensor_and_pad_it_by_less_than_a_row_of_chunks(
+    shape: tuple[int, ...], transform: Transform, chunk: int
+) -> None:
+    cut = _cut(shape, transform, chunk=chunk)
+    assert cut.numel == math.prod(shape)
+    assert cut.columns % cut.width == 0
+    assert cut.numel <= cut.chunks * cut.size < cut.numel + cut.columns * cut.height + (not cut.numel)
+    if cut.height > 1:
+        assert cut.columns == cut.numel // shape[0]
+        assert max(cut.height, cut.width) <= chunk
+        assert cut.width >= 4
+    else:
+        assert cut.width <= 4 * chunk
+    if transform == "hadamard":
+        assert cut.size.bit_count() == 1
+
+
+def test_how_common_shapes_are_cut() -> None:
+    found = {
+        shape: _cut(shape) for shape in [(768, 3072), (50257, 768), (64, 3, 7, 7), (64, 64, 3, 3), (768,), (17, 32)]
+    }
+    assert {shape: (cut.height, cut.width) for shape, cut in found.items()} == {
+        (768, 3072): (16, 16),
+        (50257, 768): (16, 16),
+        (64, 3, 7, 7): (16, 7),
+        (64, 64, 3, 3): (16, 16),
+        (768,): (1, 64),
+        (17, 32): (9, 16),  # two equal rows of chunks rather than 16 and 1
+    }
+
+
+@transforms
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 9, 16, 63, 64, 256])
+def test_transforms_are_orthonormal_and_what_they_are_called(size: int, transform: Transform) -> None:
+    if transform == "hadamard" and size.bit_count() > 1:
+        return
+    found = matrix(size, transform)
+    torch.testing.assert_close(
+        found, torch.tensor(_plain(size, transform)).double().view(size, size), rtol=0, atol=1e-7
+    )
+    torch.testing.assert_close(found @ found.T, torch.eye(size).double(), rtol=0, atol=1e-13)
+
+
+def test_hadamards_signs_are_mixed() -> None:
+    for size in (16, 64):
+        signs = matrix(size, "hadamard")[0].sign()
+        assert abs(float(signs.sum())) <= size / 2
+    assert not torch.equal(matrix(64, "hadamard")[0, :16].sign(), matrix(16, "hadamard")[0].sign())
+
+
+@shapes
+@transforms
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_coefficients_are_those_of_plain_python(shape: tuple[int, ...], transform: Transform, backend: Backend) -> None:
+    if math.prod(shape) > 3000:
+        shape = (shape[0] // 8, *shape[1:])
+    cut, x = _cut(shape, transform), vector(math.prod(shape), dtype=torch.float64)
+    positions, values = kernels.chunk_topk.on(backend)(x, cut)
+    expected = _coefficients(x.tolist(), cut)
+    for chunk, (where, found) in enumerate(
+        zip(positions.view(cut.chunks, cut.kept).tolist(), values.view(cut.chunks, cut.kept).tolist(), strict=True)
+    ):
+        order = sorted(range(cut.size), key=lambda at: (-abs(expected[chunk][at]), at))
+        assert where == sorted(order[: cut.kept])
+        assert found == pytest.approx([expected[chunk][at] for at in where], rel=1e-12, abs=1e-14)
+
+
+@shapes
+@transforms
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_coefficients_give_the_tensor_back(shape: tuple[int, ...], transform: Transform, backend: Backend) -> None:
+    cut, x = _cut(shape, transform, density=1.0), vector(math.prod(shape), dtype=torch.float64)
+    positions, values = kernels.chunk_topk.on(backend)(x, cut)
+    out = torch.full_like(x, torch.nan)
+    kernels.chunk_write.on(backend)(out, positions, values, cut)
+    torch.testing.assert_close(out, x, rtol=0, atol=1e-14)
+
+
+def _inputs(numel: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    some = torch.arange(numel) % 11 == 3
+    return {
+        "usual": vector(numel, dtype=dtype),
+        "equal": torch.ones(numel, dtype=dtype),
+        "zeros": torch.zeros(numel, dtype=dtype),
+        "few": torch.where(some, vector(numel, dtype=dtype), 0),
+        "whole": (4 * vector(numel, dtype=dtype)).round(),
+    }
+
+
+@shapes
+@dtypes
+@pytest.mark.parametrize(("transform", "density", "chunk"), [("dct", 0.02, 16), ("hadamard", 0.3, 32), (None, 0.1, 7)])
+def test_backends_agree(
+    shape: tuple[int, ...], dtype: torch.dtype, transform: Transform, density: float, chunk: int
+) -> None:
+    cut = _cut(shape, transform, density, chunk)
+    for x in _inputs(cut.numel, dtype).values():
+        _agree(cut, x)
+
+
+def _agree(cut: Chunking, x: Tensor) -> None:
+    """Hold both implementations together: the same picks but for rounding, and the same bits decoded."""
+    (positions, values), (others, expected) = (kernels.chunk_topk.on(backend)(x, cut) for backend in BACKENDS)
+    both = positions.view(cut.chunks, cut.kept)
+    assert bool((both.diff(dim=1) > 0).all())
+    assert bool(((both >= 0) & (both < cut.size)).all())
+    if cut.transform is None:
+        assert torch.equal(positions, others)
+        assert torch.equal(values, expected)
+    close = 100 * torch.finfo(x.dtype).eps
+    found, least = (each.abs().view(cut.chunks, cut.kept).sort().values for each in (values, expected))
+    torch.testing.assert_close(found, least, rtol=close, atol=close)
+    positions, values = torch.cat([positions, others]), torch.cat([values, 2 * expected])
+    for name in ("chunk_write", "chunk_subtract"):
+        outs = [vector(cut.numel, seed=1, dtype=x.dtype) for _ in BACKENDS]
+        for backend, out in zip(BACKENDS, outs, strict=True):
+            getattr(kernels, name).on(backend)(out, positions, values, cut)
+        assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("transform", ["dct", None])
+def test_backends_agree_over_several_ranges(transform: Literal["dct"] | None) -> None:
+    cut = _cut((515, 1040), transform, 0.02)
+    assert cut.chunks * cut.size > 2 * (1 << 18)
+    _agree(cut, vector(cut.numel))
+    positions, _ = kernels.chunk_topk(vector(cut.numel), cut)
+    packed = kernels.subsets_encode.cpu(positions, cut)
+    assert torch.equal(packed, kernels.subsets_encode.reference(positions, cut))
+    assert torch.equal(kernels.subsets_decode.cpu(packed[None], cut)[0], positions)
+
+
+@transforms
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_not_finite_stays_in_its_chunk_and_is_not_hidden(
+    transform: Transform, poison: float, backend: Backend
+) -> None:
+    cut, x = _cut((40, 48), transform, 0.02), vector(40 * 48)
+    x[17 * 48 + 20] = poison
+    out = torch.empty_like(x)
+    kernels.chunk_write.on(backend)(out, *kernels.chunk_topk.on(backend)(x, cut), cut)
+    rows, columns = (~out.view(40, 48).isfinite()).nonzero(as_tuple=True)
+    assert rows.numel()
+    assert {int(row) // cut.height for row in rows} == {17 // cut.height}
+    assert {int(column) // cut.width for column in columns} == {20 // cut.width}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("size", "kept"), [(1, 1), (4, 1), (5, 3), (6, 6), (9, 4)])
+def test_subsets_are_numbered_in_order_of_their_largest_positions(size: int, kept: int, backend: Backend) -> None:
+    every = sorted(combinations(range(size), kept), key=lambda subset: subset[::-1])
+    cut = Chunking(size * len(every), size, 1, size, kept, None)
+    positions = torch.tensor(every, dtype=torch.int16).view(-1)
+    packed = kernels.subsets_encode.on(backend)(positions, cut)
+    bits = (len(every) - 1).bit_length()
+    whole = int.from_bytes(bytes(packed.tolist()), "little")
+    assert [whole >> i * bits & ((1 << bits) - 1) for i in range(len(every))] == list(range(len(every)))
+    assert torch.equal(kernels.subsets_decode.on(backend)(packed[None].repeat(3, 1), cut), positions.repeat(3, 1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bytes_that_number_no_subset_give_no_positions(backend: Backend) -> None:
+    cut = Chunking(30, 10, 1, 10, 2, None)  # 45 subsets, 6 bits each: 18 bits in 3 bytes
+    rows = torch.tensor([[0, 0, 0], [44, 0, 0], [45, 0, 0], [0, 0xC0, 2], [0, 0xD0, 2], [0, 0, 4]], dtype=torch.uint8)
+    found = kernels.subsets_decode.on(backend)(rows, cut)
+    assert found[:2].tolist() == [[0, 1] * 3, [8, 9, 0, 1, 0, 1]]
+    assert found[3].tolist() == [0, 1, 0, 1, 8, 9]
+    assert bool((found[[2, 4, 5]] == -1).all())
+
+
+@pytest.mark.parametrize("size", [64, 256, 4096])
+def test_indices_cost_at_most_three_tenths_of_a_bit_over_entropy(size: int) -> None:
+    side = math.isqrt(size)
+    for kept in range(1, 11):
+        cut = Chunking.of((side, 100 * side), side, None, lambda _, kept=kept: kept)
+        if cut.bits is None:
+            assert size == 4096, "numbers of 63 bits suffice for the rest"
+            continue
+        cost, entropy = cut.bits / kept, math.log2(math.comb(size, kept)) / kept
+        assert entropy <= cost < entropy + 1 / kept
+        if kept > 3:
+            assert cost <= entropy + 0.3
+
+
+def test_a_payload_costs_what_its_numbers_cost() -> None:
+    codec = codecs.ChunkTopK(density=6 / 256, values=torch.bfloat16)
+    payload = codec.encode(torch.ones(256, 512))
+    chunks = 16 * 32
+    assert payload.nbytes == 24 + chunks * 6 * 2 + chunks * 39 // 8  # C(256, 6) < 2³⁹
