@@ -34,7 +34,8 @@ from thinwire import (
     schedules,
     stats,
 )
-from thinwire.integrations.momentum import Handover
+from thinwire.integrations.handover import Handover
+from thinwire.integrations.momentum import Correction
 from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue
@@ -213,7 +214,7 @@ def _blocks() -> payloads.Blocks:
 
 
 def _handover() -> Handover:
-    return Handover([], [], {})
+    return Correction([], [], {})
 
 
 VALID: Mapping[str, Callable[[], object]] = {

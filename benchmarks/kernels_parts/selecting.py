@@ -41,6 +41,24 @@ def _accumulate_select(place: Place) -> Work:
     )
 
 
+def _accumulate_fading(place: Place, *, select: bool = False) -> Work:
+    gradient, residual, threshold = place.gradient(), place.gradient(1), place.threshold() * 1.03
+    out = torch.empty_like(gradient)
+    arguments = (out, residual, gradient, _SCALE, _MOMENTUM)
+
+    def run() -> tuple[object, Tensor]:
+        if select:
+            return kernels.accumulate_fading_select(*arguments, threshold, _capacity(place)), out
+        return kernels.accumulate_fading(*arguments), out
+
+    return Work(
+        run=run,
+        floor=lambda: torch.add(residual, gradient, out=out),
+        reset=lambda: out.fill_(torch.nan),
+        moved=3 * out.nbytes + (4 * place.picks if select else 0),
+    )
+
+
 def _accumulate_rounded(place: Place, *, select: bool = False) -> Work:
     gradient, residual = place.gradient(), place.gradient(1).to(torch.bfloat16)
     out, spare = torch.empty_like(residual), torch.empty_like(gradient)
@@ -138,6 +156,10 @@ def _largest_blocks(place: Place) -> Work:
 CASES = {
     "select": Case(make=_select, group="select", floor="x.sum()", sweep=True),
     "accumulate_select": Case(make=_accumulate_select, group="select", floor="add(r, g, out=)", sweep=True),
+    "accumulate_fading": Case(make=_accumulate_fading, group="select", floor="add(r, g, out=)", most=1 << 24),
+    "accumulate_fading_select": Case(
+        make=partial(_accumulate_fading, select=True), group="select", floor="add(r, g, out=)", sweep=True
+    ),
     "accumulate_rounded": Case(make=_accumulate_rounded, group="select", floor="copy_(g)", most=1 << 24),
     "accumulate_rounded_select": Case(
         make=partial(_accumulate_rounded, select=True), group="select", floor="copy_(g)", sweep=True, most=1 << 24

@@ -52,22 +52,22 @@ def _tiny() -> Problem:
     )
 
 
-def _replicas(group: Group, settings: Settings) -> list[Tensor]:
+def _replicas(group: Group, settings: Settings, problem: Problem) -> list[Tensor]:
     """Train a replica on any group, and return its parameters."""
-    problem = _tiny()
-    (optimizer,) = settings.make_optimizers(problem.model)
-    replicas = replicate(problem.model, settings.make_recipe(), group=group, optimizer=optimizer)
+    model = copy.deepcopy(problem.model)
+    (optimizer,) = settings.make_optimizers(model)
+    replicas = replicate(model, settings.make_recipe(), group=group, optimizer=optimizer)
     for step in range(STEPS):
         optimizer.zero_grad()
-        problem.loss(problem.model, problem.batch(step, group.rank(), group.size())).backward()
+        problem.loss(model, problem.batch(step, group.rank(), group.size())).backward()
         replicas.reduce()
         optimizer.step()
-    return [p.detach() for p in problem.model.parameters()]
+    return [p.detach() for p in model.parameters()]
 
 
 def _real_replicas(settings: Settings) -> list[Tensor]:
     assert dist.group.WORLD is not None
-    return _replicas(dist.group.WORLD, settings)
+    return _replicas(dist.group.WORLD, settings, _tiny())
 
 
 def _with(recipe: str, optimizer: str = "adamw()") -> Settings:
@@ -87,7 +87,8 @@ def _with(recipe: str, optimizer: str = "adamw()") -> Settings:
 )
 def test_virtual_workers_have_the_bits_of_real_ones(ranks: Ranks, recipe: str, optimizer: str) -> None:
     settings = _with(recipe, optimizer)
-    virtual = on_ranks(4, lambda group: _replicas(group, settings))
+    problem = _tiny()
+    virtual = on_ranks(4, lambda group: _replicas(group, settings, problem))
     real = ranks.run(4, _real_replicas, settings)
     for mine, theirs in zip(virtual, real, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))

@@ -110,6 +110,23 @@ def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.d
 @pytest.mark.grid
 @inputs
 @dtypes
+def test_accumulate_fading_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
+    gradient = make(dtype)
+    residual = vector(gradient.numel(), seed=1, dtype=dtype)
+    plain, out, expected = (_poison(gradient) for _ in range(3))
+    args = (residual, gradient, 1 / 3, 0.9)
+    kernels.accumulate_fading.cpu(plain, *args)
+    found = kernels.accumulate_fading_select.cpu(out, *args, _threshold(gradient), gradient.numel())
+    again = kernels.accumulate_fading_select.reference(expected, *args, _threshold(gradient), gradient.numel())
+    assert _same(found, again)
+    torch.testing.assert_close(out, expected, equal_nan=True)
+    torch.testing.assert_close(plain, expected, equal_nan=True)
+    assert torch.equal(found.values.nan_to_num(), out[found.indices].nan_to_num()), "to the bit"
+
+
+@pytest.mark.grid
+@inputs
+@dtypes
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_accumulate_momentum_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, nesterov: bool) -> None:
     gradient = make(dtype)
@@ -158,16 +175,17 @@ def test_more_than_the_capacity_gives_the_largest_and_of_equals_the_first() -> N
         assert kernels.select.on(backend)(x, torch.tensor(1.0), 3).indices.tolist() == [0, 1, 990]
 
 
+@pytest.mark.parametrize("decay", [1.0, 0.7])
 @pytest.mark.parametrize("name", INPUTS)
-def test_accumulate_rounded(name: str) -> None:
+def test_accumulate_rounded(name: str, decay: float) -> None:
     gradient = INPUTS[name](torch.float32)
     residual = vector(gradient.numel(), seed=1).bfloat16()
     found, expected = (torch.full_like(residual, torch.nan) for _ in range(2))
-    args = (residual, gradient, 0.25, 7, _threshold(gradient), gradient.numel())
+    args = (residual, gradient, 0.25, 7, _threshold(gradient), gradient.numel(), decay)
     picks = kernels.accumulate_rounded_select.cpu(found, *args)
     assert _same(picks, kernels.accumulate_rounded_select.reference(expected, *args))
     torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
-    exact = residual.double() + 0.25 * gradient.double()
+    exact = decay * residual.double() + 0.25 * gradient.double()
     near = (found.double() - exact).abs() <= exact.abs() * 2**-7
     assert bool((near | ~exact.isfinite()).all()), "off by less than one unit in the last place"
     assert torch.equal(found.isfinite(), exact.isfinite())
@@ -505,6 +523,19 @@ def test_large_momenta_are_streamed(nesterov: bool) -> None:
         assert torch.equal(picks.values, outs[0][picks.indices])
         kernels.accumulate_momentum.reference(expected[0, :d], expected[1, :d], *args)
         torch.testing.assert_close(outs, (expected[0, :d], expected[1, :d]))
+
+
+def test_large_sums_that_fade_are_streamed() -> None:
+    d = STREAM_BYTES // 4 + 77
+    residual, gradient, expected = vector(d, seed=0), vector(d, seed=1), torch.full((d,), torch.nan)
+    for shift in (0, 1):
+        out = torch.full((d + 16,), torch.nan)
+        args = (residual, gradient, 1 / 3, 0.9)
+        picks = kernels.accumulate_fading_select.cpu(out[shift : shift + d], *args, torch.tensor(3.0), d)
+        kernels.accumulate_fading.reference(expected, *args)
+        torch.testing.assert_close(out[shift : shift + d], expected)
+        assert torch.equal(picks.values, out[shift : shift + d][picks.indices])
+        assert int(out.isnan().sum()) == 16
 
 
 def test_more_than_there_are_is_all() -> None:

@@ -144,6 +144,23 @@ def test_accumulate_momentum(make: Callable[[torch.dtype], Tensor], dtype: torch
     assert intact(*plain, *selected)
 
 
+@pytest.mark.grid
+@inputs
+@dtypes
+def test_accumulate_fading(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
+    gradient = framed(make(dtype))
+    residual = framed(vector(gradient.numel(), seed=1, dtype=dtype))
+    plain, selected, expected = (poisoned(gradient) for _ in range(3))
+    args = (residual, gradient, 0.3, 0.7)
+    kernels.accumulate_fading.reference(expected, *args)
+    kernels.accumulate_fading.gpu(plain, *args)
+    found = kernels.accumulate_fading_select.gpu(selected, *args, gradient.new_ones(()), 10)
+    torch.testing.assert_close(plain, expected, equal_nan=True)
+    torch.testing.assert_close(selected, plain, equal_nan=True, rtol=0, atol=0)
+    same_picks(found, kernels.select.reference(plain, gradient.new_ones(()), 10), 10)
+    assert intact(plain, selected, residual, gradient)
+
+
 def test_a_scale_that_is_not_finite_picks_nothing_outside() -> None:
     gradient = framed(vector(63))
     found = kernels.accumulate_select.gpu(poisoned(gradient), gradient, gradient, torch.nan, gradient.new_ones(()), 100)
@@ -153,14 +170,15 @@ def test_a_scale_that_is_not_finite_picks_nothing_outside() -> None:
 @pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("numel", [0, 1, 63, SEVERAL_TILES])
-def test_accumulate_rounded(numel: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("decay", [1.0, 0.7])
+def test_accumulate_rounded(numel: int, dtype: torch.dtype, decay: float) -> None:
     gradient, residual = framed(vector(numel).to(dtype)), framed(vector(numel, seed=1).bfloat16())
     gradient[1:3] = torch.tensor([torch.nan, torch.inf])[: max(0, numel - 1)]
     plain, selected, expected = (poisoned(residual) for _ in range(3))
     args = (residual, gradient, 0.25, 77)
-    kernels.accumulate_rounded.gpu(plain, *args)
-    found = kernels.accumulate_rounded_select.gpu(selected, *args, gradient.new_ones(()), 10)
-    kernels.accumulate_rounded.reference(expected, *args)
+    kernels.accumulate_rounded.gpu(plain, *args, decay)
+    found = kernels.accumulate_rounded_select.gpu(selected, *args, gradient.new_ones(()), 10, decay)
+    kernels.accumulate_rounded.reference(expected, *args, decay)
     torch.testing.assert_close(plain, expected, equal_nan=True, rtol=2**-7, atol=0)
     assert int((plain.nan_to_num() != expected.nan_to_num()).sum()) <= numel // 1000, "a fused multiply-add may differ"
     torch.testing.assert_close(selected, plain, equal_nan=True, rtol=0, atol=0)

@@ -75,6 +75,69 @@ def test_momentum_correction_follows_its_equations(case: CodecCase, nesterov: bo
 
 
 @pytest.mark.grid
+@feedback
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.95])
+def test_fading_momentum_follows_its_equation(case: CodecCase, decay: float) -> None:
+    """M ← β·M + g − delivered in float64, where some steps are called off and others have several parts."""
+    memory, expected = memories.FadingMomentum(decay=decay), torch.zeros(NUMEL, dtype=torch.float64)
+    for step in range(12):
+        gradients = [vector(NUMEL, seed=10 * step + part, dtype=torch.float64) for part in range(1 + step % 3)]
+        arrived = sum(_step(memory, case, gradient, step) for gradient in gradients)
+        if step % 4 == 3:
+            memory.rollback()
+            continue
+        memory.commit()
+        expected = decay * expected + 0.5 * torch.stack(gradients).sum(dim=0) - arrived
+        torch.testing.assert_close(memory.state()["w"]["momentum"], expected, rtol=1e-13, atol=1e-13)
+    (waiting,) = memory.waiting()
+    assert torch.equal(waiting, memory.state()["w"]["momentum"])
+
+
+def test_each_parameter_fades_as_the_optimizer_has_it() -> None:
+    memory = memories.FadingMomentum()
+    for step in range(2):
+        memory.adopt({"slow": 0.9, "fast": 0.5 - 0.25 * step})
+        for name in ("slow", "fast"):
+            memory.compensate(name, torch.ones(4), 1.0).tensor()
+        memory.commit()
+    found = {name: float(fields["momentum"][0]) for name, fields in memory.state().items()}
+    assert found == {"slow": pytest.approx(1.9), "fast": 1.25}
+    own = memories.FadingMomentum(decay=0.5)
+    own.adopt({"w": 0.9})
+    assert own.compensate("w", torch.ones(4), 1.0).tensor().tolist() == [1.0] * 4
+    own.commit()
+    assert own.compensate("w", torch.zeros(4), 1.0).tensor().tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_memory_receives_momentum(dtype: torch.dtype | None) -> None:
+    """It is there whether the step is kept or not, and has faded in a step that has begun."""
+    memory = memories.FadingMomentum(decay=0.5, dtype=dtype)
+    memory.receive("w", torch.full((4,), 2.0))
+    assert memory.state()["w"]["momentum"].tolist() == [2.0] * 4
+    memory.compensate("w", torch.ones(4), 1.0).tensor()
+    memory.receive("w", torch.full((4,), 4.0))
+    memory.rollback()
+    assert memory.state()["w"]["momentum"].tolist() == [6.0] * 4
+    memory.compensate("w", torch.ones(4), 1.0).tensor()
+    memory.receive("w", torch.full((4,), 4.0))
+    memory.commit()
+    assert memory.state()["w"]["momentum"].tolist() == [0.5 * 10 + 1] * 4
+
+
+def test_fading_momentum_in_bf16_keeps_the_mean() -> None:
+    """Gradients and fading too small to change a large momentum by themselves add up nevertheless."""
+    memory, small, mean = memories.FadingMomentum(decay=0.999, dtype=torch.bfloat16), torch.full((4000,), 1e-4), 1.0
+    memory.receive("w", torch.ones(4000))
+    for step in range(100):
+        memory.compensate("w", small, 1.0, seed=step).tensor()
+        memory.commit()
+        mean = 0.999 * mean + 1e-4
+    found = float(memory.state()["w"]["momentum"].double().mean())
+    assert found == pytest.approx(mean, abs=4 * (100 * 1e-3 * 2**-7 / 4000) ** 0.5)
+
+
+@pytest.mark.grid
 @stateful
 @feedback
 def test_a_step_called_off_leaves_no_trace(make: Callable[[], memories.Memory], case: CodecCase) -> None:
@@ -106,7 +169,8 @@ def test_state_round_trip(make: Callable[[], memories.Memory]) -> None:
         memory.commit()
     saved = _copy(memory.state())
     resumed.restore(saved)
-    saved["w"]["residual"].fill_(torch.nan)  # what was restored is a copy
+    for x in saved["w"].values():
+        x.fill_(torch.nan)  # what was restored is a copy
     for m in (memory, resumed):
         _step(m, case, vector(NUMEL, seed=3), 3)
         m.commit()
@@ -153,9 +217,10 @@ def test_a_residual_in_bf16_loses_nothing_on_average() -> None:
     assert bool((torch.ones(1, dtype=torch.bfloat16) + small.bfloat16() == 1).all()), "rounding to nearest loses them"
 
 
-def test_a_residual_has_a_type_that_is_known() -> None:
+@pytest.mark.parametrize("make", [memories.ErrorFeedback, memories.FadingMomentum])
+def test_what_waits_has_a_type_that_is_known(make: Callable[..., memories.Memory]) -> None:
     with pytest.raises(ValueError, match="expected torch"):
-        memories.ErrorFeedback(dtype=torch.float16)
+        make(dtype=torch.float16)
 
 
 def test_sixteen_bit_gradients_wait_in_float32() -> None:
@@ -173,9 +238,10 @@ def test_without_memory_the_gradient_is_scaled_in_place() -> None:
     assert torch.equal(gradient, expected)
 
 
-def test_unknown_momentum_is_refused() -> None:
+@pytest.mark.parametrize("make", [memories.MomentumCorrection, memories.FadingMomentum])
+def test_unknown_momentum_is_refused(make: Callable[[], memories.Memory]) -> None:
     with pytest.raises(RuntimeError, match="optimizer="):
-        memories.MomentumCorrection().compensate("w", vector(10), 1.0)
+        make().compensate("w", vector(10), 1.0)
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
@@ -239,8 +305,9 @@ def test_coarse_values_leave_a_residual_in_bf16_rounded_stochastically(values: f
     assert float((delivered + waiting)[1:].abs().max()) < 5
 
 
-def test_what_was_released_in_a_step_is_not_there_when_the_step_goes_on() -> None:
-    memory = memories.ErrorFeedback()
+@pytest.mark.parametrize("make", [memories.ErrorFeedback, lambda: memories.FadingMomentum(decay=0.5)])
+def test_what_was_released_in_a_step_is_not_there_when_the_step_goes_on(make: Callable[[], memories.Memory]) -> None:
+    memory = make()
     memory.compensate("w", torch.ones(8), 1.0).tensor()
     memory.commit()
     released = torch.zeros(8)
@@ -248,4 +315,4 @@ def test_what_was_released_in_a_step_is_not_there_when_the_step_goes_on() -> Non
     assert torch.equal(memory.compensate("w", torch.full((8,), 2.0), 1.0).tensor(), torch.full((8,), 2.0))
     memory.commit()
     assert torch.equal(released, torch.ones(8))
-    assert torch.equal(memory.state()["w"]["residual"], torch.full((8,), 2.0))
+    assert [torch.full((8,), 2.0).equal(x) for x in memory.waiting()] == [True]

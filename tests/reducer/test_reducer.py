@@ -1,7 +1,9 @@
 """Reducers on buckets: the mean everywhere, one collective each, and wrappers that hand on."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from thinwire import recipes, trace
 from thinwire.codecs import Codec, Identity, TopK
 from thinwire.exchanges import AllGather, AllReduce, Exchange
-from thinwire.memories import ErrorFeedback, Memory, MomentumCorrection, NoMemory
+from thinwire.memories import ErrorFeedback, FadingMomentum, Memory, MomentumCorrection, NoMemory
 from thinwire.payloads import Dense
 from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Segment, WarmUp, WithRows
 from thinwire.signals import Signal
@@ -70,6 +72,52 @@ def test_means_and_what_waits_add_up(ranks: Ranks, world_size: int) -> None:
         expected = torch.stack(mine).sum(dim=0) / world_size
         torch.testing.assert_close(means[0] + torch.stack(waiting).sum(dim=0), expected, rtol=1e-4, atol=1e-5)
         assert all(torch.equal(mean, means[0]) for mean in means)
+
+
+def _fading(recipe: Reducer, dtype: torch.dtype) -> float:
+    """Return by how much a recipe misses Σ M ← β·Σ M + ḡ − mean, over some steps. Memories without a decay take 0.5."""
+    expected, worst = torch.zeros(NUMEL, dtype=dtype), 0.0
+    faders = [part for m in recipe.memories() for part in m.parts if isinstance(part, FadingMomentum)]
+    for fading in faders:
+        fading.adopt({segment.name: 0.5 for segment in SEGMENTS})
+    decays = {0.5 if fading.decay is None else fading.decay for fading in faders}
+    for step in range(5):
+        flat = vector(NUMEL, seed=100 * dist.get_rank() + step, dtype=dtype)
+        mean = flat / dist.get_world_size()
+        dist.all_reduce(mean)
+        assert _reduce(recipe, flat, _round(step))
+        waiting = torch.zeros_like(flat)
+        for memory in recipe.memories():
+            memory.commit()
+        for fading, segment in itertools.product(faders, SEGMENTS):
+            held = fading.state().get(segment.name, {}).get("momentum", torch.zeros(segment.length))
+            waiting[segment.offset : segment.offset + segment.length] += held
+        dist.all_reduce(waiting)
+        expected = min(decays) * expected + mean - flat
+        worst = max(worst, float((waiting - expected).abs().max()))
+        expected = waiting  # so that in float32, errors do not add up
+    return worst
+
+
+def _faded(exchange: Exchange) -> Reducer:
+    return Compressed(memory=FadingMomentum(decay=0.9), codec=TopK(density=0.1), exchange=exchange)
+
+
+FADING: dict[str, Callable[[], Reducer]] = {
+    **{name: partial(_faded, case.exchange) for name, case in EXCHANGES.items() if case.keyed},
+    **{
+        name: case.make
+        for name, case in RECIPES.items()
+        if any(isinstance(part, FadingMomentum) for memory in case.make().memories() for part in memory.parts)
+    },
+}
+"""Where momentum fades, means and what waits do not add up to all there was. This law holds in place of that."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", FADING)
+def test_what_waits_fades_and_is_reduced_by_the_mean(ranks: Ranks, name: str, dtype: torch.dtype) -> None:
+    assert max(ranks.run(3, _fading, FADING[name](), dtype)) < (1e-12 if dtype == torch.float64 else 1e-4)
 
 
 @pytest.mark.parametrize("exchange", [case.exchange for case in EXCHANGES.values() if not case.exchange.uneven])

@@ -9,9 +9,11 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire.collectives import Group
-from thinwire.errors import FingerprintError
+from thinwire.errors import FingerprintError, MomentumError
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
-from thinwire.integrations.momentum import Handover
+from thinwire.integrations.fading import Fading, fading
+from thinwire.integrations.handover import Handover
+from thinwire.integrations.momentum import Correction, corrections
 from thinwire.integrations.state import kinds, words
 from thinwire.planner import Why
 from thinwire.reducer import Reducer
@@ -51,7 +53,7 @@ def assembled(
         recipe,
         parameters,
         group,
-        handover=Handover(recipe.memories(), optimizers, names),
+        handover=_handover(recipe, optimizers, names, group),
         divisor=divisor,
         scaler=scaler,
         may_be_unused=may_be_unused,
@@ -85,6 +87,18 @@ def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], grou
             first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
             if first != other:
                 raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
+
+
+def _handover(
+    recipe: Reducer, optimizers: list[torch.optim.Optimizer], names: Mapping[nn.Parameter, str], group: Group
+) -> Handover:
+    """Return what hands momentum over to the recipe's memories."""
+    memories = recipe.memories()
+    if not fading(memories):
+        return Correction(memories, optimizers, names)
+    if corrections(memories):
+        raise MomentumError("parts of this recipe correct momentum and in others it fades: use one of the two for all")
+    return Fading(recipe, optimizers, names, group.size())
 
 
 # Which attachment a memory serves, by the memory's id.
@@ -128,5 +142,9 @@ def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
 def _described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """Return in words the optimizers' settings that must agree on all ranks."""
     keys = ("momentum", "nesterov", "dampening", "weight_decay", "maximize")
-    groups = [{k: g[k] for k in keys if k in g} for each in optimizers for g in each.param_groups]
+    groups = [
+        {k: g[k] for k in keys if k in g} | ({"betas": [float(b) for b in g["betas"]]} if "betas" in g else {})
+        for each in optimizers
+        for g in each.param_groups
+    ]
     return f"optimizer groups {groups}"

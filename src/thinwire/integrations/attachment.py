@@ -14,7 +14,7 @@ from thinwire.collectives import Group
 from thinwire.integrations import state
 from thinwire.integrations.drift import differing
 from thinwire.integrations.gradients import put_in_place
-from thinwire.integrations.momentum import Handover
+from thinwire.integrations.handover import Handover
 from thinwire.integrations.optimizers import observe, stop_observing
 from thinwire.integrations.steps import Reduced, Steps, read
 from thinwire.planner import Why
@@ -233,9 +233,12 @@ class Attachment:
         earlier.steps.settle_by_gradients()
         names = {name: self.names[p] for name, p in earlier.parameters.items() if p in self.names}
         mine, theirs = self.recipe.memories(), earlier.recipe.memories()
-        for memory, other in zip(mine, theirs, strict=True) if state.kinds(mine) == state.kinds(theirs) else ():
+        same = state.kinds(mine) == state.kinds(theirs)
+        for memory, other in zip(mine, theirs, strict=True) if same else ():
             held = other.state()
             memory.restore({new: held[old] for old, new in names.items() if old in held})
+        if not same and earlier._handover.active:  # nothing waits; the optimizer has its momentum to itself again
+            earlier._handover.give_up(earlier.parameters, self._group, earlier._loss_scale)
         self.steps.restart(earlier.step, earlier.steps.draw)
         self._loss_scale = earlier._loss_scale
         self._handover.accept()
@@ -255,16 +258,15 @@ class Attachment:
     def remove(self) -> None:
         """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
-        If the recipe applies momentum, the optimizer gets it back, and what waits is applied at once. With other
-        recipes, what waits goes out with the next gradients. DDP cannot drop a hook, so the hook stays and sums
-        gradients as DDP would; the logger "thinwire" says so. Raises RuntimeError if the recipe applies momentum and no
-        optimizer can take it back.
+        If the recipe applies momentum, the optimizer gets it back. With momentum correction, what waits is applied at
+        once; with other recipes, what waits and is not given back goes out with the next gradients. DDP cannot drop a
+        hook, so the hook stays and sums gradients as DDP would; the logger "thinwire" says so. Raises RuntimeError if
+        the recipe corrects momentum and no optimizer can take it back.
         """
         self._handover.check_returnable()
         self.steps.settle_by_gradients()
         if self._handover.active:
             self._handover.give_up(self.parameters, self._group, self._loss_scale)
-            self.forget()
         self.recipe = Released(waiting=tuple(self.recipe.memories()))
         self.meter.end()
         level = logging.DEBUG if self._group.rank() else logging.WARNING
@@ -285,8 +287,9 @@ class Attachment:
         if not self._agreed:
             state.agree(self._group, lambda: state.Standing(step=steps.step, draw=steps.draw))
             self._agreed = True
+        self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
         if self._handover.active:
-            self._handover.prepare()
+            self._handover.prepare(self._loss_scale)
         scale = 1 / self._divisor(joined, steps.open)
         self.meter.begin(steps.step)
         self._round = Round(
@@ -297,7 +300,6 @@ class Attachment:
             watch=self._watch,
             listeners=(self.meter,),
         )
-        self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
 
     def _finishing(
         self, future: "Future[bool]", names: Sequence[str], bucket: Bucket, means: Sequence[tuple[Tensor, Tensor]]

@@ -37,7 +37,8 @@ def attach(
     default `Budget` or within the one you pass, races the plan against uncompressed steps, and plans again when the
     links change. A plan from `thinwire.plan` is used as it is. Where nothing pays, DDP stays plain, without a hook.
     `why()` of what this returns says why each tensor is sent as it is.
-    `optimizer`: one or several SGDs whose momentum the recipe applies, if it corrects momentum.
+    `optimizer`: one or several whose momentum the recipe applies: SGD for a recipe that corrects momentum; Adam, AdamW,
+    RAdam, Adamax, Muon or SGD for one whose momentum fades.
     `scaler`: the GradScaler you use, if any. What waits in memory then follows its loss scale.
     `rebroadcast`: send rank 0's parameters to all ranks after every so many steps (Wang et al. 2020, §4, take 10).
     The replicas are bit-identical without it; it repairs drift that something else has caused.

@@ -1,25 +1,18 @@
 """Momentum correction: the memories apply momentum instead of the optimizer, and never both."""
 
-import uuid
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
 from thinwire.integrations.gradients import shaped_like
+from thinwire.integrations.handover import Handover, Holdings, Settings, refuse_second_momentum, summed
 from thinwire.integrations.optimizers import skipped_by_scaler, take_part
 from thinwire.memories import Memory, MomentumCorrection
 
-Settings = dict[str, Any]
-"""One of an optimizer's param_groups."""
-
-_MARK = "momentum_in_memory"
 _FIX = (
     "pass attach(..., optimizer=optimizer), which moves momentum out of it, or use a recipe without momentum correction"
 )
@@ -31,13 +24,13 @@ def corrections(memories: Sequence[Memory]) -> list[MomentumCorrection]:
 
 
 @final
-class Handover:
+class Correction(Handover):
     """Hands SGD's momentum over to the memories of a recipe that corrects it, and back.
 
     SGD's buffer b ← m·b + g + λ·p is linear. The memories take g, which differs by rank. The rest is the same on all
     ranks and stays in the optimizer's own buffer: weight decay λ·p, and what was there before. The settings stay in the
     optimizer's groups too, so schedules and its `state_dict` work as always. During a step we set them to zero and keep
-    them aside. `active`: whether memories apply momentum.
+    them aside.
     """
 
     def __init__(
@@ -46,19 +39,15 @@ class Handover:
         optimizers: Sequence[torch.optim.Optimizer],
         names: Mapping[nn.Parameter, str],
     ) -> None:
-        self._memories = corrections(memories)
+        self._every, self._memories = memories, corrections(memories)
         _check_memories(self._memories, memories, optimizers)
         self._names, self.active = names, bool(self._memories)
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers if self._memories else ())
-        self._laid_aside: list[tuple[Settings, Settings]] = []
+        self._held = Holdings(optimizers if self._memories else (), names)
         self._own = next((memory.momentum for memory in self._memories if memory.momentum is not None), None)
         self._moved = 0.0
-        self._token, self._accepted = uuid.uuid4().hex, False
-        for optimizer in self._optimizers:
-            optimizer.register_state_dict_pre_hook(partial(_give_back_first, weakref.ref(self)))
-        if self._optimizers:
-            groups = list(self._groups())
-            _check_holdings(groups, names)
+        if self._held:
+            groups = [group for _, group in self._held.groups()]
+            _check_holdings(self._held.missing(), groups, names)
             _check_kind(groups)
             self._follow()
         if self.active:
@@ -66,48 +55,37 @@ class Handover:
 
     def check_returnable(self) -> None:
         """Raise RuntimeError if memories apply momentum and there is no optimizer to take it back."""
-        if self.active and not self._optimizers:
+        if self.active and not self._held:
             raise RuntimeError(
                 "the recipe applies a momentum of its own, and no optimizer is there to take it back: attach with "
                 "optimizer=, or drop what waits with forget() and wrap the model anew"
             )
 
-    def prepare(self) -> None:
-        """Get ready for a reduction: adopt the momentum the optimizer has now.
-
-        Raises MomentumError if the memories cannot apply it, or if the optimizer's state was saved with memories that
-        have not been loaded.
-        """
-        if not self._accepted and any(group.get(_MARK, self._token) != self._token for group in self._groups()):
-            raise MomentumError(
-                "when this optimizer's state was saved, its momentum was in the memory of an attachment: load that "
-                "attachment's state too, with load_state_dict, or go on without what it held: attachment.forget()"
-            )
+    def prepare(self, loss_scale: float) -> None:
+        """Get ready for a reduction: adopt the momentum the optimizer has now."""
+        self._held.check_mark()
         self._follow()
 
     def accept(self) -> None:
         """Accept the optimizer's state as it is: its momentum is in the memories, or is not wanted."""
-        self._accepted = True
-        for group in self._groups():
-            group.pop(_MARK, None)
+        self._held.accept()
+        self._held.unmark()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Lay aside momentum and weight decay. Raises MomentumError for another optimizer that has momentum."""
-        if optimizer not in self._optimizers:
-            _refuse_second_momentum(optimizer, self._names if self.active else {})
+        if optimizer not in self._held:
+            refuse_second_momentum(optimizer, self._names if self.active else {}, _FIX)
             return
         self.give_back()
-        for group in self._groups(optimizer):
-            kept = {key: group[key] for key in ("momentum", "nesterov", "weight_decay")}
-            self._laid_aside.append((group, kept))
-            group.update(momentum=0.0, nesterov=False, weight_decay=0.0)
+        for _, group in self._held.groups(optimizer):
+            self._held.lay_aside(group, momentum=0.0, nesterov=False, weight_decay=0.0)
 
     @torch.no_grad()
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Compute b ← m·b + λ·p and p ← p − η·b, or p − η·(λ·p + m·b) with Nesterov's momentum."""
-        if optimizer not in self._optimizers or skipped_by_scaler(optimizer):
+        if optimizer not in self._held or skipped_by_scaler(optimizer):
             return
-        for group, kept in self._laid_aside:
+        for group, kept in self._held.laid_aside:
             momentum, decay, rate = kept["momentum"] or self._own or 0.0, kept["weight_decay"], float(group["lr"])
             held = [p for p in group["params"] if p in self._names and p.grad is not None]
             if not momentum and decay and held:
@@ -123,22 +101,18 @@ class Handover:
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Put momentum and weight decay back, and mark the optimizer's state: its momentum is in the memories."""
-        if optimizer in self._optimizers:
+        if optimizer in self._held:
             self.give_back()
-            for group in self._groups(optimizer):
-                group[_MARK] = self._token
-            self._accepted = False
+            self._held.mark(optimizer)
 
     def give_back(self) -> None:
         """Put back whatever is still laid aside, because a step raised."""
-        while self._laid_aside:
-            group, kept = self._laid_aside.pop()
-            group.update(kept)
+        self._held.give_back()
 
     def end(self) -> None:
         """Stop taking part in the optimizer's steps."""
-        self.give_back()
-        self._optimizers, self._memories, self.active = weakref.WeakSet(), [], False
+        self._held.end()
+        self._memories, self.active = [], False
 
     def settings(self) -> list[list[Any]]:
         """Return [momentum, nesterov] of each memory, for `restore`."""
@@ -151,7 +125,7 @@ class Handover:
         for memory, (momentum, nesterov) in zip(self._memories, settings, strict=True):
             if not self._moved:
                 memory.adopt(momentum, nesterov=nesterov)
-        for group in self._groups():
+        for _, group in self._held.groups():
             saved = {abs(decay[self._names[p]]) for p in group["params"] if self._names.get(p) in decay}
             if saved and not group["weight_decay"]:
                 group["weight_decay"] = saved.pop()
@@ -164,22 +138,24 @@ class Handover:
 
         What waits has its momentum already, so we apply it at once.
         """
-        residuals = _summed(self._memories, "residual", parameters, group, loss_scale)
-        for _, settings, p in self._parameters():
+        residuals = summed(self._memories, "residual", parameters, group, loss_scale)
+        for _, settings, p in self._held.parameters():
             shaped = shaped_like(p, residuals[self._names[p]]).to(p.dtype)
             with torch.no_grad():
                 p.add_(shaped, alpha=float(settings["lr"]) * (1 if settings["maximize"] else -1))
-        velocities = _summed(self._memories, "velocity", parameters, group, loss_scale)
+        velocities = summed(self._memories, "velocity", parameters, group, loss_scale)
         self.accept()
-        for optimizer, settings, p in self._parameters():
+        for optimizer, settings, p in self._held.parameters():
             velocity = shaped_like(p, velocities[self._names[p]])
             _buffer(optimizer, p).add_(velocity, alpha=-1 if settings["maximize"] else 1)
+        for memory in self._every:
+            memory.restore({})
         self.end()
 
     def _follow(self) -> None:
-        if not self._optimizers:
+        if not self._held:
             return
-        momentum, nesterov = _one_setting([self._set(group) for group in self._groups()])
+        momentum, nesterov = _one_setting([self._set(group) for _, group in self._held.groups()])
         if momentum and self._own not in (None, momentum):
             raise MomentumError(
                 f"the recipe has momentum {self._own} and the optimizer {momentum}: leave one of them out"
@@ -194,45 +170,10 @@ class Handover:
             if momentum or memory.momentum is None:
                 memory.adopt(momentum, nesterov=nesterov)
 
-    def _parameters(self) -> Iterator[tuple[torch.optim.Optimizer, Settings, nn.Parameter]]:
-        for optimizer in self._optimizers:
-            for group in self._groups(optimizer):
-                yield from ((optimizer, group, p) for p in group["params"] if p in self._names)
-
-    def _groups(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[Settings]:
-        """Return the groups that hold any of these parameters."""
-        for each in self._optimizers if optimizer is None else [optimizer]:
-            yield from (group for group in each.param_groups if any(p in self._names for p in group["params"]))
-
     def _set(self, group: Settings) -> tuple[float, bool]:
         """Return the (momentum, nesterov) of a group, laid aside or not."""
-        kept = next((kept for other, kept in self._laid_aside if other is group), group)
+        kept = next((kept for other, kept in self._held.laid_aside if other is group), group)
         return float(kept["momentum"]), bool(kept["nesterov"])
-
-
-def _summed(
-    memories: Sequence[MomentumCorrection],
-    field: str,
-    parameters: Mapping[str, nn.Parameter],
-    group: Group,
-    loss_scale: float,
-) -> dict[str, Tensor]:
-    """Return the sum over ranks of what waits under `field`, flat, by parameter. A collective."""
-    found: dict[str, Tensor] = {}
-    for memory in memories:
-        held = memory.state()
-        for name, p in parameters.items():  # on some ranks there may be nothing
-            mine, dtype = held.get(name, {}).get(field), memory.held(p.dtype)
-            total = torch.zeros(p.numel(), dtype=dtype, device=p.device) if mine is None else mine.clone()
-            dist.all_reduce(total, group=group)
-            found[name] = total / loss_scale
-    return found
-
-
-def _give_back_first(handover: "weakref.ref[Handover]", optimizer: torch.optim.Optimizer) -> None:
-    me = handover()
-    if me is not None:
-        me.give_back()
 
 
 def _has_buffer(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:
@@ -258,9 +199,8 @@ def _check_memories(
         raise MomentumError(f"this recipe corrects momentum but knows none: {_FIX}, or give the recipe momentum=")
 
 
-def _check_holdings(groups: Sequence[Settings], names: Mapping[nn.Parameter, str]) -> None:
-    held = {p for group in groups for p in group["params"]}
-    if missing := [name for p, name in names.items() if p not in held]:
+def _check_holdings(missing: Sequence[str], groups: Sequence[Settings], names: Mapping[nn.Parameter, str]) -> None:
+    if missing:
         raise MomentumError(
             f"the optimizer does not hold {', '.join(missing[:3])}{', …' * (len(missing) > 3)}, and momentum "
             "correction covers the whole model: pass the one that updates all of it, or a list of several"
@@ -292,9 +232,3 @@ def _one_setting(found: Sequence[tuple[float, bool]]) -> tuple[float, bool]:
             f"parameter groups have different (momentum, nesterov): {sorted(set(found))}; make them equal"
         )
     return found[0] if found else (0.0, False)
-
-
-def _refuse_second_momentum(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
-    for group in optimizer.param_groups if names else ():
-        if (group.get("momentum") or any(group.get("betas", ())[:1])) and any(p in names for p in group["params"]):
-            raise MomentumError(f"{type(optimizer).__name__} applies momentum a second time: {_FIX}")

@@ -6,7 +6,7 @@ operation: `reference.py` says what it computes, `cpu.py` is for Numba, `triton.
 declares the kernels. Vectors are flat tensors throughout.
 """
 
-from thinwire.kernels.accumulate import accumulate, accumulate_momentum, accumulate_rounded
+from thinwire.kernels.accumulate import accumulate, accumulate_fading, accumulate_momentum, accumulate_rounded
 from thinwire.kernels.bits import (
     EliasFano,
     elias_fano_decode,
@@ -41,6 +41,7 @@ from thinwire.kernels.matrices import orthonormal, outer_sums, row_sums
 from thinwire.kernels.scatter import mask, merge, scatter, scatter_add
 from thinwire.kernels.select import (
     Picks,
+    accumulate_fading_select,
     accumulate_momentum_select,
     accumulate_rounded_select,
     accumulate_select,
@@ -59,6 +60,8 @@ __all__ = [
     "Rounding",
     "Transform",
     "accumulate",
+    "accumulate_fading",
+    "accumulate_fading_select",
     "accumulate_momentum",
     "accumulate_momentum_select",
     "accumulate_rounded",

@@ -176,6 +176,22 @@ def _accumulate(*, stream: bool) -> Any:
     return code
 
 
+def _fade(*, stream: bool) -> Any:
+    def body(
+        block: _Block, out: Any, peaks: Any, residual: Any, gradient: Any, threshold: Any, scale: Any, decay: Any
+    ) -> Any:
+        faded = block.times(block.spread(decay), block.load(residual))
+        totals = block.sum(faded, block.spread(scale), block.load(gradient))
+        block.store(totals, out, block.start, stream=stream)
+        return block.hits(totals, threshold, peaks)
+
+    @intrinsic
+    def code(typing, out, peaks, residual, gradient, start, threshold, scale, decay):
+        return types.uint64(out, peaks, residual, gradient, start, threshold, scale, decay), _code(body, 4)
+
+    return code
+
+
 def _momentum(*, nesterov: bool, stream: bool) -> Any:
     def body(
         block: _Block,
@@ -222,6 +238,8 @@ def _copy(*, stream: bool) -> Any:
 
 accumulate, accumulate_streaming = (_accumulate(stream=stream) for stream in (False, True))
 """(out, peaks, residual, gradient, start, threshold, scale): out = residual + scale · gradient; return its hits."""
+fade, fade_streaming = (_fade(stream=stream) for stream in (False, True))
+"""(out, peaks, residual, gradient, start, threshold, scale, decay): the same with out = decay · residual + …"""
 momentum, momentum_streaming = (_momentum(nesterov=False, stream=stream) for stream in (False, True))
 """(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m): return the hits of out.
 

@@ -2,7 +2,8 @@
 
 from thinwire.memories.base import Memory, NoMemory
 from thinwire.memories.error_feedback import ErrorFeedback
+from thinwire.memories.fading_momentum import FadingMomentum
 from thinwire.memories.momentum_correction import MomentumCorrection
 from thinwire.memories.noted import Noted
 
-__all__ = ["ErrorFeedback", "Memory", "MomentumCorrection", "NoMemory", "Noted"]
+__all__ = ["ErrorFeedback", "FadingMomentum", "Memory", "MomentumCorrection", "NoMemory", "Noted"]

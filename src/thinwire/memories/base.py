@@ -28,6 +28,8 @@ class Memory(ABC):
     """The names that `state` may hold under a parameter."""
     free: ClassVar[frozenset[str]] = frozenset()
     """The fields whose tensors are flat and of any length, not shaped like the parameter."""
+    releases: ClassVar[bool] = False
+    """Whether what waits can go out with an uncompressed gradient, by `release`."""
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which this memory holds what waits for a parameter of `dtype`."""
@@ -73,6 +75,13 @@ class Memory(ABC):
     @abstractmethod
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load tensors as `state` returned them; they are copied."""
+
+    def waits(self, name: str = "") -> bool:
+        """Whether anything waits for parameter `name` that `release` can send; without a name, for any parameter."""
+        return False
+
+    def release(self, name: str, gradient: Tensor, scale: float) -> None:  # noqa: B027 - only for those that release
+        """Add what waits, over scale, to a gradient that will be sent whole; a commit then drops it from the memory."""
 
     def waiting(self) -> Sequence[Tensor]:
         """Return what was not delivered and waits for a later step. Not copies."""

@@ -11,7 +11,7 @@ from thinwire.checked import Size, checked
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.exchanges import AllReduce
-from thinwire.memories import ErrorFeedback, Memory, NoMemory
+from thinwire.memories import Memory, NoMemory
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment, all_true
 from thinwire.reducer.compressed import Compressed
 
@@ -144,7 +144,7 @@ class PerTensor(Reducer):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Released(Reducer):
-    """Send gradients as they are, plus what waits in the error feedback of another reducer's memories."""
+    """Send gradients as they are, plus what waits in those of another reducer's memories that release it."""
 
     waiting: tuple[Memory, ...]
     dense: Reducer = field(
@@ -153,9 +153,9 @@ class Released(Reducer):
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Add what waits, and start."""
-        feedback = [part for memory in self.waiting for part in memory.parts if isinstance(part, ErrorFeedback)]
+        releasing = [part for memory in self.waiting for part in memory.parts if part.releases]
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
-            for memory in feedback:
+            for memory in releasing:
                 if memory.waits(segment.name):
                     memory.release(segment.name, gradient, at.scale)
         return self.dense.reduce(bucket, at)
@@ -165,9 +165,9 @@ class Released(Reducer):
         return self.waiting
 
     def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory whose error feedback goes out with the next gradient; if there is none, that of `dense`."""
-        feedback = (memory for memory in self.waiting if any(isinstance(part, ErrorFeedback) for part in memory.parts))
-        return next(feedback, self.dense.memory_of(segment))
+        """Return the memory that goes out with the next gradient; if there is none, that of `dense`."""
+        releasing = (memory for memory in self.waiting if any(part.releases for part in memory.parts))
+        return next(releasing, self.dense.memory_of(segment))
 
 
 def _distinct(*reducers: Reducer) -> Sequence[Memory]:

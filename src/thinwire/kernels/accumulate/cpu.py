@@ -1,16 +1,38 @@
-"""Stochastic rounding in Numba; for the other sums torch is as good as a loop."""
+"""Fading and stochastic rounding in one pass, in Numba; for the other sums torch is as good as a loop."""
+
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.compiled import exactly
+from thinwire.kernels.compiled import compiled, exactly
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
 from thinwire.kernels.ranges import map_ranges
 
+_REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
-def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> None:
+
+def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:
+    """See `reference.accumulate_fading`."""
+    real, arrays = _REALS[out.dtype], [t.numpy() for t in (out, residual, gradient.to(out.dtype))]
+
+    def run(lo: int, hi: int) -> None:
+        _fading_loop(*(array[lo:hi] for array in arrays), real(scale), real(decay))
+
+    map_ranges(run, out.numel())
+
+
+@compiled
+def _fading_loop(out, residual, gradient, scale, decay):
+    for i in range(out.size):
+        out[i] = decay * residual[i] + scale * gradient[i]
+
+
+def accumulate_rounded(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, decay: float = 1.0
+) -> None:
     """See `reference.accumulate_rounded`."""
     arrays = [t.view(torch.uint16).numpy() for t in (out, residual)]
     addend = gradient.to(torch.float32).numpy()
@@ -19,17 +41,17 @@ def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: f
     def run(lo: int, hi: int) -> None:
         first = np.uint32((high + lo) & 0xFFFFFFFF)  # a draw adds its index to the key
         part = (array[lo:hi] for array in (*arrays, addend))
-        _rounded_loop(*part, np.float32(scale), first, np.uint32(low))
+        _rounded_loop(*part, np.float32(scale), np.float32(decay), first, np.uint32(low))
 
     map_ranges(run, out.numel())
 
 
 @exactly
-def _rounded_loop(out, residual, gradient, scale, high, low):
+def _rounded_loop(out, residual, gradient, scale, decay, high, low):
     # Counts from 0, so that no index can be negative and the loop vectorises.
     for i in range(out.size):
         before = np.uint32(np.uint32(residual[i]) << np.uint32(16)).view(np.float32)
-        bits = np.float32(before + np.float32(scale * gradient[i])).view(np.uint32)
+        bits = np.float32(np.float32(decay * before) + np.float32(scale * gradient[i])).view(np.uint32)
         rounded = np.uint32(np.uint32(bits + np.uint32(draw(i, high, low) & np.uint32(0xFFFF))) >> np.uint32(16))
         # Values that are not finite are truncated; a NaN whose upper half is that of an infinity stays NaN.
         quiet = np.uint32(0x40) if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else np.uint32(0)

@@ -1,4 +1,4 @@
-"""Adding a gradient to the residual: plainly, with momentum, or rounded to 16 bits."""
+"""Adding a gradient to what waits: plainly, while that fades, with momentum, or rounded to 16 bits."""
 
 import torch
 from torch import Tensor
@@ -9,6 +9,11 @@ from thinwire.kernels.hashing.reference import mix
 def accumulate(out: Tensor, residual: Tensor, gradient: Tensor, scale: float) -> None:
     """Compute out = residual + scale · gradient. `out` may not overlap the inputs."""
     torch.add(residual, gradient.to(residual.dtype), alpha=scale, out=out)
+
+
+def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:
+    """Compute out = decay · residual + scale · gradient. `out` may not overlap the inputs."""
+    torch.mul(residual, decay, out=out).add_(gradient.to(residual.dtype), alpha=scale)
 
 
 def accumulate_momentum(
@@ -31,13 +36,15 @@ def accumulate_momentum(
         torch.add(residual, velocity_out, out=out)
 
 
-def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> None:
-    """Compute out = residual + scale · gradient in float32, then round it stochastically to bfloat16.
+def accumulate_rounded(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, decay: float = 1.0
+) -> None:
+    """Compute out = decay · residual + scale · gradient in float32, then round it stochastically to bfloat16.
 
     `out` and `residual` are bfloat16, `gradient` is any float. Rounding to nearest would lose a small gradient beside a
     large residual for good; this keeps the mean. Element i draws mix(i). Values that are not finite stay so.
     """
-    total = residual.float().add_(gradient.float(), alpha=scale)
+    total = residual.float().mul_(decay).add_(gradient.float(), alpha=scale)
     draws = mix(torch.arange(total.numel(), dtype=torch.int32, device=total.device), seed) & 0xFFFF
     rounded = ((total.view(torch.int32) + draws.to(torch.int32)) & -0x10000).view(torch.float32)
     out.copy_(torch.where(total.isfinite(), rounded, total))

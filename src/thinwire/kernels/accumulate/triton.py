@@ -1,4 +1,4 @@
-"""Adding a gradient to the residual. `total` is also the first half of the kernels that select in the same pass."""
+"""Adding a gradient to what waits. `total` is also the first half of the kernels that select in the same pass."""
 
 from typing import Any
 
@@ -8,6 +8,17 @@ from torch import Tensor
 
 from thinwire.kernels.hashing.triton import hash32, signed_keys
 from thinwire.kernels.triton import TILE, factor, launch, tiles_of, wide
+
+
+def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:
+    """See `reference.accumulate_fading`."""
+    rest = fading_arguments(out, residual, gradient, scale, decay)
+    launch(_accumulate, tiles_of(out.numel()), out, *rest, out.numel(), HOW="fading", TILE=TILE, num_warps=8)
+
+
+def fading_arguments(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> tuple[Any, ...]:
+    """Return the arguments that `total` takes between `out` and the tile."""
+    return None, residual, None, gradient, factor(out, scale), factor(out, decay), 0, 0
 
 
 def accumulate_momentum(
@@ -27,15 +38,20 @@ def accumulate_momentum(
     launch(_accumulate, tiles_of(out.numel()), *tensors, *factors, out.numel(), HOW=how, TILE=TILE, num_warps=8)
 
 
-def accumulate_rounded(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> None:
+def accumulate_rounded(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, decay: float = 1.0
+) -> None:
     """See `reference.accumulate_rounded`."""
-    rest = rounded_arguments(out, residual, gradient, scale, seed)
+    rest = rounded_arguments(out, residual, gradient, scale, seed, decay)
     launch(_accumulate, tiles_of(out.numel()), out, *rest, out.numel(), HOW="rounded", TILE=TILE, num_warps=8)
 
 
-def rounded_arguments(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int) -> tuple[Any, ...]:
+def rounded_arguments(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, decay: float
+) -> tuple[Any, ...]:
     """Return the arguments that `total` takes between `out` and the tile."""
-    return None, residual, None, gradient, factor(out, scale), None, *signed_keys(seed)
+    fading = None if decay == 1 else factor(out, decay)
+    return None, residual, None, gradient, factor(out, scale), fading, *signed_keys(seed)
 
 
 @triton.jit(do_not_specialize=["high", "low"])
@@ -75,18 +91,26 @@ def total(
     valid,
     HOW: tl.constexpr,
 ):
-    """Accumulate a tile into `out`, and return it as written; if HOW is "given", return what `out` holds."""
+    """Accumulate a tile into `out`, and return it as written; if HOW is "given", return what `out` holds.
+
+    `momentum` is the factor on the velocity, or for "fading" and "rounded" on the residual; None stands for 1.
+    """
     if HOW == "given":
         written = tl.load(out + start + at, mask=valid)
     else:
         before = tl.load(residual + start + at, mask=valid)
         new = tl.load(gradient + start + at, mask=valid)
         if HOW == "rounded":
-            after = _rounded(before.to(tl.float32) + tl.load(scale) * new.to(tl.float32), start + at, high, low)
+            kept = before.to(tl.float32)
+            if momentum is not None:
+                kept *= tl.load(momentum)
+            after = _rounded(kept + tl.load(scale) * new.to(tl.float32), start + at, high, low)
         else:
             new = tl.load(scale) * wide(new.to(before.dtype))
             if HOW == "sum":
                 after = wide(before) + new
+            elif HOW == "fading":
+                after = tl.load(momentum) * wide(before) + new
             else:
                 moving = tl.load(momentum) * wide(tl.load(velocity + start + at, mask=valid)) + new
                 kept = moving.to(before.dtype)

@@ -6,6 +6,7 @@ from thinwire.kernels.select.reference import Picks, gather
 
 __all__ = [
     "Picks",
+    "accumulate_fading_select",
     "accumulate_momentum_select",
     "accumulate_rounded_select",
     "accumulate_select",
@@ -18,6 +19,7 @@ select = Kernel(reference.select, cpu.select, by="x")
 largest = Kernel(reference.largest, cpu.largest, by="x")
 # Where a kernel widens the gradient first, the gradient does not decide.
 accumulate_select = Kernel(reference.accumulate_select, cpu.accumulate_select, by="out residual")
+accumulate_fading_select = Kernel(reference.accumulate_fading_select, cpu.accumulate_fading_select, by="out residual")
 accumulate_momentum_select = Kernel(
     reference.accumulate_momentum_select, cpu.accumulate_momentum_select, by="out velocity_out residual velocity"
 )

@@ -38,6 +38,16 @@ def accumulate_select(
     return _over_ranges(loops.accumulate_select, out, threshold, capacity, _streams(out), *arrays, real(scale))
 
 
+def accumulate_fading_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, threshold: Tensor, capacity: int
+) -> Picks:
+    """See `reference.accumulate_fading_select`."""
+    real = REALS[out.dtype]
+    arrays = [t.numpy() for t in (out, residual, gradient.to(out.dtype).contiguous())]
+    rest = (*arrays, real(scale), real(decay))
+    return _over_ranges(loops.fading_select, out, threshold, capacity, _streams(out), *rest)
+
+
 def accumulate_momentum_select(
     out: Tensor,
     velocity_out: Tensor,
@@ -59,10 +69,17 @@ def accumulate_momentum_select(
 
 
 def accumulate_rounded_select(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, threshold: Tensor, capacity: int
+    out: Tensor,
+    residual: Tensor,
+    gradient: Tensor,
+    scale: float,
+    seed: int,
+    threshold: Tensor,
+    capacity: int,
+    decay: float = 1.0,
 ) -> Picks:
     """See `reference.accumulate_rounded_select`."""
-    accumulate_rounded(out, residual, gradient, scale, seed)
+    accumulate_rounded(out, residual, gradient, scale, seed, decay)
     return select(out, threshold, capacity)
 
 

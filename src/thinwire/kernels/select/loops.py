@@ -59,6 +59,27 @@ def accumulate_select(
 
 
 @compiled
+def fading_select(
+    bits, sign, threshold, lo, hi, indices, found, capacity, peaks, stream, out, residual, gradient, scale, decay
+):
+    count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
+    for start in range(lo, rest, BLOCK):
+        if stream:
+            hits = simd.fade_streaming(out, peaks, residual, gradient, start, threshold, scale, decay)
+        else:
+            hits = simd.fade(out, peaks, residual, gradient, start, threshold, scale, decay)
+        while hits and count <= capacity:
+            indices[count] = start + np.int64(simd.lowest(hits))
+            count += 1
+            hits &= hits - np.uint64(1)
+    for i in range(rest, hi):
+        out[i] = decay * residual[i] + scale * gradient[i]
+    for i in range(min(count, capacity + 1)):
+        numbers[i] = out[indices[i]]
+    return count + _rest(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count, peaks)
+
+
+@compiled
 def momentum_select(
     bits,
     sign,

@@ -9,7 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.kernels.accumulate.reference import accumulate, accumulate_momentum, accumulate_rounded
+from thinwire.kernels.accumulate.reference import (
+    accumulate,
+    accumulate_fading,
+    accumulate_momentum,
+    accumulate_rounded,
+)
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -44,6 +49,14 @@ def accumulate_select(
     return select(out, threshold, capacity)
 
 
+def accumulate_fading_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, threshold: Tensor, capacity: int
+) -> Picks:
+    """`accumulate_fading`, then `select` on its result."""
+    accumulate_fading(out, residual, gradient, scale, decay)
+    return select(out, threshold, capacity)
+
+
 def accumulate_momentum_select(
     out: Tensor,
     velocity_out: Tensor,
@@ -62,10 +75,17 @@ def accumulate_momentum_select(
 
 
 def accumulate_rounded_select(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, threshold: Tensor, capacity: int
+    out: Tensor,
+    residual: Tensor,
+    gradient: Tensor,
+    scale: float,
+    seed: int,
+    threshold: Tensor,
+    capacity: int,
+    decay: float = 1.0,
 ) -> Picks:
     """`accumulate_rounded`, then `select` on its result."""
-    accumulate_rounded(out, residual, gradient, scale, seed)
+    accumulate_rounded(out, residual, gradient, scale, seed, decay)
     return select(out, threshold, capacity)
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import rounded_arguments, total
+from thinwire.kernels.accumulate.triton import fading_arguments, rounded_arguments, total
 from thinwire.kernels.select.reference import Picks, gather
 from thinwire.kernels.triton import PROGRAMS, TILE, factor, launch, magnitudes, tile_of, tiles_of, wide
 
@@ -42,6 +42,13 @@ def accumulate_select(
     return _select_as("sum", out, rest, threshold, capacity)
 
 
+def accumulate_fading_select(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, threshold: Tensor, capacity: int
+) -> Picks:
+    """See `reference.accumulate_fading_select`, and `select`."""
+    return _select_as("fading", out, fading_arguments(out, residual, gradient, scale, decay), threshold, capacity)
+
+
 def accumulate_momentum_select(
     out: Tensor,
     velocity_out: Tensor,
@@ -60,10 +67,18 @@ def accumulate_momentum_select(
 
 
 def accumulate_rounded_select(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, threshold: Tensor, capacity: int
+    out: Tensor,
+    residual: Tensor,
+    gradient: Tensor,
+    scale: float,
+    seed: int,
+    threshold: Tensor,
+    capacity: int,
+    decay: float = 1.0,
 ) -> Picks:
     """See `reference.accumulate_rounded_select`, and `select`."""
-    return _select_as("rounded", out, rounded_arguments(out, residual, gradient, scale, seed), threshold, capacity)
+    rest = rounded_arguments(out, residual, gradient, scale, seed, decay)
+    return _select_as("rounded", out, rest, threshold, capacity)
 
 
 def largest(x: Tensor, k: int) -> Tensor:

@@ -1,0 +1,114 @@
+"""Momentum as the memory (DeMo, Peng et al. 2024): what was not delivered fades, as momentum does."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self, final
+
+import torch
+from torch import Tensor
+
+from thinwire.checked import Fraction, checked
+from thinwire.memories.base import Memory, State
+from thinwire.memories.sums import Sums
+from thinwire.payloads import Payload
+from thinwire.signals import Signal
+
+
+@final
+@checked
+@dataclass(kw_only=True)
+class FadingMomentum(Memory):
+    """M ← β·M + g − delivered, where β is `decay`.
+
+    Momentum is applied here, on each rank and before anything is chosen, so the optimizer itself must have none:
+    `attach(..., optimizer=optimizer)` sees to that, for AdamW as for SGD. If `decay` is None, each parameter's β is the
+    one that the optimizer has for it; a `decay` that is given takes its place. M fades once per step: any further part
+    of a step's gradient is added as it is.
+
+    Delivered and waiting gradients do not add up to all there were, as they do with `ErrorFeedback`: what waits fades.
+    The equation above holds in its place, exactly. M counts as what waits, in `residual_ratio` too.
+
+    `dtype` torch.bfloat16 halves the memory for M: 4 bytes per element instead of 8, counting both copies. Sums are
+    then rounded stochastically, which keeps the mean.
+    """
+
+    fields: ClassVar[frozenset[str]] = frozenset({"momentum"})
+    releases: ClassVar[bool] = True
+
+    decay: Fraction | None = None
+    dtype: torch.dtype | None = None
+    _momentum: Sums = field(init=False, repr=False)
+    _adopted: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._momentum = Sums(self.dtype)
+
+    def adopt(self, decays: Mapping[str, float]) -> None:
+        """Use these decays, by parameter, where `decay` is None."""
+        self._adopted = dict(decays)
+
+    def blank(self) -> Self:
+        """Return an empty memory with the same settings, and decay 0 if none is given."""
+        return replace(self, decay=self.decay or 0.0)
+
+    def held(self, dtype: torch.dtype) -> torch.dtype:
+        """Return this memory's `dtype`; if it has none, float32 or wider."""
+        return self._momentum.held(dtype)
+
+    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
+        """Return β·M + scale · g. Raises RuntimeError when no decay is known."""
+        return self._momentum.add(name, gradient, scale, seed, self._decay(name))
+
+    def retain(self, names: Sequence[str], delivered: Payload) -> None:
+        """Subtract what was delivered."""
+        self._momentum.subtract(names, delivered)
+
+    def receive(self, name: str, momentum: Tensor) -> None:
+        """Add an optimizer's momentum (flat) to M. In a step that has begun, it fades as M has."""
+        continues = self._momentum.staged.continues(name)
+        committed, staged = self._momentum.staged.open(name, momentum)
+        committed.add_(momentum)
+        if continues:
+            staged.add_(momentum, alpha=self._decay(name))
+        else:
+            self._momentum.rollback([name])
+
+    def waits(self, name: str = "") -> bool:
+        """Whether anything waits for parameter `name`; without a name, for any parameter."""
+        return self._momentum.waits(name)
+
+    def release(self, name: str, gradient: Tensor, scale: float) -> None:
+        """Add M / scale to a gradient that will be sent whole; once the step is committed, nothing waits for `name`."""
+        self._momentum.release(name, gradient, scale)
+
+    def commit(self, names: Collection[str] | None = None) -> None:
+        """Keep what was staged."""
+        self._momentum.commit(names)
+
+    def rollback(self, names: Collection[str] | None = None) -> None:
+        """Drop what was staged."""
+        self._momentum.rollback(names)
+
+    def rescale(self, factor: float) -> None:
+        """Multiply M."""
+        self._momentum.staged.rescale(factor)
+
+    def state(self) -> State:
+        """Return {name: {"momentum": M}}."""
+        return {name: {"momentum": tensor} for name, tensor in self._momentum.staged.committed().items()}
+
+    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Load copies of momenta."""
+        self._momentum.staged.restore({name: fields["momentum"] for name, fields in state.items()})
+
+    def waiting(self) -> Sequence[Tensor]:
+        """Return M of every parameter. Not copies."""
+        return list(self._momentum.staged.committed().values())
+
+    def _decay(self, name: str) -> float:
+        found = self._adopted.get(name) if self.decay is None else self.decay
+        if found is None:
+            raise RuntimeError(
+                f"the decay of {name!r} is not known: attach with optimizer=, or give the recipe's memory decay="
+            )
+        return found

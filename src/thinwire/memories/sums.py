@@ -1,0 +1,134 @@
+"""What waits for a parameter: gradients are added, and what was delivered is subtracted. It may fade meanwhile."""
+
+from collections.abc import Collection, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.kernels import Picks
+from thinwire.memories.base import Staged
+from thinwire.payloads import Payload
+from thinwire.signals import Plain, Signal
+
+_SECOND_DRAW = 1 << 32
+
+
+@final
+class Sums:
+    """One flat sum per parameter, staged: x ← decay · x + scale · g, then x ← x − delivered.
+
+    Sums are held in float32 or wider, or in `dtype` torch.bfloat16 and then rounded stochastically, which keeps the
+    mean. Raises ValueError for another `dtype`.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        if dtype not in (None, torch.bfloat16):
+            raise ValueError(f"dtype is {dtype}; expected torch.bfloat16, or None for float32 or wider")
+        self.staged = Staged(dtype)
+        self._dtype = dtype
+        self._seeds: dict[str, int] = {}
+
+    def held(self, dtype: torch.dtype) -> torch.dtype:
+        """Return in which dtype the sum of gradients of `dtype` is held."""
+        return self._dtype or torch.promote_types(dtype, torch.float32)
+
+    def add(self, name: str, gradient: Tensor, scale: float, seed: int, decay: float = 1.0) -> Signal:
+        """Stage decay · x + scale · g and return it. To what is staged already, a further part of g is only added."""
+        if self.staged.continues(name):
+            return self._more(name, gradient, scale, seed)
+        before, out = self.staged.open(name, gradient)
+        if self._dtype is None:
+            return _Sum(out, before, gradient, scale, decay)
+        self._seeds[name] = seed
+        return _RoundedSum(out, before, gradient, scale, seed, decay)
+
+    def subtract(self, names: Sequence[str], delivered: Payload) -> None:
+        """Take what was delivered out of what is staged."""
+        staged = [self.staged.staged(name) for name in names]
+        if self._dtype is None:
+            delivered.subtract_from(staged)
+            return
+        # Stochastic rounding here too: rounded to nearest, a small delivery could vanish beside a large sum and be
+        # sent again for ever.
+        taken = [torch.zeros_like(x, dtype=torch.float32) for x in staged]
+        delivered.subtract_from(taken)
+        for name, x, part in zip(names, staged, taken, strict=True):
+            kernels.accumulate_rounded(x, x, part, 1.0, self._seeds[name] + _SECOND_DRAW)
+
+    def release(self, name: str, gradient: Tensor, scale: float) -> None:
+        """Add x / scale to a gradient that will be sent whole; once the step is committed, nothing waits for `name`."""
+        gradient.add_(self.staged.close(name).to(gradient.dtype), alpha=1 / scale)
+
+    def waits(self, name: str = "") -> bool:
+        """Whether anything waits for parameter `name`; without a name, for any parameter."""
+        return self.staged.waits(name) if name else bool(self.staged.committed())
+
+    def commit(self, names: Collection[str] | None = None) -> None:
+        """Keep what was staged."""
+        self.staged.commit(names)
+
+    def rollback(self, names: Collection[str] | None = None) -> None:
+        """Drop what was staged."""
+        self.staged.rollback(names)
+
+    def _more(self, name: str, gradient: Tensor, scale: float, seed: int) -> Signal:
+        x = self.staged.staged(name)
+        if self._dtype is None:
+            x.add_(gradient, alpha=scale)
+        else:
+            self._seeds[name] = seed
+            kernels.accumulate_rounded(x, x.clone(), gradient, scale, seed)
+        return Plain(x, gradient.dtype)
+
+
+@final
+class _Sum(Signal):
+    """decay · before + scale · gradient, computed into `out`."""
+
+    def __init__(self, out: Tensor, before: Tensor, gradient: Tensor, scale: float, decay: float) -> None:
+        self._out, self._inputs, self._decay = out, (before, gradient, scale), decay
+        self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
+
+    def tensor(self) -> Tensor:
+        if not self.computed:
+            self.computed = True
+            if self._decay == 1:
+                kernels.accumulate(self._out, *self._inputs)
+            else:
+                kernels.accumulate_fading(self._out, *self._inputs, self._decay)
+        return self._out
+
+    def sample(self, offset: int, stride: int) -> Tensor:
+        before, gradient, scale = self._inputs
+        return before[offset::stride].mul(self._decay).add_(gradient[offset::stride], alpha=scale)
+
+    def select(self, threshold: Tensor, capacity: int) -> Picks:
+        self.computed = True
+        if self._decay == 1:
+            return kernels.accumulate_select(self._out, *self._inputs, threshold, capacity)
+        return kernels.accumulate_fading_select(self._out, *self._inputs, self._decay, threshold, capacity)
+
+
+@final
+class _RoundedSum(Signal):
+    """The same in bfloat16, rounded stochastically."""
+
+    def __init__(self, out: Tensor, before: Tensor, gradient: Tensor, scale: float, seed: int, decay: float) -> None:
+        self._arguments, self._decay = (out, before, gradient, scale, seed), decay
+        self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
+
+    def tensor(self) -> Tensor:
+        if not self.computed:
+            self.computed = True
+            kernels.accumulate_rounded(*self._arguments, self._decay)
+        return self._arguments[0]
+
+    def sample(self, offset: int, stride: int) -> Tensor:
+        _, before, gradient, scale, _ = self._arguments
+        return before[offset::stride].float().mul_(self._decay).add_(gradient[offset::stride], alpha=scale)
+
+    def select(self, threshold: Tensor, capacity: int) -> Picks:
+        self.computed = True
+        return kernels.accumulate_rounded_select(*self._arguments, threshold, capacity, self._decay)
