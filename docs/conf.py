@@ -118,6 +118,7 @@ CONTENTS = {
         "bench",
         "recipes",
         "optimizers",
+        "convergence",
         "exchanges",
         "kernels",
         "loops",

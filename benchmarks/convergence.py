@@ -1,0 +1,138 @@
+"""What does each recipe cost in loss under each optimizer, and how many bits does it send?
+
+    python benchmarks/convergence.py run runs.jsonl --optimizer "adamw(betas=(0.9, 0.95))" --rate 1e-3,3e-3
+    python benchmarks/convergence.py run runs.jsonl --recipe "topk()" --recipe "powersgd(rank=4)" --seeds 0,1,2
+    python benchmarks/convergence.py table runs.jsonl --tuned --markdown runs.md
+    python benchmarks/convergence.py plot runs.jsonl runs.png --tuned --only topk,dense
+
+One process trains with virtual workers: a thread for each rank, its own replica, optimizer and `thinwire.replicate`.
+There is no network; convergence_parts/group.py says what takes its place, and that sums have the bits of Gloo's. So a
+run ends with the bits of real workers that use `replicate`. With attach and DDP it does too for two workers; with more,
+DDP's other buckets make the ring add in another order.
+
+Recipes and optimizers are expressions: what thinwire.recipes has, or parts put together with `Compressed(...)`; and
+`sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Every run is a line in a file, and what the file
+has is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices
+included. A payload counts once, however often the exchange has it travel.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from convergence_parts.plot import draw
+from convergence_parts.results import Several, append, grouped, read, table, tuned
+from convergence_parts.training import DATA, Run, Settings, problem_of, train
+from rich.console import Console
+
+from thinwire.tools.show.table import markdown as page
+from thinwire.tools.show.terminal import print_raw, print_table
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+console = Console()
+
+File = Annotated[Path, typer.Argument(help="The runs, as JSON lines.")]
+Only = Annotated[str, typer.Option(help="Rows whose recipe and optimizer contain one of these, separated by commas.")]
+Model = Annotated[str, typer.Option(help=f"transformer, {', '.join(DATA)}, or another of `thinwire bench`.")]
+Steps = Annotated[int, typer.Option(help="Rows of so many steps; all where left out.")]
+Best = Annotated[bool, typer.Option("--tuned", help="Of each method, the best learning rate alone.")]
+
+
+@app.command("run")
+def run_all(
+    file: File,
+    recipe: Annotated[list[str] | None, typer.Option(help="A recipe; may be repeated.")] = None,
+    optimizer: Annotated[list[str] | None, typer.Option(help="An optimizer; may be repeated.")] = None,
+    rate: Annotated[str, typer.Option(help="Learning rates.")] = "2e-3",
+    seeds: Annotated[str, typer.Option(help="Seeds, of initial weights and of batches.")] = "0",
+    model: Model = "transformer",
+    schedule: Annotated[str, typer.Option(help="constant or cosine, after 20 steps of warm-up.")] = "constant",
+    steps: Annotated[int, typer.Option(help="Steps.")] = 300,
+    workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
+    batch: Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that holds cifar10/ and wikitext2/.")] = None,
+) -> None:
+    """Train with every combination that the file does not have, and add each to it."""
+    torch.set_num_threads(1)
+    combinations = product(
+        recipe or ["dense()"], optimizer or ["adamw()"], map(float, rate.split(",")), map(int, seeds.split(","))
+    )
+    for each, by, at, seed in combinations:
+        settings = Settings(
+            model=model,
+            recipe=each,
+            optimizer=by,
+            rate=at,
+            schedule="cosine" if schedule == "cosine" else "constant",
+            steps=steps,
+            workers=workers,
+            seed=seed,
+            batch=batch,
+        )
+        if settings in {run.settings for run in read(file)}:
+            continue
+        done = train(settings, problem_of(model, seed, data))
+        append(file, done)
+        print_raw(console, _line(done))
+
+
+@app.command("table")
+def tabulate(
+    file: File,
+    model: Model = "",
+    steps: Steps = 0,
+    only: Only = "",
+    best: Best = False,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
+) -> None:
+    """Print the runs, best first: means and standard deviations over seeds."""
+    found = table(_chosen(read(file), model, steps, only, best=best))
+    if markdown is None:
+        print_table(console, found)
+    else:
+        markdown.write_text(page(found) + "\n")
+
+
+@app.command("plot")
+def plot(
+    file: File,
+    image: Annotated[Path, typer.Argument(help="The PNG to write.")],
+    model: Model = "transformer",
+    steps: Steps = 300,
+    only: Only = "",
+    best: Best = False,
+) -> None:
+    """Draw loss over bits and over steps."""
+    draw(_chosen(read(file), model, steps, only, best=best), image)
+
+
+def _chosen(runs: Iterable[Run], model: str, steps: int, only: str, *, best: bool) -> Sequence[Several]:
+    wanted = [run for run in runs if model in ("", run.settings.model) and steps in (0, run.settings.steps)]
+    groups = grouped(run for run in wanted if any(part in _method(run) for part in _parts(only)))
+    if not groups:
+        raise typer.BadParameter("the file has no such runs")
+    return tuned(groups) if best else groups
+
+
+def _parts(only: str) -> Iterator[str]:
+    yield from (part.strip() for part in only.split(","))
+
+
+def _method(run: Run) -> str:
+    return f"{run.settings.recipe} {run.settings.optimizer}"
+
+
+def _line(run: Run) -> str:
+    settings = run.settings
+    return (
+        f"{settings.model}, {settings.workers} workers, {run.looks[-1].step} steps, {_method(run)}, "
+        f"lr {settings.rate:g}, seed {settings.seed}: loss {run.loss:.4f} at {run.bits:.3f} bit, "
+        f"{run.seconds:.2f} s a step"
+    )
+
+
+if __name__ == "__main__":
+    app()

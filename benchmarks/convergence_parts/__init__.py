@@ -1,0 +1,1 @@
+"""What benchmarks/convergence.py is made of."""

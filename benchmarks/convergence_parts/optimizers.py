@@ -1,0 +1,92 @@
+"""Optimizers and learning rates, as a command line names them: `adamw(betas=(0.9, 0.99))`."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+Schedule = Literal["constant", "cosine"]
+Make = Callable[[nn.Module, float], list[torch.optim.Optimizer]]
+"""(model, learning rate) → the optimizers that update it. There is no weight decay unless it is asked for."""
+
+Betas = tuple[float, float]
+WARM_UP = 20  # steps
+SMALL = 1024  # elements, below which recipes send tensors uncompressed
+_FLOOR = 0.1  # of the learning rate, where a cosine schedule ends
+
+
+def sgd(*, momentum: float = 0.9, **options: Any) -> Make:
+    return lambda model, rate: [torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, **options)]
+
+
+def adamw(*, betas: Betas = (0.9, 0.99), small: Betas | None = None, weight_decay: float = 0.0, **options: Any) -> Make:
+    """AdamW; with `small`, other betas for tensors below SMALL elements."""
+
+    def make(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+        large, rest = _split(model, lambda p: p.numel() >= SMALL)
+        groups: list[dict[str, Any]] = [{"params": large, "betas": betas}, {"params": rest, "betas": small or betas}]
+        groups = [group for group in groups if group["params"]]
+        return [torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, **options)]
+
+    return make
+
+
+def muon(
+    *, momentum: float = 0.95, nesterov: bool = True, betas: Betas = (0.9, 0.99), share: float = 1.0, **options: Any
+) -> Make:
+    """Muon for matrices between layers, with AdamW's size of update; AdamW, at `share` of the rate, for the rest."""
+
+    def make(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+        embedded = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+        hidden, rest = _split(model, lambda p: p.ndim == 2 and p not in embedded)
+        settings: dict[str, Any] = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"} | options
+        return [
+            torch.optim.Muon(hidden, lr=rate, momentum=momentum, nesterov=nesterov, **settings),
+            torch.optim.AdamW(rest, lr=share * rate, betas=betas, weight_decay=0.0),
+        ]
+
+    return make
+
+
+def signum(*, momentum: float = 0.95) -> Make:
+    return lambda model, rate: [Signum(model.parameters(), lr=rate, momentum=momentum)]
+
+
+class Signum(torch.optim.Optimizer):
+    """The sign of a gradient's running mean (Bernstein et al. 2018): m ← β·m + (1 − β)·g;  p ← p − lr·sign(m)."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter], *, lr: float, momentum: float) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                mean: Tensor = state.setdefault("mean", torch.zeros_like(p))
+                mean.lerp_(p.grad, 1 - group["momentum"])
+                p.sub_(mean.sign(), alpha=group["lr"])
+
+
+OPTIMIZERS: Mapping[str, Callable[..., Make]] = MappingProxyType(
+    {"sgd": sgd, "adamw": adamw, "muon": muon, "signum": signum}
+)
+
+
+def scheduler(optimizer: torch.optim.Optimizer, schedule: Schedule, steps: int) -> LambdaLR:
+    """Return a scheduler that warms up, and then stays or falls along a cosine, to a tenth at the last step."""
+
+    def factor(step: int) -> float:
+        falls = _FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * step / steps)) / 2
+        return min(1.0, (step + 1) / WARM_UP) * (falls if schedule == "cosine" else 1.0)
+
+    return LambdaLR(optimizer, factor)
+
+
+def _split(model: nn.Module, wanted: Callable[[nn.Parameter], bool]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    parameters = list(model.parameters())
+    return [p for p in parameters if wanted(p)], [p for p in parameters if not wanted(p)]

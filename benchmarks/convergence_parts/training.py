@@ -1,0 +1,175 @@
+"""Training with virtual workers: one process, a thread for each rank, and everything else as in a real run."""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from convergence_parts.group import VirtualGroup, on_ranks
+from convergence_parts.optimizers import OPTIMIZERS, Make, Schedule, scheduler
+from thinwire import codecs, exchanges, formats, memories, recipes, reducer, replicate, schedules
+from thinwire.reducer import Reducer
+from thinwire.tools.problems import Problem, build
+from thinwire.tools.problems.base import Batch
+
+LOOKS = 15  # at the held-out loss, if not said otherwise
+DATA = {"resnet20": "cifar10/cifar10_jpeg.npz", "lstm": "wikitext2"}
+
+_PARTS: Mapping[str, Any] = MappingProxyType(
+    {
+        name: getattr(room, name)
+        for room in (codecs, exchanges, formats, memories, reducer, recipes)
+        for name in room.__all__
+    }
+    | {"schedules": schedules, "torch": torch, "float": float}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What decides a run. `batch`: samples per worker and step; None for the problem's own.
+
+    recipe, optimizer: expressions, such as `topk(density=0.01)` and `adamw(betas=(0.9, 0.99))`.
+    """
+
+    model: str
+    recipe: str
+    optimizer: str
+    rate: float
+    schedule: Schedule
+    steps: int
+    workers: int
+    seed: int
+    batch: int | None = None
+
+    def make_recipe(self) -> Reducer:
+        return _evaluated(self.recipe, _PARTS, Reducer)
+
+    def make_optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        make: Make = _evaluated(self.optimizer, OPTIMIZERS, Callable)
+        return make(model, self.rate)
+
+
+class Look(NamedTuple):
+    """After `step` steps: the held-out loss, and the bits per parameter that a worker has sent by then."""
+
+    step: int
+    loss: float
+    bits: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What became of a run. `bits`: payload bytes · 8 / parameters, a mean over workers and steps.
+
+    `seconds`: of a step of all workers together, held-out losses included.
+    """
+
+    settings: Settings
+    looks: list[Look]
+    seconds: float
+
+    @property
+    def loss(self) -> float:
+        return self.looks[-1].loss
+
+    @property
+    def bits(self) -> float:
+        return self.looks[-1].bits / self.looks[-1].step
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self.settings) | {"looks": self.looks, "bits": self.bits, "seconds": self.seconds}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "Run":
+        settings = {name: document[name] for name in Settings.__dataclass_fields__}
+        looks = [Look(*look) for look in document["looks"]]
+        return cls(settings=Settings(**settings), looks=looks, seconds=document["seconds"])
+
+
+def problem_of(model: str, seed: int, data: Path | None) -> Problem:
+    """Build the problem; its file lies in the folder `data`."""
+    return build(model, seed=seed, data=data / DATA[model] if data is not None and model in DATA else None)
+
+
+def train(settings: Settings, problem: Problem, every: int | None = None) -> Run:
+    """Train from the problem's weights. `every`: steps between two looks at the held-out loss."""
+    every = every or max(1, settings.steps // LOOKS)
+    models = [copy.deepcopy(problem.model) for _ in range(settings.workers)]
+    turn, began = Lock(), time.perf_counter()
+    logs = on_ranks(
+        settings.workers, lambda group: _worker(settings, problem, models[group.rank()], every, group, turn)
+    )
+    seconds = (time.perf_counter() - began) / logs[0][-1].step
+    bits = [sum(look.bits for look in looks) / len(looks) for looks in zip(*logs, strict=True)]
+    looks = [look._replace(bits=mean) for look, mean in zip(logs[0], bits, strict=True)]
+    return Run(settings=settings, looks=looks, seconds=seconds)
+
+
+def _worker(
+    settings: Settings, problem: Problem, model: nn.Module, every: int, group: VirtualGroup, turn: Lock
+) -> list[Look]:
+    """Train one replica as a user would. It stops where the loss is not finite.
+
+    Ranks take turns at their gradients: those that compute at the same time fight for caches, and none is done earlier.
+    """
+    optimizers = settings.make_optimizers(model)
+    schedulers = [scheduler(optimizer, settings.schedule, settings.steps) for optimizer in optimizers]
+    replicas = replicate(model, settings.make_recipe(), group=group, optimizer=optimizers)
+    numel, looks = sum(p.numel() for p in model.parameters()), list[Look]()
+    for step in range(settings.steps):
+        model.train()
+        model.zero_grad(set_to_none=True)
+        with turn:
+            problem.loss(model, batch_of(settings, problem, step, group.rank())).backward()
+        replicas.reduce()
+        for optimizer, rates in zip(optimizers, schedulers, strict=True):
+            optimizer.step()
+            rates.step()
+        done = step + 1
+        if done % every == 0 or done == settings.steps:
+            looks.append(Look(done, _held_out(problem, model, group), 8 * group.payload_bytes / numel))
+            if not math.isfinite(looks[-1].loss):
+                break
+    return looks
+
+
+def batch_of(settings: Settings, problem: Problem, step: int, rank: int) -> Batch:
+    """Return a worker's batch: the problem's own, or as many of its batches as make up the size, cut to it."""
+    first = problem.batch(step, rank, settings.workers)
+    if settings.batch is None:
+        return first
+    count = math.ceil(settings.batch / len(first[0]))
+    batches = [problem.batch(step, rank + i * settings.workers, count * settings.workers) for i in range(count)]
+    return tuple(torch.cat(parts)[: settings.batch] for parts in zip(*batches, strict=True))
+
+
+@torch.no_grad()
+def _held_out(problem: Problem, model: nn.Module, group: VirtualGroup) -> float:
+    """Return the first rank's loss on all held-out batches, to every rank."""
+    mean = torch.zeros(())
+    if group.rank() == 0:
+        model.eval()
+        mean = torch.stack([problem.loss(model, batch) for batch in problem.held_out(0, 1)]).mean()
+    dist.broadcast(mean, group=group, group_src=0)
+    return float(mean)
+
+
+def _evaluated(text: str, known: Mapping[str, Any], kind: Any) -> Any:
+    """Return what the expression makes of these names. Raises ValueError if that is not of its kind."""
+    try:
+        made = eval(text, {"__builtins__": {}}, dict(known))
+    except Exception as error:
+        raise ValueError(f"{text!r} is no expression of {', '.join(known)}: {error}") from error
+    if not isinstance(made, kind):
+        raise ValueError(f"{text!r} is {made!r:.60}; expected a {kind.__name__}")
+    return made

@@ -1,0 +1,206 @@
+"""Virtual workers end where real ones do, bit for bit, and a file of runs is read as it was written."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import convergence
+import pytest
+import torch
+import torch.distributed as dist
+from convergence_parts.group import VirtualGroup, on_ranks, ring_sum
+from convergence_parts.results import append, grouped, read, tuned
+from convergence_parts.training import Look, Run, Settings, train
+from ranks import Ranks
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from typer.testing import CliRunner
+
+from thinwire import attach, replicate
+from thinwire.collectives import Group
+from thinwire.tools.problems.base import Batch, Problem, cross_entropy
+
+STEPS = 14  # PowerSGD sends its first ten uncompressed
+SETTINGS = Settings(
+    model="tiny", recipe="dense()", optimizer="adamw()", rate=0.02, schedule="cosine", steps=STEPS, workers=4, seed=0
+)
+FADING = (
+    "MinimumSize(minimum_size=100, small=dense(), large=Compressed("
+    "memory=FadingMomentum(), codec=ChunkTopK(density=0.1, values=Sign()), exchange=AllGather()))"
+)
+
+
+def _tiny() -> Problem:
+    """A network small enough for a test; no tensor's length is a multiple of the number of workers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(19, 37), nn.ReLU(), nn.Linear(37, 45), nn.ReLU(), nn.Linear(45, 5))
+
+    def batch(step: int, rank: int, world: int) -> Batch:
+        generator = torch.Generator().manual_seed(1000 * step + 10 * rank + world)
+        x = torch.randn(6, 19, generator=generator)
+        return x, x[:, :5].argmax(1)
+
+    return Problem(
+        name="tiny",
+        description="",
+        model=model,
+        batch=batch,
+        loss=cross_entropy,
+        held_out=lambda rank, world: [batch(-1, rank, world)],
+        learning_rate=0.1,
+    )
+
+
+def _replicas(group: Group, settings: Settings, problem: Problem) -> list[Tensor]:
+    """Train a replica on any group, and return its parameters."""
+    model = copy.deepcopy(problem.model)
+    (optimizer,) = settings.make_optimizers(model)
+    replicas = replicate(model, settings.make_recipe(), group=group, optimizer=optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        problem.loss(model, problem.batch(step, group.rank(), group.size())).backward()
+        replicas.reduce()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def _real_replicas(settings: Settings) -> list[Tensor]:
+    assert dist.group.WORLD is not None
+    return _replicas(dist.group.WORLD, settings, _tiny())
+
+
+def _with(recipe: str, optimizer: str = "adamw()") -> Settings:
+    return Settings(**{**vars(SETTINGS), "recipe": recipe, "optimizer": optimizer})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "optimizer"),
+    [
+        ("dense()", "adamw()"),
+        ("topk(density=0.05, minimum_size=100)", "adamw()"),
+        ("powersgd(rank=2)", "adamw()"),
+        ("dgc(density=0.05, minimum_size=100)", "sgd()"),
+        ("gtopk(density=0.05, minimum_size=100)", "sgd()"),
+        (FADING, "adamw(betas=(0.9, 0.9))"),
+    ],
+)
+def test_virtual_workers_have_the_bits_of_real_ones(ranks: Ranks, recipe: str, optimizer: str) -> None:
+    settings = _with(recipe, optimizer)
+    problem = _tiny()
+    virtual = on_ranks(4, lambda group: _replicas(group, settings, problem))
+    real = ranks.run(4, _real_replicas, settings)
+    for mine, theirs in zip(virtual, real, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
+
+
+def _ddp(settings: Settings) -> list[float]:
+    """Train with DDP and attach as a user would, and return the held-out loss after every step."""
+    problem = _tiny()
+    model = DistributedDataParallel(copy.deepcopy(problem.model))
+    (optimizer,) = settings.make_optimizers(model.module)
+    attach(model, settings.make_recipe(), optimizer=optimizer)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 20))
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        problem.loss(model, problem.batch(step, dist.get_rank(), dist.get_world_size())).backward()
+        optimizer.step()
+        rates.step()
+        with torch.no_grad():
+            losses.append(float(problem.loss(model.module, problem.held_out(0, 1)[0])))
+    return losses
+
+
+@pytest.mark.parametrize("recipe", ["dense()", "topk(density=0.05, minimum_size=100)"])
+def test_a_run_has_the_losses_of_ddp(ranks: Ranks, recipe: str) -> None:
+    settings = Settings(**{**vars(_with(recipe)), "workers": 2, "schedule": "constant"})
+    run = train(settings, _tiny(), every=1)
+    assert [look.loss for look in run.looks] == ranks.run(2, _ddp, settings)[0]
+
+
+def test_bits_are_those_of_the_payloads() -> None:
+    assert train(SETTINGS, _tiny()).bits == 32
+    numel = sum(p.numel() for p in _tiny().model.parameters())
+    topk = _with("Compressed(memory=ErrorFeedback(), codec=TopK(density=0.5), exchange=AllGather())")
+    payload = train(topk, _tiny()).bits * numel / 8
+    assert 4 * numel * 0.5 < payload < 4 * numel * 0.5 + numel  # values, and less than a byte per index
+
+
+def test_a_rank_that_fails_ends_the_others() -> None:
+    def work(group: VirtualGroup) -> None:
+        if group.rank() == 1:
+            raise ZeroDivisionError("on purpose")
+        dist.all_reduce(torch.ones(3), group=group)
+
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        on_ranks(3, work)
+
+
+def test_a_run_that_diverges_stops() -> None:
+    run = train(Settings(**{**vars(_with("dense()", "sgd()")), "rate": 1e30}), _tiny(), every=1)
+    assert not math.isfinite(run.loss)
+    assert len(run.looks) < STEPS
+    assert train(Settings(**{**vars(SETTINGS), "batch": 15}), _tiny(), every=STEPS).looks[-1].step == STEPS
+
+
+def test_the_ring_adds_every_element_once() -> None:
+    for size, numel in ((1, 5), (2, 7), (3, 1), (4, 0), (5, 1 << 20)):
+        parts = [torch.full((numel,), float(1 << rank)) for rank in range(size)]
+        ring_sum(parts)
+        assert all(bool((part == (1 << size) - 1).all()) for part in parts)
+
+
+def _run(rate: float, seed: int, loss: float, recipe: str = "dense()") -> Run:
+    settings = Settings(**{**vars(_with(recipe)), "rate": rate, "seed": seed})
+    return Run(settings=settings, looks=[Look(7, 2 * loss, 7.0), Look(14, loss, 14.0)], seconds=0.1)
+
+
+def test_seeds_are_put_together_and_rates_are_tuned(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    runs = [
+        _run(0.1, 0, 3.0),
+        _run(0.1, 1, 5.0),
+        _run(0.2, 0, 1.0),
+        _run(0.1, 0, 2.0, "topk()"),
+        _run(0.2, 0, math.nan),
+    ]
+    for run in runs[:4]:
+        append(file, run)
+    assert read(file) == runs[:4]
+    topk, dense = tuned(grouped(read(file)))
+    assert (topk.loss, dense.loss) == (2.0, 4.0)  # the rate with two seeds, though one seed of the other was lower
+    assert dense.spread == pytest.approx(math.sqrt(2))
+    assert dense.curve() == [Look(7, 8.0, 7.0), Look(14, 4.0, 14.0)]
+    assert [each.settings.rate for each in grouped([runs[4], runs[0]])] == [0.1, 0.2]
+
+
+def test_what_the_file_has_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = []
+
+    def pretend(settings: Settings, problem: Problem) -> Run:
+        trained.append(settings)
+        return Run(settings=settings, looks=[Look(2, 1.0, 3.0), Look(4, 0.5 + settings.rate, 6.0)], seconds=0.0)
+
+    monkeypatch.setattr(convergence, "train", pretend)
+    monkeypatch.setattr(convergence, "problem_of", lambda *_: _tiny())
+    file, image, page = tmp_path / "runs.jsonl", tmp_path / "runs.png", tmp_path / "runs.md"
+    options = ["run", str(file), "--steps", "4", "--rate", "0.1,0.2", "--recipe", "dense()", "--recipe", "topk()"]
+    for seeds in ("0", "0,1"):
+        done = CliRunner().invoke(convergence.app, [*options, "--seeds", seeds])
+        assert done.exit_code == 0, done.output
+    assert len(trained) == len(set(trained)) == 8 == len(file.read_text().splitlines())
+    assert json.loads(file.read_text().splitlines()[0])["bits"] == 1.5
+    CliRunner().invoke(convergence.app, ["table", str(file), "--tuned", "--only", "dense", "--markdown", str(page)])
+    (row,) = page.read_text().splitlines()[2:]
+    assert "| 0.1 | 1.5 | 2 | 0.600 ± 0.000 | 1.000 |" in row
+    done = CliRunner().invoke(convergence.app, ["plot", str(file), str(image), "--steps", "4"])
+    assert done.exit_code == 0, done.output
+    assert image.stat().st_size > 10_000
+
+
+def test_what_is_no_recipe_is_refused() -> None:
+    with pytest.raises(ValueError, match="no expression of"):
+        _with("tpok()").make_recipe()
+    with pytest.raises(ValueError, match="expected a Reducer"):
+        _with("TopK(density=0.1)").make_recipe()
