@@ -91,7 +91,7 @@ def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], grou
 
 
 def _handover(
-    recipe: Reducer, optimizers: list[torch.optim.Optimizer], names: Mapping[nn.Parameter, str], group: Group
+    recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str], group: Group
 ) -> Handover:
     """Return what hands momentum over to the recipe's memories."""
     memories = recipe.memories()
