@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import thinwire
 
 CONTEXT, BATCH, WARM_UP = 64, 8, 20
+PLAIN = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
 
 
 def options():
