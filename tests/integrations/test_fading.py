@@ -668,6 +668,19 @@ def test_other_optimizers_are_refused_unless_they_have_no_momentum(ranks: Ranks,
         assert expected in said
 
 
+def _forgetting() -> bool:
+    """With β₁ = 0 AdamW's buffer is the last gradient, which it has applied in full."""
+    run = Run(lambda m: [torch.optim.AdamW(m.parameters(), betas=(0.0, 0.9))]).steps(range(2))
+    run.attach(_recipe(0.05, decay=0.9))
+    run.training.backward(2)
+    run.zero_grad()
+    return run.attachment.waits
+
+
+def test_what_the_optimizer_would_forget_does_not_move(ranks: Ranks) -> None:
+    assert ranks.run(2, _forgetting) == [False] * 2
+
+
 def _without_optimizer(decay: float | None, betas: tuple[float, float]) -> str:
     training = Training("several buckets")
     tw.attach(training.model, _recipe(0.05, decay=decay))

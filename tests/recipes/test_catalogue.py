@@ -48,8 +48,8 @@ def test_a_name_is_given_once() -> None:
 
 @every
 def test_momentum_moves_out_of_the_optimizer_where_it_says_so(method: Method) -> None:
-    kinds = (MomentumCorrection, FadingMomentum)
-    assert method.momentum == any(isinstance(memory, kinds) for memory in method.make().memories())
+    parts = [part for memory in method.make().memories() for part in memory.parts]
+    assert method.momentum == any(isinstance(part, MomentumCorrection | FadingMomentum) for part in parts)
 
 
 @every
