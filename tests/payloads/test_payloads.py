@@ -13,6 +13,7 @@ from torch import Tensor
 from thinwire import PayloadError
 from thinwire.codecs import FFT, BlockTopK, Cast, ChunkTopK
 from thinwire.formats import OffsetFloat
+from thinwire.kernels import Chunking, Numbering
 from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sparse, Spectral
 from thinwire.payloads.wire import DTYPE_CODES
 
@@ -232,6 +233,21 @@ def test_damaged_positions_are_refused_and_nothing_is_written(place: int) -> Non
     rows[1, place] ^= 255
     with pytest.raises(PayloadError):
         mine.from_buffers(rows)
+
+
+@pytest.mark.parametrize(("place", "flipped"), [(0, 0b001000), (3, 0x80)], ids=["equal positions", "padding"])
+def test_damaged_low_bits_are_refused(place: int, flipped: int) -> None:
+    """Nine of 4,096: 27 low bits in four bytes, which follow the number."""
+    cut, numbering = Chunking(4096, 64, 64, 64, 9, None), Numbering.of(4096, 9)
+    assert numbering
+    assert numbering.low_bits == 3
+    positions = torch.arange(9, dtype=torch.int16)
+    payload = Chunks(positions=positions, values=torch.zeros(9), numel=4096, chunkings=(cut,))
+    bad = payload.to_buffer()
+    assert torch.equal(payload.from_buffers(bad[None]).positions, positions)
+    bad[24 + 40 + -(-numbering.bits // 8) + place] ^= flipped
+    with pytest.raises(PayloadError, match="9 positions of each chunk of 4096"):
+        payload.from_buffers(bad[None])
 
 
 def test_rows_that_name_too_few_blocks_are_refused() -> None:
