@@ -118,8 +118,8 @@ def _asked(recipe: object, plan: object, optimizer: OptimizerName | None) -> _As
 @cache  # once in a process
 def _say_that_none_is_known() -> None:
     _log.warning(
-        'plan="auto" was given no optimizer that it has figures for, and what a method costs in loss depends on it: pass '
-        "attach(..., optimizer=optimizer), or a Budget; as it is, sparsification may be chosen too"
+        'plan="auto" was given no optimizer that it has figures for, and what a method costs in loss depends on that: '
+        "pass attach(..., optimizer=optimizer), or a Budget; as it is, sparsification may be chosen too"
     )
 
 
