@@ -31,7 +31,7 @@ _PARTS: Mapping[str, Any] = MappingProxyType(
         for room in (codecs, exchanges, formats, memories, reducer, recipes)
         for name in room.__all__
     }
-    | {"chunked": chunked, "schedules": schedules, "torch": torch, "float": float}
+    | {"chunked": chunked, "schedules": schedules, "torch": torch}
 )
 
 

@@ -190,7 +190,7 @@ def test_what_the_file_has_is_not_run_again(tmp_path: Path, monkeypatch: pytest.
     CliRunner().invoke(convergence.app, ["table", str(file), "--tuned", "--only", "dense", "--markdown", str(page)])
     (row,) = page.read_text().splitlines()[2:]
     assert "| 0.1 | 1.5 | 2 | 0.600 ± 0.000 | 1.000 |" in row
-    done = CliRunner().invoke(convergence.app, ["plot", str(file), str(image), "--steps", "4"])
+    done = CliRunner().invoke(convergence.app, ["plot", str(file), str(image), "--model", "", "--steps", "4"])
     assert done.exit_code == 0, done.output
     assert image.stat().st_size > 10_000
 
