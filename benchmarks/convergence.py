@@ -10,13 +10,13 @@ There is no network; convergence_parts/group.py says what takes its place, and t
 run ends with the bits of real workers that use `replicate`. With attach and DDP it does too for two workers; with more,
 DDP's other buckets make the ring add in another order.
 
-Recipes and optimizers are expressions: what thinwire.recipes has, or parts put together with `Compressed(...)`; and
-`sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Every run is a line in a file, and what the file
-has is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices
-included. A payload counts once, however often the exchange has it travel.
+Recipes and optimizers are expressions: what thinwire.recipes has, `chunked` of convergence_parts/recipes.py, or parts
+put together with `Compressed(...)`; and `sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Every run
+is a line in a file, and what the file has is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers
+and steps, headers and indices included. A payload counts once, however often the exchange has it travel.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ from typing import Annotated
 import torch
 import typer
 from convergence_parts.plot import draw
-from convergence_parts.results import Several, append, grouped, read, table, tuned
+from convergence_parts.results import append, grouped, read, table, tuned
 from convergence_parts.training import DATA, Run, Settings, problem_of, train
 from rich.console import Console
 
@@ -37,7 +37,9 @@ console = Console()
 File = Annotated[Path, typer.Argument(help="The runs, as JSON lines.")]
 Only = Annotated[str, typer.Option(help="Rows whose recipe and optimizer contain one of these, separated by commas.")]
 Model = Annotated[str, typer.Option(help=f"transformer, {', '.join(DATA)}, or another of `thinwire bench`.")]
-Steps = Annotated[int, typer.Option(help="Rows of so many steps; all where left out.")]
+Steps = Annotated[int, typer.Option(help="Runs of so many steps; 0 for all.")]
+Workers = Annotated[int, typer.Option(help="Runs of so many workers; 0 for all.")]
+Rates = Annotated[str, typer.Option(help="Runs with this schedule, constant or cosine; all where left out.")]
 Best = Annotated[bool, typer.Option("--tuned", help="Of each method, the best learning rate alone.")]
 
 
@@ -84,12 +86,15 @@ def tabulate(
     file: File,
     model: Model = "",
     steps: Steps = 0,
+    workers: Workers = 0,
+    schedule: Rates = "",
     only: Only = "",
     best: Best = False,
     markdown: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
 ) -> None:
     """Print the runs, best first: means and standard deviations over seeds."""
-    found = table(_chosen(read(file), model, steps, only, best=best))
+    runs = _among(read(file), model, steps, workers, schedule, only)
+    found = table(tuned(grouped(runs)) if best else grouped(runs))
     if markdown is None:
         print_table(console, found)
     else:
@@ -102,23 +107,24 @@ def plot(
     image: Annotated[Path, typer.Argument(help="The PNG to write.")],
     model: Model = "transformer",
     steps: Steps = 300,
+    workers: Workers = 4,
+    schedule: Rates = "constant",
     only: Only = "",
     best: Best = False,
 ) -> None:
     """Draw loss over bits and over steps."""
-    draw(_chosen(read(file), model, steps, only, best=best), image)
+    runs = _among(read(file), model, steps, workers, schedule, only)
+    draw(tuned(grouped(runs)) if best else grouped(runs), image)
 
 
-def _chosen(runs: Iterable[Run], model: str, steps: int, only: str, *, best: bool) -> Sequence[Several]:
-    wanted = [run for run in runs if model in ("", run.settings.model) and steps in (0, run.settings.steps)]
-    groups = grouped(run for run in wanted if any(part in _method(run) for part in _parts(only)))
-    if not groups:
+def _among(runs: Iterable[Run], model: str, steps: int, workers: int, schedule: str, only: str) -> list[Run]:
+    """Return the runs that were asked for."""
+    asked = ((model, "model"), (steps, "steps"), (workers, "workers"), (schedule, "schedule"))
+    wanted = [run for run in runs if all(not value or getattr(run.settings, name) == value for value, name in asked)]
+    found = [run for run in wanted if any(part.strip() in _method(run) for part in only.split(","))]
+    if not found:
         raise typer.BadParameter("the file has no such runs")
-    return tuned(groups) if best else groups
-
-
-def _parts(only: str) -> Iterator[str]:
-    yield from (part.strip() for part in only.split(","))
+    return found
 
 
 def _method(run: Run) -> str:

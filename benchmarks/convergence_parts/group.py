@@ -26,6 +26,8 @@ from thinwire.collectives import communication_thread, thread
 
 T = TypeVar("T")
 Tensors = Sequence[Tensor]
+Way = tuple[int, int, int]
+"""Of a message: source, destination and tag."""
 
 _SEGMENT = 1 << 20  # bytes: gloo::AllreduceOptions::kMaxSegmentSize
 _REDUCE: Mapping[Any, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
@@ -55,7 +57,7 @@ class Meeting:
         self._lock = Lock()
         self._numbers = [0] * size
         self._calls: dict[int, _Call] = {}
-        self._mail: dict[tuple[int, int, int], deque[tuple[Tensor, Future[Tensors]]]] = defaultdict(deque)
+        self._mail: dict[tuple[Way, bool], deque[tuple[Tensor, Future[Tensors]]]] = defaultdict(deque)
         self._error: BaseException | None = None
 
     def join(self, rank: int, kind: str, part: Tensors, work: Callable[[list[Tensors]], None]) -> dist.Work:
@@ -78,14 +80,14 @@ class Meeting:
                 call.futures[each].set_result(call.parts[each])
         return _work(future)
 
-    def post(self, way: tuple[int, int, int], tensor: Tensor, *, sends: bool) -> dist.Work:
-        """Hand in a message, or the place for one, on its `way`: source, destination and tag."""
+    def post(self, way: Way, tensor: Tensor, *, sends: bool) -> dist.Work:
+        """Hand in a message, or the place for one."""
         future: Future[Tensors] = Future()
         with self._lock:
             self._check()
-            waiting = self._mail[(*way[:2], 2 * way[2] + (not sends))]
+            waiting = self._mail[way, not sends]
             if not waiting:
-                self._mail[(*way[:2], 2 * way[2] + sends)].append((tensor, future))
+                self._mail[way, sends].append((tensor, future))
                 return _work(future)
             other, theirs = waiting.popleft()
         source, target = (tensor, other) if sends else (other, tensor)

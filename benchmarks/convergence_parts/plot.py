@@ -9,7 +9,7 @@ from thinwire.tools.show.canvas import COLOURS, DASHES, FAINT, blank, head, lege
 
 
 def draw(groups: Sequence[Several], path: Path) -> None:
-    """Draw a line for each, best first; over bits, both axes show all of the run but its first look."""
+    """Draw a line for each, in two panels: over all bits so far, and over steps."""
     figure = blank((13, 6.2 + 0.16 * len(groups)))
     bits, steps = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
     styles = [(colour, dash) for dash in DASHES for colour in COLOURS]
