@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire import codecs, kernels
-from thinwire.payloads import Dense, Sketch, SketchTable
+from thinwire import kernels
+from thinwire.kernels import Chunking
+from thinwire.payloads import Chunks, Dense, Sketch, SketchTable
 
 OTHER = {
     "OMP_NUM_THREADS": "2",
@@ -63,9 +64,13 @@ def _own() -> str:
         kernels.inverse_fourier.cpu(_matrix(31, 2), 60, 60),
     ]
     table = Sketch(values=vector(300), tables=(SketchTable(3, 100, 7),), numel=500)
-    chunks = codecs.ChunkTopK(density=0.1).encode(_matrix(40, 48))
+    cut = Chunking.of((40, 48), 16, "dct", lambda size: 20)
+    positions = torch.arange(20, dtype=torch.int16).mul(11).repeat(cut.chunks)
+    chunks = Chunks(positions=positions, values=vector(cut.count), numel=cut.numel, chunkings=(cut,))
+    left = vector(cut.numel)
+    chunks.subtract_from([left])
     payloads = [Dense(values=row) for row in rows]
-    return _digest([out, *transformed, Dense.concat(payloads).dense(), table.dense(), chunks.dense()])
+    return _digest([out, *transformed, Dense.concat(payloads).dense(), table.dense(), chunks.dense(), left])
 
 
 def _trained(name: str) -> str:
