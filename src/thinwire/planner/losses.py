@@ -51,6 +51,7 @@ LOSSES: tuple[Measured, ...] = (
     Measured(("signsgd",), "sgd", None, 2.559, 2.014, _RECIPES),
     Measured(("randomk",), "sgd", 0.01, 2.870, 2.014, _RECIPES),
     Measured(("bf16",), "adamw", None, 1.708, 1.711, _OPTIMIZERS),
+    Measured(("qsgd",), "adamw", None, 1.709, 1.711, _OPTIMIZERS),
     Measured(("terngrad",), "adamw", None, 1.747, 1.711, _OPTIMIZERS),
     Measured(("powersgd",), "adamw", None, 1.941, 1.757, _OPTIMIZERS),
     Measured(_TOPK, "adamw", 0.01, 2.118, 1.711, _OPTIMIZERS),
