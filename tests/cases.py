@@ -185,7 +185,8 @@ RECIPES = {
 """Every method of the catalogue, and some with other options."""
 
 VARIANTS = {name for name, case in RECIPES.items() if not case.method.benched or case.method.name != name} - {"dense"}
-"""Recipes that differ from another in its codec, its values or its exchange alone."""
+VARIANTS |= {"demo"}
+"""Recipes that differ from another in its codec, its values, its settings or its exchange alone."""
 
 BOUNDARIES: dict[str, Callable[[], Boundary]] = {
     "topk 2%": lambda: TopKBoundary(0.02),
