@@ -185,7 +185,7 @@ _ROWS = (
     Method(
         name="fading",
         recipe=fading,
-        summary="momentum that fades, chosen in chunks after a DCT, one bit a value; for AdamW and Muon",
+        summary="momentum that fades, chosen in chunks after a DCT, one bit a value; for AdamW",
         sends="the largest coefficients of each chunk of the momentum, in one bit",
         share_of="frequencies",
         momentum=True,

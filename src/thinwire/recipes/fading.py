@@ -27,7 +27,7 @@ def fading(
 ) -> Reducer:
     """Send the largest `density` share of each chunk of the momentum, after a transform: one bit each, and its place.
 
-    For AdamW and Muon: attach with `optimizer=`. The momentum moves out of the optimizer into the memory, where `decay`
+    For AdamW, with β₂ = 0.9: attach with `optimizer=`. The momentum moves out of the optimizer into the memory, where `decay`
     takes its place (None: the optimizer's own), and what arrives is normalised by the optimizer's second moment.
     Tensors below `minimum_size` elements go uncompressed, and the optimizer keeps their momentum.
     """
