@@ -16,6 +16,8 @@ from thinwire import PayloadError
 for name in [name for name in sys.modules if name.startswith("thinwire.payloads")]:
     del sys.modules[name]
 with atheris.instrument_imports():
+    from thinwire.codecs import ChunkTopK
+    from thinwire.formats import Sign
     from thinwire.payloads import Blocks, Dense, Keyed, Payload, Sparse, Spectral
 
 READERS = (Dense, Sparse, Blocks, Spectral)
@@ -28,7 +30,8 @@ def spans_of_two() -> list[Payload]:
     empty = torch.full((40,), 199, dtype=torch.int32)
     slots = Sparse(indices=empty, values=torch.zeros(40).half(), numel=200, seeds=(1,))
     block = Blocks(keys=picks[:8], values=torch.ones(16), numel=80, width=2)
-    parts: list[list[Payload]] = [[one, one], [slots, slots], [block, block]]
+    chunks = ChunkTopK(density=0.1, values=Sign()).encode(torch.arange(80.0).view(16, 5))
+    parts: list[list[Payload]] = [[one, one], [slots, slots], [block, block], [chunks, chunks]]
     return [type(pair[0]).assemble(pair, [10, 300], 600) for pair in parts]
 
 

@@ -27,8 +27,8 @@ def fading(
 ) -> Reducer:
     """Send the largest `density` share of each chunk of the momentum, after a transform: one bit each, and its place.
 
-    For AdamW, with β₂ = 0.9: attach with `optimizer=`. The momentum moves out of the optimizer into the memory, where `decay`
-    takes its place (None: the optimizer's own), and what arrives is normalised by the optimizer's second moment.
+    For AdamW, with β₂ = 0.9: attach with `optimizer=`. The momentum moves out of the optimizer into the memory, where
+    `decay` takes its place (None: the optimizer's own). The optimizer's second moment normalises what arrives.
     Tensors below `minimum_size` elements go uncompressed, and the optimizer keeps their momentum.
     """
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
