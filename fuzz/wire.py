@@ -10,32 +10,31 @@ from pathlib import Path
 import atheris
 import torch
 
-from thinwire import PayloadError
+from thinwire import PayloadError, codecs
 
 # Instrumented are the readers alone: Numba cannot compile kernels that are.
 for name in [name for name in sys.modules if name.startswith("thinwire.payloads")]:
     del sys.modules[name]
 with atheris.instrument_imports():
-    from thinwire.codecs import ChunkTopK
-    from thinwire.formats import Sign
-    from thinwire.payloads import Blocks, Dense, Keyed, Payload, Sparse, Spectral
+    from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sparse, Spectral
 
 READERS = (Dense, Sparse, Blocks, Spectral)
 
 
-def spans_of_two() -> list[Payload]:
-    """Return payloads that know their regions and sizes: as receivers, they take rows of other ranks."""
+def singles() -> list[Payload]:
+    """Return payloads of one region."""
     picks = torch.arange(40, dtype=torch.int32) * 5
     one = Sparse(indices=picks, values=torch.ones(40), numel=200)
     empty = torch.full((40,), 199, dtype=torch.int32)
     slots = Sparse(indices=empty, values=torch.zeros(40).half(), numel=200, seeds=(1,))
     block = Blocks(keys=picks[:8], values=torch.ones(16), numel=80, width=2)
-    chunks = ChunkTopK(density=0.1, values=Sign()).encode(torch.arange(80.0).view(16, 5))
-    parts: list[list[Payload]] = [[one, one], [slots, slots], [block, block], [chunks, chunks]]
-    return [type(pair[0]).assemble(pair, [10, 300], 600) for pair in parts]
+    made = codecs.ChunkTopK(density=0.1).encode(torch.arange(80.0).view(16, 5))
+    chunks = Chunks(positions=made.positions, values=made.values, numel=80, chunkings=made.chunkings)
+    return [one, slots, block, chunks]
 
 
-RECEIVERS = spans_of_two()
+RECEIVERS = [type(one).assemble([one, one], [10, 300], 600) for one in singles()]
+"""They know their regions and sizes, and take rows of other ranks."""
 
 
 def check(payload: Payload) -> None:
@@ -73,7 +72,7 @@ def write_seeds(folder: Path) -> None:
     picks = torch.arange(30, dtype=torch.int32)
     payloads: list[Payload] = [
         *RECEIVERS,
-        *(part for receiver in RECEIVERS for part in receiver.split()),
+        *singles(),
         Dense(values=torch.ones(9).half()),
         Sparse(indices=picks.flip(0), values=torch.ones(30), numel=90, ascending=False),
         *(Blocks(keys=picks[::step], values=torch.ones(60 // step), numel=60, width=2) for step in (1, 2, 30)),

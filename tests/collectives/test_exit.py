@@ -76,7 +76,7 @@ def _end(script: str) -> subprocess.CompletedProcess[str]:
         )
 
 
-@pytest.mark.grid
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", COLLECTIVES.values(), ids=COLLECTIVES)
 @pytest.mark.parametrize("destroy", ["", "dist.destroy_process_group()"], ids=["kept", "destroyed"])
 def test_a_callback_that_is_let_go_of_late_does_not_abort_the_exit(collective: str, destroy: str) -> None:

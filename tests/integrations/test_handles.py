@@ -262,6 +262,7 @@ def _removed_while_plain() -> tuple[int, int, bool]:
     return before, len(model._forward_pre_hooks), hooked
 
 
+@pytest.mark.slow
 def test_a_plan_that_never_began_leaves_nothing_behind(ranks: Ranks) -> None:
     assert ranks.run(2, _removed_while_plain) == [(0, 0, False)] * 2
 

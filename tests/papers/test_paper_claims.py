@@ -87,6 +87,7 @@ def test_arithmetic_claims_come_out_as_calculated_by_hand(verdicts: dict[str, Ve
     assert {name for name in fails if verdicts[name].verdict != FAILS} == set()
 
 
+@pytest.mark.slow
 def test_a_claim_without_its_data_is_not_testable(verdicts: dict[str, Verdict]) -> None:
     for name in ("D23", "F17", "S7", "T17", "T24"):
         assert verdicts[name].verdict == OPEN

@@ -272,6 +272,7 @@ def test_a_handler_that_does_not_exist_is_told() -> None:
         _events(cluster)
 
 
+@pytest.mark.slow
 def test_who_is_killed_is_told_rather_than_who_misses_it() -> None:
     with Cluster(3, RATE, "test_cluster:work") as cluster:
         workers = [event for (event,) in _events(cluster, task="introduce")]
@@ -327,6 +328,7 @@ def test_killing_the_parent_leaves_nothing() -> None:
     assert _traces() == before
 
 
+@pytest.mark.slow
 @LINUX
 def test_links_need_no_privileges() -> None:
     lines = "print(cluster.label)", "print([event['counted'] for _, event in cluster.run({'task': 'introduce'})])"
