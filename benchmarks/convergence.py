@@ -10,10 +10,10 @@ There is no network; convergence_parts/group.py says what takes its place, and t
 run ends with the bits of real workers that use `replicate`. With attach and DDP it does too for two workers; with more,
 DDP's other buckets make the ring add in another order.
 
-Recipes and optimizers are expressions: what thinwire.recipes has, `chunked` of convergence_parts/recipes.py, or parts
-put together with `Compressed(...)`; and `sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Every run
-is a line in a file, and what the file has is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers
-and steps, headers and indices included. A payload counts once, however often the exchange has it travel.
+Recipes and optimizers are expressions: what thinwire.recipes has, or parts put together, as in `MinimumSize(...)`; and
+`sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Every run is a line in a file, and what the file
+has is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices
+included. A payload counts once, however often the exchange has it travel.
 """
 
 from collections.abc import Iterable

@@ -16,7 +16,6 @@ from torch import nn
 
 from convergence_parts.group import VirtualGroup, on_ranks
 from convergence_parts.optimizers import OPTIMIZERS, Make, Schedule, scheduler
-from convergence_parts.recipes import chunked
 from thinwire import codecs, exchanges, formats, memories, recipes, reducer, replicate, schedules
 from thinwire.reducer import Reducer
 from thinwire.tools.problems import Problem, build
@@ -31,7 +30,7 @@ _PARTS: Mapping[str, Any] = MappingProxyType(
         for room in (codecs, exchanges, formats, memories, reducer, recipes)
         for name in room.__all__
     }
-    | {"chunked": chunked, "schedules": schedules, "torch": torch}
+    | {"schedules": schedules, "torch": torch}
 )
 
 
