@@ -51,7 +51,8 @@ def run_all(
     rate: Annotated[str, typer.Option(help="Learning rates.")] = "2e-3",
     seeds: Annotated[str, typer.Option(help="Seeds, of initial weights and of batches.")] = "0",
     model: Model = "transformer",
-    schedule: Annotated[str, typer.Option(help="constant or cosine, after 20 steps of warm-up.")] = "constant",
+    schedule: Annotated[str, typer.Option(help="constant or cosine, after the warm-up.")] = "constant",
+    warm_up: Annotated[int, typer.Option(help="Steps over which the learning rate rises.")] = 20,
     steps: Annotated[int, typer.Option(help="Steps.")] = 300,
     workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
     batch: Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")] = None,
@@ -73,6 +74,7 @@ def run_all(
             workers=workers,
             seed=seed,
             batch=batch,
+            warm_up=warm_up,
         )
         if settings in {run.settings for run in read(file)}:
             continue
