@@ -10,10 +10,10 @@ There is no network; convergence_parts/group.py says what takes its place, and t
 run ends with the bits of real workers that use `replicate`. With attach and DDP it does too for two workers; with more,
 DDP's other buckets make the ring add in another order.
 
-Recipes and optimizers are expressions: what thinwire.recipes has, `chunked` of convergence_parts/recipes.py, or parts
-put together with `Compressed(...)`; and `sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Every run
-is a line in a file, and what the file has is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers
-and steps, headers and indices included. A payload counts once, however often the exchange has it travel.
+Recipes and optimizers are expressions: what thinwire.recipes has, or parts put together, as in `MinimumSize(...)`; and
+`sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Every run is a line in a file, and what the file
+has is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices
+included. A payload counts once, however often the exchange has it travel.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,8 @@ def run_all(
     rate: Annotated[str, typer.Option(help="Learning rates.")] = "2e-3",
     seeds: Annotated[str, typer.Option(help="Seeds, of initial weights and of batches.")] = "0",
     model: Model = "transformer",
-    schedule: Annotated[str, typer.Option(help="constant or cosine, after 20 steps of warm-up.")] = "constant",
+    schedule: Annotated[str, typer.Option(help="constant or cosine, after the warm-up.")] = "constant",
+    warm_up: Annotated[int, typer.Option(help="Steps over which the learning rate rises.")] = 20,
     steps: Annotated[int, typer.Option(help="Steps.")] = 300,
     workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
     batch: Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")] = None,
@@ -73,6 +74,7 @@ def run_all(
             workers=workers,
             seed=seed,
             batch=batch,
+            warm_up=warm_up,
         )
         if settings in {run.settings for run in read(file)}:
             continue

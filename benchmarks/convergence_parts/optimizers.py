@@ -14,7 +14,6 @@ Make = Callable[[nn.Module, float], list[torch.optim.Optimizer]]
 """(model, learning rate) → the optimizers that update it. There is no weight decay unless it is asked for."""
 
 Betas = tuple[float, float]
-WARM_UP = 20  # steps
 SMALL = 1024  # elements, below which recipes send tensors uncompressed
 _FLOOR = 0.1  # of the learning rate, where a cosine schedule ends
 
@@ -77,12 +76,12 @@ OPTIMIZERS: Mapping[str, Callable[..., Make]] = MappingProxyType(
 )
 
 
-def scheduler(optimizer: torch.optim.Optimizer, schedule: Schedule, steps: int) -> LambdaLR:
+def scheduler(optimizer: torch.optim.Optimizer, schedule: Schedule, steps: int, warm_up: int) -> LambdaLR:
     """Return a scheduler that warms up, and then stays or falls along a cosine, to a tenth at the last step."""
 
     def factor(step: int) -> float:
         falls = _FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * step / steps)) / 2
-        return min(1.0, (step + 1) / WARM_UP) * (falls if schedule == "cosine" else 1.0)
+        return min(1.0, (step + 1) / max(1, warm_up)) * (falls if schedule == "cosine" else 1.0)
 
     return LambdaLR(optimizer, factor)
 

@@ -78,7 +78,7 @@ def table(groups: Sequence[Several]) -> Table:
         Column(heading="model", text=lambda x: x.settings.model, left=True),
         Column(heading="workers", text=lambda x: _workers(x.settings)),
         Column(heading="steps", text=lambda x: str(x.settings.steps)),
-        Column(heading="schedule", text=lambda x: x.settings.schedule, left=True),
+        Column(heading="schedule", text=lambda x: _schedule(x.settings), left=True),
         Column(heading="recipe", text=lambda x: f"`{x.settings.recipe}`", left=True),
         Column(heading="optimizer", text=lambda x: f"`{x.settings.optimizer}`", left=True),
         Column(heading="learning rate", text=lambda x: f"{x.settings.rate:g}"),
@@ -100,6 +100,10 @@ def _loss(several: Several) -> str:
     if not math.isfinite(several.loss):
         return "diverged"
     return f"{several.loss:.3f}" + (f" ± {several.spread:.3f}" if len(several.runs) > 1 else "")
+
+
+def _schedule(settings: Settings) -> str:
+    return f"{settings.schedule}, {settings.warm_up} steps of warm-up"
 
 
 def _workers(settings: Settings) -> str:

@@ -16,7 +16,6 @@ from torch import nn
 
 from convergence_parts.group import VirtualGroup, on_ranks
 from convergence_parts.optimizers import OPTIMIZERS, Make, Schedule, scheduler
-from convergence_parts.recipes import chunked
 from thinwire import codecs, exchanges, formats, memories, recipes, reducer, replicate, schedules
 from thinwire.reducer import Reducer
 from thinwire.tools.problems import Problem, build
@@ -31,7 +30,7 @@ _PARTS: Mapping[str, Any] = MappingProxyType(
         for room in (codecs, exchanges, formats, memories, reducer, recipes)
         for name in room.__all__
     }
-    | {"chunked": chunked, "schedules": schedules, "torch": torch}
+    | {"schedules": schedules, "torch": torch}
 )
 
 
@@ -39,6 +38,7 @@ _PARTS: Mapping[str, Any] = MappingProxyType(
 class Settings:
     """What decides a run. `batch`: samples per worker and step; None for the problem's own.
 
+    warm_up: steps over which the learning rate rises to `rate`.
     recipe, optimizer: expressions, such as `topk(density=0.01)` and `adamw(betas=(0.9, 0.99))`.
     """
 
@@ -51,6 +51,7 @@ class Settings:
     workers: int
     seed: int
     batch: int | None = None
+    warm_up: int = 20
 
     def make_recipe(self) -> Reducer:
         return _evaluated(self.recipe, _PARTS, Reducer)
@@ -92,7 +93,7 @@ class Run:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Run":
-        settings = {name: document[name] for name in Settings.__dataclass_fields__}
+        settings = {name: document[name] for name in Settings.__dataclass_fields__ if name in document}
         looks = [Look(*look) for look in document["looks"]]
         return cls(settings=Settings(**settings), looks=looks, seconds=document["seconds"])
 
@@ -124,7 +125,7 @@ def _worker(
     Ranks take turns at their gradients: those that compute at the same time fight for caches, and none is done earlier.
     """
     optimizers = settings.make_optimizers(model)
-    schedulers = [scheduler(optimizer, settings.schedule, settings.steps) for optimizer in optimizers]
+    schedulers = [scheduler(optimizer, settings.schedule, settings.steps, settings.warm_up) for optimizer in optimizers]
     replicas = replicate(model, settings.make_recipe(), group=group, optimizer=optimizers)
     numel, looks = sum(p.numel() for p in model.parameters()), list[Look]()
     for step in range(settings.steps):

@@ -78,7 +78,7 @@ def _with(recipe: str, optimizer: str = "adamw()") -> Settings:
         ("powersgd(rank=2)", "adamw()"),
         ("dgc(density=0.05, minimum_size=100)", "sgd()"),
         ("gtopk(density=0.05, minimum_size=100)", "sgd()"),
-        ("chunked(density=0.1, minimum_size=100)", "adamw(betas=(0.9, 0.9))"),
+        ("fading(density=0.1, minimum_size=100)", "adamw(betas=(0.9, 0.9))"),
     ],
 )
 def test_virtual_workers_have_the_bits_of_real_ones(ranks: Ranks, recipe: str, optimizer: str) -> None:
