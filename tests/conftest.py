@@ -42,8 +42,11 @@ def _compile() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark training with variants of recipes as slow, and what no value of a parameter needs to occur in its grid."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark training with variants of recipes as slow, and what no value of a parameter needs to occur in its grid.
+
+    Of variants, nothing else of a grid is run.
+    """
     # The longest first, or one process would work on them alone at the end.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     grids = defaultdict(list)
@@ -52,9 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             grids[item.path, item.originalname].append(item)
         if isinstance(item, pytest.Function) and "ranks" in item.fixturenames and _recipe(item) in VARIANTS:
             item.add_marker("slow")
+    needless: set[pytest.Item] = set()
     for cells in grids.values():
-        for cell in set(cells) - set(_covering(cells)):
+        others = set(cells) - set(_covering(cells))
+        for cell in others:
             cell.add_marker("slow")
+        needless.update(cell for cell in others if _recipe(cell) in VARIANTS)
+    config.hook.pytest_deselected(items=list(needless))
+    items[:] = [item for item in items if item not in needless]
 
 
 def _recipe(item: pytest.Function) -> object:
