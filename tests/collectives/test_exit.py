@@ -109,18 +109,19 @@ after += [all_lent_is_back, thread_opened, no_thread_has_a_group]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "destroy",
-    [pytest.param("", marks=pytest.mark.slow), "dist.destroy_process_group()"],
+    ["", "dist.destroy_process_group()"],
     ids=["kept", "destroyed"],
 )
 @pytest.mark.parametrize(
     ("recipe", "threads"),
     [
         ("gtopk(minimum_size=1)", 1),
-        pytest.param("topk(minimum_size=1)", 0, marks=pytest.mark.slow),
-        pytest.param("randomk(minimum_size=1)", 0, marks=pytest.mark.slow),
-        pytest.param("s2_reducer()", 1, marks=pytest.mark.slow),
+        ("topk(minimum_size=1)", 0),
+        ("randomk(minimum_size=1)", 0),
+        ("s2_reducer()", 1),
     ],
 )
 def test_nothing_is_lent_and_no_thread_has_a_group_when_the_interpreter_ends(

@@ -78,6 +78,7 @@ def test_any_recipe_keeps_the_replicas_of_a_stage_identical(four: Cluster, recip
     assert all(losses == first for losses in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "row"),
     [
