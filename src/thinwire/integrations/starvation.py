@@ -42,5 +42,5 @@ def _warning(name: str, kind: OptimizerName) -> str:
     cost = f": in the bench, {_SAID_OF} ended at {row.ratio:.2f} times the loss of uncompressed training" if row else ""
     return (
         f"{name} rescales each update, so error feedback in front of it starves what is sent rarely{cost}. Take "
-        f"recipes.{INSTEAD}, which is made for it, or a recipe without error feedback: docs/how-to/choose-a-recipe.md"
+        f"{INSTEAD[kind]} or a recipe without error feedback: docs/how-to/choose-a-recipe.md"
     )

@@ -1,6 +1,7 @@
 """What each method costs in loss, as measured: the one table that plans, warnings and pages read."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 OptimizerName = Literal["sgd", "adamw", "muon"]
@@ -8,8 +9,10 @@ OptimizerName = Literal["sgd", "adamw", "muon"]
 muon orthogonalises a matrix of them."""
 ALLOWED = 1.01
 """The loss that a plan may cost unless more is asked for, over that of uncompressed training."""
-INSTEAD = "fading"
-"""The recipe to take where error feedback starves what is sent rarely."""
+INSTEAD: Mapping[OptimizerName, str] = MappingProxyType(
+    {"adamw": "recipes.fading, which is made for it,", "muon": "METHODS['bf16'], which costs Muon nothing,"}
+)
+"""What to take where error feedback starves what is sent rarely. `fading` does not reach Muon uncompressed."""
 
 
 class Measured(NamedTuple):
