@@ -57,6 +57,7 @@ def run_all(
     workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
     batch: Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder that holds cifar10/ and wikitext2/.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Train with every combination that the file does not have, and add each to it."""
     torch.set_num_threads(1)
@@ -75,6 +76,7 @@ def run_all(
             seed=seed,
             batch=batch,
             warm_up=warm_up,
+            device=device,
         )
         if settings in {run.settings for run in read(file)}:
             continue

@@ -62,7 +62,7 @@ class Meeting:
 
     def join(self, rank: int, kind: str, part: Tensors, work: Callable[[list[Tensors]], None]) -> dist.Work:
         """Hand in a rank's tensors. The last rank does the `work` on those of all ranks, in place."""
-        future: Future[Tensors] = Future()
+        future, _ = _future(part), _settle(part)
         with self._lock:
             self._check()
             number = self._numbers[rank]
@@ -82,7 +82,7 @@ class Meeting:
 
     def post(self, way: Way, tensor: Tensor, *, sends: bool) -> dist.Work:
         """Hand in a message, or the place for one."""
-        future: Future[Tensors] = Future()
+        future, _ = _future([tensor]), _settle([tensor])
         with self._lock:
             self._check()
             waiting = self._mail[way, not sends]
@@ -253,6 +253,16 @@ def _broadcast(parts: Sequence[Tensors], root: int) -> None:
     for tensors in parts:
         for x, y in zip(tensors, parts[root], strict=True):
             x.copy_(y)
+
+
+def _future(tensors: Tensors) -> "Future[Tensors]":
+    return Future(devices=list({x.device for x in tensors if x.is_cuda}) or None)
+
+
+def _settle(tensors: Tensors) -> None:
+    """Have a GPU finish what it was told, because another rank's thread, with another stream, goes on from there."""
+    if any(x.is_cuda for x in tensors):
+        torch.cuda.current_stream().synchronize()
 
 
 def _work(future: "Future[Tensors]") -> dist.Work:

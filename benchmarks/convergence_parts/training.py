@@ -52,6 +52,7 @@ class Settings:
     seed: int
     batch: int | None = None
     warm_up: int = 20
+    device: str = "cpu"
 
     def make_recipe(self) -> Reducer:
         return _evaluated(self.recipe, _PARTS, Reducer)
@@ -106,7 +107,7 @@ def problem_of(model: str, seed: int, data: Path | None) -> Problem:
 def train(settings: Settings, problem: Problem, every: int | None = None) -> Run:
     """Train from the problem's weights. `every`: steps between two looks at the held-out loss."""
     every = every or max(1, settings.steps // LOOKS)
-    models = [copy.deepcopy(problem.model) for _ in range(settings.workers)]
+    models = [copy.deepcopy(problem.model).to(settings.device) for _ in range(settings.workers)]
     turn, began = Lock(), time.perf_counter()
     logs = on_ranks(
         settings.workers, lambda group: _worker(settings, problem, models[group.rank()], every, group, turn)
@@ -132,14 +133,14 @@ def _worker(
         model.train()
         model.zero_grad(set_to_none=True)
         with turn:
-            problem.loss(model, batch_of(settings, problem, step, group.rank())).backward()
+            problem.loss(model, _moved(batch_of(settings, problem, step, group.rank()), settings.device)).backward()
         replicas.reduce()
         for optimizer, rates in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             rates.step()
         done = step + 1
         if done % every == 0 or done == settings.steps:
-            looks.append(Look(done, _held_out(problem, model, group), 8 * group.payload_bytes / numel))
+            looks.append(Look(done, _held_out(problem, model, group, settings.device), 8 * group.payload_bytes / numel))
             if not math.isfinite(looks[-1].loss):
                 break
     return looks
@@ -156,14 +157,18 @@ def batch_of(settings: Settings, problem: Problem, step: int, rank: int) -> Batc
 
 
 @torch.no_grad()
-def _held_out(problem: Problem, model: nn.Module, group: VirtualGroup) -> float:
+def _held_out(problem: Problem, model: nn.Module, group: VirtualGroup, device: str) -> float:
     """Return the first rank's loss on all held-out batches, to every rank."""
-    mean = torch.zeros(())
+    mean = torch.zeros((), device=device)
     if group.rank() == 0:
         model.eval()
-        mean = torch.stack([problem.loss(model, batch) for batch in problem.held_out(0, 1)]).mean()
+        mean = torch.stack([problem.loss(model, _moved(batch, device)) for batch in problem.held_out(0, 1)]).mean()
     dist.broadcast(mean, group=group, group_src=0)
     return float(mean)
+
+
+def _moved(batch: Batch, device: str) -> Batch:
+    return tuple(part.to(device, non_blocking=True) for part in batch)
 
 
 def _evaluated(text: str, known: Mapping[str, Any], kind: Any) -> Any:

@@ -32,8 +32,8 @@ def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
         return reference.largest_in_rows(x, width, k)
     rows = x.numel() // width
     out = torch.empty(rows * k, dtype=torch.int32, device=x.device)
-    warps = min(16, max(1, width // 256))
-    sizes = {"BITS": 8 * x.element_size() - 1, "COLUMNS": triton.next_power_of_2(width), "num_warps": warps}
+    columns = triton.next_power_of_2(width)
+    sizes = {"BITS": 8 * x.element_size() - 1, "COLUMNS": columns, "num_warps": min(16, max(1, columns // 256))}
     launch(_pick, rows if k else 0, x, out, width, k, **sizes)
     return out
 

@@ -78,7 +78,7 @@ class Stage(nn.Module):
 
 def _through(blocks: nn.ModuleList, stream: Tensor) -> Tensor:
     # Not a buffer: DistributedDataParallel would send it at every step.
-    bias = recency(stream.shape[1])
+    bias = recency(stream.shape[1]).to(stream.device)
     for block in blocks:
         stream = block(stream, bias)
     return stream
