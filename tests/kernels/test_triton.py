@@ -429,6 +429,169 @@ def test_a_sketch_of_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(kernels.sketch_insert.gpu(x, 2, 30, 3), whole)
 
 
+CHUNKINGS = [
+    pytest.param(shape, chunk, transform, id=f"{shape} {chunk} {transform}")
+    for shape, chunk, transform in [
+        ((50, 48), 16, "dct"),
+        ((33, 20), 16, "dct"),
+        ((5, 3, 3, 3), 16, "dct"),
+        ((13, 29), 7, "dct"),
+        ((66, 64), 64, "dct"),
+        ((700,), 64, "dct"),
+        ((50, 48), 16, "hadamard"),
+        ((300,), 16, "hadamard"),
+        ((17, 33), 16, None),
+        ((257, 8), 16, None),
+        ((1,), 16, "dct"),
+        ((0, 5), 16, "dct"),
+    ]
+]
+chunkings = pytest.mark.parametrize(("shape", "chunk", "transform"), CHUNKINGS)
+
+
+def cut_as(shape: tuple[int, ...], chunk: int, transform: Any, density: float = 0.05) -> kernels.Chunking:
+    return kernels.Chunking.of(shape, chunk, transform, lambda size: max(1, round(density * size)))
+
+
+@pytest.mark.grid
+@chunkings
+@dtypes
+def test_chunk_topk(shape: tuple[int, ...], chunk: int, transform: Any, dtype: torch.dtype) -> None:
+    for density in (0.05, 0.5, 1.0):
+        cut = cut_as(shape, chunk, transform, density)
+        smooth = vector(cut.numel, dtype=dtype)
+        for content in (smooth, smooth.round(), torch.zeros_like(smooth)):
+            x = framed(content)
+            (positions, values), (others, expected) = (
+                each(x, cut) for each in (kernels.chunk_topk.gpu, kernels.chunk_topk.reference)
+            )
+            assert (positions.dtype, values.dtype) == (torch.int16, dtype)
+            assert_chosen(positions, values, expected, cut)
+            if transform is None:
+                assert torch.equal(positions, others)
+                assert torch.equal(values, expected)
+
+
+def assert_chosen(positions: Tensor, values: Tensor, expected: Tensor, cut: kernels.Chunking) -> None:
+    """Hold picks against the reference's: ascending positions in the chunk, and magnitudes equal but for rounding."""
+    places = positions.view(cut.chunks, cut.kept)
+    assert bool((places.diff(dim=1) > 0).all())
+    assert bool(((places >= 0) & (places < cut.size)).all())
+    found, least = (each.abs().view(cut.chunks, cut.kept).sort().values for each in (values, expected))
+    close = 100 * torch.finfo(values.dtype).eps
+    torch.testing.assert_close(found, least, rtol=close, atol=close)
+
+
+@pytest.mark.grid
+@chunkings
+@dtypes
+def test_chosen_coefficients_are_where_they_are_said_to_be(
+    shape: tuple[int, ...], chunk: int, transform: Any, dtype: torch.dtype
+) -> None:
+    """Of each chunk exactly the coefficients at the positions are returned, and no larger one is left out."""
+    cut = cut_as(shape, chunk, transform, 0.1)
+    x, every = framed(vector(cut.numel, dtype=dtype)), cut_as(shape, chunk, transform, 1.0)
+    positions, values = kernels.chunk_topk.gpu(x, cut)
+    whole = kernels.chunk_topk.gpu(x, every)[1].view(cut.chunks, cut.size)
+    chosen = positions.view(cut.chunks, cut.kept).long()
+    assert torch.equal(whole.gather(1, chosen).view(-1), values)
+    rest = whole.abs().scatter(1, chosen, 0)
+    assert bool((rest.amax(1) <= values.abs().view(cut.chunks, cut.kept).amin(1)).all() if cut.chunks else True)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter's
+@pytest.mark.parametrize("transform", ["dct", "hadamard", None])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_in_its_chunk(transform: Any, poison: float) -> None:
+    cut, x = cut_as((40, 48), 16, transform), framed(vector(40 * 48))
+    x[17 * 48 + 20] = poison
+    positions, values = kernels.chunk_topk.gpu(x, cut)
+    out = poisoned(x)
+    kernels.chunk_write.gpu(out, positions, values, cut)
+    rows, columns = (~out.view(40, 48).isfinite()).nonzero(as_tuple=True)
+    assert {(int(i) // cut.height, int(j) // cut.width) for i, j in zip(rows, columns, strict=True)} == {
+        (17 // cut.height, 20 // cut.width)
+    }
+    if transform:
+        places = positions.view(-1, cut.kept)[17 // cut.height * cut.across + 20 // cut.width]
+        assert places.tolist() == list(range(cut.kept)), "lower positions win ties among NaN"
+
+
+@pytest.mark.grid
+@chunkings
+@dtypes
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_chunks_transformed_back(
+    shape: tuple[int, ...], chunk: int, transform: Any, dtype: torch.dtype, ranks: int
+) -> None:
+    cut = cut_as(shape, chunk, transform, 0.02)
+    chosen = [kernels.chunk_topk.reference(vector(cut.numel, seed=rank, dtype=dtype), cut) for rank in range(ranks)]
+    positions, values = (framed(torch.cat(parts)) for parts in zip(*chosen, strict=True))
+    for name in ("chunk_write", "chunk_subtract"):
+        kernel = getattr(kernels, name)
+        found, expected = (framed(vector(cut.numel, seed=9, dtype=dtype)) for _ in range(2))
+        kernel.gpu(found, positions, values, cut)
+        kernel.reference(expected, positions, values, cut)
+        assert torch.equal(found, expected)
+        on_cpu = vector(cut.numel, seed=9, dtype=dtype)
+        kernel.cpu(on_cpu, positions.cpu(), values.cpu(), cut)
+        assert torch.equal(found.cpu(), on_cpu)
+        assert intact(found)
+
+
+def test_more_chunks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("thinwire.kernels.chunks.triton"), "PROGRAMS", 2)
+    cut = cut_as((16 * 5, 16 * 16), 16, "dct")
+    positions, values = kernels.chunk_topk.reference(vector(cut.numel).to(DEVICE), cut)
+    found, expected = (poisoned(vector(cut.numel)) for _ in range(2))
+    kernels.chunk_write.gpu(found, positions, values, cut)
+    kernels.chunk_write.reference(expected, positions, values, cut)
+    assert torch.equal(found, expected)
+
+
+def test_chunks_that_the_kernels_leave_to_the_reference() -> None:
+    wide = kernels.Chunking(3 * 5000, 5000, 1, 5000, 7, "dct")
+    narrow = cut_as((33, 20), 16, "dct")
+    for cut, dtype in ((wide, torch.float32), (narrow, torch.bfloat16)):
+        x = framed(vector(cut.numel).to(dtype))
+        (positions, values), (others, expected) = (
+            each(x, cut) for each in (kernels.chunk_topk.gpu, kernels.chunk_topk.reference)
+        )
+        assert torch.equal(positions, others)
+        assert torch.equal(values, expected)
+        for kernel in (kernels.chunk_write, kernels.chunk_subtract):
+            found, wanted = x.clone(), x.clone()
+            kernel.gpu(found, positions, values, cut)
+            kernel.reference(wanted, positions, values, cut)
+            assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(("size", "kept"), [(1, 1), (4, 1), (5, 3), (6, 6), (9, 4), (256, 6), (64, 32), (4096, 4)])
+@pytest.mark.parametrize("count", [0, 1, 301])
+def test_subsets(size: int, kept: int, count: int) -> None:
+    numbering = kernels.Numbering(0, size, kept)
+    generator = torch.Generator().manual_seed(size)
+    chosen = [torch.randperm(size, generator=generator)[:kept].sort().values for _ in range(count)]
+    if count > 1:
+        chosen[0], chosen[-1] = torch.arange(kept), torch.arange(size - kept, size)
+    positions = framed(torch.cat([torch.empty(0, dtype=torch.int16), *(each.short() for each in chosen)]))
+    packed = kernels.subsets_encode.gpu(positions, numbering)
+    assert torch.equal(packed, kernels.subsets_encode.reference(positions, numbering))
+    rows = packed.repeat(3, 1)
+    found = kernels.subsets_decode.gpu(rows, count, numbering)
+    assert torch.equal(found, positions.repeat(3, 1))
+    longer = torch.nn.functional.pad(rows, (0, 2))
+    assert torch.equal(kernels.subsets_decode.gpu(longer, count, numbering), found)
+
+
+def test_bytes_that_number_no_subset() -> None:
+    numbering = kernels.Numbering(0, 10, 2)  # 45 subsets, 6 bits each: 18 bits in 3 bytes
+    rows = torch.tensor([[0, 0, 0], [44, 0, 0], [45, 0, 0], [0, 0xC0, 2], [0, 0xD0, 2], [0, 0, 4]], dtype=torch.uint8)
+    found = kernels.subsets_decode.gpu(rows.to(DEVICE), 3, numbering)
+    assert torch.equal(found, kernels.subsets_decode.reference(rows.to(DEVICE), 3, numbering))
+    assert (found[:, 0] == -1).tolist() == [False, False, True, False, True, True]
+
+
 def test_merge_is_the_references() -> None:
     assert kernels.merge.gpu is kernels.merge.reference
 
@@ -439,7 +602,9 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     indices, runs = payload(2, 2, 1000, 20)
     indices, values, threshold = framed(indices), framed(vector(80)), x.new_ones(())
     regions = ((100, 1000), (1100, 1000))
+    cut, numbering = cut_as((50, 100), 16, "dct", 6 / 250), kernels.Numbering(0, 250, 6)
     kernels.scatter.gpu(out, regions, indices, values, runs)  # layouts are copied to the device once
+    cut.axes(x), numbering.table(x)
     with waiting_forbidden(monkeypatch):
         kernels.select.gpu(x, threshold, 10)
         kernels.accumulate_select.gpu(out, x, y, 0.5, threshold, 5000)
@@ -454,6 +619,10 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels.largest_in_rows.gpu(x, 50, 7)
         kernels.unpack_bits.gpu(kernels.pack_bits.gpu(picks, 5), 50, 5)
         kernels.sketch_query.gpu(kernels.sketch_insert.gpu(x, 3, 50, 1), 5000, 1)
+        chosen = kernels.chunk_topk.gpu(x, cut)
+        kernels.chunk_write.gpu(out, *chosen, cut)
+        kernels.chunk_subtract.gpu(out, *chosen, cut)
+        kernels.subsets_decode.gpu(kernels.subsets_encode.gpu(chosen[0], numbering)[None], cut.chunks, numbering)
 
 
 @pytest.mark.slow
@@ -462,6 +631,7 @@ def test_twice_the_same() -> None:
     for call in (
         lambda: kernels.select.gpu(x, x.new_ones(()), 100).indices,
         lambda: kernels.sketch_insert.gpu(x, 2, 50, 1),
+        lambda: kernels.chunk_topk.gpu(x, cut_as((8209,), 16, "dct"))[1],
     ):
         assert torch.equal(call(), call())
 

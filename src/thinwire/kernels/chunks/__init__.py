@@ -15,12 +15,8 @@ __all__ = [
     "subsets_encode",
 ]
 
-chunk_topk = Kernel(reference.chunk_topk, cpu.chunk_topk, reference.chunk_topk, by="x")
-chunk_write = Kernel(reference.chunk_write, cpu.chunk_write, reference.chunk_write, by="out values")
-chunk_subtract = Kernel(reference.chunk_subtract, cpu.chunk_subtract, reference.chunk_subtract, by="out values")
-subsets_encode = Kernel(
-    reference.subsets_encode, cpu.subsets_encode, reference.subsets_encode, by="positions", any_dtype=True
-)
-subsets_decode = Kernel(
-    reference.subsets_decode, cpu.subsets_decode, reference.subsets_decode, by="rows", any_dtype=True
-)
+chunk_topk = Kernel(reference.chunk_topk, cpu.chunk_topk, by="x")
+chunk_write = Kernel(reference.chunk_write, cpu.chunk_write, by="out values")
+chunk_subtract = Kernel(reference.chunk_subtract, cpu.chunk_subtract, by="out values")
+subsets_encode = Kernel(reference.subsets_encode, cpu.subsets_encode, by="positions", any_dtype=True)
+subsets_decode = Kernel(reference.subsets_decode, cpu.subsets_decode, by="rows", any_dtype=True)

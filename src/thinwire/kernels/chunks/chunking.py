@@ -76,8 +76,8 @@ class Chunking:
 
     def axes(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return A (height, height) and B (width, width), of the dtype and device of `like`: Z = A·X·Bᵀ."""
-        found = (matrix(size, self.transform).to(like) for size in (self.height, self.width))
-        return tuple(found)  # type: ignore[return-value]
+        a, b = (_matrix_on(size, self.transform, like.dtype, like.device) for size in (self.height, self.width))
+        return a, b
 
 
 class Numbering(NamedTuple):
@@ -109,10 +109,9 @@ class Numbering(NamedTuple):
         """How many bits number one."""
         return (self.subsets - 1).bit_length()
 
-    @property
-    def table(self) -> Tensor:
-        """C(p, i + 1) for i < `kept` and p < `space`: int64 (kept, space)."""
-        return _binomials(self.space, self.kept)
+    def table(self, like: Tensor) -> Tensor:
+        """Return C(p, i + 1) for i < `kept` and p < `space`: int64 (kept, space), on the device of `like`."""
+        return _binomials(self.space, self.kept, like.device)
 
 
 @lru_cache(maxsize=256)
@@ -134,10 +133,16 @@ def matrix(size: int, transform: Transform) -> Tensor:
     return signs * (1 - 2 * (ones % 2)).double() / sqrt(size)
 
 
+@lru_cache(maxsize=256)
+def _matrix_on(size: int, transform: Transform, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a transform on a device. Cached, because a copy waits for the device."""
+    return matrix(size, transform).to(device, dtype)
+
+
 @lru_cache(maxsize=64)
-def _binomials(space: int, kept: int) -> Tensor:
+def _binomials(space: int, kept: int, device: torch.device) -> Tensor:
     rows = [[comb(p, i + 1) for p in range(space)] for i in range(kept)]
-    return torch.tensor(rows, dtype=torch.int64).view(kept, space)
+    return torch.tensor(rows, dtype=torch.int64, device=device).view(kept, space)
 
 
 def _fair(length: int, most: int, transform: Transform) -> int:

@@ -69,7 +69,7 @@ def _inverse(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking,
 
 def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
     """See `reference.subsets_encode`."""
-    kept, bits, table, places = numbering.kept, numbering.bits, numbering.table.numpy(), positions.numpy()
+    kept, bits, table, places = numbering.kept, numbering.bits, numbering.table(positions).numpy(), positions.numpy()
     nbytes = -(-positions.numel() // kept * bits // 8)
     words = np.zeros(nbytes // 8 + 2, np.dtype("<u8"))
 
@@ -82,7 +82,7 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
 
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     """See `reference.subsets_decode`."""
-    kept, bits, table = numbering.kept, numbering.bits, numbering.table.numpy()
+    kept, bits, table = numbering.kept, numbering.bits, numbering.table(rows).numpy()
     words = np.zeros((rows.shape[0], rows.shape[1] // 8 + 2), np.dtype("<u8"))
     words.view(np.uint8)[:, : rows.shape[1]] = rows.numpy()
     positions, subsets = np.empty((rows.shape[0], count * kept), np.int16), np.uint64(numbering.subsets)

@@ -40,7 +40,7 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
     p₀ < p₁ < … have the number Σ C(pᵢ, i + 1) (the combinatorial number system; Cover 1973). The least significant bit
     comes first.
     """
-    table, bits = numbering.table.to(positions.device), numbering.bits
+    table, bits = numbering.table(positions), numbering.bits
     numbers = table.gather(1, positions.view(-1, numbering.kept).T.long()).sum(0)
     ones = (numbers[:, None] >> torch.arange(bits, device=positions.device)) & 1
     ones = torch.nn.functional.pad(ones.view(-1), (0, -ones.numel() % 8)).view(-1, 8).to(torch.uint8)
@@ -58,7 +58,7 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     rest = (digits << torch.arange(bits, device=rows.device)).sum(2)
     wrong = (rest >= numbering.subsets).any(1) | ones[:, count * bits :].bool().any(1)
     found = []
-    for row in numbering.table.to(rows.device).flip(0):
+    for row in numbering.table(rows).flip(0):
         found.append(torch.searchsorted(row, rest, right=True) - 1)
         rest = rest - row[found[-1]]
     positions = torch.stack(found[::-1], dim=2).to(torch.int16).view(ranks, -1)

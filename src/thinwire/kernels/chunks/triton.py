@@ -1,0 +1,311 @@
+"""The largest coefficients of every chunk, their inverse transform, and numbers for their positions.
+
+A program takes several chunks. Their sizes are padded to powers of two, of at least 16 where a dot product runs along
+them. 16-bit floats, and chunks too large for a program's registers, are left to the reference.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.kernels.chunks import reference
+from thinwire.kernels.chunks.chunking import Chunking, Numbering
+from thinwire.kernels.triton import PROGRAMS, TILE, launch, magnitudes, tiles_of
+
+_BLOCK = 128
+_STEP = 16
+"""The shortest sum that `tl.dot` takes, and the longest that does not need too many registers."""
+
+
+def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
+    """See `reference.chunk_topk`.
+
+    Without a transform the result is the same. With one, sums run in another order: coefficients agree but for
+    rounding, and so do the picks but for magnitudes that rounding makes change places. The choice is exact for the
+    coefficients that are returned. Two calls on the same kind of GPU return the same bits.
+    """
+    if not _fits(x, chunking):
+        return reference.chunk_topk(x, chunking)
+    positions = torch.empty(chunking.count, dtype=torch.int16, device=x.device)
+    values, sizes = x.new_empty(chunking.count), _sizes(chunking, _STEP)
+    args = (x, *chunking.axes(x), positions, values, *_shape(chunking))
+    how = {"PLAIN": chunking.transform is None, "BITS": 8 * x.element_size() - 1, "STEP": _STEP}
+    launch(_topk, tiles_of(chunking.chunks, sizes["TOGETHER"]), *args, **sizes, **how, num_stages=1)
+    return positions, values
+
+
+def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
+    """See `reference.chunk_write`: the same bits, also as on a CPU."""
+    if _fits(values, chunking):
+        _put(out, positions, values, chunking, subtract=False)
+    else:
+        reference.chunk_write(out, positions, values, chunking)
+
+
+def chunk_subtract(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
+    """See `reference.chunk_subtract`: the same bits, also as on a CPU."""
+    if _fits(values, chunking):
+        _put(out, positions, values, chunking, subtract=True)
+    else:
+        reference.chunk_subtract(out, positions, values, chunking)
+
+
+def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
+    """See `reference.subsets_encode`."""
+    count = positions.numel() // numbering.kept
+    out = torch.empty(-(-count * numbering.bits // 8), dtype=torch.uint8, device=positions.device)
+    args = (out, positions, numbering.table(positions), count, out.numel(), numbering.kept, numbering.space)
+    launch(_number, tiles_of(out.numel(), _BLOCK), *args, BITS=numbering.bits, BLOCK=_BLOCK)
+    return out
+
+
+def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
+    """See `reference.subsets_decode`."""
+    ranks, bits = rows.shape[0], numbering.bits
+    positions = torch.empty(ranks, count * numbering.kept, dtype=torch.int16, device=rows.device)
+    wrong = torch.empty(ranks, count, dtype=torch.bool, device=rows.device)
+    args = (rows, positions, wrong, numbering.table(rows), ranks * count, count, rows.shape[1])
+    limits = (numbering.subsets, numbering.kept, numbering.space, numbering.space.bit_length())
+    launch(_subset, tiles_of(ranks * count, _BLOCK), *args, *limits, BITS=bits, BLOCK=_BLOCK)
+    padding = rows[:, count * bits // 8 :].clone()
+    padding[:, :1] >>= count * bits % 8
+    return positions.masked_fill_((wrong.any(1) | padding.bool().any(1))[:, None], -1)
+
+
+def _fits(values: Tensor, chunking: Chunking) -> bool:
+    """Whether the kernels here take numbers of this type and chunks of this size."""
+    sizes = _sizes(chunking, _STEP)
+    return values.element_size() >= 4 and sizes["HEIGHT"] * sizes["WIDTH"] <= TILE
+
+
+def _put(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking, *, subtract: bool) -> None:
+    """Write or subtract the inverse transform. Nothing fuses a product with a sum, as that would round once only."""
+    sizes = _sizes(chunking, 1)
+    programs = min(PROGRAMS, tiles_of(chunking.chunks, sizes["TOGETHER"]))
+    room = values.new_empty(programs * sizes["TOGETHER"] * sizes["HEIGHT"] * sizes["WIDTH"])
+    ranks = values.numel() // max(1, chunking.count)
+    args = (out, positions, values, *chunking.axes(values), room, *_shape(chunking), ranks)
+    launch(_inverse, programs, *args, **sizes, SUBTRACT=subtract, enable_fp_fusion=False)
+
+
+def _shape(chunking: Chunking) -> tuple[int, ...]:
+    sizes = chunking.height, chunking.width
+    return chunking.numel, chunking.chunks, chunking.across, chunking.columns, *sizes, chunking.kept
+
+
+def _sizes(chunking: Chunking, least: int) -> dict[str, Any]:
+    """Return the padded height and width of a chunk, and how many chunks a program takes together."""
+    width = max(least, triton.next_power_of_2(chunking.width))
+    height = max(least, triton.next_power_of_2(chunking.height)) if chunking.height > 1 else 1
+    return {"TOGETHER": max(1, TILE // (height * width)), "HEIGHT": height, "WIDTH": width}
+
+
+@triton.jit
+def _origins(chunk, across, columns, height, width):
+    return chunk // across * height * columns + chunk % across * width
+
+
+@triton.jit
+def _coefficients(
+    x,
+    a,
+    b,
+    chunk,
+    n,
+    chunks,
+    across,
+    columns,
+    height,
+    width,
+    TOGETHER: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Return A·X·Bᵀ of some chunks, (TOGETHER, HEIGHT · WIDTH): first X·Bᵀ, the first row of each chunk before others.
+
+    A chunk's sums meet no number of another chunk, which may not be finite.
+    """
+    row = tl.arange(0, HEIGHT * TOGETHER)
+    i, number = row // TOGETHER, chunk + row % TOGETHER
+    begin = _origins(number, across, columns, height, width) + i * columns
+    there = (i < height) & (number < chunks)
+    to = tl.arange(0, WIDTH)[None, :]
+    z = tl.zeros([HEIGHT * TOGETHER, WIDTH], x.dtype.element_ty)
+    for first in range(0, WIDTH, STEP):
+        j = first + tl.arange(0, STEP)
+        at = begin[:, None] + j[None, :]
+        part = tl.load(x + at, mask=there[:, None] & (j < width)[None, :] & (at < n), other=0.0)
+        weights = tl.load(b + to * width + j[:, None], mask=(to < width) & (j < width)[:, None], other=0.0)
+        z = tl.dot(part, weights, z, input_precision="ieee", out_dtype=z.dtype)
+    if HEIGHT > 1:
+        j = tl.arange(0, HEIGHT)
+        weights = tl.load(
+            a + j[:, None] * height + j[None, :], mask=(j < height)[:, None] & (j < height)[None, :], other=0.0
+        )
+        half = tl.reshape(z, (HEIGHT, TOGETHER * WIDTH))
+        z = tl.dot(weights, half, input_precision="ieee", out_dtype=z.dtype)
+        z = tl.permute(tl.reshape(z, (HEIGHT, TOGETHER, WIDTH)), (1, 0, 2))
+    return tl.reshape(z, (TOGETHER, HEIGHT * WIDTH))
+
+
+@triton.jit(do_not_specialize=["chunks", "kept"])
+def _topk(
+    x,
+    a,
+    b,
+    positions,
+    values,
+    n,
+    chunks,
+    across,
+    columns,
+    height,
+    width,
+    kept,
+    TOGETHER: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PLAIN: tl.constexpr,
+    BITS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    chunk = tl.program_id(0).to(tl.int64) * TOGETHER
+    mine = (chunk + tl.arange(0, TOGETHER))[:, None]
+    i, j = tl.arange(0, HEIGHT * WIDTH) // WIDTH, tl.arange(0, HEIGHT * WIDTH) % WIDTH
+    there = (mine < chunks) & ((i < height) & (j < width))[None, :]
+    if PLAIN:
+        at = _origins(mine, across, columns, height, width) + (i * columns + j)[None, :]
+        z = tl.load(x + at, mask=there & (at < n), other=0.0)
+    else:
+        z = _coefficients(
+            x, a, b, chunk, n, chunks, across, columns, height, width, TOGETHER, HEIGHT, WIDTH, STEP
+        )  # fmt: skip
+    bits = tl.where(there, magnitudes(z), -1)
+    bar = tl.zeros([TOGETHER], bits.dtype)
+    for digit in range(BITS):
+        trial = bar | (tl.full([TOGETHER], 1, bits.dtype) << (BITS - 1 - digit))
+        bar = tl.where(tl.sum((bits >= trial[:, None]).to(tl.int32), 1) >= kept, trial, bar)
+    above, tied = (bits > bar[:, None]).to(tl.int32), (bits == bar[:, None]).to(tl.int32)
+    within = tl.cumsum((above << 16) + tied, 1)
+    allowed, ties_before = kept - tl.sum(above, 1)[:, None], (within & 0xFFFF) - tied
+    place = mine * kept + (within >> 16) - above + tl.minimum(ties_before, allowed)
+    taken = there & ((above > 0) | ((tied > 0) & (ties_before < allowed)))
+    tl.store(positions + place, tl.broadcast_to((i * width + j)[None, :], taken.shape).to(tl.int16), mask=taken)
+    tl.store(values + place, z, mask=taken)
+
+
+@triton.jit(do_not_specialize=["chunks", "kept", "ranks"])
+def _inverse(
+    out,
+    positions,
+    values,
+    a,
+    b,
+    room,
+    n,
+    chunks,
+    across,
+    columns,
+    height,
+    width,
+    kept,
+    ranks,
+    TOGETHER: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SUBTRACT: tl.constexpr,
+):
+    """Sum coefficients times rows of B in the program's part of `room`; then sum these rows times columns of A."""
+    c, i, j = tl.arange(0, TOGETHER), tl.arange(0, HEIGHT), tl.arange(0, WIDTH)[None, :]
+    line = room + (tl.program_id(0).to(tl.int64) * TOGETHER + c)[:, None] * HEIGHT * WIDTH + j
+    for group in range(tl.program_id(0), tl.cdiv(chunks, TOGETHER), tl.num_programs(0)):
+        chunk = tl.cast(group, tl.int64) * TOGETHER + c
+        there = (chunk < chunks)[:, None] & (j < width)
+        tl.debug_barrier()
+        for r in range(height):
+            tl.store(line + r * WIDTH, tl.zeros([TOGETHER, WIDTH], room.dtype.element_ty))
+        for rank in range(ranks):
+            for pick in range(kept):
+                tl.debug_barrier()  # one after the other
+                place = (tl.cast(rank, tl.int64) * chunks + chunk) * kept + pick
+                at = tl.load(positions + place, mask=chunk < chunks, other=0).to(tl.int32)
+                value = tl.load(values + place, mask=chunk < chunks, other=0.0)
+                row, column = at // width, at % width
+                basis = tl.load(b + column[:, None] * width + j, mask=there, other=0.0)
+                to = line + row[:, None] * WIDTH
+                tl.store(to, tl.load(to) + value[:, None] * basis)
+        tl.debug_barrier()
+        total = tl.zeros([TOGETHER, HEIGHT, WIDTH], room.dtype.element_ty)
+        for r in range(height):
+            weights = tl.load(a + r * height + i, mask=i < height, other=0.0)
+            total += weights[None, :, None] * tl.load(line + r * WIDTH)[:, None, :]
+        begin = _origins(chunk, across, columns, height, width)[:, None] + j
+        index = begin[:, None, :] + i[None, :, None] * columns
+        reached = there[:, None, :] & (i < height)[None, :, None] & (index < n)
+        if SUBTRACT:
+            total = tl.load(out + index, mask=reached, other=0.0) - total
+        tl.store(out + index, total.to(out.dtype.element_ty), mask=reached)
+
+
+@triton.jit(do_not_specialize=["count", "nbytes", "kept", "space"])
+def _number(out, positions, table, count, nbytes, kept, space, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write bytes, each from the numbers that overlap it."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = at * 8 // BITS
+    skipped = at * 8 - first * BITS
+    byte = tl.zeros([BLOCK], tl.int64)
+    for j in range((8 + BITS - 2) // BITS + 1):
+        there = (at < nbytes) & (first + j < count)
+        number = tl.zeros([BLOCK], tl.int64)
+        for i in range(kept):
+            high = tl.load(positions + (first + j) * kept + i, mask=there, other=0).to(tl.int64)
+            number += tl.load(table + i * space + high, mask=there, other=0)
+        ahead = j * BITS - skipped
+        moved = tl.where(ahead < 0, number >> tl.maximum(-ahead, 0), number << tl.minimum(tl.maximum(ahead, 0), 8))
+        byte |= moved & 0xFF
+    tl.store(out + at, byte.to(tl.uint8), mask=at < nbytes)
+
+
+@triton.jit(do_not_specialize=["n", "count", "nbytes", "subsets", "kept", "space", "steps"])
+def _subset(
+    rows,
+    positions,
+    wrong,
+    table,
+    n,
+    count,
+    nbytes,
+    subsets,
+    kept,
+    space,
+    steps,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Read numbers, and find the positions of each from the last one on."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < n
+    bit = at % count * BITS
+    begin, skipped = at // count * nbytes + bit // 8, bit % 8
+    rest = tl.zeros([BLOCK], tl.int64)
+    for j in range((BITS + 14) // 8):
+        ahead = 8 * j - skipped
+        inside = there & (ahead < BITS)
+        byte = tl.load(rows + begin + j, mask=inside, other=0).to(tl.int64)
+        rest |= tl.where(ahead < 0, byte >> tl.maximum(-ahead, 0), byte << tl.minimum(tl.maximum(ahead, 0), 63))
+    rest &= (1 << BITS) - 1
+    tl.store(wrong + at, rest >= subsets, mask=there)
+    high = tl.full([BLOCK], 0, tl.int32) + space
+    for i in range(kept):
+        binomials, low = table + (kept - 1 - i) * space, tl.zeros([BLOCK], tl.int32)
+        for _ in range(steps):
+            middle = (low + high) // 2
+            within = tl.load(binomials + middle, mask=there, other=0) <= rest
+            low, high = tl.where(within, middle, low), tl.where(within, high, middle)
+        high = low
+        rest -= tl.load(binomials + low, mask=there, other=0)
+        tl.store(positions + at * kept + kept - 1 - i, low.to(tl.int16), mask=there)
