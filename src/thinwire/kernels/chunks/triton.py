@@ -88,7 +88,7 @@ def _put(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking, *, 
     room = values.new_empty(programs * sizes["TOGETHER"] * sizes["HEIGHT"] * sizes["WIDTH"])
     ranks = values.numel() // max(1, chunking.count)
     args = (out, positions, values, *chunking.axes(values), room, *_shape(chunking), ranks)
-    launch(_inverse, programs, *args, **sizes, SUBTRACT=subtract, enable_fp_fusion=False)
+    launch(_inverse, programs, *args, **sizes, SUBTRACT=subtract)
 
 
 def _shape(chunking: Chunking) -> tuple[int, ...]:
