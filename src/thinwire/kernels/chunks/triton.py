@@ -233,13 +233,13 @@ def _inverse(
             tl.store(line + r * WIDTH, tl.zeros([TOGETHER, WIDTH], room.dtype.element_ty))
         for rank in range(ranks):
             for pick in range(kept):
-                tl.debug_barrier()  # one after the other
                 place = (tl.cast(rank, tl.int64) * chunks + chunk) * kept + pick
                 at = tl.load(positions + place, mask=chunk < chunks, other=0).to(tl.int32)
                 value = tl.load(values + place, mask=chunk < chunks, other=0.0)
                 row, column = at // width, at % width
                 basis = tl.load(b + column[:, None] * width + j, mask=there, other=0.0)
                 to = line + row[:, None] * WIDTH
+                tl.debug_barrier()  # one after the other
                 tl.store(to, tl.load(to) + value[:, None] * basis)
         tl.debug_barrier()
         total = tl.zeros([TOGETHER, HEIGHT, WIDTH], room.dtype.element_ty)
