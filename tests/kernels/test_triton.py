@@ -13,8 +13,11 @@ from cases import vector
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Kernel
+from thinwire.codecs import ChunkTopK
+from thinwire.formats import OffsetFloat, Sign
+from thinwire.kernels import Kernel, dispatch
 from thinwire.kernels.dispatch import backend_of, triton_is_there
+from thinwire.payloads import Narrow, indices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if importlib.util.find_spec("triton") is None:
@@ -590,6 +593,31 @@ def test_bytes_that_number_no_subset() -> None:
     found = kernels.subsets_decode.gpu(rows.to(DEVICE), 3, numbering)
     assert torch.equal(found, kernels.subsets_decode.reference(rows.to(DEVICE), 3, numbering))
     assert (found[:, 0] == -1).tolist() == [False, False, True, False, True, True]
+
+
+@pytest.mark.parametrize("values", [None, torch.bfloat16, Sign(), OffsetFloat.balanced(bits=8)], ids=str)
+@pytest.mark.parametrize("density", [6 / 256, 60 / 256])
+def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender never waits for the device, and what arrives is what was sent."""
+    codec, x = ChunkTopK(density=density, values=values), framed(vector(40 * 64))
+    expected = codec.encode(x.cpu().view(40, 64))
+    monkeypatch.setattr(dispatch, "backend_of", lambda *_, **__: "gpu")
+    monkeypatch.setattr(indices, "is_cheap_to_check", lambda _: False)
+    codec.encode(x.view(40, 64)).to_buffer()  # matrices, tables and headers are copied to the device once
+    with waiting_forbidden(monkeypatch):
+        payload = codec.encode(x.view(40, 64))
+        buffer = payload.to_buffer()
+    assert torch.equal(payload.positions.cpu(), expected.positions)
+    torch.testing.assert_close(payload.values.cpu(), expected.values, rtol=1e-5, atol=1e-5)
+    summed, twice = payload.from_buffers(torch.stack([buffer, buffer])), type(payload).concat([payload, payload])
+    out, wanted = poisoned(x), poisoned(x)
+    summed.write(out)
+    twice.write(wanted)
+    assert torch.equal(out, wanted)
+    torch.testing.assert_close(out.cpu(), 2 * expected.dense().view(-1), rtol=1e-4, atol=1e-4)
+    rest = framed(out.cpu())
+    summed.subtract_from([rest])
+    assert not rest.any()
 
 
 def test_merge_is_the_references() -> None:

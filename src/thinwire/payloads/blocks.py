@@ -215,8 +215,7 @@ class Blocks(Keyed):
         return numbers.header(wire.BLOCKS, self.values, self.coded, count, self.numel, self._coding)
 
     def _shape(self) -> Tensor:
-        packed = bytearray(_SHAPE.pack(self.width, self.key_space))
-        return torch.frombuffer(packed, dtype=torch.uint8).to(self.keys.device)
+        return wire.on(_SHAPE.pack(self.width, self.key_space), self.keys.device)
 
 
 def _shape_of(buffer: Tensor) -> tuple[int, int]:

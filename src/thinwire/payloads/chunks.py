@@ -88,8 +88,10 @@ class Chunks(Payload):
         wire.check_padding(named, self._places[-1])
         spans = zip(pairwise(self._places), self.chunkings, strict=True)
         positions = [_read(named[:, start:stop], chunking) for (start, stop), chunking in spans]
+        _check(positions, self.chunkings)
         values = numbers.read(body, self.values, self.coded).view(-1)
-        return replace(self, positions=torch.cat(positions, dim=1).view(-1), values=values, coded=None)
+        flat = torch.cat([part.to(torch.int16).flatten(1) for part in positions], dim=1).view(-1)
+        return replace(self, positions=flat, values=values, coded=None)
 
     def dense(self) -> Tensor:
         """Return the vector in float32 or wider: the transform of 16-bit values does not fit in 16 bits."""
@@ -167,7 +169,7 @@ class Chunks(Payload):
     def _layout(self) -> Tensor:
         cut = [number for chunking in self.chunkings for number in _numbers(chunking)]
         packed = _LAYOUT.pack(len(self.chunkings), zlib.crc32(struct.pack(f"<{len(cut)}Q", *cut)))
-        return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(self.values.device)
+        return wire.on(packed, self.values.device)
 
 
 def _numbers(chunking: Chunking) -> tuple[int, ...]:
@@ -218,17 +220,24 @@ def _numbered(positions: Tensor, numbering: Numbering) -> Tensor:
 
 
 def _read(rows: Tensor, chunking: Chunking) -> Tensor:
-    """Return every rank's positions, (ranks, count). Raises PayloadError when malformed."""
+    """Return every rank's positions, (ranks, chunks, kept), before they are checked."""
     if (numbering := _numbering(chunking)) is not None:
-        found = _read_numbered(rows, chunking, numbering)
-    else:
-        keys = indices.read(_coding(chunking), rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
-        found = keys.view(-1, chunking.chunks, chunking.kept) - _firsts(chunking, keys)
-    if found.numel():
-        low, high = (int(bound) for bound in torch.aminmax(found))
-        if low < 0 or high >= chunking.size or bool((found.diff(dim=2) <= 0).any()):
-            raise PayloadError(f"{chunking.kept} positions of each chunk of {chunking.size} coefficients are malformed")
-    return found.to(torch.int16).flatten(1)
+        return _read_numbered(rows, chunking, numbering)
+    keys = indices.read(_coding(chunking), rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
+    return keys.view(-1, chunking.chunks, chunking.kept) - _firsts(chunking, keys)
+
+
+def _check(positions: Sequence[Tensor], chunkings: Sequence[Chunking]) -> None:
+    """Raise PayloadError unless each chunk's positions ascend and lie within it. A GPU is waited for once only."""
+    wrong = [_malformed(part, cut) for part, cut in zip(positions, chunkings, strict=True) if part.numel()]
+    if wrong and bool((all_wrong := torch.stack(wrong)).any()):
+        cut = [cut for cut in chunkings if cut.count][int(all_wrong.nonzero()[0])]
+        raise PayloadError(f"{cut.kept} positions of each chunk of {cut.size} coefficients are malformed")
+
+
+def _malformed(positions: Tensor, chunking: Chunking) -> Tensor:
+    low, high = torch.aminmax(positions)
+    return (low < 0) | (high >= chunking.size) | (positions.diff(dim=2) <= 0).any()
 
 
 def _read_numbered(rows: Tensor, chunking: Chunking, numbering: Numbering) -> Tensor:

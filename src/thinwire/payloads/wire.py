@@ -2,6 +2,7 @@
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -37,7 +38,13 @@ class Header:
         code = _CODED if self.dtype is None else DTYPE_CODES[self.dtype]
         last = self.numel | self.coding << _NUMEL_BITS
         packed = _LAYOUT.pack(VERSION, self.kind, code, self.bits, self.count, last)
-        return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
+        return on(packed, device)
+
+
+@lru_cache(maxsize=1024)
+def on(packed: bytes, device: torch.device) -> Tensor:
+    """Return bytes as uint8 on a device. Cached, because a copy waits for the device; do not write to it."""
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
 
 
 def parse(buffer: Tensor, kind: int) -> Header:

@@ -16,6 +16,8 @@ from thinwire.kernels.chunks.chunking import Chunking, Numbering
 from thinwire.kernels.triton import PROGRAMS, TILE, launch, magnitudes, tiles_of
 
 _BLOCK = 128
+_FORWARD, _BACK = 1024, 2048
+"""Elements, padding included, that a program takes at a time: few, as they wait in registers."""
 _STEP = 16
 """The shortest sum that `tl.dot` takes, and the longest that does not need too many registers."""
 
@@ -30,7 +32,7 @@ def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
     if not _fits(x, chunking):
         return reference.chunk_topk(x, chunking)
     positions = torch.empty(chunking.count, dtype=torch.int16, device=x.device)
-    values, sizes = x.new_empty(chunking.count), _sizes(chunking, _STEP)
+    values, sizes = x.new_empty(chunking.count), _sizes(chunking, _STEP, _FORWARD)
     args = (x, *chunking.axes(x), positions, values, *_shape(chunking))
     how = {"PLAIN": chunking.transform is None, "BITS": 8 * x.element_size() - 1, "STEP": _STEP}
     launch(_topk, tiles_of(chunking.chunks, sizes["TOGETHER"]), *args, **sizes, **how, num_stages=1)
@@ -77,13 +79,13 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
 
 def _fits(values: Tensor, chunking: Chunking) -> bool:
     """Whether the kernels here take numbers of this type and chunks of this size."""
-    sizes = _sizes(chunking, _STEP)
+    sizes = _sizes(chunking, _STEP, 1)
     return values.element_size() >= 4 and sizes["HEIGHT"] * sizes["WIDTH"] <= TILE
 
 
 def _put(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking, *, subtract: bool) -> None:
     """Write or subtract the inverse transform. Nothing fuses a product with a sum, as that would round once only."""
-    sizes = _sizes(chunking, 1)
+    sizes = _sizes(chunking, 1, _BACK)
     programs = min(PROGRAMS, tiles_of(chunking.chunks, sizes["TOGETHER"]))
     room = values.new_empty(programs * sizes["TOGETHER"] * sizes["HEIGHT"] * sizes["WIDTH"])
     ranks = values.numel() // max(1, chunking.count)
@@ -96,11 +98,12 @@ def _shape(chunking: Chunking) -> tuple[int, ...]:
     return chunking.numel, chunking.chunks, chunking.across, chunking.columns, *sizes, chunking.kept
 
 
-def _sizes(chunking: Chunking, least: int) -> dict[str, Any]:
-    """Return the padded height and width of a chunk, and how many chunks a program takes together."""
+def _sizes(chunking: Chunking, least: int, tile: int) -> dict[str, Any]:
+    """Return the padded height and width of a chunk, how many chunks a program takes together, and its warps."""
     width = max(least, triton.next_power_of_2(chunking.width))
     height = max(least, triton.next_power_of_2(chunking.height)) if chunking.height > 1 else 1
-    return {"TOGETHER": max(1, TILE // (height * width)), "HEIGHT": height, "WIDTH": width}
+    warps = max(4, min(16, height * width // 256))
+    return {"TOGETHER": max(1, tile // (height * width)), "HEIGHT": height, "WIDTH": width, "num_warps": warps}
 
 
 @triton.jit
@@ -230,13 +233,13 @@ def _inverse(
             tl.store(line + r * WIDTH, tl.zeros([TOGETHER, WIDTH], room.dtype.element_ty))
         for rank in range(ranks):
             for pick in range(kept):
-                tl.debug_barrier()  # one after the other
                 place = (tl.cast(rank, tl.int64) * chunks + chunk) * kept + pick
                 at = tl.load(positions + place, mask=chunk < chunks, other=0).to(tl.int32)
                 value = tl.load(values + place, mask=chunk < chunks, other=0.0)
                 row, column = at // width, at % width
                 basis = tl.load(b + column[:, None] * width + j, mask=there, other=0.0)
                 to = line + row[:, None] * WIDTH
+                tl.debug_barrier()  # one after the other
                 tl.store(to, tl.load(to) + value[:, None] * basis)
         tl.debug_barrier()
         total = tl.zeros([TOGETHER, HEIGHT, WIDTH], room.dtype.element_ty)
