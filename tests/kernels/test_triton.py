@@ -17,7 +17,7 @@ from thinwire.codecs import ChunkTopK
 from thinwire.formats import OffsetFloat, Sign
 from thinwire.kernels import Kernel, dispatch
 from thinwire.kernels.dispatch import backend_of, triton_is_there
-from thinwire.payloads import Narrow, indices
+from thinwire.payloads import Chunks, Narrow, indices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if importlib.util.find_spec("triton") is None:
@@ -607,6 +607,8 @@ def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest
     with waiting_forbidden(monkeypatch):
         payload = codec.encode(x.view(40, 64))
         buffer = payload.to_buffer()
+    assert isinstance(payload, Chunks)
+    assert isinstance(expected, Chunks)
     assert torch.equal(payload.positions.cpu(), expected.positions)
     torch.testing.assert_close(payload.values.cpu(), expected.values, rtol=1e-5, atol=1e-5)
     summed, twice = payload.from_buffers(torch.stack([buffer, buffer])), type(payload).concat([payload, payload])

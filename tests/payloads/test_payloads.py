@@ -250,6 +250,24 @@ def test_damaged_low_bits_are_refused(place: int, flipped: int) -> None:
         payload.from_buffers(bad[None])
 
 
+def test_one_position_a_chunk_that_is_none_is_refused_by_its_size() -> None:
+    """Of two tensors, the second one's chunks have 5 positions, and 3 bits can say 5, 6 and 7 too."""
+    cuts = Chunking(8, 4, 2, 4, 1, None), Chunking(5, 5, 1, 5, 1, None)
+    regions = ((0, 8), (8, 5))
+    mine = Chunks(
+        positions=torch.tensor([7, 4], dtype=torch.int16),
+        values=torch.ones(2),
+        numel=13,
+        chunkings=cuts,
+        regions=regions,
+    )
+    rows = mine.to_buffer().repeat(2, 1)
+    assert mine.from_buffers(rows).positions.tolist() == [7, 4, 7, 4]
+    rows[1, 24 + 8 + 1] = 5
+    with pytest.raises(PayloadError, match="1 positions of each chunk of 5"):
+        mine.from_buffers(rows)
+
+
 def test_rows_that_name_too_few_blocks_are_refused() -> None:
     mine = BlockTopK(density=0.3, block=4).encode(vector(400))
     rows = torch.stack([mine.to_buffer(), mine.to_buffer()])
