@@ -601,6 +601,7 @@ def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest
     """A sender never waits for the device, and what arrives is what was sent."""
     codec, x = ChunkTopK(density=density, values=values), framed(vector(40 * 64))
     expected = codec.encode(x.cpu().view(40, 64))
+    both = 2 * expected.dense().view(-1)
     monkeypatch.setattr(dispatch, "backend_of", lambda *_, **__: "gpu")
     monkeypatch.setattr(indices, "is_cheap_to_check", lambda _: False)
     codec.encode(x.view(40, 64)).to_buffer()  # matrices, tables and headers are copied to the device once
@@ -616,7 +617,7 @@ def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest
     summed.write(out)
     twice.write(wanted)
     assert torch.equal(out, wanted)
-    torch.testing.assert_close(out.cpu(), 2 * expected.dense().view(-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out.cpu(), both, rtol=1e-4, atol=1e-4)
     rest = framed(out.cpu())
     summed.subtract_from([rest])
     assert not rest.any()
