@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from types import MappingProxyType
 
 import torch
@@ -34,8 +35,8 @@ def versions() -> dict[str, str]:
 def _version(package: str) -> str:
     try:
         return str(torch.__version__) if package == "torch" else version(package)  # with CUDA's version
-    except PackageNotFoundError:
-        return "absent"
+    except PackageNotFoundError:  # torch for ROCm brings triton under another name
+        return "of torch" if find_spec(package) else "absent"
 
 
 def _versions(device: torch.device) -> tuple[bool | None, str]:

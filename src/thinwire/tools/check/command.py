@@ -48,17 +48,19 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
         for section in sections:
             bar.start(section)
             findings += launch.work(section, options.device, bar.found)
-    report = Report(findings=findings, versions=versions(), seconds=time.perf_counter() - started)
+            report = Report(findings=findings, versions=versions(), seconds=time.perf_counter() - started)
+            if launch.rank == 0:
+                _write(report, json, html)
     if launch.rank == 0:
-        _show(report, json, html)
+        console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+        report.print(console)
+        print_written(console, (json, html))
     return launch.verdict(1 if report.failed else 0)
 
 
-def _show(report: Report, json: Path | None, html: Path | None) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
-    report.print(console)
+def _write(report: Report, json: Path | None, html: Path | None) -> None:
+    """Write what has been found so far, so that it is there if the check is cut short."""
     if json is not None:
         write_atomically(json, dumps(report.document(), indent=1) + "\n")
     if html is not None:
         write_atomically(html, report.html())
-    print_written(console, (json, html))

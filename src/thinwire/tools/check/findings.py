@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-SHOWN = {True: "✓", False: "✗", None: "–"}
-_CONSEQUENCES = ("no answer", "another rank", "ended", "Timed out", "timed out", "Connection", "peer")
+SHOWN = {True: "✓", False: "✗", None: "–"}  # noqa: RUF001 - the sign of what does not apply
+_OF_THE_NETWORK = ("onnection", "peer", "pair closure", "imed out", "timeout", "ocket", "NCCL error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +45,16 @@ def merged(by_rank: Mapping[int, Finding]) -> Finding:
     wrong = {rank: found for rank, found in by_rank.items() if found.ok is False}
     if not wrong:
         return by_rank[min(by_rank)]
-    rank = min(wrong, key=lambda rank: (_is_consequence(wrong[rank].said), rank))
+    rank = min(wrong, key=lambda rank: (_remoteness(wrong[rank].said), rank))
     found = wrong[rank]
     if len(by_rank) == 1:
         return found
     return Finding(**found.to_json() | {"said": f"rank {rank}: {found.said}"})
 
 
-def _is_consequence(said: str) -> bool:
-    return any(word in said for word in _CONSEQUENCES)
+def _remoteness(said: str) -> int:
+    """Return how likely this only follows from what happened on another rank."""
+    return 2 if any(words in said for words in _OF_THE_NETWORK) else int(said.startswith("no answer"))
 
 
 def failures(findings: Iterable[Finding]) -> Sequence[Finding]:

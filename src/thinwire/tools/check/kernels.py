@@ -21,7 +21,8 @@ KERNELS: Mapping[str, Kernel[..., Any]] = MappingProxyType(
     {name: found for name in kernels.__all__ if isinstance(found := getattr(kernels, name), Kernel)}
 )
 """Every kernel, by name."""
-_SMALL = 10_000  # up to which every dtype and content is tried, and the CPU asked as well
+_SMALL = 10_000  # up to which every content is tried, and the CPU asked as well
+_EVERY_DTYPE = (63, 1000)  # a GPU compiles for each dtype
 _QUICK = (1, 2, 63, 1000, 8209, (1 << 17) + 1)
 _SIZES = (*_QUICK, (1 << 20) + 7, 1 << 24, 1 << 27)
 _CPU = torch.device("cpu")
@@ -31,15 +32,16 @@ _ACROSS = Near(relative=1e-3, absolute=1e-4)  # of the reference on a GPU to tha
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How far to go: `sizes`, and seconds that the largest may take, judging by the one before it."""
+    """How far to go. seconds: what a size may take, judging by the one before it. share: of memory, for one process."""
 
     sizes: tuple[int, ...]
-    seconds: float
+    seconds: float = 20.0
+    share: float = 1.0
 
     @classmethod
-    def of(cls, *, quick: bool) -> Limits:
+    def of(cls, *, quick: bool, share: float) -> Limits:
         """Return the usual ones."""
-        return cls(sizes=_QUICK if quick else _SIZES, seconds=20.0)
+        return cls(sizes=_QUICK if quick else _SIZES, share=share)
 
 
 @dataclass
@@ -61,7 +63,7 @@ class _Run:
                 self.stopped = f"{size:,} would take long"
             if self.stopped:
                 break
-            if size * self.case.nbytes > _free_bytes(self.device):
+            if size * self.case.nbytes > limits.share * _free_bytes(self.device):
                 self.stopped = f"{size:,} may take more memory than there is"
                 break
             start = time.perf_counter()
@@ -85,9 +87,8 @@ class _Run:
         return ""
 
     def _kits(self, size: int) -> Iterator[Kit]:
-        many = size < _SMALL
-        for dtype in self.case.dtypes if many else self.case.dtypes[:1]:
-            for content in self.case.contents if many else self.case.contents[:1]:
+        for dtype in self.case.dtypes if size in _EVERY_DTYPE else self.case.dtypes[:1]:
+            for content in self.case.contents if size < _SMALL else self.case.contents[:1]:
                 yield Kit(self.device, dtype, content)
 
     def _differs(self, trial: Trial, *, across: bool) -> str:

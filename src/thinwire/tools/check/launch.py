@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from thinwire.tools.check.findings import Finding, merged
 from thinwire.tools.check.sections import Section
@@ -27,7 +27,7 @@ class Launch:
     world: int
     local_rank: int
     address: tuple[str, int]
-    store: dist.Store
+    store: Store
     prefix: str
     alone: bool
 
@@ -36,9 +36,8 @@ class Launch:
         """Return where this process stands. Raises RuntimeError if torchrun's store cannot be reached."""
         if not is_launched():
             store = connect("127.0.0.1", 0, serve=True, patience=_PATIENCE)
-            return cls(
-                rank=0, world=1, local_rank=0, address=("127.0.0.1", store.port), store=store, prefix="", alone=True
-            )
+            address = ("127.0.0.1", store.port)
+            return cls(rank=0, world=1, local_rank=0, address=address, store=store, prefix="", alone=True)
         rank, address = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         return cls(

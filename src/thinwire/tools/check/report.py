@@ -16,6 +16,7 @@ from thinwire.tools.show.terminal import print_raw, print_titled, say
 from thinwire.tools.show.units import UNKNOWN, duration, human_bytes, milliseconds
 
 SCHEMA = "thinwire.check/1"
+_WIDEST = 110
 WAY_OUT = (
     "Until that is mended, THINWIRE_BACKEND=reference runs every kernel in plain torch: slower, and without these."
 )
@@ -77,7 +78,7 @@ class Report:
     def print(self, console: Console) -> None:
         """Print the tables, and what failed last."""
         for table in self.tables():
-            print_titled(console, table)
+            print_titled(console, table.mapped(_cut))
         console.print()
         say(console, self.conclusion, "bold red" if self.failed else "bold green")
         for line in self.pasted():
@@ -95,6 +96,11 @@ def _table(section: str, found: Sequence[Finding]) -> Table:
     name = Column[Finding](heading={"kernels": "kernel", "recipes": "recipe"}.get(kind, ""), text=_name, left=True)
     columns = [name, _MARK, *(column for column in _FIGURES.get(kind, ()) if _is_there(column, found)), _SAID]
     return tabulated(columns, found, title=section)
+
+
+def _cut(text: str) -> str:
+    """Return a cell of the printed table; the line to paste below has all of it."""
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 
 
 def _name(found: Finding) -> str:

@@ -20,6 +20,7 @@ class Section:
 
     kind: which function of worker.py does them. limit: seconds that a row may take before it counts as hung. backend:
     of the group that does them together, or empty if each device does them on its own. world: how many ranks.
+    lanes: how many processes a device's rows are dealt to.
     """
 
     title: str
@@ -28,6 +29,7 @@ class Section:
     limit: float
     backend: str = ""
     world: int = 1
+    lanes: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -50,8 +52,16 @@ class Asked:
         return Section(**{**vars(section), "rows": rows})
 
     def _all(self, launched: int | None) -> Iterator[Section]:
-        yield Section(title="machine", kind="machine", rows=list(about.ROWS), limit=60)
-        yield Section(title="kernels", kind="kernels", rows=sorted(KERNELS), limit=300, options={"quick": self.quick})
+        yield Section(title="machine", kind="machine", rows=list(about.ROWS), limit=120)
+        lanes = 1 if self.device == "cpu" else max(1, min(4, (os.cpu_count() or 1) // 4))  # compiling takes cores
+        yield Section(
+            title="kernels",
+            kind="kernels",
+            rows=sorted(KERNELS),
+            limit=300,
+            lanes=lanes,
+            options={"quick": self.quick, "share": 1 / lanes},
+        )
         for exponent in self._exponents():
             yield Section(
                 title=f"speed, 2^{exponent} elements",
@@ -66,7 +76,7 @@ class Asked:
                 title=f"recipes, {backend} of {world}",
                 kind="recipes",
                 rows=training.NAMES,
-                limit=60 if self.quick else 180,
+                limit=120 if self.quick else 240,
                 backend=backend,
                 world=world,
                 options={"steps": steps},

@@ -10,16 +10,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from signal import Signals
 from typing import IO
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from thinwire.tools.check.findings import Finding, merged
 from thinwire.tools.check.sections import Section
 from thinwire.tools.check.worker import Spec
 
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _STARTING = 180.0  # seconds to import everything and to join
 _AGREEING = 45.0  # seconds for the other ranks to end a row that hangs there
 Found = dict[int, dict[int, Finding]]
@@ -34,7 +36,7 @@ class Place:
     device: str
     threads: int
     address: tuple[str, int]
-    store: dist.Store
+    store: Store
     prefix: str
     alone: bool
 
@@ -73,7 +75,7 @@ class _Member:
             patience=section.limit,
             options=dict(section.options),
         )
-        errors = tempfile.TemporaryFile()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -129,20 +131,27 @@ class _Member:
     def _cause(self, hung: bool, code: int) -> str:
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        last = next((line.strip() for line in reversed(lines) if "rror" in line), "")
         if hung:
             return f"no answer within {self.spec.patience:g} s"
         how = f"killed by {Signals(-code).name}" if code < 0 else f"its process ended with status {code}"
-        return f"{how}: {last[:300]}" if last else how
+        return f"{how}: {last[:200]}" if last else how
 
 
 def _environment(place: Place) -> dict[str, str]:
     found = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "OMP_NUM_THREADS": str(place.threads)}
-    return found | ({"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"} if place.alone else {})
+    return found | (dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK) if place.alone else {})
 
 
 def run(section: Section, place: Place, tell: Callable[[Finding], None]) -> Found:
     """Do all rows of a section; `tell` hears of each as this process's ranks have found it."""
+    lanes = [replace(section, rows=section.rows[lane :: section.lanes], lanes=1) for lane in range(section.lanes)]
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        dealt = list(threads.map(lambda lane: _run(lane, place, tell), lanes))
+    return {row * section.lanes + lane: by for lane, found in enumerate(dealt) for row, by in found.items()}
+
+
+def _run(section: Section, place: Place, tell: Callable[[Finding], None]) -> Found:
     found: Found = {}
     row = 0
     while row < len(section.rows):

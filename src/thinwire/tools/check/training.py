@@ -196,7 +196,7 @@ def _check(name: str, device: torch.device, steps: int, figures: dict[str, Any])
         if not figures["lost"] <= _LOST:
             raise Wrong(f"{figures['lost']:.1e} of the gradients were neither applied nor wait; expected {_LOST:.0e}")
     if name in ("dense", DENSE):
-        _compare_with_plain(name, device, min(steps, 10))
+        _compare_with_plain(name, device, min(steps, 10), figures)
 
 
 def _train(training: _Training, steps: int, figures: dict[str, Any]) -> None:
@@ -211,13 +211,13 @@ def _train(training: _Training, steps: int, figures: dict[str, Any]) -> None:
         torch.cuda.synchronize(training.device)
     figures["step_ms"] = 1e3 * (time.perf_counter() - started) / (steps - middle)
     if training.device.type == "cuda":
-        _count(training, steps, figures)
+        figures |= _waits(training, steps).figures(_WATCHED)
 
 
-def _count(training: _Training, steps: int, figures: dict[str, Any]) -> None:
+def _waits(training: _Training, start: int) -> Waits:
     """Count the host's waits in some more steps, between which books are kept as before."""
     found = Waits()
-    for step in range(steps, steps + _WATCHED):
+    for step in range(start, start + _WATCHED):
         training.optimizer.zero_grad()
         if training.books is not None:
             training.books.offer(training, step)
@@ -230,20 +230,18 @@ def _count(training: _Training, steps: int, figures: dict[str, Any]) -> None:
             training.books.apply(training)
         with counted(training.device) as later:
             training.optimizer.step()
-        found.count += waits.count + later.count
-        found.places = {
-            place: sum(each.places.get(place, 0) for each in (found, waits, later))
-            for place in {*found.places, *waits.places, *later.places}
-        }
-    figures |= {"host_waits": found.count / _WATCHED, "waits_at": dict(found.places)}
+        found = found.plus(waits).plus(later)
+    return found
 
 
-def _compare_with_plain(name: str, device: torch.device, steps: int) -> None:
-    """Raise Wrong if sending everything does not train as plain DDP does."""
+def _compare_with_plain(name: str, device: torch.device, steps: int, figures: dict[str, Any]) -> None:
+    """Raise Wrong if sending everything does not train as plain DDP does. Count the host's waits of that, too."""
     plain, ours = _Training.of(device, None, _MOMENTUM), _Training.of(device, recipe(name), _MOMENTUM)
     for step in range(steps):
         plain.step(step)
         ours.step(step)
+    if device.type == "cuda":
+        figures |= {f"plain_ddp_{key}": value for key, value in _waits(plain, steps).figures(_WATCHED).items()}
     if not (gap := plain.gap(ours)) <= 1e-5:
         raise Wrong(f"parameters are {gap:.1e} from plain DDP's after {steps} steps; expected 1e-05 at most")
 

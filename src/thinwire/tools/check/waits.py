@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -24,6 +25,14 @@ class Waits:
 
     count: int = 0
     places: Mapping[str, int] = field(default_factory=dict)
+
+    def plus(self, more: Waits) -> Waits:
+        """Return both together."""
+        return Waits(self.count + more.count, Counter(self.places) + Counter(more.places))
+
+    def figures(self, steps: int) -> dict[str, Any]:
+        """Return how many there were in each of so many steps, and where."""
+        return {"host_waits": self.count / steps, "waits_at": dict(self.places)}
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed has them, its stubs do not
 
 from thinwire.tools.check.about import check_machine
 from thinwire.tools.check.findings import Finding, first_line
@@ -31,7 +32,7 @@ Handler = Callable[["Spec", str, torch.device], Finding]
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
     {
         "machine": lambda spec, row, device: check_machine(row, device),
-        "kernels": lambda spec, row, device: check_kernel(row, device, Limits.of(quick=spec.options["quick"])),
+        "kernels": lambda spec, row, device: check_kernel(row, device, Limits.of(**spec.options)),
         "speed": lambda spec, row, device: check_speed(row, device, spec.options["size"]),
         "recipes": lambda spec, row, device: check_recipe(spec.title, row, device, spec.options["steps"]),
     }
@@ -62,9 +63,9 @@ class Spec:
         return f"{self.prefix}/{self.title}/{row}/{rank}"
 
 
-def connect(host: str, port: int, *, serve: bool = False, patience: float = 60.0) -> dist.Store:
+def connect(host: str, port: int, *, serve: bool = False, patience: float = 60.0) -> TCPStore:
     """Return a store that all ranks share."""
-    return dist.TCPStore(host, port, is_master=serve, wait_for_workers=False, timeout=timedelta(seconds=patience))
+    return TCPStore(host, port, is_master=serve, wait_for_workers=False, timeout=timedelta(seconds=patience))
 
 
 def work(spec: Spec, out: TextIO) -> None:
@@ -82,7 +83,7 @@ def work(spec: Spec, out: TextIO) -> None:
         return
     for row in range(spec.start, len(spec.rows)):
         emit(begin=row)
-        found = HANDLERS[spec.kind](spec, spec.rows[row], device)
+        found = _found(spec, spec.rows[row], device)
         emit(found=Finding(**{**vars(found), "section": spec.title}).to_json())
         if not _agreed(spec, store, row, found.ok is not False) or _spoilt(device):
             emit(next=row + 1)
@@ -90,7 +91,14 @@ def work(spec: Spec, out: TextIO) -> None:
     emit(next=len(spec.rows))
 
 
-def _join(spec: Spec, device: torch.device) -> dist.Store | None:
+def _found(spec: Spec, row: str, device: torch.device) -> Finding:
+    try:
+        return HANDLERS[spec.kind](spec, row, device)
+    except Exception as error:
+        return Finding(section=spec.title, name=row, ok=False, said=first_line(error))
+
+
+def _join(spec: Spec, device: torch.device) -> Store | None:
     """Join the group, if it takes one. Return the store by which ranks agree."""
     torch.set_num_threads(spec.threads)
     if device.type == "cuda":
@@ -100,7 +108,7 @@ def _join(spec: Spec, device: torch.device) -> dist.Store | None:
     store = connect(*spec.store, patience=spec.patience + 30)
     dist.init_process_group(
         spec.backend,
-        store=dist.PrefixStore(f"{spec.prefix}/{spec.title}/group of {spec.start}", store),
+        store=PrefixStore(f"{spec.prefix}/{spec.title}/group of {spec.start}", store),
         rank=spec.rank,
         world_size=spec.world,
         timeout=timedelta(seconds=min(30.0, spec.patience)),
@@ -108,12 +116,12 @@ def _join(spec: Spec, device: torch.device) -> dist.Store | None:
     return store
 
 
-def _agreed(spec: Spec, store: dist.Store | None, row: int, well: bool) -> bool:
+def _agreed(spec: Spec, store: Store | None, row: int, well: bool) -> bool:
     """Return whether a row went well on all ranks."""
     if store is None:
         return True
     store.set(spec.status(row, spec.rank), "well" if well else "failed")
-    return all([store.get(spec.status(row, rank)) == b"well" for rank in range(spec.world)])
+    return {store.get(spec.status(row, rank)) for rank in range(spec.world)} == {b"well"}
 
 
 def _spoilt(device: torch.device) -> bool:
