@@ -22,6 +22,8 @@ from thinwire.tools.check.sections import Section
 from thinwire.tools.check.worker import Spec
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+WORKER = "thinwire.tools.check.worker"
+"""The module that processes run."""
 _STARTING = 180.0  # seconds to import everything and to join
 _AGREEING = 45.0  # seconds for the other ranks to end a row that hangs there
 Found = dict[int, dict[int, Finding]]
@@ -83,7 +85,7 @@ class _Member:
                 "-X",
                 "faulthandler",
                 "-m",
-                "thinwire.tools.check.worker",
+                WORKER,
                 json.dumps(asdict(spec)),
             ],
             stdin=subprocess.DEVNULL,

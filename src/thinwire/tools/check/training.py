@@ -104,15 +104,19 @@ class _Training:
         if self._finite():
             raise Wrong("one rank's gradients were NaN, and the mean is finite")
         self.optimizer.zero_grad()
-        if not _same(self._kept(), before):
+        if not _alike(self._kept(), before):
             raise Wrong("a step that was called off changed the parameters or what waits")
 
     def _finite(self) -> bool:
         return all(bool(p.grad.isfinite().all()) for p in self.model.parameters() if p.grad is not None)
 
-    def _kept(self) -> Any:
-        memories = self.handle.state_dict()["memories"] if self.handle is not None else []
-        return _copied([memories, [p.detach() for p in self.model.parameters()]])
+    def _kept(self) -> dict[str, Tensor]:
+        """Return copies of the parameters and of what waits."""
+        found = {name: p.detach().clone() for name, p in self.bare.named_parameters()}
+        for number, memory in enumerate(self.handle.state_dict()["memories"] if self.handle else ()):
+            for name, fields in memory.items():
+                found |= {f"{number}/{name}/{field}": x.clone() for field, x in fields.items()}
+        return found
 
     def gap(self, other: _Training) -> float:
         """Return the largest difference to another training's parameters."""
@@ -252,21 +256,10 @@ def _summary(figures: Mapping[str, Any]) -> str:
     return f"{through}{figures['steps']} steps and one called off, replicas identical{lost}"
 
 
-def _copied(kept: Any) -> Any:
-    if isinstance(kept, Tensor):
-        return kept.clone()
-    if isinstance(kept, Mapping):
-        return {key: _copied(each) for key, each in kept.items()}
-    return [_copied(each) for each in kept] if isinstance(kept, list | tuple) else kept
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two states are alike to the last bit; NaN is like NaN."""
-    if isinstance(a, Tensor):
-        alike = a.dtype == b.dtype and a.shape == b.shape
-        return alike and bool(((a == b) | ((a != a) & (b != b))).all())
-    if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return bool(a == b)
+def _alike(kept: dict[str, Tensor], before: dict[str, Tensor]) -> bool:
+    """Whether two states are alike to the last bit. Zeros are like nothing."""
+    for name, there in (before | kept).items():
+        x, y = (state.get(name, torch.zeros_like(there)) for state in (kept, before))
+        if x.dtype != y.dtype or not bool(((x == y) | (x.isnan() & y.isnan())).all()):
+            return False
+    return True

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
-_SAID = "called a synchronizing CUDA operation"
-_PLACE = re.compile(rf"([\w./-]+\.py:\d+): \w*Warning: {_SAID}")
+_SAID = "Warning: called a synchronizing CUDA operation"
+_PLACE = re.compile(rf"([\w./-]+\.py:\d+): \w*{_SAID}")
 
 
 @dataclass
@@ -49,6 +49,7 @@ def counted(device: torch.device) -> Iterator[Waits]:
     with tempfile.TemporaryFile() as file:
         with _standard_error_in(file.fileno()), warnings.catch_warnings():
             warnings.simplefilter("always")
+            warnings.showwarning = _tell
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 yield found
@@ -58,6 +59,17 @@ def counted(device: torch.device) -> Iterator[Waits]:
         said = file.read().decode(errors="replace")
     found.count = said.count(_SAID)
     found.places = Counter(_short(place) for place in _PLACE.findall(said))
+
+
+def _tell(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    os.write(2, f"{filename}:{lineno}: {category.__name__}: {message}\n".encode())
 
 
 def _short(place: str) -> str:
