@@ -32,6 +32,7 @@ from thinwire.tools.check.waits import counted
 from thinwire.tools.cli import app
 
 CPU = torch.device("cpu")
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 SMALL = Limits(sizes=(1, 2, 63, 1000))
 
 
@@ -47,9 +48,10 @@ def test_every_kernel_has_a_case() -> None:
     assert "select" in KERNELS
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_kernel_passes(name: str) -> None:
-    finding = check_kernel(name, CPU, SMALL)
+def test_every_kernel_passes(name: str, device: str) -> None:
+    finding = check_kernel(name, torch.device(device), SMALL)
     assert finding.ok, finding.said
     assert finding.figures["largest"] == 1000
     assert finding.figures["ran"]
@@ -197,7 +199,7 @@ def test_all_ranks_go_on_after_one_has_failed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_rows_are_dealt_to_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(lane: Section, place: object, tell: object) -> dict[int, object]:
+    def rows(lane: Section, *_: object) -> dict[int, object]:
         return dict.fromkeys(range(len(lane.rows)), lane.rows)
 
     monkeypatch.setattr(supervision, "_run", rows)
@@ -285,7 +287,9 @@ def test_what_cannot_be_used_is_refused(args: list[str], said: str) -> None:
 @pytest.mark.slow
 def test_check_alone(tmp_path: Path) -> None:
     paths = [tmp_path / "o.json", tmp_path / "o.html"]
-    code, said, wrong = _check("--quick", "--only", "mask,dense", "--json", str(paths[0]), "--html", str(paths[1]))
+    code, said, wrong = _check(
+        "--device", "cpu", "--quick", "--only", "mask,dense", "--json", str(paths[0]), "--html", str(paths[1])
+    )
     assert code == 0, said + wrong
     assert "✓ 6 checks passed" in said
     assert "recipes, gloo of 2" in wrong
@@ -309,7 +313,9 @@ def test_check_exits_with_1_where_something_fails(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_check_under_torchrun() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "thinwire", "check"]
-    done = subprocess.run([*command, "--quick", "--only", "mask,dense"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--quick", "--only", "mask,dense"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "recipes, gloo of 3" in done.stdout
     assert done.stdout.count("✓ 6 checks passed") == 1, "rank 0 alone prints"

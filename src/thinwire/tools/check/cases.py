@@ -214,20 +214,21 @@ def _inverse_fourier(kit: Kit, n: int) -> Trials:
     yield Trial((framed(kit.vector(2 * pairs).view(-1, 2)), n, width))
 
 
-def _scales(kit: Kit, n: int) -> Tensor:
-    """Return a power of two for each group, and NaN for a group that holds anything but finite numbers."""
-    scales = torch.exp2(kit.whole(-(-n // _GROUP), -2, 3).float())
+def _scales(kit: Kit, n: int, *, powers: bool = False) -> Tensor:
+    """Return a scale for each group, if asked a power of two; NaN for a group with anything but finite numbers."""
+    lots = kit.whole(-(-n // _GROUP), 1, 5).float()
+    scales = torch.exp2(lots) / 4 if powers else lots * 0.7
     groups = torch.arange(n, device=kit.device) // _GROUP
     scales[groups[~kit.vector(n).isfinite()]] = torch.nan
     return framed(scales)
 
 
-def _encoding(*rest: Any, scaled: bool = True) -> Callable[[Kit, int], Trials]:
+def _encoding(*rest: Any, scaled: bool = True, powers: bool = False) -> Callable[[Kit, int], Trials]:
     """Return the trials of a kernel that writes codes; what it takes after the group is `rest`."""
 
     def trials(kit: Kit, n: int) -> Trials:
         for code in (torch.uint8, torch.int16):
-            more = (_scales(kit, n), _GROUP, *rest) if scaled else ()
+            more = (_scales(kit, n, powers=powers), _GROUP, *rest) if scaled else ()
             yield Trial((kit.room(n, dtype=code), kit.vector(n), *more), (0,))
 
     return trials
@@ -236,7 +237,7 @@ def _encoding(*rest: Any, scaled: bool = True) -> Callable[[Kit, int], Trials]:
 def _offset_encode(kit: Kit, n: int) -> Trials:
     for grid in (OffsetGrid(20, 0x3E0, 33, 33), OffsetGrid(23, 0x78, 10, 5)):
         for rounding in ("truncate", "nearest", "stochastic"):
-            yield from _encoding(grid, rounding, _SEED)(kit, n)
+            yield from _encoding(grid, rounding, _SEED, powers=True)(kit, n)
 
 
 def _table_decode(kit: Kit, n: int) -> Trials:

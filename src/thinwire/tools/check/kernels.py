@@ -135,5 +135,6 @@ def check_kernel(name: str, device: torch.device, limits: Limits) -> Finding:
 def _free_bytes(device: torch.device) -> int:
     """Return how much memory may be used."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what earlier sizes took is free too
         return int(0.8 * torch.cuda.mem_get_info(device)[0])
     return int(0.4 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from signal import Signals
+from threading import Event
 from typing import IO
 
 from torch._C._distributed_c10d import Store
@@ -148,15 +149,19 @@ def _environment(place: Place) -> dict[str, str]:
 def run(section: Section, place: Place, tell: Callable[[Finding], None]) -> Found:
     """Do all rows of a section; `tell` hears of each as this process's ranks have found it."""
     lanes = [replace(section, rows=section.rows[lane :: section.lanes], lanes=1) for lane in range(section.lanes)]
+    over = Event()
     with ThreadPoolExecutor(len(lanes)) as threads:
-        dealt = list(threads.map(lambda lane: _run(lane, place, tell), lanes))
+        try:
+            dealt = list(threads.map(lambda lane: _run(lane, place, tell, over), lanes))
+        finally:
+            over.set()  # ^C is heard in this thread alone
     return {row * section.lanes + lane: by for lane, found in enumerate(dealt) for row, by in found.items()}
 
 
-def _run(section: Section, place: Place, tell: Callable[[Finding], None]) -> Found:
+def _run(section: Section, place: Place, tell: Callable[[Finding], None], over: Event) -> Found:
     found: Found = {}
     row = 0
-    while row < len(section.rows):
+    while row < len(section.rows) and not over.is_set():
         members = [_Member.start(section, place, rank, row) for rank in place.ranks]
         try:
             _attend(members, section, place, lambda by_row: _tell(found, by_row, tell))
