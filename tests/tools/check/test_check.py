@@ -121,6 +121,22 @@ def test_recipes_pass(ranks: Ranks, name: str) -> None:
         assert finding.figures["through"] == "DDP"
 
 
+class _Refusing:
+    def __init__(self, *_: object) -> None:
+        raise ValueError("DDP cannot be had")
+
+
+def _without_ddp() -> Finding:
+    with patch.object(training, "DistributedDataParallel", _Refusing):
+        return _checked("topk", 4)
+
+
+def test_where_ddp_refuses_replicas_are_checked(ranks: Ranks) -> None:
+    for finding in ranks.run(2, _without_ddp):
+        assert finding.ok, finding.said
+        assert finding.said.startswith("by replicate, as DDP refused; 4 steps")
+
+
 def _forgetful(name: str) -> Reducer:
     return Compressed(memory=NoMemory(), codec=TopK(density=0.05), exchange=AllGather())
 
