@@ -75,6 +75,7 @@ CONTENTS = {
         "Changes <CHANGELOG>",
     ],
     "docs/how-to/index": [
+        "check",
         "choose-a-recipe",
         "combine-parts",
         "plan",

@@ -22,7 +22,7 @@ FLOORS = [
     ("integrations", "pipeline"),
     ("tools", "tools.inputs", "tools.machine"),
     ("tools.cluster", "tools.problems", "tools.show"),
-    ("tools.bench", "tools.plan", "tools.simulate"),
+    ("tools.bench", "tools.check", "tools.plan", "tools.simulate"),
     ("tools.cli",),
     ("__main__",),
 ]
@@ -68,12 +68,12 @@ def test_every_room_has_a_floor() -> None:
     [
         (
             "torch.distributed",
-            {"collectives", "integrations", "tools.bench", "tools.cluster", "tools.plan"},
+            {"collectives", "integrations", "tools.bench", "tools.check", "tools.cluster", "tools.plan"},
         ),
-        ("torch.nn.parallel", {"integrations", "pipeline", "tools.bench", "tools.cluster"}),
+        ("torch.nn.parallel", {"integrations", "pipeline", "tools.bench", "tools.check", "tools.cluster"}),
         ("numba", {"kernels"}),
         ("triton", {"kernels"}),
-        ("rich", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
+        ("rich", {"tools.show", "tools.bench", "tools.check", "tools.plan", "tools.simulate"}),
         ("pyroute2", {"tools.cluster"}),
         ("matplotlib", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
         ("typer", {"tools.cli"}),

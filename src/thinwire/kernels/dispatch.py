@@ -4,6 +4,7 @@ An operation has up to three implementations: in plain torch (the reference, whi
 main memory, and for a GPU. All compute the same thing; the choice changes only the time.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property, update_wrapper
@@ -17,6 +18,8 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 Backend = Literal["reference", "cpu", "gpu"]
+VARIABLE = "THINWIRE_BACKEND"
+"""Environment variable, read when thinwire is imported. "reference" has every kernel run in plain torch."""
 _GPU_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
@@ -80,8 +83,10 @@ def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend
     """Return which implementation takes these tensors.
 
     Plain torch takes tensors that are not contiguous, lie on several devices, or have a dtype that no loop is compiled
-    for.
+    for. With THINWIRE_BACKEND=reference it takes all of them.
     """
+    if _ONLY_REFERENCE:
+        return "reference"
     devices, dtypes = set(), set()
     for tensor in tensors:
         if not tensor.is_contiguous():
@@ -102,3 +107,17 @@ def triton_is_there() -> bool:
         warnings.warn(f"kernels on the GPU are plain torch, and slower: {error}", stacklevel=4)
         return False
     return True
+
+
+def only_reference(asked: str | None) -> bool:
+    """Return whether this value of THINWIRE_BACKEND wants the reference alone. Raises ValueError for an unknown one."""
+    if asked in (None, ""):
+        return False
+    if asked == "reference":
+        return True
+    raise ValueError(
+        f"{VARIABLE}={asked!r} is unknown; expected reference, or leave it unset, and each call's tensors decide"
+    )
+
+
+_ONLY_REFERENCE = only_reference(os.environ.get(VARIABLE))

@@ -235,6 +235,30 @@ def simulate(
         raise typer.Exit(BAD_INPUT) from error
 
 
+@app.command()
+def check(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes and few steps: under a minute on 2 cores.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Rows with one of these, separated by commas, in their names.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the findings here.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", "--output", help="Write a self-contained page here.")] = None,
+) -> None:
+    """Prove this machine: every kernel against its reference, every recipe on this group; exits with 1 if any fails."""
+    from thinwire.tools.check import command
+    from thinwire.tools.inputs import BadInput
+
+    try:
+        code = command.run(command.asked(quick=quick, device=device, only=only), json=json, html=html)
+    except BadInput as error:
+        typer.echo(f"thinwire check: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
 def main() -> None:
     """Run the command line."""
     app()

@@ -1,0 +1,1 @@
+"""`thinwire check`: does everything work on this machine, with this device and this group?"""

@@ -1,0 +1,66 @@
+"""`thinwire check`, from options to printed tables, written files and exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from json import dumps
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from thinwire.tools.check.about import versions
+from thinwire.tools.check.findings import Finding
+from thinwire.tools.check.launch import Launch, is_launched
+from thinwire.tools.check.progress import CheckProgress
+from thinwire.tools.check.report import Report
+from thinwire.tools.check.sections import Asked
+from thinwire.tools.inputs import BadInput, check_writable, write_atomically
+from thinwire.tools.show.terminal import print_written
+
+_LOG_WIDTH = 160
+
+
+def asked(*, quick: bool, device: str | None, only: str | None) -> Asked:
+    """Read options. Raises BadInput."""
+    there = torch.cuda.is_available()
+    device = device or ("cuda" if there else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"--device {device!r}: expected cpu or cuda")
+    if device == "cuda" and not there:
+        raise BadInput("--device cuda: torch sees no GPU here; expected cpu, or a build of torch for your GPU")
+    parts = tuple(part.strip() for part in (only or "").split(",") if part.strip())
+    return Asked(device=device, quick=quick, only=parts)
+
+
+def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
+    """Check, print and write; return 1 if anything failed, on every rank, else 0. Raises BadInput before it starts."""
+    check_writable((json, html))
+    started = time.perf_counter()
+    launch = Launch.found()
+    sections = options.sections(launch.world if is_launched() else None)
+    if len(sections) == 1 and options.only:
+        raise BadInput(f"--only {','.join(options.only)!r} is part of no row's name; run without it to see them all")
+    findings: list[Finding] = []
+    progress = Console(stderr=True, quiet=launch.rank != 0)
+    with CheckProgress(progress, sum(len(section.rows) for section in sections)) as bar:
+        for section in sections:
+            bar.start(section)
+            findings += launch.work(section, options.device, bar.found)
+            report = Report(findings=findings, versions=versions(), seconds=time.perf_counter() - started)
+            if launch.rank == 0:
+                _write(report, json, html)
+    if launch.rank == 0:
+        console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+        report.print(console)
+        print_written(console, (json, html))
+    return launch.verdict(1 if report.failed else 0)
+
+
+def _write(report: Report, json: Path | None, html: Path | None) -> None:
+    """Write what has been found so far, so that it is there if the check is cut short."""
+    if json is not None:
+        write_atomically(json, dumps(report.document(), indent=1) + "\n")
+    if html is not None:
+        write_atomically(html, report.html())

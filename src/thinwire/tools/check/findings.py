@@ -1,0 +1,62 @@
+"""What a check found: ✓, ✗ or –, with a line that says why, and figures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+SHOWN = {True: "✓", False: "✗", None: "–"}  # noqa: RUF001 - the sign of what does not apply
+_OF_THE_NETWORK = ("onnection", "peer", "pair closure", "imed out", "timeout", "ocket", "NCCL error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One row. ok: None if the check does not apply here, or is a figure alone. said: one line on why."""
+
+    section: str
+    name: str
+    ok: bool | None
+    said: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def mark(self) -> str:
+        """✓, ✗ or –."""
+        return SHOWN[self.ok]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain containers."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Return what `to_json` wrote."""
+        return cls(**found)
+
+
+def first_line(error: BaseException) -> str:
+    """Return an exception's type and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def merged(by_rank: Mapping[int, Finding]) -> Finding:
+    """Return what the ranks found together: the cause, if one failed and others were waiting for it."""
+    wrong = {rank: found for rank, found in by_rank.items() if found.ok is False}
+    if not wrong:
+        return by_rank[min(by_rank)]
+    rank = min(wrong, key=lambda rank: (_remoteness(wrong[rank].said), rank))
+    found = wrong[rank]
+    if len(by_rank) == 1:
+        return found
+    return Finding(**found.to_json() | {"said": f"rank {rank}: {found.said}"})
+
+
+def _remoteness(said: str) -> int:
+    """Return how likely this only follows from what happened on another rank."""
+    return 2 if any(words in said for words in _OF_THE_NETWORK) else int(said.startswith("no answer"))
+
+
+def failures(findings: Iterable[Finding]) -> Sequence[Finding]:
+    """Return those that are ✗."""
+    return [found for found in findings if found.ok is False]

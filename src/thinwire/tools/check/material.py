@@ -1,0 +1,146 @@
+"""What a kernel is given to do: tensors in frames that show a write beside them, and its results, made comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels import Picks
+
+_POISON = 99
+CONTENTS = ("normal", "whole", "zeros", "odd")
+"""What vectors may hold: random numbers, whole ones (so there are ties), nothing but zeros, or NaN and infinity too."""
+
+
+def framed(x: Tensor) -> Tensor:
+    """Return a copy in the middle of a longer tensor of 99s. A small one does not begin at a multiple of 16 bytes."""
+    margin = 64 if x.numel() > 1 << 16 else 62  # even, because a complex number takes two
+    frame = x.new_full((x.numel() + 2 * margin,), _POISON)
+    inside = frame[margin : margin + x.numel()].view(x.shape)
+    return inside.copy_(x)
+
+
+def intact(x: Tensor) -> bool:
+    """Whether the frame around what `framed` returned is as it was."""
+    frame, start = x._base, x.storage_offset()
+    assert frame is not None  # a view
+    return bool((frame[:start] == _POISON).all() and (frame[start + x.numel() :] == _POISON).all())
+
+
+@dataclass(frozen=True)
+class Kit:
+    """Makes input of one dtype and content on a device."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    content: str = "normal"
+
+    def vector(self, numel: int, seed: int = 0) -> Tensor:
+        """Return a flat tensor (numel)."""
+        x = torch.randn(numel, generator=self._lots(seed), device=self.device)
+        if self.content == "zeros":
+            x.zero_()
+        elif self.content == "whole":
+            x.mul_(3).round_()
+        elif self.content == "odd" and numel:
+            x[numel // 2] = -torch.nan
+            x[numel // 3] = torch.inf
+        return framed(x.to(self.dtype))
+
+    def whole(self, numel: int, least: int, beyond: int, dtype: torch.dtype = torch.int32, seed: int = 0) -> Tensor:
+        """Return random whole numbers (numel) from `least` to below `beyond`."""
+        lots = torch.randint(least, beyond, (numel,), generator=self._lots(seed), device=self.device)
+        return framed(lots.to(dtype))
+
+    def picks(self, numel: int, seed: int = 0) -> Tensor:
+        """Return some 5 % of the indices below `numel`, at least one, ascending (int32)."""
+        chosen = torch.rand(numel, generator=self._lots(seed), device=self.device) < 0.05
+        chosen[seed % numel] = True
+        return framed(chosen.nonzero().view(-1).to(torch.int32))
+
+    def room(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return an empty tensor for a result, in a frame."""
+        return framed(torch.zeros(shape, dtype=dtype or self.dtype, device=self.device))
+
+    def number(self, value: float) -> Tensor:
+        """Return a 0-dim tensor."""
+        return torch.tensor(value, dtype=self.dtype, device=self.device)
+
+    def _lots(self, seed: int) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A kernel's arguments. It writes to those at the places `writes`; each run gets copies of these."""
+
+    args: tuple[Any, ...]
+    writes: tuple[int, ...] = ()
+
+    def run(self, call: Callable[..., Any], device: torch.device) -> list[Any]:
+        """Return what was written and what was returned. Raises RuntimeError for a write outside the results."""
+        args = [_moved(arg, device) for arg in self.args]
+        for place in self.writes:
+            args[place] = framed(args[place])
+        returned = call(*args)
+        written = [args[place] for place in self.writes]
+        if not all(map(intact, written)):
+            raise RuntimeError("wrote outside of its result")
+        return [*written, *_flat(returned)]
+
+
+def _moved(arg: Any, device: torch.device) -> Any:
+    if isinstance(arg, Tensor):
+        return arg.to(device)
+    if isinstance(arg, list):
+        return [_moved(each, device) for each in arg]
+    return arg
+
+
+def _flat(found: Any) -> Iterator[Any]:
+    """Yield tensors and numbers. On a GPU picks are padded to their capacity, and otherwise not: so padding goes."""
+    if isinstance(found, Picks):
+        there = found.indices >= 0
+        yield from (found.indices[there], found.values[there], found.peak)
+    elif isinstance(found, tuple | list):
+        for each in found:
+            yield from _flat(each)
+    elif found is not None:
+        yield found
+
+
+@dataclass(frozen=True)
+class Near:
+    """Floats may differ by `absolute` + `relative` × the expected one; of bits, none may."""
+
+    relative: float = 0.0
+    absolute: float = 0.0
+
+
+def difference(found: Sequence[Any], expected: Sequence[Any], near: Near) -> str:
+    """Return how the first of these tensors that differ do, in a line; empty if none does."""
+    if len(found) != len(expected):
+        return f"returned {len(found)} tensors, expected {len(expected)}"
+    return next(filter(None, (_different(*pair, near) for pair in zip(found, expected, strict=True))), "")
+
+
+def _different(found: Any, expected: Any, near: Near) -> str:
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+        return "" if found == expected else f"is {found}, expected {expected}"
+    found, expected = found.reshape(-1), expected.to(found.device).reshape(-1)
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return f"is {_kind(found)}, expected {_kind(expected)}"
+    near = near if found.is_floating_point() else Near()
+    off = ~torch.isclose(found, expected, rtol=near.relative, atol=near.absolute, equal_nan=True)
+    if not bool(off.any()):
+        return ""
+    first = int(off.nonzero()[0])
+    return f"{int(off.sum())} of {found.numel()} differ, first at {first}: {found[first]}, expected {expected[first]}"
+
+
+def _kind(x: Tensor) -> str:
+    return f"{x.numel()} of {str(x.dtype).removeprefix('torch.')}"

@@ -1,0 +1,26 @@
+"""A worker of `thinwire check` in which rows break: run in place of the real one."""
+
+import os
+import time
+from types import MappingProxyType
+
+import torch
+
+from thinwire.tools.check import worker
+from thinwire.tools.check.findings import Finding
+
+
+def broken(spec: worker.Spec, row: str, device: torch.device) -> Finding:
+    """Do what the row's name says."""
+    if row == "hangs":
+        time.sleep(1000)
+    if row == "aborts":
+        os.abort()
+    if row == "raises" or row == f"raises on rank {spec.rank}":
+        raise RuntimeError("it broke\nand more")
+    return Finding(section=spec.title, name=row, ok=True)
+
+
+if __name__ == "__main__":
+    worker.HANDLERS = MappingProxyType(dict.fromkeys(worker.HANDLERS, broken))
+    worker.main()
