@@ -107,4 +107,5 @@ def peak(x: Tensor) -> Tensor:
 
 def magnitude_bits(x: Tensor) -> Tensor:
     """Return magnitudes as integers of the same order, NaN above infinity."""
-    return x.abs().view(_INTEGERS[x.element_size()])
+    integer = _INTEGERS[x.element_size()]
+    return x.view(integer) & torch.iinfo(integer).max  # on a GPU, abs() may leave NaN its sign
