@@ -59,9 +59,8 @@ class _Run:
         """Return what is wrong at the first size where something is; empty if nothing is."""
         before = 0
         for size in limits.sizes:
-            if self.stopped := self._obstacle(size, before, limits):
-                break
-            if found := self._wrong_at(size):
+            self.stopped = self._obstacle(size, before, limits)
+            if not self.stopped and (found := self._wrong_at(size)):
                 return found
             if self.stopped:
                 break
