@@ -57,20 +57,26 @@ class _Run:
 
     def wrong(self, limits: Limits) -> str:
         """Return what is wrong at the first size where something is; empty if nothing is."""
-        before, took = 1, 0.0
+        before = 0
         for size in limits.sizes:
-            if size > _CERTAIN and took * size / before > limits.seconds:
-                self.stopped = f"{size:,} would take long"
+            self.stopped = self._obstacle(size, before, limits)
+            if not self.stopped and (found := self._wrong_at(size)):
+                return found
             if self.stopped:
                 break
-            if size * self.case.nbytes > limits.share * _free_bytes(self.device):
-                self.stopped = f"{size:,} may take more memory than there is"
-                break
-            start = time.perf_counter()
-            if found := self._wrong_at(size):
-                return found
-            before, took, self.largest = size, time.perf_counter() - start, size
+            before = self.largest = size
         return ""
+
+    def _obstacle(self, size: int, before: int, limits: Limits) -> str:
+        """Return why a size is left out, if it is; judged by another run of the one before, which need not compile."""
+        if size * self.case.nbytes > limits.share * _free_bytes(self.device):
+            return f"{size:,} may take more memory than there is"
+        if size <= _CERTAIN or not before:
+            return ""
+        start = time.perf_counter()
+        self._wrong_at(before)
+        seconds = (time.perf_counter() - start) * size / before
+        return f"{size:,} would take long" if seconds > limits.seconds else ""
 
     def _wrong_at(self, size: int) -> str:
         for kit in self._kits(size):

@@ -17,7 +17,7 @@ from thinwire.tools.show.units import UNKNOWN, duration, human_bytes, millisecon
 
 SCHEMA = "thinwire.check/1"
 _WIDEST = 110
-WAY_OUT = (
+_WAY_OUT = (
     "Until that is mended, THINWIRE_BACKEND=reference runs every kernel in plain torch: slower, and without these."
 )
 
@@ -49,6 +49,11 @@ class Report:
         where = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return [f"thinwire check: {f.section}: {f.name}: {f.said} [{device}; {where}]" for f in self.failed]
 
+    @property
+    def way_out(self) -> str:
+        """What to do until a kernel is mended; empty if none is wrong."""
+        return _WAY_OUT if any(found.section == "kernels" for found in self.failed) else ""
+
     def tables(self) -> Iterator[Table]:
         """Yield a table for each section."""
         for section, found in groupby(self.findings, key=lambda each: each.section):
@@ -67,7 +72,7 @@ class Report:
 
     def html(self) -> str:
         """Return a page that needs nothing beside it."""
-        wrong = [page.section("What failed", page.paragraphs(self.pasted(), "alarm"), page.paragraphs([WAY_OUT]))]
+        wrong = [page.section("What failed", page.paragraphs(self.pasted(), "alarm"), page.paragraphs([self.way_out]))]
         return page.page(
             "thinwire check",
             page.chapter("thinwire check", page.paragraphs([self.conclusion])),
@@ -83,8 +88,8 @@ class Report:
         say(console, self.conclusion, "bold red" if self.failed else "bold green")
         for line in self.pasted():
             print_raw(console, line)
-        if self.failed:
-            say(console, WAY_OUT)
+        if self.way_out:
+            say(console, self.way_out)
 
 
 _MARK = Column[Finding](heading="", text=lambda found: found.mark, left=True, wrong=lambda found: found.ok is False)
