@@ -31,7 +31,7 @@ class FadingMomentum(Memory):
 
     `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
     it is added (local gradient clipping, Lin et al. 2018). Clipping what arrived is too late: a large gradient is in M
-    by then, outweighs those that follow, and is sent in their place until it has faded.
+    by then, and outweighs those that follow until it has faded.
 
     `dtype` torch.bfloat16 halves the memory for M: 4 bytes per element instead of 8, counting both copies. Sums are
     then rounded stochastically, which keeps the mean.

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, final
 
-import torch
 from torch import Tensor
 
 from thinwire import kernels
