@@ -1,6 +1,6 @@
 """A GPT-2 of 3 M parameters from transformers, trained on bytes: torchrun --nproc-per-node 2 examples/gpt2.py TEXT.
 
---recipe dense | demo | …, --seed, --steps, --checkpoint FOLDER (saved in the middle; --resume goes on from there).
+--recipe fading | dense, --rate, --seed, --steps, --checkpoint FOLDER (saved in the middle; --resume goes on from it).
 """
 
 import argparse
@@ -16,13 +16,18 @@ import thinwire
 
 CONTEXT, BATCH, WARM_UP = 64, 8, 20
 PLAIN = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
+RECIPES = {
+    "fading": thinwire.recipes.fading(clip_norm=0.1, values=thinwire.formats.Sign(group_size=96)),
+    "dense": thinwire.recipes.dense(),
+}
+BETAS = {"fading": (0.95, 0.9), "dense": (0.9, 0.95)}
 
 
 def options():
     """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--recipe", default="demo")
+    parser.add_argument("--recipe", choices=RECIPES, default="fading")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -55,16 +60,14 @@ def main():
     data = torch.frombuffer(bytearray(args.text.read_bytes()), dtype=torch.uint8)
     data, rest = data.tensor_split([len(data) * 9 // 10])
     torch.manual_seed(args.seed)  # the same weights on every rank
-    config = GPT2Config(
-        vocab_size=256, n_positions=CONTEXT, n_embd=256, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None
-    )
+    config = GPT2Config(vocab_size=256, n_positions=CONTEXT, n_embd=256, n_layer=4, n_head=4, **PLAIN)
     model = DistributedDataParallel(GPT2LMHeadModel(config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, betas=BETAS[args.recipe], weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         lambda step: min(1, (step + 1) / WARM_UP) * (0.55 + 0.45 * math.cos(math.pi * step / args.steps)),
     )
-    handle = thinwire.attach(model, thinwire.recipes.METHODS[args.recipe].make(), optimizer=optimizer)
+    handle = thinwire.attach(model, RECIPES[args.recipe], optimizer=optimizer)
     first, file = 0, args.checkpoint and args.checkpoint / f"rank{dist.get_rank()}.pt"
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler, "thinwire": handle}
     if args.resume:
@@ -83,13 +86,12 @@ def main():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
-        if dist.get_rank() == 0 and (step % 50 == 0 or step + 1 == args.steps):
-            print(
-                f"step {step}: loss {loss.item():.6f}, {handle.stats().total.sent_bytes / 1e6:.1f} MB sent", flush=True
-            )
+        if dist.get_rank() == 0 and (step % 10 == 0 or step + 1 == args.steps):
+            print(f"step {step}: loss {loss.item():.9g}", flush=True)
     same, loss = handle.verify_replicas(), held_out(model.module, rest)
     if dist.get_rank() == 0:
-        print(f"held-out loss {loss:.4f}, replicas {'identical' if same else 'DIFFER'}")
+        sent = handle.stats().total.sent_bytes / 1e6
+        print(f"held-out loss {loss:.4f}, replicas {'identical' if same else 'DIFFER'}, {sent:.1f} MB sent")
     dist.destroy_process_group()
 
 

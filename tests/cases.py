@@ -94,6 +94,7 @@ MEMORIES: dict[str, Callable[[], memories.Memory]] = {
     "unmasked": lambda: memories.MomentumCorrection(momentum=0.5, masking=False),
     "fading momentum": lambda: memories.FadingMomentum(decay=0.9),
     "fading momentum in bf16": lambda: memories.FadingMomentum(decay=0.9, dtype=torch.bfloat16),
+    "fading momentum, clipped": lambda: memories.FadingMomentum(decay=0.9, clip_norm=0.5),
     "noted": lambda: memories.Noted(memory=memories.ErrorFeedback()),
     "noted fading": lambda: memories.Noted(memory=memories.FadingMomentum(decay=0.9)),
     "noted momentum": lambda: memories.Noted(memory=memories.MomentumCorrection(momentum=0.5)),

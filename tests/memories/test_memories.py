@@ -1,6 +1,7 @@
 """Memory laws: nothing is lost, a step can be called off, and the state survives a round trip."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -249,23 +250,54 @@ def test_unknown_momentum_is_refused(make: Callable[[], memories.Memory]) -> Non
         make().compensate("w", vector(10), 1.0)
 
 
+clipping = pytest.mark.parametrize(
+    "clipped",
+    [
+        partial(memories.MomentumCorrection, momentum=0.0, clip_norm=0.1),
+        partial(memories.FadingMomentum, decay=0.0, clip_norm=0.1),
+        partial(memories.FadingMomentum, decay=0.5, clip_norm=0.1),
+    ],
+    ids=["momentum correction", "fading", "fading by half"],
+)
+
+
+@clipping
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_local_clipping_limits_the_norm(world_size: int) -> None:
+def test_local_clipping_limits_the_norm(clipped: Callable[[], memories.Memory], world_size: int) -> None:
     """Each rank's gradient is limited to clip_norm/√K, then divided by K like any other."""
-    memory = memories.MomentumCorrection(momentum=0.0, clip_norm=0.1)
     gradient = vector(NUMEL)
-    x = memory.compensate("w", gradient, 1 / world_size).tensor()
+    x = clipped().compensate("w", gradient, 1 / world_size).tensor()
     torch.testing.assert_close(x, gradient / gradient.norm() * 0.1 / world_size**0.5 / world_size)
     small = gradient * 1e-4
-    untouched = memories.MomentumCorrection(momentum=0.0, clip_norm=0.1).compensate("w", small, 1.0).tensor()
-    assert torch.equal(untouched, small)
+    assert torch.equal(clipped().compensate("w", small, 1.0).tensor(), small)
 
 
-def test_clipping_does_not_hide_what_is_not_finite() -> None:
+@clipping
+def test_clipping_follows_the_loss_scale(clipped: Callable[[], memories.Memory]) -> None:
+    memory, gradient = clipped(), vector(NUMEL)
+    memory.rescale(64.0)
+    x = memory.compensate("w", 64 * gradient, 1.0).tensor()
+    torch.testing.assert_close(x, 64 * clipped().compensate("w", gradient, 1.0).tensor())
+
+
+@clipping
+def test_clipping_does_not_hide_what_is_not_finite(clipped: Callable[[], memories.Memory]) -> None:
     gradient = vector(NUMEL)
     gradient[3] = torch.inf
-    x = memories.MomentumCorrection(momentum=0.0, clip_norm=0.1).compensate("w", gradient, 1.0).tensor()
+    x = clipped().compensate("w", gradient, 1.0).tensor()
     assert bool(x[3].isinf())
+
+
+def test_a_huge_gradient_does_not_stay_in_clipped_momentum() -> None:
+    """Clipping what arrives would come too late: the huge one would outweigh the next ones until it has faded."""
+    found = []
+    for clip_norm in (1.0, None):
+        memory = memories.FadingMomentum(decay=0.9, clip_norm=clip_norm)
+        for gradient in (torch.tensor([100.0, 0.0]), torch.tensor([0.0, 1.0])):
+            x = memory.compensate("w", gradient, 1.0).tensor()
+            memory.commit()
+        found.append(int(x.argmax()))
+    assert found == [1, 0]
 
 
 @stateful

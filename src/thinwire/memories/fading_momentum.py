@@ -7,8 +7,9 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from thinwire.checked import Fraction, checked
+from thinwire.checked import Fraction, Positive, checked
 from thinwire.memories.base import Memory, State
+from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
 from thinwire.signals import Signal
@@ -28,6 +29,10 @@ class FadingMomentum(Memory):
     Delivered and waiting gradients do not add up to all there were, as they do with `ErrorFeedback`: what waits fades.
     The equation above holds in its place, exactly. M counts as what waits, in `residual_ratio` too.
 
+    `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
+    it is added (local gradient clipping, Lin et al. 2018). Clipping what arrived is too late: a large gradient is in M
+    by then, and outweighs those that follow until it has faded.
+
     `dtype` torch.bfloat16 halves the memory for M: 4 bytes per element instead of 8, counting both copies. Sums are
     then rounded stochastically, which keeps the mean.
     """
@@ -37,11 +42,14 @@ class FadingMomentum(Memory):
 
     decay: Fraction | None = None
     dtype: torch.dtype | None = None
+    clip_norm: Positive | None = None
     _momentum: Sums = field(init=False, repr=False)
     _adopted: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _clipping: LocalClipping = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._momentum = Sums(self.dtype)
+        self._clipping = LocalClipping(self.clip_norm)
 
     def adopt(self, decays: Mapping[str, float]) -> None:
         """Use these decays, by parameter, where `decay` is None."""
@@ -56,8 +64,9 @@ class FadingMomentum(Memory):
         return self._momentum.held(dtype)
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return β·M + scale · g. Raises RuntimeError when no decay is known."""
-        return self._momentum.add(name, gradient, scale, seed, self._decay(name))
+        """Return β·M + scale · g, with g clipped. Raises RuntimeError when no decay is known."""
+        decay = self._decay(name)
+        return self._momentum.add(name, gradient, scale * self._clipping.factor(gradient, scale), seed, decay)
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""
@@ -90,8 +99,9 @@ class FadingMomentum(Memory):
         self._momentum.rollback(names)
 
     def rescale(self, factor: float) -> None:
-        """Multiply M."""
+        """Multiply M, and the limit of clipping."""
         self._momentum.staged.rescale(factor)
+        self._clipping.rescale(factor)
 
     def state(self) -> State:
         """Return {name: {"momentum": M}}."""

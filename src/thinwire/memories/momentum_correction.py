@@ -1,17 +1,16 @@
 """Momentum correction with factor masking (Deep Gradient Compression, Lin et al. 2018, §3)."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, final
 
-import torch
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels import Picks
 from thinwire.memories.base import Memory, Staged, State
+from thinwire.memories.clipping import LocalClipping
 from thinwire.payloads import Payload
 from thinwire.signals import Plain, Signal
 
@@ -39,7 +38,10 @@ class MomentumCorrection(Memory):
     clip_norm: Positive | None = None
     _residual: Staged = field(default_factory=Staged, init=False, repr=False)
     _velocity: Staged = field(default_factory=Staged, init=False, repr=False)
-    _loss_scale: float = field(default=1.0, init=False, repr=False)
+    _clipping: LocalClipping = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._clipping = LocalClipping(self.clip_norm)
 
     def adopt(self, momentum: float, *, nesterov: bool) -> None:
         """Take over an optimizer's momentum settings."""
@@ -53,7 +55,7 @@ class MomentumCorrection(Memory):
         """Return v + u after adding scale · g to u. Raises RuntimeError when no momentum is known."""
         if self.momentum is None:
             raise RuntimeError("momentum is not known: attach with optimizer=, or give the recipe momentum=")
-        scale *= self._clipping(gradient, scale)
+        scale *= self._clipping.factor(gradient, scale)
         if self._residual.continues(name):
             return self._more(name, gradient, scale, self.momentum)
         residual, out = self._residual.open(name, gradient)
@@ -91,7 +93,7 @@ class MomentumCorrection(Memory):
         """Multiply residual and velocity."""
         self._residual.rescale(factor)
         self._velocity.rescale(factor)
-        self._loss_scale *= factor
+        self._clipping.rescale(factor)
 
     def state(self) -> State:
         """Return {name: {"residual": v, "velocity": u}}; a field not yet in use is left out."""
@@ -103,14 +105,6 @@ class MomentumCorrection(Memory):
         """Load copies of residuals and velocities."""
         self._residual.restore({n: fields["residual"] for n, fields in state.items() if "residual" in fields})
         self._velocity.restore({n: fields["velocity"] for n, fields in state.items() if "velocity" in fields})
-
-    def _clipping(self, gradient: Tensor, scale: float) -> float:
-        """Return the factor that limits the gradient's norm; `scale` is 1/world_size."""
-        if self.clip_norm is None:
-            return 1.0
-        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-        limit = self.clip_norm * self._loss_scale * math.sqrt(scale)
-        return limit / norm if math.isfinite(norm) and norm > limit else 1.0
 
 
 def _all_went(count: int, residual: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Momentum that fades as the memory, spread before it is chosen: DeMo (Peng et al. 2024), and ours with one bit."""
 
-from thinwire.checked import Fraction, Size, checked
+from thinwire.checked import Fraction, Positive, Size, checked
 from thinwire.codecs import ChunkTopK
 from thinwire.codecs.chunk_topk import Chunk
 from thinwire.exchanges import AllGather
@@ -23,16 +23,19 @@ def fading(
     chunk: Chunk = 16,
     transform: Transform = "dct",
     values: Narrow = _ONE_BIT,
+    clip_norm: Positive | None = None,
     minimum_size: Size = 1024,
 ) -> Reducer:
     """Send the largest `density` share of each chunk of the momentum, after a transform: one bit each, and its place.
 
     For AdamW, with β₂ = 0.9: attach with `optimizer=`. The momentum moves out of the optimizer into the memory, where
     `decay` takes its place (None: the optimizer's own). The optimizer's second moment normalises what arrives.
-    Tensors below `minimum_size` elements go uncompressed, and the optimizer keeps their momentum.
+    If you clip gradients, set `clip_norm`, which clips each worker's gradients, per tensor, before they wait; clipping
+    what arrived is too late. Tensors below `minimum_size` elements go uncompressed, and the optimizer keeps their
+    momentum.
     """
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
-    large = Compressed(memory=FadingMomentum(decay=decay), codec=codec, exchange=AllGather())
+    large = Compressed(memory=FadingMomentum(decay=decay, clip_norm=clip_norm), codec=codec, exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
 
 
@@ -43,10 +46,13 @@ def demo(
     decay: Fraction | None = 0.999,
     chunk: Chunk = 64,
     values: Narrow = None,
+    clip_norm: Positive | None = None,
     minimum_size: Size = 1024,
 ) -> Reducer:
     """Send the largest coefficients of each chunk of 64 × 64 elements, as DeMo does.
 
     Its update is the sign of what arrives: attach with `optimizer=` and give AdamW betas (β₁, 0).
     """
-    return fading(density=density, decay=decay, chunk=chunk, values=values, minimum_size=minimum_size)
+    return fading(
+        density=density, decay=decay, chunk=chunk, values=values, clip_norm=clip_norm, minimum_size=minimum_size
+    )
