@@ -10,7 +10,7 @@ from thinwire.tools.show.canvas import COLOURS, DASHES, FAINT, blank, head, lege
 
 def draw(groups: Sequence[Several], path: Path) -> None:
     """Draw a line for each, in two panels: over all bits so far, and over steps."""
-    figure = blank((13, 6.2 + 0.16 * len(groups)))
+    figure = blank((13, 6.2 + 0.27 * len(groups)))
     bits, steps = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
     styles = [(colour, dash) for dash in DASHES for colour in COLOURS]
     for each, (colour, dash) in zip(groups, cycle(styles), strict=False):
@@ -29,7 +29,7 @@ def draw(groups: Sequence[Several], path: Path) -> None:
     one = groups[0].settings
     head(figure, f"Held-out loss, {one.model}, {one.workers} workers, {one.steps} steps, {one.schedule} schedule")
     handles, labels = steps.get_legend_handles_labels()
-    legend(figure, handles, labels, columns=2)
+    legend(figure, handles, labels, columns=1)
     figure.savefig(path)
 
 
