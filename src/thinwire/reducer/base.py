@@ -90,6 +90,9 @@ class Reducer(ABC):
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:  # noqa: B027 - most need nothing
         """Set up what `reduce` needs, and compile its kernels for flat tensors such as `samples`. A collective."""
 
+    def begin(self, at: Round) -> None:  # noqa: B027 - most have nothing to decide
+        """Decide how the reduction goes that now begins: `memory_of` holds until the next. Maybe with collectives."""
+
     @abstractmethod
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Start. Once the bucket holds the mean, the future says whether it is finite (True if not watched)."""
@@ -117,6 +120,10 @@ class Reducer(ABC):
     @abstractmethod
     def memory_of(self, segment: Segment) -> Memory:
         """Return the memory that a parameter's gradients go through in the long run."""
+
+    def holding(self, segment: Segment) -> Sequence[Memory]:
+        """Return every memory in which something may wait for a parameter, because it will be sent or given back."""
+        return (self.memory_of(segment),)
 
 
 def note_values(payload: Payload, listeners: Sequence[Listener]) -> None:
