@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Literal
@@ -17,7 +17,7 @@ from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
-from thinwire.integrations.fading import movable
+from thinwire.integrations.fading import forgets_soon, movable
 from thinwire.integrations.families import family
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.plain_steps import PlainSteps
@@ -44,9 +44,9 @@ def attach(
 
     `plan`, in place of a recipe: "auto" (also the default, if you give neither) measures the links, plans within
     `Budget.under` of your optimizer or within the budget you pass, races the plan against uncompressed steps, and plans
-    again when the links change. `fading` is among the candidates only if your optimizers' momentum can be moved; when
-    the plan changes, momentum moves into the memory and back. A plan from `thinwire.plan` is used as it is. Where nothing pays, DDP stays plain,
-    without a hook. `why()` of what this returns says why each tensor is sent as it is.
+    again when the links change. `fading` is among the candidates only if momentum can be moved out of your optimizers;
+    it then moves into the memory and back as the plan changes. A plan from `thinwire.plan` is used as it is. Where
+    nothing pays, DDP stays plain, without a hook. `why()` of what this returns says why each tensor is sent as it is.
     `optimizer`: one or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if it
     corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" wants to know them
     because what a method costs in loss depends on them, and `fading` needs them.
@@ -72,8 +72,8 @@ def attach(
     sparse = sparse_weights(model.module)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
-    if isinstance(asked, Budget) and not (optimizers and movable(optimizers, names)):
-        asked = _without_momentum(asked, group)
+    if isinstance(asked, Budget) and (why_not := _why_no_momentum(optimizers, names, asked=isinstance(plan, Budget))):
+        asked = _without_momentum(asked, why_not, group)
     recipe, why = _chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
     attachment = assembled(
@@ -129,13 +129,26 @@ def _say_that_none_is_known() -> None:
     )
 
 
-def _without_momentum(budget: Budget, group: Group) -> Budget:
-    """Return the budget without what takes momentum out of an optimizer, because none was given that would let it."""
+def _why_no_momentum(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Collection[nn.Parameter], *, asked: bool
+) -> str:
+    """Return why no candidate may take momentum out of the optimizers, if so. `asked`: the user chose the budget."""
+    if not (optimizers and movable(optimizers, parameters)):
+        return (
+            "it takes momentum out of the optimizer: pass attach(..., optimizer=) an AdamW or Adam of the whole model"
+        )
+    if not (asked or forgets_soon(optimizers)):
+        return "it was measured with β₂ up to 0.95: set that, or pass plan=Budget.under('adamw')"
+    return ""
+
+
+def _without_momentum(budget: Budget, why: str, group: Group) -> Budget:
+    """Return the budget without what takes momentum out of an optimizer."""
     less = budget.without_momentum()
-    if less != budget:
-        lost = ", ".join(name for name in budget.names if name not in less.names)
-        text = "%s is left out: it takes momentum out of the optimizer, so pass attach(..., optimizer=) AdamW or Adam"
-        _log.log(logging.DEBUG if group.rank() else logging.INFO, f"{text} that updates the whole model", lost)
+    level = logging.DEBUG if group.rank() else logging.INFO
+    for name in budget.names if less != budget else ():
+        if name not in less.names:
+            _log.log(level, "%s is left out: %s", name, why)
     return less
 
 
