@@ -288,13 +288,13 @@ def _offered(case: str) -> tuple[list[str], list[str]]:
     parameters = list(training.model.parameters())
     made: dict[str, Callable[[], Any]] = {
         "adamw": lambda: _adamw(training.model),
-        "default betas": lambda: torch.optim.AdamW(parameters),
+        "no momentum": lambda: torch.optim.AdamW(parameters, betas=(0.0, 0.95)),
         "nadam": lambda: torch.optim.NAdam(parameters),
         "a part": lambda: torch.optim.AdamW(parameters[1:], betas=BETAS),
         "sgd": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         "none": lambda: None,
         "budget, none": lambda: None,
-        "budget, default betas": lambda: torch.optim.AdamW(parameters),
+        "budget": lambda: torch.optim.AdamW(parameters),
     }
     plan: Any = Budget.under("adamw") if case.startswith("budget") else "auto"
     logger = logging.getLogger("thinwire")
@@ -314,13 +314,13 @@ def _offered(case: str) -> tuple[list[str], list[str]]:
     ("case", "offered", "told"),
     [
         ("adamw", True, False),
-        ("default betas", False, True),
+        ("no momentum", False, True),
         ("nadam", False, True),
         ("a part", False, True),
         ("sgd", False, False),
         ("none", False, False),
         ("budget, none", False, True),
-        ("budget, default betas", True, False),
+        ("budget", True, False),
     ],
 )
 def test_fading_is_offered_where_momentum_can_be_moved(ranks: Ranks, case: str, offered: bool, told: bool) -> None:

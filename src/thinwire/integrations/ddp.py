@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Literal
@@ -17,7 +17,7 @@ from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
-from thinwire.integrations.fading import forgets_soon, movable
+from thinwire.integrations.fading import movable
 from thinwire.integrations.families import family
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.plain_steps import PlainSteps
@@ -72,8 +72,8 @@ def attach(
     sparse = sparse_weights(model.module)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
-    if isinstance(asked, Budget) and (why_not := _why_no_momentum(optimizers, names, asked=isinstance(plan, Budget))):
-        asked = _without_momentum(asked, why_not, group)
+    if isinstance(asked, Budget) and not (optimizers and movable(optimizers, names)):
+        asked = _without_momentum(asked, group)
     recipe, why = _chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
     attachment = assembled(
@@ -129,27 +129,17 @@ def _say_that_none_is_known() -> None:
     )
 
 
-def _why_no_momentum(
-    optimizers: Sequence[torch.optim.Optimizer], parameters: Collection[nn.Parameter], *, asked: bool
-) -> str:
-    """Return why no candidate may take momentum out of the optimizers, if so. `asked`: the user chose the budget."""
-    if not (optimizers and movable(optimizers, parameters)):
-        return (
-            "it takes momentum out of the optimizer: pass attach(..., optimizer=) an AdamW or Adam of the whole model"
-        )
-    if not (asked or forgets_soon(optimizers)):
-        return "it was measured with β₂ up to 0.95: set that, or pass plan=Budget.under('adamw')"
-    return ""
-
-
-def _without_momentum(budget: Budget, why: str, group: Group) -> Budget:
-    """Return the budget without what takes momentum out of an optimizer."""
+def _without_momentum(budget: Budget, group: Group) -> Budget:
+    """Return the budget without what takes momentum out of an optimizer, as none was given that would let it."""
     less = budget.without_momentum()
     level = logging.DEBUG if group.rank() else logging.INFO
     for name in budget.names if less != budget else ():
         if name not in less.names:
-            _log.log(level, "%s is left out: %s", name, why)
+            _log.log(level, "%s is left out, as it takes momentum out of the optimizer: %s", name, _NONE_TO_TAKE_FROM)
     return less
+
+
+_NONE_TO_TAKE_FROM = "pass attach(..., optimizer=) AdamW, or another that has momentum to move, of the whole model"
 
 
 def _is_auto(asked: object) -> bool:

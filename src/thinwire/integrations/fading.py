@@ -23,8 +23,6 @@ from thinwire.integrations.optimizers import take_part
 from thinwire.memories import FadingMomentum, Memory
 from thinwire.reducer import Reducer, Segment
 
-_MEASURED = 0.95
-"""The largest β₂ at which `fading` ended within 1 % of uncompressed AdamW; at 0.999 it was 2 % behind."""
 _FIX = "pass attach(..., optimizer=optimizer), which moves momentum out of it, or set its momentum to 0"
 
 
@@ -264,12 +262,6 @@ def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[
     groups = [group for each in optimizers if _kind(each) for group in each.param_groups]
     held = {p for group in groups if first_moment_of(group) and not group.get("dampening") for p in group["params"]}
     return held.issuperset(parameters)
-
-
-def forgets_soon(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-    """Whether their second moments follow what arrives as quickly as they did where `fading` was measured."""
-    groups = [group for each in optimizers for group in each.param_groups]
-    return all(float(group["betas"][1]) <= _MEASURED for group in groups if "betas" in group)
 
 
 def _segment(p: nn.Parameter, name: str) -> Segment:
