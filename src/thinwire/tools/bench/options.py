@@ -212,21 +212,6 @@ def read(
     return replace(found, then=replace(found, **_SECOND_ACT)) if found == _USUAL else found
 
 
-_USUAL = Options(
-    workers=2,
-    rate=parse_rate("100mbit"),
-    recipes=DEFAULT,
-    densities=(0.01,),
-    steps=300,
-    model="transformer",
-    data=None,
-    scale=1.0,
-    seed=0,
-    target=None,
-    extend=1.5,
-)
-
-
 def _named(recipe: str) -> tuple[str, float | None]:
     """Read ``topk`` or ``topk:0.01``."""
     name, colon, density = recipe.partition(":")
@@ -243,3 +228,19 @@ def _check(name: str, density: float | None) -> None:
         if not ENTRANTS[name].sparse:
             raise BadInput(f"--recipes {name}:{density:g}: {name} takes no density")
         check_density(density, f"--recipes {name}:")
+
+
+_USUAL = Options(
+    workers=2,
+    rate=parse_rate("100mbit"),
+    recipes=DEFAULT,
+    densities=(0.01,),
+    steps=300,
+    model="transformer",
+    data=None,
+    scale=1.0,
+    seed=0,
+    target=None,
+    extend=1.5,
+)
+"""What a user gets who asks for nothing in particular."""
