@@ -82,7 +82,7 @@ class Run:
 class ByHand:
     """AdamW in float64, with what fades (S = Σ M_i) and what waits (R) as sums over ranks; it is told what arrives."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.p = {name: flat(p, p).clone() for name, p in parameters.items()}
         zeros = {name: torch.zeros_like(p) for name, p in self.p.items()}
         self.m, self.v, self.fades, self.waits = ({n: z.clone() for n, z in zeros.items()} for _ in range(4))
@@ -234,8 +234,8 @@ def test_an_optimizers_state_asks_for_what_faded(ranks: Ranks) -> None:
 
 def _called_off() -> float:
     """A step whose gradients are thrown away just as the plan changes changes nothing but where momentum is."""
-    choices = ({}, {}, {A: FADING}, {A: FADING}, {A: FADING}, {}, {}, {})
-    run, by_hand = Run().attach(choices), None
+    choices: tuple[dict[str, str], ...] = ({}, {}, {A: FADING}, {A: FADING}, {A: FADING}, {}, {}, {})
+    run = Run().attach(choices)
     by_hand = ByHand(run.training.parameters())
     for step, choice in enumerate(choices):
         means = _means(run.training, step)
@@ -299,7 +299,8 @@ def _offered(case: str) -> tuple[list[str], list[str]]:
     plan: Any = Budget.under("adamw") if case.startswith("budget") else "auto"
     logger = logging.getLogger("thinwire")
     logger.addHandler(handler)
-    level, _ = logger.level, logger.setLevel(logging.INFO)
+    level = logger.level
+    logger.setLevel(logging.INFO)
     try:
         with patch("thinwire.planner.live.adaptive.policy", lambda *_: _scripted(({},))):
             attachment = tw.attach(training.model, plan=plan, optimizer=made[case]())

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from itertools import chain, repeat
 from typing import Any, final
 
 import torch
@@ -135,7 +135,7 @@ def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter]
 
 def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
     """Load `state` into the memories, on the parameters' devices."""
-    for memory, saved in zip_longest(memories, state["memories"], fillvalue={}):
+    for memory, saved in zip(memories, chain(state["memories"], repeat({})), strict=False):
         memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
 
 
