@@ -128,7 +128,8 @@ class Budget:
 
     def without_momentum(self) -> Self:
         """Return the budget without what takes momentum out of the optimizer."""
-        return replace(self, names=[name for name in self.names if not PLANNED[name.partition(":")[0]].momentum])
+        names = tuple(name for name in self.names if not PLANNED[name.partition(":")[0]].momentum)
+        return self if len(names) == len(self.names) else replace(self, names=names)
 
     def candidates(self) -> list[Candidate]:
         """Return what may be chosen, uncompressed first."""
