@@ -1,5 +1,6 @@
 """Momentum under plan="auto": it moves into the memory and back as the plan changes, and nothing is lost or doubled."""
 
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -194,6 +195,47 @@ def test_what_faded_before_a_checkpoint_goes_back_to_the_optimizer(ranks: Ranks,
     for wrong, empty in ranks.run(2, _resumed, steps_before):
         assert wrong < 1e-7
         assert empty
+
+
+def _gone_back() -> float:
+    """While a tensor fades, load a checkpoint from before it did: its momentum is in AdamW's state, and moves again."""
+    choices = ({}, {}, {}, *({A: FADING},) * 6)
+    run = Run().attach(choices)
+    for step in range(3):
+        run.step(step)
+    saved = copy.deepcopy((run.training.model.state_dict(), run.adamw.state_dict(), run.attachment.state_dict()))
+    momentum = {name: run.adamw.state[p]["exp_avg"].clone() for name, p in run.training.parameters().items()}
+    for step in range(3, 6):
+        run.step(step)
+    run.training.model.load_state_dict(saved[0])
+    run.adamw.load_state_dict(saved[1])
+    run.attachment.load_state_dict(saved[2])
+    means = _means(run.training, 6)
+    run.step(6)
+    p = run.training.parameters()[A]
+    assert p.grad is not None
+    waits = run.attachment.state_dict()["memories"][1][A]["momentum"]
+    dist.all_reduce(waits)
+    wanted = DECAY * flat(momentum[A], p) / (1 - BETAS[0]) + means[A] - flat(p.grad, p)
+    return float((waits - wanted).abs().max())
+
+
+def test_a_checkpoint_from_before_it_faded_brings_its_momentum(ranks: Ranks) -> None:
+    assert max(ranks.run(2, _gone_back)) < 1e-7
+
+
+def _from_before() -> list[int]:
+    """Load a state of version 0.1, whose plan="auto" had error feedback alone."""
+    run = Run().attach(({},))
+    state = run.attachment.state_dict()
+    run.attachment.load_state_dict(state | {"fields": state["fields"][:1], "memories": state["memories"][:1]})
+    with pytest.raises(ValueError, match="other memories"):
+        run.attachment.load_state_dict(state | {"fields": state["fields"][1:], "memories": state["memories"][1:]})
+    return [len(each["memories"]) for each in (state, run.attachment.state_dict())]
+
+
+def test_a_state_from_before_it_could_fade_loads(ranks: Ranks) -> None:
+    assert ranks.run(2, _from_before) == [[2, 2]] * 2
 
 
 def _removed() -> float:

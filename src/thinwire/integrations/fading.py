@@ -106,7 +106,6 @@ class Fading(Handover):
         self._recipe, self._memories = recipe, fading(recipe.memories())
         self._group, self._loss_scale, self.active = group, 1.0, bool(self._names)
         self._memory = self._chosen()  # of those that fade now
-        self._changes = self._memory.keys() != self._names.keys()
         self._held = Holdings(optimizers if self.active else (), self._names)
         self._stepping: torch.optim.Optimizer | None = None  # its closure may run
         self._follow()
@@ -121,8 +120,8 @@ class Fading(Handover):
         self._held.check_mark()
         self._loss_scale = loss_scale
         stepping = self._stepping
-        chosen = self._chosen() if self._changes else self._memory
-        if self._changes and not chosen.keys() == self._memory.keys() == self._in_memory().keys():
+        chosen = self._chosen() if self._recipe.changes else self._memory
+        if self._recipe.changes and not chosen.keys() == self._memory.keys() == self._in_memory().keys():
             self.give_back()
             self._change(chosen)
             if stepping is not None:
@@ -137,7 +136,7 @@ class Fading(Handover):
     def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
         """Accept the optimizers' state. Where the recipe changes, what faded is what the memories have now."""
         self.accept()
-        self._memory = {} if self._changes else self._memory
+        self._memory = {} if self._recipe.changes else self._memory
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Lay momentum aside. Raises MomentumError for another optimizer that has momentum."""

@@ -4,7 +4,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast, final
+from typing import Any, ClassVar, cast, final
 
 from torch import Tensor
 from torch.futures import Future, collect_all
@@ -86,6 +86,9 @@ class Reducer(ABC):
 
     `reduce` starts its collectives before it returns, in an order that depends only on its arguments.
     """
+
+    changes: ClassVar[bool] = False
+    """Whether `memory_of` a parameter may change from step to step."""
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:  # noqa: B027 - most need nothing
         """Set up what `reduce` needs, and compile its kernels for flat tensors such as `samples`. A collective."""

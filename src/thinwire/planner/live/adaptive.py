@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Never, final
+from typing import ClassVar, NamedTuple, Never, final
 
 from torch import Tensor
 from torch.futures import Future
@@ -41,6 +41,8 @@ class Adaptive(Reducer):
     to the optimizer instead, if that can take it: `memory_of` says where it belongs, and a handover follows. `history`
     lists the decisions, and the logger "thinwire" logs them.
     """
+
+    changes: ClassVar[bool] = True
 
     def __init__(
         self, budget: Budget | None = None, *, sizes: Sequence[int], caps: Sequence[int] | None = None
