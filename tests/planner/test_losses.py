@@ -73,6 +73,18 @@ def test_nothing_waits_without_error_feedback_whatever_it_costs() -> None:
     assert not any(candidate.feedback for candidate in Budget(names=("topk:0.05",), error_feedback=False).candidates())
 
 
+def test_momentum_is_moved_only_by_choice_and_last() -> None:
+    adamw = Budget.under("adamw", densities=(0.01, 0.001))
+    assert list(adamw.names) == ["bf16", "qsgd", "fading:0.0234375"], "at its own density, after what leaves momentum"
+    assert list(adamw.without_momentum().names) == ["bf16", "qsgd"]
+    assert adamw.without_momentum().optimizer == "adamw"
+    for other in (Budget(), Budget.under("sgd"), Budget.under("muon")):
+        assert other.without_momentum() == other
+    both = Budget(names=("fading", "fading:0.05")).candidates()
+    assert [c.name for c in both] == ["dense", "fading:0.0234375", "fading:0.05"]
+    assert not any(c.momentum for c in Budget.under("adamw", error_feedback=False).candidates())
+
+
 def test_without_an_optimizer_a_budget_is_the_usual_one() -> None:
     assert Budget.under(None) == Budget()
     assert Budget().names == ("bf16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk")

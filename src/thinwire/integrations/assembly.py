@@ -99,7 +99,7 @@ def _handover(
         return Correction(memories, optimizers, names)
     if corrections(memories):
         raise MomentumError("parts of this recipe correct momentum and in others it fades: use one of the two for all")
-    return Fading(recipe, optimizers, names, group.size())
+    return Fading(recipe, optimizers, names, group)
 
 
 # Which attachment a memory serves, by the memory's id.

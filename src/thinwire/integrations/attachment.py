@@ -291,8 +291,6 @@ class Attachment:
             state.agree(self._group, lambda: state.Standing(step=steps.step, draw=steps.draw))
             self._agreed = True
         self._follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
-        if self._handover.active:
-            self._handover.prepare(self._loss_scale)
         scale = 1 / self._divisor(joined, steps.open)
         self.meter.begin(steps.step)
         self._round = Round(
@@ -303,6 +301,9 @@ class Attachment:
             watch=self._watch,
             listeners=(self.meter,),
         )
+        self.recipe.begin(self._round)
+        if self._handover.active:
+            self._handover.prepare(self._loss_scale)
 
     def _finishing(
         self, future: "Future[bool]", names: Sequence[str], bucket: Bucket, means: Sequence[tuple[Tensor, Tensor]]

@@ -13,9 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked
+from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
 from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
+from thinwire.integrations.fading import movable
 from thinwire.integrations.families import family
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.plain_steps import PlainSteps
@@ -42,11 +44,12 @@ def attach(
 
     `plan`, in place of a recipe: "auto" (also the default, if you give neither) measures the links, plans within
     `Budget.under` of your optimizer or within the budget you pass, races the plan against uncompressed steps, and plans
-    again when the links change. A plan from `thinwire.plan` is used as it is. Where nothing pays, DDP stays plain,
-    without a hook. `why()` of what this returns says why each tensor is sent as it is.
+    again when the links change. `fading` is among the candidates only if momentum can be moved out of your optimizers;
+    it then moves into the memory and back as the plan changes. A plan from `thinwire.plan` is used as it is. Where
+    nothing pays, DDP stays plain, without a hook. `why()` of what this returns says why each tensor is sent as it is.
     `optimizer`: one or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if it
     corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" wants to know them
-    because what a method costs in loss depends on them.
+    because what a method costs in loss depends on them, and `fading` needs them.
     `scaler`: the GradScaler you use, if any. What waits in memory then follows its loss scale.
     `rebroadcast`: send rank 0's parameters to all ranks after every so many steps (Wang et al. 2020, §4, take 10).
     The replicas are bit-identical without it; it repairs drift that something else has caused.
@@ -69,6 +72,8 @@ def attach(
     sparse = sparse_weights(model.module)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
+    if isinstance(asked, Budget) and not (optimizers and movable(optimizers, names)):
+        asked = _without_momentum(asked, group)
     recipe, why = _chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
     attachment = assembled(
@@ -122,6 +127,19 @@ def _say_that_none_is_known() -> None:
         'plan="auto" was given no optimizer that it has figures for, and what a method costs in loss depends on it: '
         "pass attach(..., optimizer=optimizer), or a Budget; as it is, sparsification may be chosen too"
     )
+
+
+def _without_momentum(budget: Budget, group: Group) -> Budget:
+    """Return the budget without what takes momentum out of an optimizer, as none was given that would let it."""
+    less = budget.without_momentum()
+    level = logging.DEBUG if group.rank() else logging.INFO
+    for name in budget.names if less != budget else ():
+        if name not in less.names:
+            _log.log(level, "%s is left out, as it takes momentum out of the optimizer: %s", name, _NONE_TO_TAKE_FROM)
+    return less
+
+
+_NONE_TO_TAKE_FROM = "pass attach(..., optimizer=) AdamW, or another that has momentum to move, of the whole model"
 
 
 def _is_auto(asked: object) -> bool:

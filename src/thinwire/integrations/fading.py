@@ -1,6 +1,6 @@
 """Fading momentum: the memories apply an optimizer's first moment instead of the optimizer, and never both."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -87,6 +87,10 @@ class Fading(Handover):
     Parameters whose memory is another, such as small ones, keep their momentum, even in the same group. Groups whose
     buffers have been moved are marked. Where there is no mark, at first or after a dense checkpoint has been loaded,
     they are moved before the next reduction.
+
+    A recipe may change a parameter's memory between steps, as `plan="auto"` does. Before the next reduction, the buffer
+    of each parameter that has come to fade is moved as above. One that no longer fades gets its momentum back:
+    b ← Σ M_i, and M_i is dropped. An optimizer that cannot take it leaves it where it is, for the recipe to release.
     """
 
     def __init__(
@@ -94,38 +98,54 @@ class Fading(Handover):
         recipe: Reducer,
         optimizers: Sequence[torch.optim.Optimizer],
         names: Mapping[nn.Parameter, str],
-        ranks: int,
+        group: Group,
     ) -> None:
-        self._memory = {p: memory for p, name in names.items() if (memory := _memory_of(recipe, p, name))}
-        self._memories = fading(recipe.memories())
-        self._names = {p: names[p] for p in self._memory}
-        self._ranks, self._loss_scale, self.active = ranks, 1.0, bool(self._memory)
+        segments = {p: _segment(p, name) for p, name in names.items()}
+        self._segments = {p: each for p, each in segments.items() if fading(recipe.holding(each))}
+        self._names = {p: names[p] for p in self._segments}  # of all that may fade
+        self._recipe, self._memories = recipe, fading(recipe.memories())
+        self._group, self._loss_scale, self.active = group, 1.0, bool(self._names)
+        self._memory = self._chosen()  # of those that fade now
         self._held = Holdings(optimizers if self.active else (), self._names)
+        self._stepping: torch.optim.Optimizer | None = None  # its closure may run
         self._follow()
         if self.active:
             take_part(self)
 
     def prepare(self, loss_scale: float) -> None:
-        """Get ready for a reduction: adopt the decays that the optimizers have now, and move dense momentum."""
+        """Get ready for a reduction: adopt the decays that the optimizers have now, and move dense momentum.
+
+        A collective where parameters no longer fade.
+        """
         self._held.check_mark()
         self._loss_scale = loss_scale
-        if not self._held.laid_aside:  # in a closure, `before_step` has done it
+        stepping = self._stepping
+        chosen = self._chosen() if self._recipe.changes else self._memory
+        if self._recipe.changes and not chosen.keys() == self._memory.keys() == self._in_memory().keys():
+            self.give_back()
+            self._change(chosen)
+            if stepping is not None:
+                self._lay_aside(stepping)
+        elif stepping is None:  # in a closure, `before_step` has done it
             self._take_over()
 
     def accept(self) -> None:
         """Accept the optimizers' state as it is. What it does not say is in memories is still to be moved."""
         self._held.accept()
 
+    def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
+        """Accept the optimizers' state. Where the recipe changes, what faded is what the memories have now."""
+        self.accept()
+        self._memory = {} if self._recipe.changes else self._memory
+
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Lay momentum aside. Raises MomentumError for another optimizer that has momentum."""
         if optimizer not in self._held:
             return refuse_second_momentum(optimizer, self._memory, _FIX)
+        self._held.check_mark()  # a step may come before the first reduction: DDP takes some without a hook
         self.give_back()
         self._take_over()
-        if kind := _kind(optimizer):
-            for _, group in list(self._held.groups(optimizer)):
-                ours = {p: None for p in group["params"] if p in self._memory}
-                self._held.lay_aside_for(optimizer, group, ours, **kind.without(group))
+        self._lay_aside(optimizer)
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Do nothing: the memories have applied momentum."""
@@ -136,13 +156,14 @@ class Fading(Handover):
             self.give_back()
 
     def give_back(self) -> None:
-        """Put back whatever is still laid aside, because a step raised."""
+        """Put back whatever is still laid aside, because a step is over or raised."""
         self._held.give_back()
+        self._stepping = None
 
     def end(self) -> None:
         """Stop taking part in the optimizers' steps."""
         self._held.end()
-        self._memory, self.active = {}, False
+        self._memory, self._stepping, self.active = {}, None, False
 
     @torch.no_grad()
     def give_up(self, group: Group, loss_scale: float) -> None:
@@ -151,28 +172,76 @@ class Fading(Handover):
         An optimizer without momentum has no place for it, and Adam has none before its first step; what waits then
         stays in the memory. Adam has counted its steps all along, and corrects its bias for as many.
         """
-        momenta = summed(self._memories, "momentum", self._names, group, loss_scale)
-        given = {self._names[p] for o, g, p in self._held.parameters() if _filled(o, g, p, momenta[p])}
-        for memory in self._memories:
-            memory.restore({name: fields for name, fields in memory.state().items() if name not in given})
+        self._loss_scale = loss_scale
+        self._return(self._in_memory(), group)
         self._held.unmark()
         self.end()
+
+    def _chosen(self) -> dict[nn.Parameter, FadingMomentum]:
+        """Return the memory of each parameter that is to fade from now on."""
+        memories = {p: fading([self._recipe.memory_of(segment)]) for p, segment in self._segments.items()}
+        return {p: found[0] for p, found in memories.items() if found}
+
+    def _in_memory(self) -> dict[nn.Parameter, str]:
+        """Return the parameters whose momentum is in the memories, and not with the optimizer."""
+        held = {name for memory in self._memories for name in memory.state()}
+        return {p: name for p, name in self._names.items() if p in self._memory or name in held}
+
+    def _change(self, chosen: Mapping[nn.Parameter, FadingMomentum]) -> None:
+        """Give momentum back where it no longer fades, and move it into the memories where it now does. A collective.
+
+        A parameter whose step has begun gets nothing back: what waits is staged, and the recipe releases it.
+        """
+        before = self._in_memory()
+        self._return({p: name for p, name in before.items() if p not in chosen}, self._group)
+        self._memory = {p: memory for p, memory in chosen.items() if p in before}
+        self._take_over()
+        arrived = {p for p in chosen if p not in before}
+        self._memory = dict(chosen)
+        self._move(arrived)
+        self._follow()
+        self._held.mark_those_of(self._in_memory())
+
+    def _return(self, leaving: Mapping[nn.Parameter, str], group: Group) -> None:
+        """Put what waits for these back into the optimizers' buffers. A collective."""
+        free = {p: name for p, name in leaving.items() if not any(memory.begun(name) for memory in self._memories)}
+        momenta = summed(self._memories, "momentum", free, group, self._loss_scale)
+        given = {
+            leaving[p]
+            for o, g, p in self._held.parameters()
+            if p in leaving and _filled(o, g, p, momenta.get(p)) and p in free
+        }
+        for memory in self._memories:
+            memory.drop(given)
+
+    def _lay_aside(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the optimizer step without momentum of what fades."""
+        self._stepping, kind = optimizer, _kind(optimizer)
+        for _, group in list(self._held.groups(optimizer)) if kind else ():
+            ours = {p: None for p in group["params"] if p in self._memory}
+            if kind and ours:
+                self._held.lay_aside_for(optimizer, group, ours, **kind.without(group))
 
     def _take_over(self) -> None:
         """Adopt the optimizers' decays, and move what is in the buffers of groups that are not marked."""
         self._follow()
+        unmarked = {p for _, group, p in self._held.parameters() if p in self._memory and not marked(group)}
+        self._move(unmarked)
+        self._held.mark_those_of(self._in_memory())
+
+    def _move(self, parameters: Collection[nn.Parameter]) -> None:
+        """Move the buffers of these into the memories."""
         for optimizer, group, p in self._held.parameters():
             kind = _kind(optimizer)
-            if kind and first_moment_of(group) and not marked(group):
+            if p in parameters and kind and first_moment_of(group):
                 self._empty(p, optimizer.state.get(p, {}).get(kind.buffer), kind.unit(group))
-        self._held.mark()
 
     @torch.no_grad()
     def _empty(self, p: nn.Parameter, buffer: Tensor | None, unit: float) -> None:
         """Move this rank's share of a buffer into the memory."""
         if buffer is not None:
             share = in_memory_order(buffer, p).to(torch.promote_types(p.dtype, torch.float32))
-            self._memory[p].receive(self._names[p], share * (self._loss_scale / unit / self._ranks))
+            self._memory[p].receive(self._names[p], share * (self._loss_scale / unit / self._group.size()))
             buffer.zero_()
 
     def _follow(self) -> None:
@@ -183,21 +252,28 @@ class Fading(Handover):
             decays |= {self._names[p]: first_moment_of(group) for p in group["params"] if p in self._names}
         for memory in self._memories:
             memory.adopt(decays)
-        wanting = [name for p, name in self._names.items() if self._memory[p].decay is None]
+        wanting = [self._names[p] for p, memory in self._memory.items() if memory.decay is None]
         _check_decays({name: decays.get(name) for name in wanting})
 
 
-def _memory_of(recipe: Reducer, p: nn.Parameter, name: str) -> FadingMomentum | None:
-    segment = Segment(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
-    return next(iter(fading([recipe.memory_of(segment)])), None)
+def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> bool:
+    """Whether all of these have momentum in these optimizers that can be moved into a memory."""
+    groups = [group for each in optimizers if _kind(each) for group in each.param_groups]
+    held = {p for group in groups if first_moment_of(group) and not group.get("dampening") for p in group["params"]}
+    return held.issuperset(parameters)
+
+
+def _segment(p: nn.Parameter, name: str) -> Segment:
+    return Segment(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> FirstMoment | None:
     return next((_KINDS[base] for base in type(optimizer).__mro__ if base in _KINDS), None)
 
 
-def _filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, momentum: Tensor) -> bool:
-    """Put momentum back into the buffer of `p`, if the optimizer has one."""
+@torch.no_grad()
+def _filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, momentum: Tensor | None) -> bool:
+    """Put momentum back into the buffer of `p`, if the optimizer has one; none leaves the buffer without."""
     kind, state = _kind(optimizer), optimizer.state.get(p, {})
     if kind is None or not first_moment_of(group) or not (kind.alone or kind.buffer in state):
         return False
@@ -206,7 +282,8 @@ def _filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, 
         buffer = optimizer.state[p][kind.buffer] = torch.zeros_like(p, memory_format=torch.preserve_format)
     if marked(group):
         buffer.zero_()  # Adam has put there what was delivered last
-    buffer.add_(shaped_like(p, momentum), alpha=kind.unit(group))
+    if momentum is not None:
+        buffer.add_(shaped_like(p, momentum), alpha=kind.unit(group))
     return True
 
 

@@ -142,6 +142,15 @@ class Holdings:
             group[_MARK] = self._token
         self._accepted = False
 
+    def mark_those_of(self, parameters: Collection[nn.Parameter]) -> None:
+        """Mark the groups that hold any of these: momentum of theirs is in the memories, and that of no others."""
+        for _, group in self.groups():
+            if any(p in parameters for p in group["params"]):
+                group[_MARK] = self._token
+            else:
+                group.pop(_MARK, None)
+        self._accepted = False
+
     def accept(self) -> None:
         """Accept marks of other attachments until the next `mark`, also those of a state that is yet to be loaded."""
         self._accepted = True

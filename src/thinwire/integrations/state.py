@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, repeat
 from typing import Any, final
 
 import torch
@@ -134,7 +135,7 @@ def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter]
 
 def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
     """Load `state` into the memories, on the parameters' devices."""
-    for memory, saved in zip(memories, state["memories"], strict=True):
+    for memory, saved in zip(memories, chain(state["memories"], repeat({})), strict=False):
         memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
 
 
@@ -163,10 +164,10 @@ def _check_place(state: Mapping[str, Any], place: Place) -> None:
 
 def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
     memories, saved = recipe.memories(), state["memories"]
-    expected = (len(memories), len(corrections(memories)), kinds(memories))
-    if (len(saved), len(state["momentum"]), state["fields"]) != expected:
+    known = kinds(memories)[: len(saved) or None if recipe.changes else None]  # version 0.1 had fewer in plan="auto"
+    if (len(state["momentum"]), state["fields"], len(saved)) != (len(corrections(memories)), known, len(known)):
         raise ValueError("attachment state is of a recipe with other memories; attach the recipe it was saved with")
-    for memory, by_name in zip(memories, saved, strict=True):
+    for memory, by_name in zip(memories, saved, strict=False):
         for name, values in by_name.items():
             _check_fields(name, values, memory, parameters)
             _check_use(name, values, memory, recipe, parameters[name])
@@ -194,9 +195,8 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
 def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
     """Refuse values that would wait forever because this recipe keeps nothing for the parameter."""
     segment = Segment(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
-    if recipe.memory_of(segment) is not memory and any(
-        bool(x.any()) for f, x in fields.items() if f not in memory.free
-    ):
+    waits = any(bool(x.any()) for f, x in fields.items() if f not in memory.free)
+    if waits and not any(held is memory for held in recipe.holding(segment)):
         raise ValueError(
             f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of {p.numel()} "
             "elements: attach it with the minimum_size with which the state was saved"

@@ -183,6 +183,13 @@ class Staged:
         self._staged -= _among(self._staged, names)
         self._closing -= _among(self._closing, names)
 
+    def drop(self, names: Collection[str]) -> None:
+        """Forget both versions of these."""
+        for name in names:
+            self._committed.pop(name, None)
+            self._spare.pop(name, None)
+        self.rollback(names)
+
     def rescale(self, factor: float) -> None:
         """Multiply the committed versions."""
         for tensor in self._committed.values():

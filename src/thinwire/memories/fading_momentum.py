@@ -82,6 +82,14 @@ class FadingMomentum(Memory):
         else:
             self._momentum.rollback([name])
 
+    def begun(self, name: str) -> bool:
+        """Whether a step has begun for parameter `name`: something is staged."""
+        return self._momentum.staged.continues(name)
+
+    def drop(self, names: Collection[str]) -> None:
+        """Forget M of these parameters, for which no step has begun: it has gone elsewhere."""
+        self._momentum.staged.drop(names)
+
     def waits(self, name: str = "") -> bool:
         """Whether anything waits for parameter `name`; without a name, for any parameter."""
         return self._momentum.waits(name)

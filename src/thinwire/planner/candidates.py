@@ -1,7 +1,7 @@
 """What a plan may choose among for a tensor."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Self, final
@@ -21,19 +21,36 @@ from thinwire.reducer import Compressed
 class Candidate:
     """A method of the catalogue at one density: a codec and its exchange.
 
-    With `feedback`, the undelivered part waits for the next step.
+    memory: an empty one of the kind in which the undelivered part waits for the next step.
     density: share of the elements whose values travel in the gradient's own dtype; 0 where all are recoded.
+    momentum: applies the optimizer's momentum itself, so it needs the optimizer.
     """
 
     name: str
     codec: Codec
     exchange: Exchange
-    feedback: bool = False
+    memory: Memory = field(default_factory=NoMemory)
     density: Part = 0.0
+    momentum: bool = False
 
-    def reducer(self, memory: Memory) -> Compressed:
-        """Return it at work, with `memory` where it needs one."""
-        return Compressed(memory=memory if self.feedback else NoMemory(), codec=self.codec, exchange=self.exchange)
+    @property
+    def feedback(self) -> bool:
+        """Whether the undelivered part waits for the next step."""
+        return self.memory.stateful
+
+    def reducer(self, *memories: Memory) -> Compressed:
+        """Return it at work, with the one of `memories` that is of its kind, or else with one of its own."""
+        same = (memory for memory in memories if memory.fields == self.memory.fields)
+        return Compressed(memory=next(same, self.memory.blank()), codec=self.codec, exchange=self.exchange)
+
+
+def shared(candidates: Iterable[Candidate], *given: Memory) -> tuple[Memory, ...]:
+    """Return the memories that these candidates share, one of each kind: those `given`, and new ones for the rest."""
+    kinds = {memory.fields: memory for memory in given}
+    for each in candidates:
+        if each.feedback:
+            kinds.setdefault(each.memory.fields, each.memory.blank())
+    return tuple(kinds.values())
 
 
 PLANNED: Mapping[str, Method] = MappingProxyType({name: row for name, row in METHODS.items() if row.planned})
@@ -69,7 +86,9 @@ class Budget:
     `names` lists the methods to consider, least harm to the loss first: of two equally fast ones, the first wins. The
     default selects by a sampled threshold, which is faster than exact Top-k (`topk`). It leaves out `s2_union`,
     `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows beyond 65504. A
-    name may have a density of its own, as in ``topk:0.05``; others are considered at each of `densities`.
+    name may have a density of its own, as in ``topk:0.05``; others are considered at each of `densities`, and `fading`
+    at its recipe's, which is a share of frequencies and not of elements. `fading` takes momentum out of the optimizer:
+    `attach` leaves it out unless it is given one that it can take momentum from.
     `optimizer`: what will train; the plan then says what it is expected to cost. `under` chooses names by that.
     """
 
@@ -101,9 +120,16 @@ class Budget:
         """
         if optimizer is None:
             return cls(densities=densities, error_feedback=error_feedback)
-        every = cls(densities=densities, names=[name for name in PLANNED if name not in _BARRED])
+        # what leaves the optimizer's momentum alone comes before what does not
+        known = sorted(PLANNED.keys() - _BARRED, key=lambda name: (PLANNED[name].momentum, [*PLANNED].index(name)))
+        every = cls(densities=densities, names=known)
         names = within(loss, optimizer, [each.name for each in every.candidates()])
         return cls(densities=densities, error_feedback=error_feedback, names=tuple(names), optimizer=optimizer)
+
+    def without_momentum(self) -> Self:
+        """Return the budget without what takes momentum out of the optimizer."""
+        names = tuple(name for name in self.names if not PLANNED[name.partition(":")[0]].momentum)
+        return self if len(names) == len(self.names) else replace(self, names=names)
 
     def candidates(self) -> list[Candidate]:
         """Return what may be chosen, uncompressed first."""
@@ -112,11 +138,13 @@ class Budget:
         return [candidate(full) for full in every]
 
     def _in_full(self, name: str) -> list[str]:
-        if PLANNED[name.partition(":")[0]].density is None:
+        method = PLANNED[name.partition(":")[0]]
+        if method.density is None:
             return [name]
-        if ":" in name:
-            return [name] if self.error_feedback else []
-        return [f"{name}:{density:g}" for density in self.densities] if self.error_feedback else []
+        if not self.error_feedback:
+            return []
+        densities = (method.density,) if method.share_of == "frequencies" else self.densities
+        return [name] if ":" in name else [f"{name}:{density:g}" for density in densities]
 
 
 @checked
@@ -135,8 +163,9 @@ def candidate(name: str) -> Candidate:
         name=name,
         codec=large.codec,
         exchange=large.exchange,
-        feedback=large.memory.stateful,
-        density=float(family == "dense") if density is None else density,
+        memory=large.memory.blank(),
+        density=0.0 if method.momentum else float(family == "dense") if density is None else density,
+        momentum=method.momentum,
     )
 
 

@@ -33,6 +33,7 @@ class Measured(NamedTuple):
 
 _RECIPES = "[all recipes](../measurements/recipes.md)"
 _OPTIMIZERS = "[optimizers](../measurements/optimizers.md)"
+_CONVERGENCE = "[convergence](../measurements/convergence.md)"
 _TOPK = ("topk", "sampled_topk", "doubling", "sampled_doubling", "owner", "sampled_owner")
 _GTOPK = ("gtopk", "sampled_gtopk")
 
@@ -53,9 +54,11 @@ LOSSES: tuple[Measured, ...] = (
     Measured(_GTOPK, "sgd", 0.01, 2.372, 2.014, _RECIPES),
     Measured(("signsgd",), "sgd", None, 2.559, 2.014, _RECIPES),
     Measured(("randomk",), "sgd", 0.01, 2.870, 2.014, _RECIPES),
+    Measured(("fading",), "adamw", 6 / 256, 1.701, 1.711, _CONVERGENCE),
     Measured(("bf16",), "adamw", None, 1.708, 1.711, _OPTIMIZERS),
     Measured(("qsgd",), "adamw", None, 1.709, 1.711, _OPTIMIZERS),
     Measured(("terngrad",), "adamw", None, 1.747, 1.711, _OPTIMIZERS),
+    Measured(("demo",), "adamw", 32 / 4096, 1.893, 1.711, _CONVERGENCE),
     Measured(("powersgd",), "adamw", None, 1.941, 1.757, _OPTIMIZERS),
     Measured(_TOPK, "adamw", 0.01, 2.118, 1.711, _OPTIMIZERS),
     Measured(("bf16",), "muon", None, 1.945, 1.944, _OPTIMIZERS),

@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 
 from thinwire.checked import Amount, Bandwidth, Number, Seconds, Size, checked
 from thinwire.memories import ErrorFeedback, Memory
-from thinwire.planner.candidates import DENSE, candidate
+from thinwire.planner.candidates import DENSE, candidate, shared
 from thinwire.planner.losses import OptimizerName, in_words
 from thinwire.planner.profile import Profile
 from thinwire.reducer import PerTensor, Reducer
@@ -95,7 +95,10 @@ class Plan:
         return Why(". ".join(filter(None, (self.verdict, self.expected_loss))), {row.name: row for row in self.rows})
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
-        """Return a reducer that follows the plan. What waits goes to `memory` (by default ErrorFeedback)."""
+        """Return a reducer that follows the plan. What waits goes to `memory` (by default ErrorFeedback).
+
+        Momentum that fades has a memory of its own.
+        """
         return reducer(self.choice, memory or ErrorFeedback())
 
     def to_json(self) -> str:
@@ -109,8 +112,13 @@ class Plan:
         return json.dumps(whole | {"profile": json.loads(self.profile.to_json())}, indent=1)
 
 
-def reducer(choice: Mapping[str, str], memory: Memory) -> PerTensor:
-    """Return a reducer that uses the chosen candidate for each parameter, and leaves all others uncompressed."""
+def reducer(choice: Mapping[str, str], *memories: Memory) -> PerTensor:
+    """Return a reducer that uses the chosen candidate for each parameter, and leaves all others uncompressed.
+
+    Candidates with memories of the same kind share one: that of `memories`, or else a new one.
+    """
     chosen = {name: given for name, given in choice.items() if given != DENSE.name}
-    reducers = {name: candidate(name).reducer(memory) for name in dict.fromkeys(chosen.values())}
-    return PerTensor(reducers=reducers, chosen=chosen, otherwise=DENSE.reducer(memory))
+    candidates = [candidate(name) for name in dict.fromkeys(chosen.values())]
+    memories = shared(candidates, *memories)
+    reducers = {each.name: each.reducer(*memories) for each in candidates}
+    return PerTensor(reducers=reducers, chosen=chosen, otherwise=DENSE.reducer())

@@ -4,7 +4,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast, final
+from typing import Any, ClassVar, cast, final
 
 from torch import Tensor
 from torch.futures import Future, collect_all
@@ -87,8 +87,14 @@ class Reducer(ABC):
     `reduce` starts its collectives before it returns, in an order that depends only on its arguments.
     """
 
+    changes: ClassVar[bool] = False
+    """Whether `memory_of` a parameter may change from step to step."""
+
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:  # noqa: B027 - most need nothing
         """Set up what `reduce` needs, and compile its kernels for flat tensors such as `samples`. A collective."""
+
+    def begin(self, at: Round) -> None:  # noqa: B027 - most have nothing to decide
+        """Decide how the reduction goes that now begins: `memory_of` holds until the next. Maybe with collectives."""
 
     @abstractmethod
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
@@ -117,6 +123,10 @@ class Reducer(ABC):
     @abstractmethod
     def memory_of(self, segment: Segment) -> Memory:
         """Return the memory that a parameter's gradients go through in the long run."""
+
+    def holding(self, segment: Segment) -> Sequence[Memory]:
+        """Return every memory in which something may wait for a parameter, because it will be sent or given back."""
+        return (self.memory_of(segment),)
 
 
 def note_values(payload: Payload, listeners: Sequence[Listener]) -> None:

@@ -166,8 +166,11 @@ class Released(Reducer):
 
     def memory_of(self, segment: Segment) -> Memory:
         """Return the memory that goes out with the next gradient; if there is none, that of `dense`."""
-        releasing = (memory for memory in self.waiting if any(part.releases for part in memory.parts))
-        return next(releasing, self.dense.memory_of(segment))
+        return next(iter(self.holding(segment)), self.dense.memory_of(segment))
+
+    def holding(self, segment: Segment) -> Sequence[Memory]:
+        """Return the memories that go out with the next gradient."""
+        return [memory for memory in self.waiting if any(part.releases for part in memory.parts)]
 
 
 def _distinct(*reducers: Reducer) -> Sequence[Memory]:

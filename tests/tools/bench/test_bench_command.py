@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +19,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 from thinwire import Budget, recipes
-from thinwire.tools.bench import methods, options
+from thinwire.tools.bench import command, methods, options
 from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.results import Results
+from thinwire.tools.bench.session import Session
 from thinwire.tools.cli import app
 from thinwire.tools.problems import PROBLEMS
 
@@ -242,3 +245,58 @@ def test_under_torchrun_the_group_is_used_as_it_is(tmp_path: Path) -> None:
     assert [row.label for row in results.rows] == ["dense", "topk 0.05"]
     assert not results.throttled
     assert all(row.replicas_identical for row in results.rows)
+
+
+USUAL: dict[str, Any] = {
+    "workers": None, "link": None, "recipes": None, "densities": "0.01", "steps": 300, "model": "transformer",
+    "data": None, "scale": 1.0, "seed": 0, "target": None, "extend": 1.5,
+}  # fmt: skip
+
+
+def test_who_asks_for_nothing_in_particular_sees_adamw_too() -> None:
+    sgd, adamw = options.read(**USUAL).acts
+    assert (sgd.optimizer, sgd.recipes, sgd.steps) == ("sgd", options.DEFAULT, 300)
+    assert adamw.optimizer == "adamw"
+    assert {"dense", "topk", "fading", "torch_powersgd"} == set(adamw.recipes)
+    assert adamw.steps < sgd.steps
+    assert (adamw.rate, adamw.workers, adamw.model) == (sgd.rate, sgd.workers, sgd.model)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"optimizer": "adamw"}, {"workers": 4}, {"steps": 20}, {"recipes": "dense,topk"}, {"link": "1gbit"}]
+)
+def test_who_asks_for_something_gets_that_alone(asked: dict[str, Any]) -> None:
+    assert options.read(**USUAL | asked).then is None
+
+
+class _Sessions:
+    """Stands in for the workers' part of a session."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ends_in: str = "") -> None:
+        self.trained: list[str] = []
+
+        def run(session: Session, workers: object, watcher: object, on_row: Any) -> None:
+            session._link = "a link"
+            if session.options.optimizer == ends_in:
+                raise KeyboardInterrupt
+            self.trained.append(session.options.optimizer)
+            on_row(session.results())
+
+        monkeypatch.setattr(Session, "run", run)
+        monkeypatch.setattr(command, "started", lambda *_: nullcontext(SimpleNamespace(label="a link")))
+        monkeypatch.setattr(command, "_describe", lambda _: "a model")
+
+
+@pytest.mark.parametrize(
+    ("ends_in", "written"), [("", ["sgd", "adamw"]), ("adamw", ["sgd", "adamw"]), ("sgd", ["sgd"])]
+)
+def test_both_acts_are_in_one_document(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends_in: str, written: list[str]
+) -> None:
+    sessions = _Sessions(monkeypatch, ends_in)
+    command.run(options.read(**USUAL), json=tmp_path / "o.json", html=tmp_path / "o.html")
+    results = Results.read(tmp_path / "o.json")
+    assert [act.environment["optimizer"] for act in results.acts] == written
+    assert sessions.trained == [name for name in written if name != ends_in]
+    page = (tmp_path / "o.html").read_text()
+    assert all(act.title in page for act in results.acts)

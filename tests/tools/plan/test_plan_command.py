@@ -243,6 +243,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--profile", "STILL"], "carry nothing"),
         (["--optimizer", "adam"], "choose one of sgd, adamw, muon"),
         (["--profile", "PROFILE", "--loss", "1.1"], "give --optimizer as well"),
+        (["--candidates", "bf16,fading"], "fading takes momentum out of an optimizer; give --optimizer as well"),
         (["--profile", "PROFILE", "--optimizer", "sgd", "--loss", "0.5"], "loss is 0.5; expected 1 or more"),
         (
             ["--profile", "PROFILE", "--optimizer", "sgd", "--loss", "2", "--candidates", "topk"],
@@ -311,6 +312,17 @@ def test_what_is_measured_is_what_the_optimizer_bears() -> None:
     source = request.source()
     assert isinstance(source, sources.Measured)
     assert source.subject["optimizer"] == "muon"
+
+
+def test_only_with_an_optimizer_a_profile_may_be_planned_with_fading() -> None:
+    name = "fading:0.0234375"
+    profile = replace(_profile(TWO, SLOW), costs={"topk:0.01": _cost(80), name: _cost(180)})
+    for optimizer, expected in (("adamw", ["dense", name]), (None, ["dense", "topk:0.01"]), ("sgd", ["dense"])):
+        wishes = options.wishes(densities=None, candidates=None, error_feedback=True, optimizer=optimizer)  # type: ignore[arg-type]  # each is one
+        assert [each.name for each in wishes.among(profile).candidates()] == expected
+    chosen = decide(profile, Budget.under("adamw"))
+    assert set(chosen.choice.values()) == {name}
+    assert chosen.expected_loss.startswith(f"Expected loss under adamw: {name} ended at 0.99 times dense's")
 
 
 def test_a_profile_is_planned_with_what_it_was_measured_for() -> None:

@@ -3,14 +3,14 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Never, final
+from typing import ClassVar, NamedTuple, Never, final
 
 from torch import Tensor
 from torch.futures import Future
 
 from thinwire.collectives import Group
 from thinwire.memories import ErrorFeedback, Memory
-from thinwire.planner.candidates import DENSE, Budget
+from thinwire.planner.candidates import DENSE, Budget, shared
 from thinwire.planner.decide import chosen, rows
 from thinwire.planner.live.policy import policy
 from thinwire.planner.live.race import TOLERANCE
@@ -36,21 +36,25 @@ class Decision(NamedTuple):
 class Adaptive(Reducer):
     """Observe uncompressed steps, plan, race the plan against them, and keep the fastest; again when the link changes.
 
-    All ranks decide the same, from figures that they exchange first. If a tensor's new candidate has no error feedback,
-    what waits for that tensor goes out with its next gradient. `history` lists the decisions, and the logger "thinwire"
-    logs them.
+    All ranks decide the same, from figures that they exchange first. Where a tensor's candidate changes, what waits for
+    the tensor in a memory that the new one does not have goes out with its next gradient. Momentum that fades goes back
+    to the optimizer instead, if that can take it: `memory_of` says where it belongs, and a handover follows. `history`
+    lists the decisions, and the logger "thinwire" logs them.
     """
+
+    changes: ClassVar[bool] = True
 
     def __init__(
         self, budget: Budget | None = None, *, sizes: Sequence[int], caps: Sequence[int] | None = None
     ) -> None:
         self.budget, self._sizes, self._caps = budget or Budget(), tuple(sizes), caps
         self.history: list[Decision] = []
-        self._memory = ErrorFeedback()
+        self._memories = shared(self.budget.candidates(), ErrorFeedback())
+        self._step: int | None = None  # of the latest reduction
         self._policy: Policy[Never] | None = None
         self._profile: Profile | None = None
         self._log: StepLog | None = None
-        self._reducer = reducer({}, self._memory)
+        self._reducer = reducer({}, *self._memories)
 
     def __repr__(self) -> str:
         """Return what must agree on all ranks."""
@@ -64,7 +68,7 @@ class Adaptive(Reducer):
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Measure links and candidates, which takes a few seconds. A collective."""
         for candidate in self.budget.candidates():
-            candidate.reducer(self._memory).prepare(group, samples)
+            candidate.reducer(*self._memories).prepare(group, samples)
         if group.size() > 1 and samples and self._sizes:
             self._policy = policy(self.budget, self._sizes, Ranks(group=group, device=samples[0].device), self._caps)
             next(self._policy)
@@ -72,7 +76,7 @@ class Adaptive(Reducer):
     @property
     def idle(self) -> bool:
         """Whether nothing is compressed and nothing waits. DDP may then as well reduce by itself."""
-        return not self.choice and not self._memory.waits()
+        return not self.choice and not any(memory.waits() for memory in self._memories)
 
     @property
     def settled(self) -> bool:
@@ -91,7 +95,10 @@ class Adaptive(Reducer):
         return Why(self.history[-1].reason, told)
 
     def go_on(self, log: Log, step: int, rank: int) -> None:
-        """Take the finished step's log, and choose for step number `step`, which begins. May be a collective."""
+        """Take the finished reduction's log, and choose for the next one, of step number `step`. May be a collective.
+
+        All reductions of a step go by the same choice, so that what they stage is in the same memories.
+        """
         if self._policy is None:
             return
         decided = self._policy.send(log)
@@ -100,11 +107,16 @@ class Adaptive(Reducer):
             self.history.append(Decision(step, decided.choice, reason))
             self._profile = decided.profile
             _log.log(logging.DEBUG if rank else logging.INFO, "step %d: %s", step, reason)
-        if decided.choice != self.choice:
-            self._reducer = reducer(decided.choice, self._memory)
+        if decided.choice != self.choice and step != self._step:
+            self._reducer = reducer(decided.choice, *self._memories)
+
+    def begin(self, at: Round) -> None:
+        """Let the policy go on, maybe with collectives."""
+        if self._log is not None and self._log.buckets:
+            self._log = self._next(self._log, at)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        """Start reducing by the current choice. At a step's first bucket the policy goes on, maybe with collectives."""
+        """Start reducing by the current choice. A gradient that comes a second time begins the next reduction."""
         log = self._logged(bucket, at)
         self._release(bucket, at)
         at = replace(at, watch=at.watch and not self.idle)
@@ -116,23 +128,32 @@ class Adaptive(Reducer):
         return self._reducer.reduce_rows(gradient, name, at)
 
     def memories(self) -> Sequence[Memory]:
-        """Return the memory, which all candidates share."""
-        return (self._memory,)
+        """Return the memories that the candidates share, error feedback first."""
+        return self._memories
 
     def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory. Tensors whose candidate has no error feedback get back what waits there."""
-        return self._memory
+        """Return the memory of the parameter's candidate now."""
+        return self._reducer.memory_of(segment)
+
+    def holding(self, segment: Segment) -> Sequence[Memory]:
+        """Return all memories: what waits in one that the candidate does not have is sent or given back."""
+        return self._memories
 
     def _logged(self, bucket: Bucket, at: Round) -> StepLog:
-        """Note the bucket in the step's log. A gradient that comes a second time begins the next step."""
-        log = self._log
-        if log is None or log.holds(bucket.segments):
-            if log is not None:
-                log.close()
-                self.go_on(log, at.step, at.group.rank())
-            log = self._log = StepLog(bucket.flat.device, log)
-        log.add(bucket)
-        return log
+        """Note the bucket in the reduction's log."""
+        if self._log is None:
+            self._log, self._step = StepLog(bucket.flat.device, None), at.step
+        elif self._log.holds(bucket.segments):
+            self._log = self._next(self._log, at)
+        self._log.add(bucket)
+        return self._log
+
+    def _next(self, log: StepLog, at: Round) -> StepLog:
+        """End a reduction, and return the log of the next one."""
+        log.close()
+        self.go_on(log, at.step, at.group.rank())
+        self._step = at.step
+        return log.next()
 
     def _with_loss(self, reason: str, choice: Choice) -> str:
         """Add what the choice is expected to cost, if the optimizer is known."""
@@ -140,13 +161,13 @@ class Adaptive(Reducer):
         return ". ".join(filter(None, (reason, optimizer and in_words(list(choice.values()), optimizer))))
 
     def _release(self, bucket: Bucket, at: Round) -> None:
-        """If a tensor's candidate keeps nothing, add what waits for that tensor to its gradient."""
-        if not self._memory.waits():
-            return
-        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
-            kept = self._memory in self._reducer.of(segment.name).memories()
-            if not kept and self._memory.waits(segment.name):
-                self._memory.release(segment.name, gradient, at.scale)
+        """Add to a tensor's gradient what waits for it in memories that its candidate does not have."""
+        waiting = [memory for memory in self._memories if memory.waits()]
+        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True) if waiting else ():
+            own = self._reducer.memory_of(segment)
+            for memory in waiting:
+                if memory is not own and memory.waits(segment.name):
+                    memory.release(segment.name, gradient, at.scale)
 
 
 def _raced(row: Row, predicted: str) -> Row:

@@ -91,6 +91,10 @@ class StepLog:
         """Note that the next step's first bucket has arrived."""
         self._next = stamp(self._device)
 
+    def next(self) -> "StepLog":
+        """Return the log of the step that begins where this one ended."""
+        return StepLog(self._device, self)
+
     def holds(self, segments: tuple[Segment, ...]) -> bool:
         """Whether any of these has arrived in this step."""
         return any(segment.name in self._names for segment in segments)

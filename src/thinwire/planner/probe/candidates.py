@@ -1,5 +1,6 @@
 """Measuring what candidates cost, by the size of the tensor."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -10,7 +11,6 @@ from thinwire import trace
 from thinwire.collectives import Group
 from thinwire.exchanges import AllGather, Transport
 from thinwire.exchanges.base import Link
-from thinwire.memories import ErrorFeedback
 from thinwire.payloads import Payload
 from thinwire.planner.candidates import Candidate
 from thinwire.planner.probe.measure import gathered, longest, synchronize
@@ -59,7 +59,7 @@ def _cost(
     sizes: Sequence[int],
     seconds: float,
 ) -> Cost:
-    candidate.reducer(ErrorFeedback()).prepare(group, [torch.ones(1 << 12, device=device)])
+    candidate.reducer().prepare(group, [torch.ones(1 << 12, device=device)])
     points: list[tuple[int, float, float, float, float, float]] = []
     for size in sizes:
         start = time.perf_counter()
@@ -81,9 +81,9 @@ def _point(
     links: Mapping[Transport, Link],
 ) -> tuple[float, float, float, float, float]:
     """Return, per tensor of that size: seconds to encode, decode, decode one more rank, exchange; and bytes."""
-    reducer = candidate.reducer(ErrorFeedback())
+    reducer = candidate.reducer()
     segments = max(1, min(_MOST_SEGMENTS, _MOST_ELEMENTS // 4 // size))
-    nbytes = reducer.codec.encode(torch.randn(size, device=device, generator=_generator(device))).nbytes
+    nbytes = reducer.codec.encode(_random(size, device)).nbytes
     steps = [_step(reducer, size, segments, step, group, device) for step in range(_REPEATS + 1)][1:]
     rows = gathered([median(column) for column in zip(*steps, strict=True)], group, device)
     encode, decode = rows[:, :2].mean(dim=0).tolist()
@@ -101,7 +101,8 @@ def _step(
 ) -> tuple[float, float, float]:
     """Return the seconds of encoding, decoding, and of all."""
     flat = torch.randn(segments * size, device=device, generator=_generator(device))
-    places = tuple(Segment(name=f"{i}", offset=i * size, length=size, shape=(size,)) for i in range(segments))
+    shape = _shape(size)
+    places = tuple(Segment(name=f"{i}", offset=i * size, length=size, shape=shape) for i in range(segments))
     at = Round(step=step, group=group, scale=1 / group.size())
     torch.empty(_CACHE, dtype=torch.uint8, device=device).fill_(step)  # as backward leaves it
     longest(0.0, group, device)
@@ -120,7 +121,7 @@ def _each(reducer: Compressed, size: int, device: torch.device) -> float:
     """How many seconds longer does decoding take with each further payload?"""
     if not isinstance(reducer.exchange, AllGather):
         return 0.0
-    payload = reducer.codec.encode(torch.randn(size, device=device, generator=_generator(device)))
+    payload = reducer.codec.encode(_random(size, device))
     few, many = (median(_decoding(payload, rows, device) for _ in range(3)) for rows in _ROWS)
     return max(0.0, many - few) / (_ROWS[1] - _ROWS[0])
 
@@ -133,6 +134,16 @@ def _decoding(payload: Payload, count: int, device: torch.device) -> float:
     payload.from_buffers(rows).write(out)
     synchronize(device)
     return time.perf_counter() - start
+
+
+def _random(size: int, device: torch.device) -> torch.Tensor:
+    return torch.randn(_shape(size), device=device, generator=_generator(device))
+
+
+def _shape(size: int) -> tuple[int, ...]:
+    """Return the shape of a matrix of that size, as square as can be: most large tensors are matrices."""
+    rows = next(rows for rows in range(math.isqrt(size), 0, -1) if size % rows == 0)
+    return (rows, size // rows) if rows > 1 else (size,)
 
 
 def _generator(device: torch.device) -> torch.Generator:

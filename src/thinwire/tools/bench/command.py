@@ -1,6 +1,7 @@
 """`thinwire bench`, from checked options to printed table and written files."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -53,22 +54,34 @@ def run(options: Options, *, json: Path | None, html: Path | None) -> int:
     """
     first = is_first()
     outputs = Outputs(console=Console(quiet=not first), json=json if first else None, html=html if first else None)
-    session = Session(options, _describe(options))
-    code, reason = ended(lambda: _train(session, outputs))
-    outputs.show(session.results(reason))
+    description = _describe(options)
+    sessions = [Session(act, description) for act in options.acts]
+    code, reason = ended(lambda: _train(sessions, outputs))
+    outputs.show(_joined(sessions, reason))
     if reason:
         complain("bench", reason)
     return code
 
 
-def _train(session: Session, outputs: Outputs) -> None:
-    options = session.options
+def _joined(sessions: Sequence[Session], reason: str | None) -> Results:
+    """Return what was measured in all acts that have begun."""
+    first, *later = sessions
+    then = _joined(later, reason) if later and later[0].begun else None
+    return replace(first.results(reason), then=then)
+
+
+def _train(sessions: Sequence[Session], outputs: Outputs) -> None:
+    options = sessions[0].options
     with started(options.workers, options.rate, handle) as workers:
-        print_raw(outputs.console, f"{session.description}; {options.workers} workers; {workers.label}")
+        print_raw(outputs.console, f"{sessions[0].description}; {options.workers} workers; {workers.label}")
         if options.left_out:
             print_raw(outputs.console, left_out(options.left_out, options.optimizer))
-        with BenchProgress(outputs.console, rows=len(options.rows()) * options.seeds) as progress:
-            session.run(workers, progress, on_row=outputs.save)
+        rows = sum(len(session.options.rows()) * session.options.seeds for session in sessions)
+        with BenchProgress(outputs.console, rows=rows) as progress:
+            for session in sessions:
+                if len(sessions) > 1:
+                    print_raw(outputs.console, f"{session.options.optimizer}, {session.options.steps} steps:")
+                session.run(workers, progress, on_row=lambda _: outputs.save(_joined(sessions, "the run goes on")))
 
 
 def print_listing() -> None:

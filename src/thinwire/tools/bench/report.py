@@ -21,8 +21,13 @@ _FIGURES = (loss_over_seconds, loss_over_bytes, step_time)
 
 
 def print_report(console: Console, results: Results) -> None:
-    """Print the run: title, tables (one where the console is wide enough), notes and conclusions."""
-    say(console, results.title, "bold" if results.throttled else "bold red")
+    """Print the run: title, tables (one where the console is wide enough), notes and conclusions, of each act."""
+    for number, act in enumerate(results.acts):
+        _print_act(console, act, "\n" if number else "")
+
+
+def _print_act(console: Console, results: Results, before: str) -> None:
+    say(console, before + results.title, "bold" if results.throttled else "bold red")
     if results.incomplete:
         say(console, results.incomplete, "bold yellow")
     if results.rows:
@@ -39,9 +44,13 @@ def write_html(results: Results, path: Path) -> None:
 
 
 def html(results: Results) -> str:
-    """Return the page: conclusions, table, figures and environment."""
-    return page.page(
-        f"thinwire bench: {results.title}",
+    """Return the page: conclusions, table, figures and environment of each act."""
+    acts = (block for act in results.acts for block in _blocks(act))
+    return page.page(f"thinwire bench: {results.title}", *acts)
+
+
+def _blocks(results: Results) -> list[str]:
+    return [
         page.chapter(
             "thinwire bench",
             page.paragraphs([results.title], "plain" if results.throttled else "alarm"),
@@ -52,7 +61,7 @@ def html(results: Results) -> str:
         page.section("Recipes", page.table(_whole(results)), page.paragraphs(_notes(results), "soft")),
         page.section("Figures", page.figures(*(draw(results) for draw in _FIGURES))),
         page.section("Environment", page.definitions(results.environment)),
-    )
+    ]
 
 
 def _tables(console: Console, results: Results) -> list[Table]:

@@ -116,10 +116,19 @@ def label(recipe: str, density: float, boundary: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A whole run: its environment, and its finished rows in the order they ran."""
+    """A whole run: its environment, and its finished rows in the order they ran.
+
+    ``then`` has those of the second act, which trained with another optimizer, if the run got there.
+    """
 
     environment: Mapping[str, Any]
     rows: tuple[Row, ...]
+    then: Results | None = None
+
+    @property
+    def acts(self) -> list[Results]:
+        """This act, and those after it."""
+        return [self] if self.then is None else [self, *self.then.acts]
 
     @property
     def throttled(self) -> bool:
@@ -135,7 +144,7 @@ class Results:
         workers = f"{self.environment.get('workers', '?')} workers"
         split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
         optimizer = self.environment.get("optimizer", "sgd")
-        trained = "" if optimizer == "sgd" else f" with {optimizer}"
+        trained = "" if optimizer == "sgd" and self.then is None else f" with {optimizer}"
         return f"{self.environment.get('model', 'model')}{trained} · {workers}{split} · {link}"
 
     @property
@@ -176,17 +185,19 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
         rows = [{k: v for k, v in _plain(asdict(row)).items() if v is not None or k != "spread"} for row in self.rows]
-        return {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
+        document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
+        return document if self.then is None else document | {"then": self.then.to_json()}
 
     @classmethod
     def from_json(cls, document: object) -> Results:
         """Check and read a parsed document; ValueError names the key that is wrong."""
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise ValueError(f"schema: expected a document of {SCHEMA!r}")
-        entries = _object(document, "document", ("schema", "environment", "rows"))
+        entries = _object(document, "document", ("schema", "environment", "rows", "then"), optional=("then",))
         return cls(
             environment=_typed(entries["environment"], "environment", dict),
             rows=_value(tuple[Row, ...], entries["rows"], "rows"),
+            then=cls.from_json(entries["then"]) if "then" in entries else None,
         )
 
     @classmethod

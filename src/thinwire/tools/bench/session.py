@@ -47,6 +47,11 @@ class Session:
     _overhead: dict[str, float] = field(default_factory=dict)
     _free: list[float] = field(default_factory=list)
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has come to its rows."""
+        return self._link != "not started"
+
     def run(self, workers: Workers, watcher: Watcher, on_row: Callable[[Results], None]) -> None:
         """Train every row; `on_row` gets the results after each."""
         self._link, self._throttled = workers.label, workers.throttled

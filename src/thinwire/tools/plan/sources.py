@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from thinwire.exchanges import Link
-from thinwire.planner import Budget, Profile
+from thinwire.planner import Budget, Profile, candidate
 from thinwire.planner.losses import ALLOWED, OptimizerName
 from thinwire.tools.cluster.link import Rate
 from thinwire.tools.cluster.workers import started
@@ -52,6 +52,8 @@ class Wishes:
             raise BadInput("--loss is that of an optimizer; give --optimizer as well")
         if self.loss is not None and self.names is not None:
             raise BadInput("--loss chooses candidates, and --candidates names them: leave one of them out")
+        if self.optimizer is None and any(each.momentum for each in self.budget().candidates()):
+            raise BadInput("fading takes momentum out of an optimizer; give --optimizer as well")
         self.budget()
 
     def budget(self) -> Budget:
@@ -60,7 +62,7 @@ class Wishes:
 
     def among(self, profile: Profile) -> Budget:
         """Return the budget, with the rest as measured. Raises BadInput if the profile lacks anything."""
-        pairs = [name.partition(":") for name in profile.costs]
+        pairs = [name.partition(":") for name in profile.costs if not candidate(name).momentum]
         densities = tuple(dict.fromkeys(float(density) for _, _, density in pairs if density))
         measured = Budget(
             densities=densities or Budget().densities, names=tuple(dict.fromkeys(name for name, _, _ in pairs))
