@@ -199,7 +199,7 @@ def test_what_faded_before_a_checkpoint_goes_back_to_the_optimizer(ranks: Ranks,
 
 def _gone_back() -> float:
     """While a tensor fades, load a checkpoint from before it did: its momentum is in AdamW's state, and moves again."""
-    choices = ({}, {}, {}, *({A: FADING},) * 6)
+    choices: list[dict[str, str]] = [{}, {}, {B: FADING}] + [{A: FADING, B: FADING}] * 6
     run = Run().attach(choices)
     for step in range(3):
         run.step(step)
