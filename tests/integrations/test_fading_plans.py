@@ -199,7 +199,7 @@ def test_what_faded_before_a_checkpoint_goes_back_to_the_optimizer(ranks: Ranks,
 
 def _gone_back() -> float:
     """While a tensor fades, load a checkpoint from before it did: its momentum is in AdamW's state, and moves again."""
-    choices = ({}, {}, {}, *({A: FADING},) * 6)
+    choices: list[dict[str, str]] = [{}, {}, {B: FADING}] + [{A: FADING, B: FADING}] * 6
     run = Run().attach(choices)
     for step in range(3):
         run.step(step)
@@ -318,6 +318,41 @@ def _accumulated() -> float:
 
 def test_a_step_of_several_reductions_goes_by_one_choice(ranks: Ranks) -> None:
     assert max(ranks.run(2, _accumulated)) < 1e-7
+
+
+def _two_paces() -> tuple[float, float, bool]:
+    """B's optimizer steps after two reductions, and the plan changes between them: what waits is released."""
+    training = Training("several buckets", dtype=torch.float64)
+    (own,) = (p for name, p in training.parameters().items() if name == B)
+    fast = torch.optim.AdamW([p for p in training.model.parameters() if p is not own], lr=RATE, betas=BETAS)
+    slow = torch.optim.AdamW([own], lr=RATE, betas=BETAS)
+    with patch("thinwire.planner.live.adaptive.policy", lambda *_: _scripted(({}, {}, {B: FADING}, {}, {}))):
+        attachment = tw.attach(training.model, plan=BUDGET, optimizer=[fast, slow])
+    for step in range(2):
+        training.model.zero_grad()
+        training.backward(step)
+        fast.step()
+        slow.step()
+    momentum = flat(slow.state[own]["exp_avg"], own).clone() / (1 - BETAS[0])
+    training.model.zero_grad()
+    wanted = DECAY * momentum
+    for step in (2, 3):
+        wanted = wanted + _means(training, step)[B]
+        fast.zero_grad()
+        training.backward(step)
+        fast.step()
+    assert own.grad is not None
+    wrong = float((flat(own.grad, own) - wanted).abs().max())
+    slow.step()
+    held = flat(slow.state[own]["exp_avg"], own)
+    return wrong, float((held - (1 - BETAS[0]) * wanted).abs().max()), attachment.waits
+
+
+def test_what_waits_of_a_step_that_has_begun_is_released(ranks: Ranks) -> None:
+    for of_gradient, of_momentum, waits in ranks.run(2, _two_paces):
+        assert of_gradient < 1e-7
+        assert of_momentum < 1e-7
+        assert not waits
 
 
 # --- who may choose it ---
