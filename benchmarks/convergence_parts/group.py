@@ -62,7 +62,8 @@ class Meeting:
 
     def join(self, rank: int, kind: str, part: Tensors, work: Callable[[list[Tensors]], None]) -> dist.Work:
         """Hand in a rank's tensors. The last rank does the `work` on those of all ranks, in place."""
-        future, _ = _future(part), _settle(part)
+        _settle(part)
+        future = _future(part)
         with self._lock:
             self._check()
             number = self._numbers[rank]
@@ -82,7 +83,8 @@ class Meeting:
 
     def post(self, way: Way, tensor: Tensor, *, sends: bool) -> dist.Work:
         """Hand in a message, or the place for one."""
-        future, _ = _future([tensor]), _settle([tensor])
+        _settle([tensor])
+        future = _future([tensor])
         with self._lock:
             self._check()
             waiting = self._mail[way, not sends]

@@ -58,7 +58,7 @@ LOSSES: tuple[Measured, ...] = (
     Measured(("bf16",), "adamw", None, 1.708, 1.711, _OPTIMIZERS),
     Measured(("qsgd",), "adamw", None, 1.709, 1.711, _OPTIMIZERS),
     Measured(("terngrad",), "adamw", None, 1.747, 1.711, _OPTIMIZERS),
-    Measured(("demo",), "adamw", 32 / 4096, 1.893, 1.711, _CONVERGENCE),
+    Measured(("demo",), "adamw", 32 / 4096, 1.788, 1.711, _CONVERGENCE),
     Measured(("powersgd",), "adamw", None, 1.941, 1.757, _OPTIMIZERS),
     Measured(_TOPK, "adamw", 0.01, 2.118, 1.711, _OPTIMIZERS),
     Measured(("bf16",), "muon", None, 1.945, 1.944, _OPTIMIZERS),
