@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.gradients import in_memory_order, shaped_like
+from thinwire.integrations.gradients import in_memory_order, local, shaped_like
 from thinwire.integrations.handover import (
     Handover,
     Holdings,
@@ -188,7 +188,8 @@ class Fading(Handover):
 
 
 def _memory_of(recipe: Reducer, p: nn.Parameter, name: str) -> FadingMomentum | None:
-    segment = Segment(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
+    part = local(p)
+    segment = Segment(name=name, offset=0, length=part.numel(), shape=tuple(part.shape))
     return next(iter(fading([recipe.memory_of(segment)])), None)
 
 
@@ -206,7 +207,7 @@ def _filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, 
         buffer = optimizer.state[p][kind.buffer] = torch.zeros_like(p, memory_format=torch.preserve_format)
     if marked(group):
         buffer.zero_()  # Adam has put there what was delivered last
-    buffer.add_(shaped_like(p, momentum), alpha=kind.unit(group))
+    local(buffer).add_(shaped_like(p, momentum), alpha=kind.unit(group))
     return True
 
 
