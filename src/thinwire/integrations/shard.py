@@ -158,6 +158,8 @@ class Shards(Served):
         self._spread_bad_news()
         for bucket in self._buckets:
             bucket.hand_back(used)
+        parameters = self.attachment.parameters.items()
+        self.attachment.steps.drop_idle([name for name, p in parameters if p not in used or not local(p).numel()])
 
     def _spread_bad_news(self) -> None:
         """If any shard's mean is not finite, make all of them NaN: every rank then skips the step."""
@@ -243,4 +245,4 @@ def _check_recipe(recipe: object) -> None:
 
 def _at_the_end(call: Callable[[], None]) -> None:
     """Call this when the backward pass that is under way is over."""
-    Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]  # torch's stubs lack it
+    Variable._execution_engine.queue_callback(call)

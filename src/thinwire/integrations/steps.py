@@ -138,6 +138,14 @@ class Steps:
         """Take every mean of this reduction for one that is not finite: elsewhere in the model there is one."""
         self._outcomes[:1] = [Reduced(bad=frozenset(self._seen))]
 
+    def drop_idle(self, names: Collection[str]) -> None:
+        """Drop what was staged for parameters of which no rank has a gradient for an optimizer. The step goes on."""
+        self.close_if_done()
+        for memory in self._memories if names else ():
+            memory.rollback(names)
+        self.pending.difference_update(names)
+        self.gradients.forget(names)
+
     def close_if_done(self) -> None:
         """Close the reduction if all of it has arrived. While it is in flight, nothing has been settled yet."""
         if self._seen and not self.begun and len(self._outcomes) == self._started:
