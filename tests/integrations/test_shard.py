@@ -17,6 +17,7 @@ from ranks import Ranks, told
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -85,6 +86,13 @@ USES = {
 }
 
 
+def grid(replicas: int = 2) -> DeviceMesh:
+    """Return a mesh of all ranks."""
+    _clear_sharding_prop_cache()  # it has meshes equal to this one, whose groups are gone since ranks joined anew
+    shape = (replicas, dist.get_world_size() // replicas)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+
+
 def build(use: Use, mesh: DeviceMesh) -> Net:
     torch.manual_seed(0)
     net = Net().to(use.dtype)
@@ -107,8 +115,7 @@ class Native:
         self, use: Use | str = "several groups", *, replicas: int = 2, make: Any = None, **options: Any
     ) -> None:
         self.use = USES[use] if isinstance(use, str) else use
-        shards = dist.get_world_size() // replicas
-        self.mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
+        self.mesh = grid(replicas)
         self.net = self.build()
         self.scaler: torch.amp.GradScaler | None = None
         make = make or partial(torch.optim.SGD, momentum=0.9)
@@ -497,7 +504,7 @@ def test_another_handle_takes_over_what_waits(ranks: Ranks) -> None:
 
 def _unlike_at_first() -> list[tuple[bool, bool]]:
     """Replicas begin with different parameters, after an evaluation that left the root unsharded."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = grid()
     found = []
     for where in (mesh, mesh["replicate"], mesh.get_group("replicate")):
         net = build(USES["several groups"], mesh["shard"])
@@ -519,14 +526,15 @@ def test_the_first_replica_sends_its_parameters_whatever_names_the_group(ranks: 
 
 def _refusals() -> Mapping[str, str]:
     rank = dist.get_rank()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = grid()
     flat = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
     use, half = USES["several groups"], mesh["shard"]
     mixed = Net()
     fully_shard(mixed.middle, mesh=half)
     meta = torch.device("meta")
     with meta:
-        ghost = fully_shard(Net(), mesh=half)
+        ghost = Net()
+        fully_shard(ghost, mesh=half)
     unlike = tw.recipes.topk(density=0.01 if rank != 1 else 0.02)
     used = tw.recipes.topk()
     tw.shard(build(use, half), used, mesh=mesh)
@@ -577,8 +585,8 @@ def test_shard_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
 
 def _ignored() -> tuple[bool, bool]:
     """A plain parameter that was named is left to its owner."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    net = Net()
+    mesh = grid()
+    net: Any = Net()
     fully_shard(net, mesh=mesh["shard"], ignored_params={net.scale})
     handle = tw.shard(net, tw.recipes.topk(), mesh=mesh, ignored_params=[net.scale])
     net(batch(0)).square().mean().backward()
