@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ import thinwire as tw
 STEPS = 4
 WIDTH = 20
 STATEFUL = [name for name, case in RECIPES.items() if any(memory.stateful for memory in case.make().memories())]
+KINDS = {"topk", "dgc", "dragonn", "gtopk", "powersgd", "fading"}
 MAKE: dict[str, Callable[[], tw.reducer.Reducer]] = {
     **{name: case.make for name, case in RECIPES.items()},
     "all": partial(tw.recipes.topk, density=1.0, minimum_size=0),
@@ -91,6 +92,11 @@ def grid(replicas: int = 2) -> DeviceMesh:
     _clear_sharding_prop_cache()  # it has meshes equal to this one, whose groups are gone since ranks joined anew
     shape = (replicas, dist.get_world_size() // replicas)
     return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+
+
+def of_each_kind(recipes: Iterable[str]) -> list[Any]:
+    """Return the recipes, of which by default one of each kind is run."""
+    return [pytest.param(name, marks=[] if name in KINDS else [pytest.mark.slow]) for name in recipes]
 
 
 def build(use: Use, mesh: DeviceMesh) -> Net:
@@ -347,7 +353,8 @@ def _conserved(recipe: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    "recipe", [name for name in STATEFUL if RECIPES[name].conserving and not RECIPES[name].momentum]
+    "recipe",
+    of_each_kind(name for name in STATEFUL if RECIPES[name].conserving and not RECIPES[name].momentum),
 )
 def test_what_is_not_delivered_waits_in_the_shard(ranks: Ranks, recipe: str) -> None:
     for far, waits in ranks.run(4, _conserved, recipe):
@@ -406,7 +413,7 @@ def _poisoned(recipe: str, value: float) -> list[str]:
     return wrong if sharded.handle.verify_replicas() else [*wrong, "replicas differ"]
 
 
-@pytest.mark.parametrize("recipe", STATEFUL)
+@pytest.mark.parametrize("recipe", of_each_kind(STATEFUL))
 def test_a_bad_gradient_is_seen_by_all_and_kept_by_none(ranks: Ranks, recipe: str) -> None:
     assert ranks.run(4, _poisoned, recipe, float("nan")) == [[]] * 4
 
@@ -452,7 +459,7 @@ def _resumed(recipe: str) -> tuple[str, str]:
     return old.digest(), new.digest()
 
 
-@pytest.mark.parametrize("recipe", STATEFUL)
+@pytest.mark.parametrize("recipe", of_each_kind(STATEFUL))
 def test_a_resumed_run_makes_the_same_next_steps(ranks: Ranks, recipe: str) -> None:
     for uninterrupted, resumed in ranks.run(4, _resumed, recipe):
         assert uninterrupted == resumed
@@ -591,7 +598,7 @@ def _ignored() -> tuple[bool, bool]:
     handle = tw.shard(net, tw.recipes.topk(), mesh=mesh, ignored_params=[net.scale])
     net(batch(0)).square().mean().backward()
     assert net.scale.grad is not None
-    grads = torch.cat([g.grad.to_local().view(-1) for g in net.last.parameters()])  # type: ignore[union-attr]
+    grads = torch.cat([g.grad.to_local().view(-1) for g in net.last.parameters()])
     first = grads.clone()
     dist.broadcast(first, group=mesh.get_group("replicate"), group_src=0)
     return "scale" not in handle.attachment.parameters, torch.equal(first, grads)
