@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,13 +52,13 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.full((1,), 1.5))
         self.first, self.middle, self.other = Block(WIDTH, 41), Block(41, 31), Block(41, 31)
         self.last = nn.Linear(31, 5)
-        self.checkpoints = False
+        self.checkpoints, self.chunks = False, 1
 
     def forward(self, x: Tensor, other: bool = False) -> Tensor:
         x = self.first(x)
         middle = self.other if other else self.middle
         x = checkpoint(middle, x, use_reentrant=False) if self.checkpoints else middle(x)
-        return self.last(x) * self.scale
+        return torch.cat([self.last(part) for part in x.chunk(self.chunks)]) * self.scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,7 @@ USES = {
     "checkpoints": Use(checkpoints=True),
     "zeroed in place": Use(to_none=False),
     "float64": Use(dtype=torch.float64),
+    "chunks": Use(modules=("first", "middle", "other", "last", "")),
 }
 
 
@@ -176,11 +178,14 @@ class Sharded(Native):
         recipe: str = "topk",
         *,
         scaler: torch.amp.GradScaler | None = None,
+        overlap: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(use, **options)
         self.scaler = scaler
-        self.handle = tw.shard(self.net, MAKE[recipe](), mesh=self.mesh, optimizer=self.optimizer, scaler=scaler)
+        self.handle = tw.shard(
+            self.net, MAKE[recipe](), mesh=self.mesh, optimizer=self.optimizer, scaler=scaler, overlap=overlap
+        )
 
     def build(self) -> Net:
         return build(self.use, self.mesh["shard"])
@@ -277,6 +282,59 @@ def _summed(factor: float) -> float:
 @pytest.mark.parametrize("factor", [1.0, 8.0])
 def test_a_divide_factor_counts_for_all_ranks(ranks: Ranks, factor: float) -> None:
     assert max(ranks.run(4, _summed, factor)) < 1e-6
+
+
+# --- while backward goes on ---
+
+
+@contextmanager
+def _small_buckets() -> Iterator[None]:
+    with pytest.MonkeyPatch().context() as patch:
+        patch.setattr(importlib.import_module("thinwire.integrations.shard"), "_BUCKET_BYTES", 600)
+        yield
+
+
+def _parted(recipe: str, use: str) -> tuple[list[int], int, str, str]:
+    """Return how many buckets had started when a backward was over, of how many, and what training comes to."""
+    whole, started = Sharded(use, recipe).run(range(STEPS)), []
+    parted = Sharded(use, recipe)
+    handle: Any = parted.handle
+    exchange = handle._exchange
+    handle._exchange = lambda: started.append(len(handle._started)) or exchange()
+    with _small_buckets():
+        parted.run(range(STEPS))
+    return started, len(handle._buckets), whole.digest(), parted.digest()
+
+
+@pytest.mark.parametrize("recipe", ["dense", "topk", "dgc", "powersgd"])
+@pytest.mark.parametrize("use", ["several groups", "accumulation of shards"])
+def test_exchanges_overlap_with_backward_and_change_no_bit(ranks: Ranks, use: str, recipe: str) -> None:
+    for started, count, whole, parted in ranks.run(4, _parted, recipe, use):
+        assert whole == parted
+        assert (started[0], len(set(started[1:]))) == (0, 1)
+        assert count - 2 <= started[1] < count  # `other` is idle
+
+
+def _twice(overlap: bool, first: bool) -> tuple[float, str]:
+    """Chunk the loss: the last layer's gradient is reduced twice in a backward, from the first or second step on."""
+    native, sharded = Native("chunks"), Sharded("chunks", "all", overlap=overlap)
+
+    def step(training: Native, i: int) -> None:
+        training.net.chunks = 2 if i or first else 1
+        training.step(i)
+
+    with _small_buckets():
+        for i in range(3):
+            if (said := told(step, sharded, i)) != "nothing":
+                return 0.0, said.partition(":")[0]
+            step(native, i)
+    return _far(native, sharded), "nothing"
+
+
+@pytest.mark.parametrize(("overlap", "first"), [(True, True), (False, False), (True, False)])
+def test_a_gradient_may_come_twice_if_that_is_known(ranks: Ranks, overlap: bool, first: bool) -> None:
+    for far, said in ranks.run(4, _twice, overlap, first):
+        assert (far < 1e-6, said) == (True, "RuntimeError" if overlap and not first else "nothing")
 
 
 # --- the laws of a recipe, shard by shard ---

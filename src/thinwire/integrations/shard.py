@@ -4,6 +4,7 @@ FSDP reduces gradients within the island as always. When a backward pass is over
 island's gradient, and the ranks that hold the same shard in other islands put it through the recipe.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, final
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
 from torch.utils._pytree import tree_leaves
 
 from thinwire.checked import BODY, checked
@@ -46,12 +48,16 @@ class Shards(Served):
     `attachment` knows this rank's shards alone, and its ranks are those that hold the same ones.
     """
 
-    def __init__(self, model: nn.Module, attachment: Attachment, group: Group, island: Sequence[Group]) -> None:
+    def __init__(
+        self, model: nn.Module, attachment: Attachment, group: Group, island: Sequence[Group], *, overlap: bool
+    ) -> None:
         self.attachment, self._group, self._island = attachment, group, list(island)
+        self._may_overlap = overlap
         self._modules = sharded_modules(model)
-        self._buckets = list(buckets(list(attachment.parameters.values()), _BUCKET_BYTES))
-        self._arrived: set[str] = set()
-        self._queued = self._agreed = False
+        self._arrange(list(attachment.parameters))
+        self._arrived: Counter[nn.Parameter] = Counter()
+        self._started: list[Future[Tensor]] = []
+        self._queued = self._agreed = self._overlaps = self._now = False
         self._reduced: list[Any] = []  # on a GPU, when FSDP had reduced
         self._hooks = [module.register_forward_hook(self._after_forward) for module in self._modules]
         for name, p in attachment.parameters.items():
@@ -116,26 +122,43 @@ class Shards(Served):
         self._queue()
 
     def _queue(self) -> None:
-        self._queued = True
+        self._queued, self._now = True, exchanges_now(self._modules)
+        self._started.clear()  # there may be some of a backward that raised
+        self._arrived.clear()
         # Once more at the end, behind what FSDP has queued since.
         _at_the_end(lambda: _at_the_end(self._after_backward))
 
-    def _note_arrived(self, name: str, p: Tensor) -> None:
-        """Note that FSDP has added to the gradient of this shard."""
+    def _note_arrived(self, name: str, p: nn.Parameter) -> None:
+        """Note that FSDP has added to the gradient of this shard, and start the buckets that are complete."""
         if not self._queued:
             raise RuntimeError(
                 f"the gradient of {name!r} came from an output that no hook has seen: return tensors, or containers "
                 "of them that torch.utils._pytree knows, from the modules that fully_shard was called with"
             )
+        if self._bucket_of[p] < len(self._started):
+            raise RuntimeError(
+                f"FSDP reduced the gradient of {name!r} once more after its exchange had started, and did not in the "
+                "first backward: pass shard(..., overlap=False)"
+            )
         self.attachment.steps.gradients.added.add(name)
-        self._arrived.add(name)
+        self._arrived[p] += 1
         if p.is_cuda:
             self._reduced.append(torch.cuda.current_stream(p.device).record_event())
+        while self._overlaps and self._now and self._next_is_whole():
+            self._start_next()
+
+    def _next_is_whole(self) -> bool:
+        waiting = self._buckets[len(self._started) : len(self._started) + 1]
+        return any(all(p in self._arrived for p in bucket.parameters) for bucket in waiting)
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[len(self._started)]
+        bucket.fill()
+        self._started.append(self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views))
 
     def _after_backward(self) -> None:
         self._queued = False
-        if self._arrived and exchanges_now(self._modules):
-            self._arrived.clear()
+        if self._arrived and self._now:
             while self._reduced:
                 self._reduced.pop().wait()
             self._exchange()
@@ -144,22 +167,43 @@ class Shards(Served):
     def _exchange(self) -> None:
         """Replace every shard of the gradient by its mean over the replicas."""
         if not self._agreed:
-            steps = self.attachment.steps
-            standing = state.Standing(step=steps.step, draw=steps.draw)
-            together(self._everybody, lambda group: state.agree(group, lambda: standing), StateError)
-            self._agreed = True
-        used = used_anywhere(list(self.attachment.parameters.values()), self._group)
-        started = []
-        for bucket in self._buckets:
-            bucket.fill()
-            started.append(self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views))
-        for future in started:
+            self._agree()
+        while len(self._started) < len(self._buckets):
+            self._start_next()
+        parameters = self.attachment.parameters
+        used = used_anywhere(list(parameters.values()), self._group)
+        for future in self._started:
             future.wait()
+        self._started.clear()
         self._spread_bad_news()
         for bucket in self._buckets:
             bucket.hand_back(used)
-        parameters = self.attachment.parameters.items()
-        self.attachment.steps.drop_idle([name for name, p in parameters if p not in used or not local(p).numel()])
+        idle = [name for name, p in parameters.items() if p not in used or not local(p).numel()]
+        self.attachment.steps.drop_idle(idle)
+
+    def _arrange(self, names: Sequence[str]) -> None:
+        """Make buckets of the parameters in this order."""
+        parameters = [self.attachment.parameters[name] for name in reversed(names)]
+        self._buckets = list(buckets(parameters, _BUCKET_BYTES))
+        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
+
+    def _agree(self) -> None:
+        """Before the first exchange, agree on where to go on from, on the order of buckets, and on overlap.
+
+        Buckets follow the order in which gradients arrived in the first replica. If FSDP has reduced any gradient
+        several times in this backward, exchanges do not overlap with later ones.
+        """
+        steps = self.attachment.steps
+        standing = state.Standing(step=steps.step, draw=steps.draw)
+        together(self._everybody, lambda group: state.agree(group, lambda: standing), StateError)
+        self._agreed = True
+        names = self.attachment.names
+        order = [[*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]]
+        dist.broadcast_object_list(order, group=self._group, group_src=0)
+        self._arrange(order[0])
+        several = torch.tensor([int(max(self._arrived.values()) > 1)], device=self._buckets[0].flat.device)
+        dist.all_reduce(several, dist.ReduceOp.MAX, self._group)
+        self._overlaps = self._may_overlap and not several
 
     def _spread_bad_news(self) -> None:
         """If any shard's mean is not finite, make all of them NaN: every rank then skips the step."""
@@ -188,6 +232,7 @@ def shard(
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
     ignored_params: Iterable[nn.Parameter] = (),
+    overlap: bool = True,
 ) -> Shards:
     """Let `recipe` exchange gradients between the replicas of a model that FSDP2 shards. A collective of all ranks.
 
@@ -202,8 +247,10 @@ def shard(
     with an exchange: FSDP has reduced within the island, and each rank's shard then becomes the mean over the replicas,
     or their sum after `set_gradient_divide_factor`. `set_requires_gradient_sync(False)` and
     `set_requires_all_reduce(False)` put it off, as in FSDP's own HSDP. `recipe`, `optimizer` and `scaler` are as in
-    `thinwire.attach`. `ignored_params`: plain parameters that you reduce yourself. What waits takes memory for this
-    rank's shards alone. If a mean is not finite, and anything may wait, every gradient becomes NaN on every rank.
+    `thinwire.attach`. What waits takes memory for this rank's shards alone. If a mean is not finite, and anything may
+    wait, every gradient becomes NaN on every rank.
+    `ignored_params`: plain parameters that you reduce yourself. `overlap`: exchange while backward goes on, from the
+    second one on, if FSDP reduced each gradient once in the first.
 
     Raises TypeError for anything but a recipe, and for a model that is not sharded by FSDP2 as a whole; ValueError for
     a mesh without replicas; FingerprintError where ranks disagree; and MomentumError and RuntimeError as
@@ -231,7 +278,7 @@ def shard(
     )
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(local(tensor).detach(), group=group, group_src=0)
-    return Shards(model, attachment, group, island)
+    return Shards(model, attachment, group, island, overlap=overlap)
 
 
 def _check_recipe(recipe: object) -> None:
