@@ -190,6 +190,10 @@ class Sharded(Native):
         return build(self.use, self.mesh["shard"])
 
 
+def _clone(training: Native) -> dict[str, Tensor]:
+    return {name: x.clone() for name, x in training.shards().items()}
+
+
 def _far(a: Native, b: Native) -> float:
     """Return the largest difference between two models' shards, over the largest of their values."""
     pairs = [(x, y) for x, y in zip(a.shards().values(), b.shards().values(), strict=True) if x.numel()]
@@ -266,6 +270,36 @@ def _accumulated(recipe: str) -> float:
 @pytest.mark.parametrize("recipe", ["dense", "all"])
 def test_a_step_may_have_several_exchanges(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(4, _accumulated, recipe)) < 1e-6
+
+
+def _kept() -> tuple[int, int, int]:
+    """Return how many elements of one shard two exchanges of a step have delivered: the first, both, and in common."""
+    sharded, found = Sharded(recipe="topk"), []
+    for step in range(2):
+        sharded.backward(step)
+        found.append(sharded.gradients()["middle.linear.weight"] != 0)
+    return int(found[0].sum()), int(found[1].sum()), int((found[0] & found[1]).sum())
+
+
+def test_what_was_delivered_is_not_sent_again(ranks: Ranks) -> None:
+    for first, both, common in ranks.run(4, _kept):
+        assert 0 < first == common < both
+
+
+def _applied() -> float:
+    """Return how far parameters move when momentum is given back, from what waited times the learning rate."""
+    sharded = Sharded(recipe="dgc").run(range(STEPS))
+    before, name = _clone(sharded), "middle.linear.weight"
+    waits = sum(m[name]["residual"] for m in sharded.handle.state_dict()["memories"] if name in m)
+    assert isinstance(waits, Tensor)
+    dist.all_reduce(waits, group=sharded.mesh.get_group("replicate"))
+    assert bool(waits.any())
+    sharded.handle.remove()
+    return float((before[name] - sharded.shards()[name] - 0.05 * waits.view_as(before[name])).abs().max())
+
+
+def test_what_waits_with_its_momentum_is_applied_on_removal(ranks: Ranks) -> None:
+    assert max(ranks.run(4, _applied)) < 1e-6
 
 
 def _summed(factor: float) -> float:
@@ -501,10 +535,6 @@ def test_a_grad_scaler_skips_the_bad_step_and_changes_no_bit(ranks: Ranks, recip
     for found in scaled:
         assert found[3] == found[2]
         assert len(set(found)) == 5
-
-
-def _clone(training: Native) -> dict[str, Tensor]:
-    return {name: x.clone() for name, x in training.shards().items()}
 
 
 def _resumed(recipe: str) -> tuple[str, str]:
