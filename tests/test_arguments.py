@@ -312,6 +312,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     "group": lambda: dist.group.WORLD,
     "mesh": lambda: dist.group.WORLD,
     "island": tuple,
+    "overlap": lambda: True,
     "shard.model": _sharded,
     "handover": _handover,
     "divisor": lambda: lambda joined, continues: 1,

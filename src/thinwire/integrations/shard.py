@@ -1,7 +1,7 @@
 """Sharded models: FSDP2 shards within an island, and replicas between islands exchange the gradients of their shards.
 
-FSDP reduces gradients within the island as always. When a backward pass is over, each rank holds its shard of the
-island's gradient, and the ranks that hold the same shard in other islands put it through the recipe.
+FSDP reduces gradients within the island as always. Then each rank holds its shard of the island's gradient, and the
+ranks that hold the same shard in other islands put it through the recipe.
 """
 
 from collections import Counter
