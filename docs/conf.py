@@ -84,6 +84,7 @@ CONTENTS = {
         "training-loops",
         "mixed-precision",
         "checkpoint",
+        "shard",
         "pipelines",
         "watch",
         "read-a-report",

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import (
@@ -149,6 +151,7 @@ BODY: Mapping[str, str] = {
     "attach.recipe": "attach takes a recipe such as",
     "attach.plan": 'attach takes "auto", a Budget, or a plan from thinwire.plan',
     "replicate.recipe": "replicate takes a recipe such as",
+    "shard.recipe": "shard takes a recipe such as",
     "sparsify.stages": "PipelineStages",
 }
 """What the body itself refuses, in words that help more."""
@@ -177,6 +180,11 @@ def _reach() -> torch.Tensor:
 
 def _ddp() -> DistributedDataParallel:
     return DistributedDataParallel(nn.Linear(2, 2))
+
+
+def _sharded() -> nn.Module:
+    mesh = init_device_mesh("cpu", (1,))
+    return cast(nn.Module, fully_shard(nn.Linear(2, 2), mesh=mesh))
 
 
 def _attachment() -> Any:
@@ -302,6 +310,10 @@ VALID: Mapping[str, Callable[[], object]] = {
     "links": lambda: _profile().links,
     "profile": _profile,
     "group": lambda: dist.group.WORLD,
+    "mesh": lambda: dist.group.WORLD,
+    "island": tuple,
+    "overlap": lambda: True,
+    "shard.model": _sharded,
     "handover": _handover,
     "divisor": lambda: lambda joined, continues: 1,
     "scaler": lambda: None,

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
 from thinwire.errors import FingerprintError, MomentumError, PayloadError, StateError
 from thinwire.handle import Handle
-from thinwire.integrations import Attachment, Replicas, attach, plan, profile, replicate
+from thinwire.integrations import Attachment, Replicas, Shards, attach, plan, profile, replicate, shard
 from thinwire.planner import Budget, Plan, Profile, Why
 from thinwire.stats import Figures, Stats
 
@@ -26,6 +26,7 @@ __all__ = [
     "Plan",
     "Profile",
     "Replicas",
+    "Shards",
     "StateError",
     "Stats",
     "Why",
@@ -44,4 +45,5 @@ __all__ = [
     "reducer",
     "replicate",
     "schedules",
+    "shard",
 ]

@@ -4,5 +4,6 @@ from thinwire.integrations.attachment import Attachment
 from thinwire.integrations.ddp import attach
 from thinwire.integrations.profiling import plan, profile
 from thinwire.integrations.replicate import Replicas, replicate
+from thinwire.integrations.shard import Shards, shard
 
-__all__ = ["Attachment", "Replicas", "attach", "plan", "profile", "replicate"]
+__all__ = ["Attachment", "Replicas", "Shards", "attach", "plan", "profile", "replicate", "shard"]

@@ -43,7 +43,7 @@ def assembled(
     """
     earlier = _earlier(parameters)
     since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
-    check_fingerprint(recipe, parameters, group, f"{_described(optimizers)}, {settings}, {since}")
+    check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
     if earlier is not None:
         _check_takeover(earlier, recipe)
     kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
@@ -141,7 +141,7 @@ def listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     return listed
 
 
-def _described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
+def described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """Return in words the optimizers' settings that must agree on all ranks."""
     keys = ("momentum", "nesterov", "dampening", "weight_decay", "maximize")
     groups = [

@@ -19,6 +19,7 @@ from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
 from thinwire.integrations.fading import movable
 from thinwire.integrations.families import family
+from thinwire.integrations.fsdp import refuse_sharded
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.plain_steps import PlainSteps
 from thinwire.planner.candidates import Budget
@@ -162,6 +163,7 @@ def _chosen(
 
 def _check(model: object, asked: _Asked) -> None:
     if not isinstance(model, DistributedDataParallel):
+        refuse_sharded(model, "attach")
         raise TypeError(
             f"attach takes a DistributedDataParallel model; got {type(model).__name__}: wrap it in DDP first"
         )

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.collectives import Group, all_gather
+from thinwire.integrations.gradients import local
 from thinwire.integrations.steps import Steps
 
 _COLUMNS = 4096
@@ -22,7 +23,7 @@ def differing(tensors: Mapping[str, Tensor], group: Group) -> list[str]:
     """
     if not tensors:
         return []
-    mine = torch.stack([digest(tensor) for tensor in tensors.values()]).view(torch.uint8).view(-1)
+    mine = torch.stack([digest(local(tensor)) for tensor in tensors.values()]).view(torch.uint8).view(-1)
     rows = mine.new_empty(group.size(), mine.numel())
     all_gather(rows.view(-1), mine, group).wait()
     same = (rows == rows[0]).view(group.size(), len(tensors), -1).all(dim=2).all(dim=0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.gradients import in_memory_order, shaped_like
+from thinwire.integrations.gradients import in_memory_order, local, shaped_like
 from thinwire.integrations.handover import (
     Handover,
     Holdings,
@@ -264,7 +264,8 @@ def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[
 
 
 def _segment(p: nn.Parameter, name: str) -> Segment:
-    return Segment(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
+    part = local(p)
+    return Segment(name=name, offset=0, length=part.numel(), shape=tuple(part.shape))
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> FirstMoment | None:
@@ -283,7 +284,7 @@ def _filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, 
     if marked(group):
         buffer.zero_()  # Adam has put there what was delivered last
     if momentum is not None:
-        buffer.add_(shaped_like(p, momentum), alpha=kind.unit(group))
+        local(buffer).add_(shaped_like(p, momentum), alpha=kind.unit(group))
     return True
 
 

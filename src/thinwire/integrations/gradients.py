@@ -67,17 +67,26 @@ class Gradients:
             del self._means[name]
 
 
+def local(x: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, detached and in the same memory. Any other tensor stays as it is."""
+    held: Any = x.detach()
+    shard: Tensor = held.to_local() if hasattr(held, "to_local") else x
+    return shard
+
+
 def in_memory_order(x: Tensor, p: nn.Parameter) -> Tensor:
     """Flatten `x`, shaped like `p`, in the memory order of `p`, which is also that of its gradient in a bucket."""
-    x, like = x.detach(), torch.empty_like(p, dtype=x.dtype, device="meta")
+    x, part = local(x.detach()), local(p)
+    like = torch.empty_like(part, dtype=x.dtype, device="meta")
     if x.stride() != like.stride():
-        x = torch.empty_like(p, dtype=x.dtype).detach().copy_(x)
-    return x.as_strided((p.numel(),), (1,), x.storage_offset())
+        x = torch.empty_like(part, dtype=x.dtype).detach().copy_(x)
+    return x.as_strided((part.numel(),), (1,), x.storage_offset())
 
 
 def shaped_like(p: nn.Parameter, flat: Tensor) -> Tensor:
     """Undo `in_memory_order`, as a view."""
-    return flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride(), flat.storage_offset())
+    part = local(p)
+    return flat.as_strided(part.shape, torch.empty_like(part, device="meta").stride(), flat.storage_offset())
 
 
 def put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -85,7 +94,7 @@ def put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None
     for segment, mean in zip(bucket.segments, bucket.views(), strict=True):
         p = parameters[segment.name]
         if p.grad is not None and not p.grad.is_sparse:
-            p.grad.copy_(shaped_like(p, mean))
+            local(p.grad).copy_(shaped_like(p, mean))
 
 
 def accumulator(p: nn.Parameter) -> Any:
@@ -97,5 +106,5 @@ def accumulator(p: nn.Parameter) -> Any:
 
 
 def _nonzero(x: Tensor) -> bool:
-    values = x._values() if x.is_sparse else x
+    values = x._values() if x.is_sparse else local(x)
     return bool(values.any())

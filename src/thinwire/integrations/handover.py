@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
+from thinwire.integrations.gradients import local
 from thinwire.memories import Memory
 
 Settings = dict[str, Any]
@@ -192,7 +193,7 @@ def summed(
     for memory in memories:
         held = memory.state()
         for p, name in names.items():  # on some ranks there may be nothing
-            total = torch.zeros(p.numel(), dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
+            total = torch.zeros(local(p).numel(), dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
             total += held.get(name, {}).get(field, 0)
             dist.all_reduce(total, group=group)
             found[p] = found.get(p, 0) + total / loss_scale

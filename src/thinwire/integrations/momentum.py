@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.gradients import shaped_like
+from thinwire.integrations.gradients import local, shaped_like
 from thinwire.integrations.handover import Handover, Holdings, Settings, refuse_second_momentum, summed
 from thinwire.integrations.optimizers import skipped_by_scaler, take_part
 from thinwire.memories import Memory, MomentumCorrection
@@ -142,12 +142,12 @@ class Correction(Handover):
         for _, settings, p in self._held.parameters():
             shaped = shaped_like(p, residuals[p]).to(p.dtype)
             with torch.no_grad():
-                p.add_(shaped, alpha=float(settings["lr"]) * (1 if settings["maximize"] else -1))
+                local(p).add_(shaped, alpha=float(settings["lr"]) * (1 if settings["maximize"] else -1))
         velocities = summed(self._memories, "velocity", self._names, group, loss_scale)
         self.accept()
         for optimizer, settings, p in self._held.parameters():
             velocity = shaped_like(p, velocities[p])
-            _buffer(optimizer, p).add_(velocity, alpha=-1 if settings["maximize"] else 1)
+            local(_buffer(optimizer, p)).add_(velocity, alpha=-1 if settings["maximize"] else 1)
         for memory in self._every:
             memory.restore({})
         self.end()

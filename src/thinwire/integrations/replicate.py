@@ -2,15 +2,12 @@
 
 Why not DDP? It needs each backward right after its forward, and a pipeline's schedule interleaves them.
 
-Sharded models (FSDP2, HSDP) are not served yet. They would start from what this file uses: `assembled` in assembly.py,
-and `reduce` of the attachment, which gives every rank the whole mean. Both assume that ranks hold the same parameters
-of the same shapes, as the replicas of HSDP do and its shards do not.
+Sharded models (FSDP2) have shard.py.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
-from typing import Annotated, Any, final
+from collections.abc import Iterable
+from typing import Annotated, final
 
 import torch
 import torch.distributed as dist
@@ -21,51 +18,25 @@ from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
 from thinwire.integrations.attachment import Attachment, LossScaler
+from thinwire.integrations.buckets import GradientBucket, buckets, used_anywhere
+from thinwire.integrations.fsdp import refuse_sharded
 from thinwire.integrations.managed import sparse_weights
+from thinwire.integrations.served import Served
 from thinwire.reducer import Reducer
-from thinwire.stats import Stats
 
 _BUCKET_BYTES = 25 << 20
 
 
-@dataclass(frozen=True)
-class _Bucket:
-    """One flat tensor for the gradients of some parameters, one after another."""
-
-    flat: Tensor
-    parameters: list[nn.Parameter]
-    views: list[Tensor]
-
-    @classmethod
-    def of(cls, parameters: list[nn.Parameter]) -> "_Bucket":
-        flat = parameters[0].new_empty(sum(p.numel() for p in parameters))
-        pieces = zip(flat.split([p.numel() for p in parameters]), parameters, strict=True)
-        # In the parameter's memory order, like what waits for its gradient.
-        views = [piece.as_strided(p.shape, torch.empty_like(p).stride()) for piece, p in pieces]
-        return cls(flat.detach(), parameters, [view.detach() for view in views])
-
-    def fill(self) -> None:
-        for p, view in zip(self.parameters, self.views, strict=True):
-            view.zero_() if p.grad is None else view.copy_(p.grad)
-
-    def hand_back(self, used: Set[Tensor]) -> None:
-        for p, view in zip(self.parameters, self.views, strict=True):
-            if p.grad is not None:
-                p.grad.copy_(view)
-            elif p in used:
-                p.grad = view.clone()
-
-
 @final
 @checked
-class Replicas:
+class Replicas(Served):
     """Replicas of one model, and a handle: see `replicate`. `attachment` does the work."""
 
     def __init__(self, whole: nn.Module, attachment: Attachment, group: Group) -> None:
         weights = sparse_weights(whole)
         managed = list(attachment.parameters.values())
         self.attachment, self._group = attachment, group
-        self._buckets = list(_buckets([p for p in managed if p not in weights]))
+        self._buckets = list(buckets([p for p in managed if p not in weights], _BUCKET_BYTES))
         self._sparse = [p for p in managed if p in weights]
         self._handed: dict[str, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._frozen = [(name, p) for name, p in whole.named_parameters() if not p.requires_grad]
@@ -74,45 +45,6 @@ class Replicas:
     def memory_bytes(self) -> int:
         """Bytes this rank holds between steps: what waits, and a second copy of the gradients."""
         return self.attachment.memory_bytes + sum(bucket.flat.nbytes for bucket in self._buckets)
-
-    def stats(self) -> Stats:
-        """Return what the latest step and all steps together sent and took. Call it after the optimizer's step."""
-        return self.attachment.stats()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's memories and step, as tensors and plain containers. Save it on every rank."""
-        return self.attachment.state_dict()
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from this rank's `state_dict`. A collective, which raises as `Attachment.load_state_dict` does."""
-        self.attachment.load_state_dict(saved)
-
-    def verify_replicas(self) -> bool:
-        """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
-        return self.attachment.verify_replicas()
-
-    def differing_parameters(self) -> list[str]:
-        """Return the names of parameters that differ between ranks. A collective: call it on every rank."""
-        return self.attachment.differing_parameters()
-
-    def forget(self) -> None:
-        """Drop everything that waits, including momentum in the memories. Call it on every rank."""
-        self.attachment.forget()
-
-    def keep_step(self) -> None:
-        """Say that the gradients in place have been applied; see `Attachment.keep_step`."""
-        self.attachment.keep_step()
-
-    def drop_step(self) -> None:
-        """Say that the gradients in place will not be applied. Zeroing them says the same."""
-        self.attachment.drop_step()
-
-    def remove(self) -> None:
-        """Give the model back: from now on `reduce` averages uncompressed. A collective; call it between steps.
-
-        What waits goes out as `Attachment.remove` says, which also says what is raised.
-        """
-        self.attachment.remove()
 
     def reduce(self) -> None:
         """Replace every gradient by its mean over the replicas, through the recipe. A collective.
@@ -125,7 +57,7 @@ class Replicas:
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate anew")
         self._notice_replaced()
-        used = self._used()
+        used = used_anywhere(list(self.attachment.parameters.values()), self._group)
         started = [(bucket, self._start(bucket)) for bucket in self._buckets]
         rows = [(p, self.attachment.reduce_sparse(_rows(p), [p])) for p in self._sparse]
         for bucket, future in started:
@@ -153,24 +85,14 @@ class Replicas:
                 )
             steps.note_replaced(name)
 
-    def _note_handed(self, bucket: _Bucket) -> None:
+    def _note_handed(self, bucket: GradientBucket) -> None:
         """Remember which tensors hold the means in this bucket."""
         names = self.attachment.names
         for p, view in zip(bucket.parameters, bucket.views, strict=True):
             if p.grad is not None:
                 self._handed[names[p]] = weakref.ref(p.grad), view
 
-    def _used(self) -> Set[Tensor]:
-        """Return the parameters for which any replica has a gradient. The mean cannot tell, because it may be zero."""
-        parameters = list(self.attachment.parameters.values())
-        if not parameters:
-            return set()
-        mine = [p.grad is not None for p in parameters]
-        flags = torch.tensor(mine, dtype=torch.int32, device=parameters[0].device)
-        dist.all_reduce(flags, dist.ReduceOp.MAX, self._group)
-        return {p for p, flag in zip(parameters, flags.tolist(), strict=True) if flag}
-
-    def _start(self, bucket: _Bucket) -> "torch.futures.Future[Tensor]":
+    def _start(self, bucket: GradientBucket) -> "torch.futures.Future[Tensor]":
         bucket.fill()
         return self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views)
 
@@ -199,6 +121,8 @@ def replicate(
         raise ValueError("modules is []; expected a module, or this rank's stages of a pipeline")
     if any(isinstance(module, DistributedDataParallel) for module in modules):
         raise TypeError("DistributedDataParallel reduces gradients itself; attach the recipe, or replicate its .module")
+    for module in modules:
+        refuse_sharded(module, "replicate")
     whole = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
     group = group or dist.group.WORLD
     assert group is not None  # torch raises where there is none
@@ -221,17 +145,6 @@ def replicate(
     for tensor in (*whole.parameters(), *whole.buffers()):
         dist.broadcast(tensor.detach(), group=group, group_src=0)
     return Replicas(whole, attachment, group)
-
-
-def _buckets(parameters: list[nn.Parameter]) -> Iterator[_Bucket]:
-    """Group parameters of one dtype and device. The last come first, because their gradients do."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    for p in reversed(parameters):
-        held = kinds.setdefault((p.dtype, p.device), [])
-        held.append(p)
-        if sum(p.numel() * p.element_size() for p in held) >= _BUCKET_BYTES:
-            yield _Bucket.of(kinds.pop((p.dtype, p.device)))
-    yield from (_Bucket.of(held) for held in kinds.values())
 
 
 def _rows(p: nn.Parameter) -> Tensor:

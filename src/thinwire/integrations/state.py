@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import StateError
+from thinwire.integrations.gradients import local
 from thinwire.integrations.momentum import corrections
 from thinwire.memories import Memory
 from thinwire.reducer import Reducer, Segment
@@ -178,7 +179,7 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
         raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
     if not isinstance(fields, Mapping) or not fields or not fields.keys() <= memory.fields:
         raise ValueError(f"{name!r} has {fields!r:.100}; {type(memory).__name__} keeps {sorted(memory.fields)}")
-    like = parameters[name]
+    like = local(parameters[name])
     dtype = memory.held(like.dtype)
     for field, x in fields.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
@@ -194,11 +195,12 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
 
 def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
     """Refuse values that would wait forever because this recipe keeps nothing for the parameter."""
-    segment = Segment(name=name, offset=0, length=p.numel(), shape=tuple(p.shape))
+    part = local(p)
+    segment = Segment(name=name, offset=0, length=part.numel(), shape=tuple(part.shape))
     waits = any(bool(x.any()) for f, x in fields.items() if f not in memory.free)
     if waits and not any(held is memory for held in recipe.holding(segment)):
         raise ValueError(
-            f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of {p.numel()} "
+            f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of {part.numel()} "
             "elements: attach it with the minimum_size with which the state was saved"
         )
 

@@ -129,6 +129,23 @@ class Steps:
         questions = Questions(self.gradients.accumulates, frozenset(names) - self._known)
         return questions, self._outcomes.append
 
+    @property
+    def spoilt(self) -> bool:
+        """Whether a mean that has arrived in this reduction is not finite."""
+        return any(outcome.bad for outcome in self._outcomes)
+
+    def spoil(self) -> None:
+        """Take every mean of this reduction for one that is not finite: elsewhere in the model there is one."""
+        self._outcomes[:1] = [Reduced(bad=frozenset(self._seen))]
+
+    def drop_idle(self, names: Collection[str]) -> None:
+        """Drop what was staged for parameters of which no rank has a gradient for an optimizer. The step goes on."""
+        self.close_if_done()
+        for memory in self._memories if names else ():
+            memory.rollback(names)
+        self.pending.difference_update(names)
+        self.gradients.forget(names)
+
     def close_if_done(self) -> None:
         """Close the reduction if all of it has arrived. While it is in flight, nothing has been settled yet."""
         if self._seen and not self.begun and len(self._outcomes) == self._started:

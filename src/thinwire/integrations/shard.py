@@ -1,0 +1,295 @@
+"""Sharded models: FSDP2 shards within an island, and replicas between islands exchange the gradients of their shards.
+
+FSDP reduces gradients within the island as always. Then each rank holds its shard of the island's gradient, and the
+ranks that hold the same shard in other islands put it through the recipe.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
+from torch.utils._pytree import tree_leaves
+
+from thinwire.checked import BODY, checked
+from thinwire.collectives import Group
+from thinwire.errors import FingerprintError, StateError
+from thinwire.integrations import state
+from thinwire.integrations.assembly import Optimizers, assembled, check_fingerprint, check_free, described, listed
+from thinwire.integrations.attachment import Attachment, LossScaler
+from thinwire.integrations.buckets import buckets, used_anywhere
+from thinwire.integrations.fsdp import (
+    averages,
+    exchanges_now,
+    islands,
+    replicate_group,
+    sharded_modules,
+    sharded_parameters,
+)
+from thinwire.integrations.gradients import local
+from thinwire.integrations.served import Served
+from thinwire.integrations.together import together
+from thinwire.reducer import Reducer
+
+_BUCKET_BYTES = 25 << 20
+
+
+@final
+@checked
+class Shards(Served):
+    """A sharded model whose replicas exchange gradients, and a handle: see `shard`. `attachment` does the work.
+
+    `attachment` knows this rank's shards alone, and its ranks are those that hold the same ones.
+    """
+
+    def __init__(
+        self, model: nn.Module, attachment: Attachment, group: Group, island: Sequence[Group], *, overlap: bool
+    ) -> None:
+        self.attachment, self._group, self._island = attachment, group, list(island)
+        self._may_overlap = overlap
+        self._modules = sharded_modules(model)
+        self._arrange(list(attachment.parameters))
+        self._arrived: Counter[nn.Parameter] = Counter()
+        self._started: list[Future[Tensor]] = []
+        self._queued = self._agreed = self._overlaps = self._now = False
+        self._reduced: list[Any] = []  # on a GPU, when FSDP had reduced
+        self._hooks = [module.register_forward_hook(self._after_forward) for module in self._modules]
+        for name, p in attachment.parameters.items():
+            self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._note_arrived, name)))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps: what waits for its shards, and a second copy of their gradients."""
+        return self.attachment.memory_bytes + sum(bucket.flat.nbytes for bucket in self._buckets)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what waits for this rank's shards, and its step, in plain containers. Save it on every rank."""
+        return self.attachment.state_dict() | {"shard": self._place()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this rank's `state_dict`. A collective of all ranks of the mesh.
+
+        If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
+        nothing.
+        """
+        together(self._everybody, lambda group: state.agree(group, lambda: self._check(saved)), ValueError, StateError)
+        self.attachment.load_state_dict(saved)
+        self._agreed = True
+
+    @property
+    def _everybody(self) -> list[Group]:
+        return [self._group, *self._island]
+
+    def _place(self) -> list[list[int]]:
+        return [[group.rank(), group.size()] for group in self._island]
+
+    def _check(self, saved: Mapping[str, Any]) -> state.Standing:
+        attachment = self.attachment
+        standing = state.check(saved, attachment.recipe, attachment.parameters, state.Place.of(self._group))
+        if saved.get("shard") != self._place():
+            raise ValueError(
+                f"the state is of shard {saved.get('shard')}, a rank and size for each dimension of the mesh, and this "
+                f"is {self._place()}; each rank saves its own and loads that"
+            )
+        return standing
+
+    def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
+        """Learn of the backward that starts at this output, before FSDP adds to any gradient."""
+        if not torch.is_grad_enabled():
+            return
+        if torch._C._current_graph_task_id() < 0:  # else a checkpoint recomputes
+            self._queued = False  # a backward may have raised
+        for x in tree_leaves(output):
+            if isinstance(x, Tensor) and x.requires_grad:
+                x.register_hook(self._before_backward)
+
+    def _before_backward(self, gradient: object) -> None:
+        if self._queued:
+            return
+        if self.attachment.ended:
+            return self._unhook()
+        steps = self.attachment.steps
+        steps.close_if_done()
+        for name in list(steps.gradients.reduced):
+            if steps.gradients.gone(name):
+                steps.thrown_away(name)
+        self._queue()
+
+    def _queue(self) -> None:
+        self._queued, self._now = True, exchanges_now(self._modules)
+        self._started.clear()  # there may be some of a backward that raised
+        self._arrived.clear()
+        # Once more at the end, behind what FSDP has queued since.
+        _at_the_end(lambda: _at_the_end(self._after_backward))
+
+    def _note_arrived(self, name: str, p: nn.Parameter) -> None:
+        """Note that FSDP has added to the gradient of this shard, and start the buckets that are complete."""
+        if not self._queued:
+            raise RuntimeError(
+                f"the gradient of {name!r} came from an output that no hook has seen: return tensors, or containers "
+                "of them that torch.utils._pytree knows, from the modules that fully_shard was called with"
+            )
+        if self._bucket_of[p] < len(self._started):
+            raise RuntimeError(
+                f"FSDP reduced the gradient of {name!r} once more after its exchange had started, and did not in the "
+                "first backward: pass shard(..., overlap=False)"
+            )
+        self.attachment.steps.gradients.added.add(name)
+        self._arrived[p] += 1
+        if p.is_cuda:
+            self._reduced.append(torch.cuda.current_stream(p.device).record_event())
+        while self._overlaps and self._now and self._next_is_whole():
+            self._start_next()
+
+    def _next_is_whole(self) -> bool:
+        waiting = self._buckets[len(self._started) : len(self._started) + 1]
+        return any(all(p in self._arrived for p in bucket.parameters) for bucket in waiting)
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[len(self._started)]
+        bucket.fill()
+        self._started.append(self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views))
+
+    def _after_backward(self) -> None:
+        self._queued = False
+        if self._arrived and self._now:
+            while self._reduced:
+                self._reduced.pop().wait()
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """Replace every shard of the gradient by its mean over the replicas."""
+        if not self._agreed:
+            self._agree()
+        while len(self._started) < len(self._buckets):
+            self._start_next()
+        parameters = self.attachment.parameters
+        used = used_anywhere(list(parameters.values()), self._group)
+        for future in self._started:
+            future.wait()
+        self._started.clear()
+        self._spread_bad_news()
+        for bucket in self._buckets:
+            bucket.hand_back(used)
+        idle = [name for name, p in parameters.items() if p not in used or not local(p).numel()]
+        self.attachment.steps.drop_idle(idle)
+
+    def _arrange(self, names: Sequence[str]) -> None:
+        """Make buckets of the parameters in this order."""
+        parameters = [self.attachment.parameters[name] for name in reversed(names)]
+        self._buckets = list(buckets(parameters, _BUCKET_BYTES))
+        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
+
+    def _agree(self) -> None:
+        """Before the first exchange, agree on where to go on from, on the order of buckets, and on overlap.
+
+        Buckets follow the order in which gradients arrived in the first replica. If FSDP has reduced any gradient
+        several times in this backward, exchanges do not overlap with later ones.
+        """
+        steps = self.attachment.steps
+        standing = state.Standing(step=steps.step, draw=steps.draw)
+        together(self._everybody, lambda group: state.agree(group, lambda: standing), StateError)
+        self._agreed = True
+        names = self.attachment.names
+        order = [[*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]]
+        dist.broadcast_object_list(order, group=self._group, group_src=0)
+        self._arrange(order[0])
+        several = torch.tensor([int(max(self._arrived.values()) > 1)], device=self._buckets[0].flat.device)
+        dist.all_reduce(several, dist.ReduceOp.MAX, self._group)
+        self._overlaps = self._may_overlap and not several
+
+    def _spread_bad_news(self) -> None:
+        """If any shard's mean is not finite, make all of them NaN: every rank then skips the step."""
+        steps = self.attachment.steps
+        if not any(memory.stateful for memory in self.attachment.recipe.memories()):
+            return
+        bad = torch.tensor([int(steps.spoilt)], device=self._buckets[0].flat.device)
+        for group in self._island:
+            dist.all_reduce(bad, dist.ReduceOp.MAX, group)
+        if bad:
+            steps.spoil()
+            for bucket in self._buckets:
+                bucket.flat.fill_(torch.nan)
+
+    def _unhook(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
+@checked
+def shard(
+    model: nn.Module,
+    recipe: Annotated[Reducer, BODY],
+    *,
+    mesh: DeviceMesh | Group,
+    optimizer: Optimizers = None,
+    scaler: LossScaler | None = None,
+    ignored_params: Iterable[nn.Parameter] = (),
+    overlap: bool = True,
+) -> Shards:
+    """Let `recipe` exchange gradients between the replicas of a model that FSDP2 shards. A collective of all ranks.
+
+    Call `fully_shard` with the dimension of the mesh that shards, and this with the whole mesh:
+
+        mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh["shard"])
+        thinwire.shard(model, recipe, mesh=mesh)
+
+    `mesh` has one dimension over which FSDP does not share the parameters. You may also pass that dimension alone, or
+    its group. The first replica sends its parameters and buffers to the others. From then on every backward pass ends
+    with an exchange: FSDP has reduced within the island, and each rank's shard then becomes the mean over the replicas,
+    or their sum after `set_gradient_divide_factor`. `set_requires_gradient_sync(False)` and
+    `set_requires_all_reduce(False)` put it off, as in FSDP's own HSDP. `recipe`, `optimizer` and `scaler` are as in
+    `thinwire.attach`. What waits takes memory for this rank's shards alone. If a mean is not finite, and anything may
+    wait, every gradient becomes NaN on every rank.
+    `ignored_params`: plain parameters that you reduce yourself. `overlap`: exchange while backward goes on, from the
+    second one on, if FSDP reduced each gradient once in the first.
+
+    Raises TypeError for anything but a recipe, and for a model that is not sharded by FSDP2 as a whole; ValueError for
+    a mesh without replicas; FingerprintError where ranks disagree; and MomentumError and RuntimeError as
+    `thinwire.attach` does.
+    """
+    _check_recipe(recipe)
+    parameters = sharded_parameters(model, set(ignored_params))
+    island = islands(parameters.values())
+    group = replicate_group(mesh, island)
+    optimizers = listed(optimizer)
+    place = [group.rank() for group in island]
+    settings = f"{described(optimizers)}, shards {[group.size() for group in island]}"
+    together([group, *island], lambda each: check_fingerprint(recipe, parameters, each, settings), FingerprintError)
+    modules = sharded_modules(model)
+    attachment = assembled(
+        recipe,
+        parameters,
+        {p: name for name, p in parameters.items()},
+        group,
+        settings=f"shard {place}",
+        optimizers=optimizers,
+        scaler=scaler,
+        divisor=lambda joined, continues: group.size() if averages(modules) else 1,
+        may_be_unused=False,
+    )
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(local(tensor).detach(), group=group, group_src=0)
+    return Shards(model, attachment, group, island, overlap=overlap)
+
+
+def _check_recipe(recipe: object) -> None:
+    if not isinstance(recipe, Reducer):
+        raise TypeError(
+            f"shard takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}. Plans are made for DDP's "
+            "buckets, so choose a recipe by name"
+        )
+    check_free(recipe)
+
+
+def _at_the_end(call: Callable[[], None]) -> None:
+    """Call this when the backward pass that is under way is over."""
+    Variable._execution_engine.queue_callback(call)
