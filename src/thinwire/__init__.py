@@ -9,7 +9,7 @@ from importlib.metadata import version
 from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
 from thinwire.errors import FingerprintError, MomentumError, PayloadError, StateError
 from thinwire.handle import Handle
-from thinwire.integrations import Attachment, Replicas, attach, plan, profile, replicate
+from thinwire.integrations import Attachment, Checkpoint, Replicas, attach, plan, profile, redistribute, replicate
 from thinwire.planner import Budget, Plan, Profile, Why
 from thinwire.stats import Figures, Stats
 
@@ -18,6 +18,7 @@ __version__ = version("thinwire")
 __all__ = [
     "Attachment",
     "Budget",
+    "Checkpoint",
     "Figures",
     "FingerprintError",
     "Handle",
@@ -41,6 +42,7 @@ __all__ = [
     "planner",
     "profile",
     "recipes",
+    "redistribute",
     "reducer",
     "replicate",
     "schedules",

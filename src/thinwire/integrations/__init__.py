@@ -1,8 +1,10 @@
 """Bridges to PyTorch's own parallelism."""
 
 from thinwire.integrations.attachment import Attachment
+from thinwire.integrations.checkpoint import Checkpoint
 from thinwire.integrations.ddp import attach
 from thinwire.integrations.profiling import plan, profile
+from thinwire.integrations.redistribution import redistribute
 from thinwire.integrations.replicate import Replicas, replicate
 
-__all__ = ["Attachment", "Replicas", "attach", "plan", "profile", "replicate"]
+__all__ = ["Attachment", "Checkpoint", "Replicas", "attach", "plan", "profile", "redistribute", "replicate"]

@@ -81,6 +81,11 @@ class Attachment:
         return _nothing, ()
 
     @property
+    def group(self) -> Group:
+        """The ranks that exchange gradients."""
+        return self._group
+
+    @property
     def step(self) -> int:
         """Steps done so far. Steps before a resumed checkpoint and steps called off count too."""
         self.steps.close_if_done()

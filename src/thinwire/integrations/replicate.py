@@ -71,6 +71,11 @@ class Replicas:
         self._frozen = [(name, p) for name, p in whole.named_parameters() if not p.requires_grad]
 
     @property
+    def group(self) -> Group:
+        """The ranks that hold a replica each."""
+        return self._group
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes this rank holds between steps: what waits, and a second copy of the gradients."""
         return self.attachment.memory_bytes + sum(bucket.flat.nbytes for bucket in self._buckets)

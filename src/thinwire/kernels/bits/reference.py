@@ -66,7 +66,9 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
         lows = pack_bits(indices, layout.low_bits)
         out[: lows.numel()] = lows
     ones = torch.zeros(layout.unary_bits, dtype=torch.uint8, device=indices.device)
-    ones.scatter_(0, (indices >> layout.low_bits) + torch.arange(count, device=indices.device), 1)  # no copy from the host
+    ones.scatter_(
+        0, (indices >> layout.low_bits) + torch.arange(count, device=indices.device), 1
+    )  # no copy from the host
     unary = pack_bits(ones, 1)
     out[layout.low_nbytes : layout.low_nbytes + unary.numel()] = unary
     return out
