@@ -161,7 +161,7 @@ def main(
     seeds: Annotated[str, typer.Option(help="Seeds, of initial weights and of batches.")] = "0",
     model: Annotated[
         str, typer.Option(help=f"transformer, {', '.join(DATA)}, or another of `thinwire bench`.")
-    ] = "mlp",
+    ] = "transformer",
     steps: Annotated[int, typer.Option(help="Steps of each phase.")] = 60,
     data: Annotated[Path | None, typer.Option(help="Folder that holds cifar10/ and wikitext2/.")] = None,
     only_table: Annotated[bool, typer.Option("--only-table", help="Train nothing.")] = False,

@@ -120,6 +120,7 @@ CONTENTS = {
         "recipes",
         "optimizers",
         "convergence",
+        "elastic",
         "exchanges",
         "kernels",
         "loops",

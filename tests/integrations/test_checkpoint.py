@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint
 from cases import RECIPES
 from ddp_models import Training, digest, same
 from ranks import Ranks, told
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.collectives import Group
+
+dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
 
 STATEFUL = [name for name, case in RECIPES.items() if any(memory.stateful for memory in case.make().memories())]
 FEW = ["topk", "dgc", "powersgd", "fading", "dct_dp"]
@@ -218,11 +220,24 @@ def test_a_model_is_not_loaded_where_what_waits_cannot_be(ranks: Ranks, tmp_path
         assert said.endswith("or go on without what waited there: Checkpoint(..., partial=True)")
 
 
+def _other_recipe(path: str) -> str:
+    _saved(_trained("dgc"), path)
+    return _tried(_trained("topk", range(7)), path)
+
+
+def test_a_model_is_not_loaded_where_the_recipe_has_other_memories(ranks: Ranks, tmp_path: Path) -> None:
+    for said in ranks.run(2, _other_recipe, str(tmp_path)):
+        assert said == (
+            "StateError: nothing was loaded: attachment state is of a recipe with other memories; attach the recipe it "
+            "was saved with"
+        )
+
+
 def _mixed(path: str, change: dict[str, Any]) -> str:
     """Save a state that differs on rank 1, as after a step that only one rank has made."""
     training = _trained("topk")
     state = training.attachment.state_dict() | (change if dist.get_rank() else {})
-    training.attachment.state_dict = lambda: state  # type: ignore[method-assign]
+    training.attachment.state_dict = lambda: state
     dcp.save({"thinwire": tw.Checkpoint(training.attachment)}, checkpoint_id=path)
     return _tried(_trained("topk", range(7)), path)
 
@@ -301,7 +316,7 @@ def test_a_rank_that_is_gone_takes_only_its_own_share_along(ranks: Ranks, gone: 
 
 def _stages(path: str, several: bool) -> tuple[str, bool]:
     """Two stages of a pipeline with two replicas each: ranks 0 and 2, and 1 and 3."""
-    groups: list[Group] = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # type: ignore[list-item]  # members are
+    groups: list[Group] = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     rank = dist.get_rank()
     torch.manual_seed(rank % 2)
     stage = nn.Linear(40, 40)

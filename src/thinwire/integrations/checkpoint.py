@@ -5,7 +5,7 @@ know before torch.distributed.checkpoint reads. All of it must be checked before
 overwrites the model and the optimizer in place. And where parts may be missing, the others still have to be read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, final
 
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from thinwire.integrations.replicate import Replicas
 from thinwire.integrations.storage import Saved, Storage
 
 State = dict[str, Any]
+Headers = tuple[dict[int, Header], dict[int, str]]
+"""Headers by rank and, for those that cannot be read, why."""
 T = TypeVar("T")
 
 
@@ -36,7 +38,7 @@ class Checkpoint:
     To load, say where it is saved, too:
     `dcp.load({"model": …, "thinwire": thinwire.Checkpoint(handle, path)}, checkpoint_id=path)`. `saved` is that path or
     a StorageReader. All that thinwire has saved is read and checked before anything is loaded. `redistribute` says what
-    becomes of it where ranks have become more or fewer. Once loaded, the object saves.
+    becomes of it where ranks have become more or fewer. Once it has loaded, the object saves.
 
     `key` says under which key it was saved, if the checkpoint has several. Handles of different groups, such as the
     stages of a pipeline, need different keys. `partial`: whether to go on without ranks whose part is missing or
@@ -57,13 +59,14 @@ class Checkpoint:
     def state_dict(self) -> State:
         """Return what this rank saves. If there is something to load, read it; then this is a collective.
 
-        It then raises StateError, on every rank, if that cannot be read, is damaged, or does not belong together, or if
-        ranks are missing; nothing has changed. torch.distributed.checkpoint is left to load one small name.
+        It then raises StateError, on every rank, if that cannot be read, is damaged, does not belong together, or does
+        not fit the handle, or if ranks are missing; nothing has changed. torch.distributed.checkpoint is left to load
+        one small name.
         """
         ranks = dist.get_process_group_ranks(self._handle.group)
         if self._saved is None:
             return dict(named(self._handle.state_dict(), dist.get_rank(), ranks))
-        loading = _Loading(self._handle.group, self._saved, self._key, partial=self._partial)
+        loading = _Loading(self._handle, self._saved, self._key, partial=self._partial)
         self._found = loading.state()
         return loading.one_entry()
 
@@ -79,18 +82,17 @@ class Checkpoint:
 
 
 class _Loading:
-    """Reading what a group's ranks need of a checkpoint. Every method is a collective but `one_entry`."""
+    """Reading what a handle's ranks need of a checkpoint. Every method is a collective but `one_entry`."""
 
-    def __init__(self, group: Group, saved: Saved, key: str | None, *, partial: bool) -> None:
-        self._group, self._partial = group, partial
+    def __init__(self, handle: Attachment | Replicas, saved: Saved, key: str | None, *, partial: bool) -> None:
+        group = handle.group
+        self._handle, self._group, self._partial = handle, group, partial
         self._storage = _together(group, lambda: Storage(saved, key))
-        mine = dist.get_process_group_ranks(group)
-        # One reads all headers, so that ranks do not read them as often as there are ranks.
-        read = _together(group, lambda: _headers(self._storage, mine) if group.rank() == 0 else None)
-        box = [read]
-        dist.broadcast_object_list(box, group=group, group_src=0)
-        assert box[0] is not None
-        self._headers, self._lost = box[0]
+        mine = tuple(dist.get_process_group_ranks(group))
+        # one rank reads all headers, or each would be read as often as there are ranks
+        read = [_together(group, lambda: _headers(self._storage, mine) if group.rank() == 0 else ({}, {}))]
+        dist.broadcast_object_list(read, group=group, group_src=0)
+        self._headers, self._lost = read[0]
 
     def state(self) -> State:
         """Return the state with which this rank goes on. Raises StateError if there is none."""
@@ -123,39 +125,50 @@ class _Loading:
         left = {header["rank"]: at for at, header in self._headers.items() if at not in self._lost}
         count = next(iter(self._headers.values()))["world_size"]
         rank, world_size = self._group.rank(), self._group.size()
-        notes, taken = noting(left, rank, count), taken_over(left, rank, world_size)
+        taken = taken_over(left, rank, world_size)
         states, lost = [], dict[int, str]()
         for each, at in left.items():
-            header = self._headers[at]
-            wanted = paths(header, notes_only=each not in taken) if each in {notes, *taken} else []
+            wanted = paths(self._headers[at], notes_only=each not in taken)
             try:
-                found = self._storage.read([f"rank {at}/{path}" for path in wanted]) if wanted else {}
-                states.append(state_of(header, dict(zip(wanted, found.values(), strict=True))))
+                states.append(self._state(at, wanted if each in {noting(left, rank, count), *taken} else []))
             except ValueError as error:
                 lost[at] = str(error)
-        dealt = {} if lost else redistribute(states, rank=rank, world_size=world_size, partial=self._partial)
-        return dealt, lost
+        if lost:
+            return {}, lost
+        dealt = redistribute(states, rank=rank, world_size=world_size, partial=self._partial)
+        self._handle.check_state_dict(dealt)
+        return dealt, {}
+
+    def _state(self, at: int, wanted: Sequence[str]) -> State:
+        """Return what rank `at` has saved, with those tensors that are wanted. Raises ValueError if it is damaged."""
+        found = self._storage.read([f"rank {at}/{path}" for path in wanted]) if wanted else {}
+        return state_of(self._headers[at], dict(zip(wanted, found.values(), strict=True)))
 
 
-def _headers(storage: Storage, mine: list[int]) -> tuple[dict[int, Header], dict[int, str]]:
+def _headers(storage: Storage, mine: tuple[int, ...]) -> Headers:
     """Return the headers of the ranks of one group and, for those that cannot be read, why."""
     found, lost = dict[int, Header](), dict[int, str]()
+    raw, unreadable = storage.read_each([header_name(rank) for rank in storage.ranks])
     for rank in storage.ranks:
         try:
-            found[rank] = opened(storage.read([header_name(rank)])[header_name(rank)])
-        except ValueError as error:
-            lost[rank] = str(error)
-    groups = {tuple(header["ranks"]) for header in found.values()}
-    if not groups:
+            found[rank] = opened(raw[header_name(rank)])
+        except (KeyError, ValueError) as error:
+            lost[rank] = unreadable.get(header_name(rank), str(error))
+    if not found:
         raise ValueError(next(iter(lost.values())))
-    if len(groups) > 1 and tuple(mine) not in groups:
+    chosen = _group_of({tuple(header["ranks"]) for header in found.values()}, mine)
+    absent = {rank: lost.get(rank, "it is not there") for rank in chosen if rank not in found}
+    return {rank: found[rank] for rank in chosen if rank in found}, absent
+
+
+def _group_of(groups: set[tuple[int, ...]], mine: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the group whose state these ranks go on from: their own, or the only one."""
+    if mine not in groups and len(groups) > 1:
         raise ValueError(
             f"states of several groups lie under one key, of ranks {sorted(groups)}, and these are {mine}: save the "
             "handles of different groups under different keys"
         )
-    chosen = tuple(mine) if tuple(mine) in groups else groups.pop()
-    lost |= {rank: "it is not there" for rank in chosen if rank not in storage.ranks}
-    return {rank: found[rank] for rank in chosen if rank in found}, {r: lost[r] for r in chosen if r in lost}
+    return mine if mine in groups else next(iter(groups))
 
 
 def _together(group: Group, work: Callable[[], T]) -> T:

@@ -106,7 +106,10 @@ def _sum(parts: Sequence[Tensor], what: str) -> Tensor:
     kinds = {(tuple(part.shape), part.dtype) for part in parts}
     if len(kinds) > 1:
         raise ValueError(f"{what} is of {sorted(map(str, kinds))} on different ranks; expected the same on all")
-    return torch.stack([part.to(torch.float64) for part in parts]).sum(dim=0).to(parts[0].dtype)
+    total = parts[0].to(torch.float64)
+    for part in parts[1:]:
+        total = total + part
+    return total.to(parts[0].dtype)
 
 
 def _scaled(memory: State, count: int, world_size: int) -> State:

@@ -22,6 +22,7 @@ from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.managed import sparse_weights
+from thinwire.integrations.state import Standing
 from thinwire.reducer import Reducer
 from thinwire.stats import Stats
 
@@ -91,6 +92,10 @@ class Replicas:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. A collective, which raises as `Attachment.load_state_dict` does."""
         self.attachment.load_state_dict(saved)
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
+        """Return where this rank would go on from; see `Attachment.check_state_dict`."""
+        return self.attachment.check_state_dict(saved)
 
     def verify_replicas(self) -> bool:
         """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""

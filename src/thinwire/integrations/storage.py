@@ -68,6 +68,19 @@ class Storage:
             raise ValueError(_reason(error)) from error
         return tensors
 
+    def read_each(self, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return these entries and, for those that cannot be read, why."""
+        try:
+            return self.read(names), {}
+        except ValueError:  # one of them; reading all at once is faster
+            found, unreadable = dict[str, Tensor](), dict[str, str]()
+        for name in names:
+            try:
+                found |= self.read([name])
+            except ValueError as error:
+                unreadable[name] = str(error)
+        return found, unreadable
+
 
 def _chosen(key: str | None, found: Sequence[str], names: Collection[str]) -> str:
     if key in found:
