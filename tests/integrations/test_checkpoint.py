@@ -12,6 +12,7 @@ from cases import RECIPES
 from ddp_models import Training, digest, same
 from ranks import Ranks, told
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 import thinwire as tw
 from thinwire.collectives import Group
@@ -83,6 +84,44 @@ def _saved_meanwhile(recipe: str, path: str) -> tuple[bool, bool]:
 @pytest.mark.parametrize("recipe", FEW)
 def test_training_goes_on_while_it_is_saved(ranks: Ranks, recipe: str, tmp_path: Path) -> None:
     assert ranks.run(2, _saved_meanwhile, recipe, str(tmp_path)) == [(True, True)] * 2
+
+
+class _App:
+    """Model and optimizer as torch's own helpers save them, in what its documentation calls an application's state."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.training.model, self.training.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        # not strict: an optimizer without momentum has no state
+        options = StateDictOptions(strict=False)
+        set_state_dict(
+            self.training.model,
+            self.training.optimizer,
+            model_state_dict=saved["model"],
+            optim_state_dict=saved["optimizer"],
+            options=options,
+        )
+
+
+def _resumed_by_helpers(recipe: str, path: str) -> bool:
+    old = _trained(recipe, weight_decay=0.01)
+    dcp.save({"app": _App(old), "thinwire": tw.Checkpoint(old.attachment)}, checkpoint_id=path)
+    new = Training("several buckets", recipe, weight_decay=0.01)
+    dcp.load({"app": _App(new), "thinwire": tw.Checkpoint(new.attachment, path)}, checkpoint_id=path)
+    old.run(range(4, 7))
+    new.run(range(4, 7))
+    alike = same(old.attachment.state_dict(), new.attachment.state_dict())
+    return alike and digest(old.model) == digest(new.model)
+
+
+@pytest.mark.parametrize("recipe", FEW)
+def test_an_optimizer_resumes_by_torch_own_helpers(ranks: Ranks, recipe: str, tmp_path: Path) -> None:
+    assert ranks.run(2, _resumed_by_helpers, recipe, str(tmp_path)) == [True] * 2
 
 
 # --- another number of ranks ---
@@ -188,8 +227,10 @@ def _damage(file: Path, kind: str, where: float) -> None:
     if kind == "gone":
         file.unlink()
         return
+    if kind == "step":  # '"step": 4' becomes 5
+        place, kind = raw.index(b'"step": ') + len(b'"step": '), "flip"
     if kind == "flip":
-        raw[place] ^= 1 << 3
+        raw[place] ^= 1
     file.write_bytes(raw if kind == "flip" else raw[:place])
 
 
@@ -203,6 +244,10 @@ DAMAGES = [
 @pytest.mark.parametrize("recipe", ["topk", "dgc"])
 def test_a_damaged_checkpoint_is_an_error_that_changes_nothing(ranks: Ranks, recipe: str, tmp_path: Path) -> None:
     assert ranks.run(2, _damaged, recipe, str(tmp_path / "saved"), DAMAGES) == [[]] * 2
+
+
+def test_a_header_that_has_changed_is_noticed(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(1, _damaged, "topk", str(tmp_path / "saved"), [("__0_0.distcp", "step", 0.0)]) == [[]]
 
 
 def _cut_off(path: str) -> list[str]:
