@@ -121,6 +121,7 @@ CONTENTS = {
         "recipes",
         "optimizers",
         "convergence",
+        "elastic",
         "exchanges",
         "kernels",
         "loops",

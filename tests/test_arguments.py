@@ -118,6 +118,7 @@ ADMITS: Mapping[str, str] = {
     "Transform": "None",  # or one by name
     "Narrow": "None",  # or a dtype, or a format
     "Optimizers": "None []",
+    "Saved": "x",  # or a path, or a reader
     "OptimizerName": "",  # sgd, adamw, muon
 }
 """Which of them an argument of this kind may have. Kinds that are not here, such as classes, may have none."""
@@ -131,6 +132,7 @@ FURTHER: Mapping[str, str] = {
     "Dense.numel": "0 1 10**20",  # likewise
     "sparsify.stages": "[]",
     "replicate.modules": "[]",
+    "redistribute.states": "[]",
     "sparsify.density": "None",  # wants a boundary then
     "sparsify.boundary": "None",  # wants a density then
     "through.points": "[]",
@@ -317,7 +319,9 @@ VALID: Mapping[str, Callable[[], object]] = {
     "handover": _handover,
     "divisor": lambda: lambda joined, continues: 1,
     "scaler": lambda: None,
-    "attachment": _attachment,
+    **dict.fromkeys(("attachment", "handle"), _attachment),
+    "states": lambda: [_attachment().state_dict()],
+    "redistribute.rank": lambda: 0,
     "model": _ddp,
     "step()": lambda: _reach,
 }

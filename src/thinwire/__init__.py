@@ -9,7 +9,18 @@ from importlib.metadata import version
 from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
 from thinwire.errors import FingerprintError, MomentumError, PayloadError, StateError
 from thinwire.handle import Handle
-from thinwire.integrations import Attachment, Replicas, Shards, attach, plan, profile, replicate, shard
+from thinwire.integrations import (
+    Attachment,
+    Checkpoint,
+    Replicas,
+    Shards,
+    attach,
+    plan,
+    profile,
+    redistribute,
+    replicate,
+    shard,
+)
 from thinwire.planner import Budget, Plan, Profile, Why
 from thinwire.stats import Figures, Stats
 
@@ -18,6 +29,7 @@ __version__ = version("thinwire")
 __all__ = [
     "Attachment",
     "Budget",
+    "Checkpoint",
     "Figures",
     "FingerprintError",
     "Handle",
@@ -42,6 +54,7 @@ __all__ = [
     "planner",
     "profile",
     "recipes",
+    "redistribute",
     "reducer",
     "replicate",
     "schedules",

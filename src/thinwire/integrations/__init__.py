@@ -1,9 +1,22 @@
 """Bridges to PyTorch's own parallelism."""
 
 from thinwire.integrations.attachment import Attachment
+from thinwire.integrations.checkpoint import Checkpoint
 from thinwire.integrations.ddp import attach
 from thinwire.integrations.profiling import plan, profile
+from thinwire.integrations.redistribution import redistribute
 from thinwire.integrations.replicate import Replicas, replicate
 from thinwire.integrations.shard import Shards, shard
 
-__all__ = ["Attachment", "Replicas", "Shards", "attach", "plan", "profile", "replicate", "shard"]
+__all__ = [
+    "Attachment",
+    "Checkpoint",
+    "Replicas",
+    "Shards",
+    "attach",
+    "plan",
+    "profile",
+    "redistribute",
+    "replicate",
+    "shard",
+]

@@ -81,6 +81,11 @@ class Attachment:
         return _nothing, ()
 
     @property
+    def group(self) -> Group:
+        """The ranks that exchange gradients."""
+        return self._group
+
+    @property
     def step(self) -> int:
         """Steps done so far. Steps before a resumed checkpoint and steps called off count too."""
         self.steps.close_if_done()
@@ -215,14 +220,17 @@ class Attachment:
         If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
         nothing.
         """
-        place = state.Place.of(self._group)
-        state.agree(self._group, lambda: state.check(saved, self.recipe, self.parameters, place))
+        state.agree(self._group, lambda: self.check_state_dict(saved))
         self._agreed = True
         self.steps.restart(int(saved["step"]), int(saved.get("draw", saved["step"])))
         self._follow_loss_scale(float(saved["loss_scale"]))
         state.load(saved, self.recipe.memories(), self.parameters)
         self._handover.restore(saved["momentum"], saved.get("weight_decay", {}))
         self.meter.end()
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
+        """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
+        return state.check(saved, self.recipe, self.parameters, state.Place.of(self._group))
 
     def forget(self) -> None:
         """Drop everything that waits, including momentum in the memories. Call it on every rank."""

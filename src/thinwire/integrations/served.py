@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from thinwire.collectives import Group
 from thinwire.integrations.attachment import Attachment
+from thinwire.integrations.state import Standing
 from thinwire.stats import Stats
 
 
@@ -11,6 +13,11 @@ class Served:
     """A handle whose attachment does the work. `attachment` is where steps, memories and figures are."""
 
     attachment: Attachment
+
+    @property
+    def group(self) -> Group:
+        """The ranks that hold a replica each."""
+        return self.attachment.group
 
     def stats(self) -> Stats:
         """Return what the latest step and all steps together sent and took. Call it after the optimizer's step."""
@@ -23,6 +30,10 @@ class Served:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. A collective, which raises as `Attachment.load_state_dict` does."""
         self.attachment.load_state_dict(saved)
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
+        """Return where this rank would go on from; see `Attachment.check_state_dict`."""
+        return self.attachment.check_state_dict(saved)
 
     def verify_replicas(self) -> bool:
         """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""

@@ -113,6 +113,39 @@ def agree(group: Group, mine: Callable[[], Standing]) -> None:
 
 def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], place: Place) -> Standing:
     """Return where `state` stands. Raises ValueError unless `dump` made it for such a recipe, model and rank."""
+    held = _checked(state)
+    _check_place(held, place)
+    decay = held.get("weight_decay", {})
+    _need(isinstance(decay, Mapping) and all(map(_is_number, decay.values())), "weight_decay", decay, "numbers by name")
+    _need(decay.keys() <= parameters.keys(), "weight_decay", sorted(map(str, decay)), "parameters of the model")
+    _check_memories(held, recipe, parameters)
+    return Standing(step=held["step"], draw=held.get("draw", held["step"]), recipe=held.get("recipe", words(recipe)))
+
+
+def check_placed(state: object) -> None:
+    """Raise ValueError unless `dump` made `state`, whatever for, and it says of which rank it is."""
+    held = _checked(state)
+    _need("rank" in held, "version", held["version"], f"{VERSION}; earlier ones do not say of which rank they are")
+    _check_numbers(held)
+    rank, count = held["rank"], held["world_size"]
+    _need(0 <= rank < count, "rank", rank, f"one of {count}, from 0 on")
+    memories, kinds_held = held["memories"], held["fields"]
+    alike = isinstance(kinds_held, list) and len(kinds_held) == len(memories)
+    _need(alike and all(isinstance(kind, list) for kind in kinds_held), "fields", kinds_held, "those of each memory")
+    for memory, kind in zip(memories, kinds_held, strict=True):
+        for name, fields in memory.items():
+            fits = isinstance(fields, Mapping) and all(field in kind for field in fields)
+            _need(fits and all(isinstance(x, Tensor) for x in fields.values()), f"{name!r}", fields, f"tensors {kind}")
+
+
+def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Load `state` into the memories, on the parameters' devices."""
+    for memory, saved in zip(memories, chain(state["memories"], repeat({})), strict=False):
+        memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
+
+
+def _checked(state: object) -> Mapping[str, Any]:
+    """Return the state. Raises ValueError unless it has what every state has."""
     if not isinstance(state, Mapping) or not state.keys() >= _KEYS.get(_version(state), _KEYS[VERSION]):
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"an attachment's state has the keys {sorted(_KEYS[VERSION])}; got {got}")
@@ -122,22 +155,10 @@ def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter]
         count = state.get(key, 0)
         _need(type(count) is int and count >= 0, key, count, "a count")
     _need(_is_number(state["loss_scale"]) and state["loss_scale"] > 0, "loss_scale", state["loss_scale"], "above 0")
-    _check_place(state, place)
-    decay, momentum, saved = state.get("weight_decay", {}), state["momentum"], state["memories"]
-    _need(isinstance(decay, Mapping) and all(map(_is_number, decay.values())), "weight_decay", decay, "numbers by name")
-    _need(decay.keys() <= parameters.keys(), "weight_decay", sorted(map(str, decay)), "parameters of the model")
+    momentum, saved = state["momentum"], state["memories"]
     _need(isinstance(momentum, list) and all(map(_is_momentum, momentum)), "momentum", momentum, "[number, bool] pairs")
     _need(isinstance(saved, list) and all(isinstance(m, Mapping) for m in saved), "memories", type(saved), "mappings")
-    _check_memories(state, recipe, parameters)
-    return Standing(
-        step=state["step"], draw=state.get("draw", state["step"]), recipe=state.get("recipe", words(recipe))
-    )
-
-
-def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Load `state` into the memories, on the parameters' devices."""
-    for memory, saved in zip(memories, chain(state["memories"], repeat({})), strict=False):
-        memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
+    return state
 
 
 def _version(state: Mapping[str, Any]) -> int:
@@ -145,16 +166,21 @@ def _version(state: Mapping[str, Any]) -> int:
     return version if type(version) is int else VERSION
 
 
-def _check_place(state: Mapping[str, Any], place: Place) -> None:
-    if "world_size" not in state:  # version 1
-        return
+def _check_numbers(state: Mapping[str, Any]) -> None:
     _need(type(state["rank"]) is int, "rank", state["rank"], "a number")
     _need(type(state["world_size"]) is int, "world_size", state["world_size"], "a number")
     _need(type(state["recipe"]) is str, "recipe", state["recipe"], "words")
+
+
+def _check_place(state: Mapping[str, Any], place: Place) -> None:
+    if "world_size" not in state:  # version 1
+        return
+    _check_numbers(state)
     if state["world_size"] != place.world_size:
         raise ValueError(
-            f"attachment state is of {state['world_size']} ranks, and here are {place.world_size}; what waits cannot "
-            "be dealt out anew: start with empty memories, and call attachment.forget() if the optimizer asks for them"
+            f"attachment state is of {state['world_size']} ranks, and here are {place.world_size}: deal it out "
+            "with thinwire.redistribute or thinwire.Checkpoint; or start with empty memories, and call "
+            "attachment.forget() if the optimizer asks for them"
         )
     if state["rank"] != place.rank:
         raise ValueError(

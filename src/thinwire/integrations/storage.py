@@ -1,0 +1,104 @@
+"""Reading by name what ranks have saved with torch.distributed.checkpoint, each rank for itself."""
+
+import os
+import re
+import warnings
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor
+
+_HEADER = re.compile(r"(?:(.+)\.)?rank (\d+)/header")
+_PLAIN = re.compile(r"(.+\.)?memories\.\d+\..+")
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """What we need of a torch.distributed.checkpoint.StorageReader."""
+
+    def read_metadata(self) -> Any:
+        """Return what the checkpoint holds."""
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        """Read what is planned."""
+
+
+Saved = str | os.PathLike[str] | Reader
+
+
+@final
+class Storage:
+    """The entries that a checkpoint holds under one key. `ranks`: those that have saved any.
+
+    `key` None stands for the only key there is. Raises ValueError if there are no such entries, if several keys have
+    some and none is chosen, or if the checkpoint cannot be read.
+    """
+
+    def __init__(self, saved: Saved, key: str | None) -> None:
+        import torch.distributed.checkpoint as dcp  # takes seconds, and only who loads needs it
+
+        self._dcp: Any = dcp  # whose names are not exported, as mypy has it
+        try:
+            self._reader: Any = saved if isinstance(saved, Reader) else self._dcp.FileSystemReader(saved)
+            self._kinds: dict[str, Any] = self._reader.read_metadata().state_dict_metadata
+        except Exception as error:
+            raise ValueError(f"the checkpoint {saved} cannot be read: {_reason(error)}") from error
+        headers = [match.groups(default="") for name in self._kinds if (match := _HEADER.fullmatch(name))]
+        chosen = _chosen(key, sorted({under for under, _ in headers}), self._kinds)
+        self._prefix = f"{chosen}." if chosen else ""
+        self.ranks = sorted(int(rank) for under, rank in headers if under == chosen)
+
+    def blank(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return tensors for these entries, with any values. Raises ValueError if one is not there."""
+        if missing := [name for name in names if self._prefix + name not in self._kinds]:
+            raise ValueError(f"{missing[0]} is not in the checkpoint")
+        kinds = {name: self._kinds[self._prefix + name] for name in names}
+        return {name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in kinds.items()}
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return these entries. Raises ValueError if one cannot be read."""
+        tensors = self.blank(names)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")  # said of no_dist
+                wanted = {self._prefix + name: x for name, x in tensors.items()}
+                self._dcp.load(wanted, storage_reader=self._reader, no_dist=True)
+        except (Exception, self._dcp.CheckpointException) as error:  # the latter is no Exception
+            raise ValueError(_reason(error)) from error
+        return tensors
+
+    def read_each(self, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return these entries and, for those that cannot be read, why."""
+        try:
+            return self.read(names), {}
+        except ValueError:  # one of them; reading all at once is faster
+            found, unreadable = dict[str, Tensor](), dict[str, str]()
+        for name in names:
+            try:
+                found |= self.read([name])
+            except ValueError as error:
+                unreadable[name] = str(error)
+        return found, unreadable
+
+
+def _chosen(key: str | None, found: Sequence[str], names: Collection[str]) -> str:
+    if key in found:
+        return str(key)
+    if not found and any(map(_PLAIN.fullmatch, names)):
+        raise ValueError(
+            "this checkpoint holds a handle's own state_dict(), of which torch.distributed.checkpoint keeps one "
+            "rank's: save thinwire.Checkpoint(handle) instead"
+        )
+    if not found:
+        raise ValueError("this checkpoint holds nothing of thinwire's: save thinwire.Checkpoint(handle)")
+    if key is not None or len(found) > 1:
+        raise ValueError(f"key is {key!r}; this checkpoint has states of thinwire under {', '.join(map(repr, found))}")
+    return found[0]
+
+
+def _reason(error: BaseException) -> str:
+    """Return the cause in a line: torch.distributed.checkpoint's own error lists failures by rank, with tracebacks."""
+    failures = getattr(error, "failures", None)
+    cause = next(iter(failures.values()))[0] if failures else error
+    return f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]:.200}"
