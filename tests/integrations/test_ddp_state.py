@@ -12,6 +12,7 @@ from cases import RECIPES
 from ddp_models import SCENARIOS, SEVERAL, WIDTH, Scenario, Training, digest, flat, same, values
 from ranks import Ranks
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.memories import MomentumCorrection
@@ -607,6 +608,21 @@ def _clipped_mean() -> float:
 
 def test_each_rank_clips_its_own_gradient(ranks: Ranks) -> None:
     assert max(ranks.run(2, _clipped_mean)) < 1e-15
+
+
+def _clipped_anew() -> tuple[str, str]:
+    """Wrap the model anew under a loss scale: the limit of clipping follows it, as before."""
+    again, straight = (Training("several buckets", _clipped(), scaler=_scaler(True)).run(range(3)) for _ in range(2))
+    old = again.model
+    again.model = DistributedDataParallel(old.module, **again.scenario.options)
+    again.attach(_clipped())
+    del old
+    return digest(again.run(range(3, 6)).model), digest(straight.run(range(3, 6)).model)
+
+
+def test_clipping_follows_the_loss_scale_when_wrapped_anew(ranks: Ranks) -> None:
+    for again, straight in ranks.run(2, _clipped_anew):
+        assert again == straight
 
 
 Attempt = Callable[[], object]

@@ -633,8 +633,23 @@ class Lion(torch.optim.Optimizer):
                 m.lerp_(p.grad, 1 - group["betas"][1])
 
 
+class FirstBeta(torch.optim.Optimizer):
+    """Gradient descent whose groups have a `beta1`, as the Adafactor of transformers has."""
+
+    def __init__(self, params: Any, beta1: float | None) -> None:
+        super().__init__(params, {"lr": 1e-3, "beta1": beta1})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["lr"])
+
+
 OTHERS: dict[str, tuple[Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], float | None, str]] = {
     "lion": (lambda ps: Lion(ps, (0.9, 0.99)), 0.9, "Lion has momentum that cannot be moved"),
+    "beta1": (lambda ps: FirstBeta(ps, 0.9), 0.9, "FirstBeta has momentum that cannot be moved"),
+    "beta1 without": (lambda ps: FirstBeta(ps, None), 0.9, ""),
     "nadam": (lambda ps: torch.optim.NAdam(ps), None, "NAdam has momentum that cannot be moved"),
     "rmsprop": (lambda ps: torch.optim.RMSprop(ps, momentum=0.9), 0.9, "RMSprop has momentum that cannot be moved"),
     "dampening": (lambda ps: torch.optim.SGD(ps, momentum=0.9, dampening=0.1), None, "set dampening=0"),

@@ -196,6 +196,13 @@ def test_golden_bytes_of_chunks() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])
+def test_chunks_of_nothing_travel(shape: tuple[int, ...]) -> None:
+    payload = ChunkTopK(density=0.05).encode(torch.empty(shape))
+    buffer = payload.to_buffer()
+    assert payload.from_buffers(torch.stack([buffer, buffer])).dense().numel() == 0
+
+
 def test_chunks_cut_in_another_way_are_refused() -> None:
     x, mine = vector(32 * 64).view(32, 64), ChunkTopK(density=0.05)
     buffer = mine.encode(x).to_buffer()

@@ -243,6 +243,7 @@ class Attachment:
         """Take over what waits in an earlier attachment to some of these parameters, and end that one."""
         earlier.steps.settle_by_gradients()
         names = {name: self.names[p] for name, p in earlier.parameters.items() if p in self.names}
+        self._follow_loss_scale(earlier._loss_scale)
         mine, theirs = self.recipe.memories(), earlier.recipe.memories()
         same = state.kinds(mine) == state.kinds(theirs)
         for memory, other in zip(mine, theirs, strict=True) if same else ():
@@ -251,7 +252,6 @@ class Attachment:
         if not same and earlier._handover.active:  # nothing waits; the optimizer has its momentum to itself again
             earlier._handover.give_up(self._group, earlier._loss_scale)
         self.steps.restart(earlier.step, earlier.steps.draw)
-        self._loss_scale = earlier._loss_scale
         self._handover.accept()
         earlier.end()
 

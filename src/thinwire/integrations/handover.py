@@ -173,9 +173,9 @@ def marked(group: Settings) -> bool:
 
 
 def first_moment_of(group: Settings) -> float:
-    """Return the decay of the first moment that a group asks for: `momentum`, or the first of `betas`."""
+    """Return the decay of the first moment that a group asks for: `momentum`, the first of `betas`, or `beta1`."""
     first = next(iter(group.get("betas", ())), 0.0)
-    return float(group.get("momentum") or first or 0.0)
+    return float(group.get("momentum") or first or group.get("beta1") or 0.0)
 
 
 def refuse_second_momentum(optimizer: torch.optim.Optimizer, names: Collection[nn.Parameter], fix: str) -> None:

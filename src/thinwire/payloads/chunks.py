@@ -224,7 +224,7 @@ def _read(rows: Tensor, chunking: Chunking) -> Tensor:
     if (numbering := _numbering(chunking)) is not None:
         return _read_numbered(rows, chunking, numbering)
     keys = indices.read(_coding(chunking), rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
-    return keys.view(-1, chunking.chunks, chunking.kept) - _firsts(chunking, keys)
+    return keys.view(rows.shape[0], chunking.chunks, chunking.kept) - _firsts(chunking, keys)
 
 
 def _check(positions: Sequence[Tensor], chunkings: Sequence[Chunking]) -> None:
@@ -244,7 +244,7 @@ def _read_numbered(rows: Tensor, chunking: Chunking, numbering: Numbering) -> Te
     """Return positions (ranks, chunks, kept), of which one is negative if a row is malformed."""
     low, cut = numbering.low_bits, -(-chunking.chunks * numbering.bits // 8)
     found = kernels.subsets_decode(rows[:, :cut].contiguous(), chunking.chunks, numbering)
-    found = found.view(-1, chunking.chunks, chunking.kept)
+    found = found.view(rows.shape[0], chunking.chunks, chunking.kept)
     if not low:
         return found
     lows = [kernels.unpack_bits(row[cut:].contiguous(), chunking.count, low, torch.int16) for row in rows]
