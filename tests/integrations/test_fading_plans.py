@@ -370,10 +370,10 @@ def _offered(case: str) -> tuple[list[str], list[str]]:
         "a part": lambda: torch.optim.AdamW(parameters[1:], betas=BETAS),
         "sgd": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         "none": lambda: None,
-        "budget, none": lambda: None,
-        "budget": lambda: torch.optim.AdamW(parameters),
+        "nothing": lambda: None,
+        "auto": lambda: _adamw(training.model),
     }
-    plan: Any = Budget.under("adamw") if case.startswith("budget") else "auto"
+    plan: Any = "auto" if case in ("auto", "sgd", "nothing") else Budget.under("adamw", loss=1.05)
     logger = logging.getLogger("thinwire")
     logger.addHandler(handler)
     level = logger.level
@@ -396,9 +396,9 @@ def _offered(case: str) -> tuple[list[str], list[str]]:
         ("nadam", False, True),
         ("a part", False, True),
         ("sgd", False, False),
-        ("none", False, False),
-        ("budget, none", False, True),
-        ("budget", True, False),
+        ("none", False, True),
+        ("nothing", False, False),
+        ("auto", False, False),
     ],
 )
 def test_fading_is_offered_where_momentum_can_be_moved(ranks: Ranks, case: str, offered: bool, told: bool) -> None:

@@ -74,9 +74,10 @@ def test_nothing_waits_without_error_feedback_whatever_it_costs() -> None:
 
 
 def test_momentum_is_moved_only_by_choice_and_last() -> None:
-    adamw = Budget.under("adamw", densities=(0.01, 0.001))
-    assert list(adamw.names) == ["bf16", "qsgd", "fading:0.0234375"], "at its own density, after what leaves momentum"
-    assert list(adamw.without_momentum().names) == ["bf16", "qsgd"]
+    assert list(Budget.under("adamw").names) == ["bf16", "qsgd"]
+    adamw = Budget.under("adamw", densities=(0.01, 0.001), loss=1.05)
+    assert list(adamw.names) == ["bf16", "qsgd", "terngrad", "fading:0.0234375"], "at its own density"
+    assert list(adamw.without_momentum().names) == ["bf16", "qsgd", "terngrad"]
     assert adamw.without_momentum().optimizer == "adamw"
     for other in (Budget(), Budget.under("sgd"), Budget.under("muon")):
         assert other.without_momentum() == other

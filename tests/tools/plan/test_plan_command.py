@@ -318,11 +318,11 @@ def test_only_with_an_optimizer_a_profile_may_be_planned_with_fading() -> None:
     name = "fading:0.0234375"
     profile = replace(_profile(TWO, SLOW), costs={"topk:0.01": _cost(80), name: _cost(180)})
     for optimizer, expected in (("adamw", ["dense", name]), (None, ["dense", "topk:0.01"]), ("sgd", ["dense"])):
-        wishes = options.wishes(densities=None, candidates=None, error_feedback=True, optimizer=optimizer)  # type: ignore[arg-type]  # each is one
+        wishes = options.wishes(densities=None, candidates=None, error_feedback=True, optimizer=optimizer, loss=1.05)  # type: ignore[arg-type]  # each is one
         assert [each.name for each in wishes.among(profile).candidates()] == expected
-    chosen = decide(profile, Budget.under("adamw"))
+    chosen = decide(profile, Budget.under("adamw", loss=1.05))
     assert set(chosen.choice.values()) == {name}
-    assert chosen.expected_loss.startswith(f"Expected loss under adamw: {name} ended at 0.99 times dense's")
+    assert chosen.expected_loss.startswith(f"Expected loss under adamw: {name} ended at 1.03 times dense's")
 
 
 def test_a_profile_is_planned_with_what_it_was_measured_for() -> None:
