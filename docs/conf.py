@@ -123,6 +123,7 @@ CONTENTS = {
         "convergence",
         "elastic",
         "exchanges",
+        "gpu",
         "kernels",
         "loops",
         "pipeline",
