@@ -224,6 +224,27 @@ def test_a_checkpoint_from_before_it_faded_brings_its_momentum(ranks: Ranks) -> 
     assert max(ranks.run(2, _gone_back)) < 1e-7
 
 
+def _held_alike() -> list[list[list[str]]]:
+    """Load on rank 1 a state in which nothing waits, as one that has joined is given."""
+    run, found = Run().attach(CHOICES[:8]), []
+    for step in range(8):
+        run.step(step)
+    state = run.attachment.state_dict()
+    if dist.get_rank():
+        state["memories"] = [{} for _ in state["memories"]]
+    run.attachment.load_state_dict(state)
+    found.append([sorted(memory.state()) for memory in run.attachment.recipe.memories()])
+    run.step(8)
+    assert run.attachment.verify_replicas()
+    return found
+
+
+def test_ranks_decide_alike_where_one_has_nothing_waiting(ranks: Ranks) -> None:
+    one, other = ranks.run(2, _held_alike)
+    assert one == other
+    assert any(one[0])
+
+
 def _from_before() -> list[int]:
     """Load a state of version 0.1, whose plan="auto" had error feedback alone."""
     run = Run().attach(({},))

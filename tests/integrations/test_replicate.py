@@ -262,6 +262,38 @@ def test_replicas_agree_on_which_gradients_there_are(
     assert ranks.run(3, _absent, call, recipe) == [(gradients, True)] * 3
 
 
+def _idle() -> tuple[int, float]:
+    """Reduce twice a step, without a gradient for the second layer; then keep a step by hand."""
+    model = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replicas = tw.replicate(model, tw.recipes.topk(density=0.01), optimizer=optimizer)
+
+    def reduce(*layers: nn.Module) -> None:
+        sum((layer(torch.randn(3, 64)).square().sum() for layer in layers), torch.zeros(())).backward()
+        replicas.reduce()
+
+    def waits() -> Tensor:
+        memories = replicas.state_dict()["memories"]
+        return next(m[name]["residual"].clone() for m in memories for name in m if name.endswith("1.weight"))
+
+    reduce(*model)
+    optimizer.step()
+    optimizer.zero_grad()
+    before = waits()
+    for _ in range(2):
+        reduce(model[0])
+        reduce(model[0])
+        optimizer.step()
+        optimizer.zero_grad()
+    reduce(model[0])
+    replicas.keep_step()
+    return replicas.attachment.step, float((waits() - before).abs().max())
+
+
+def test_what_no_replica_used_neither_counts_steps_nor_loses_what_waits(ranks: Ranks) -> None:
+    assert ranks.run(2, _idle) == [(4, 0.0)] * 2
+
+
 def _nothing() -> list[str]:
     frozen = mlp(torch.float32).requires_grad_(False)
     still, some = tw.replicate(frozen, tw.recipes.topk()), tw.replicate(mlp(torch.float32), tw.recipes.topk())

@@ -559,6 +559,39 @@ def test_a_resumed_run_makes_the_same_next_steps(ranks: Ranks, recipe: str) -> N
         assert uninterrupted == resumed
 
 
+def _arranged() -> tuple[list[list[str]], list[list[str]], bool]:
+    one, other = Sharded(recipe="topk").run(range(3)), Sharded(recipe="topk")
+    other.handle.load_state_dict(one.handle.state_dict())
+    other.run(range(3, 5))
+    found = [[[s.handle.attachment.names[p] for p in b.parameters] for b in s.handle._buckets] for s in (one, other)]
+    return found[0], found[1], other.handle._overlaps
+
+
+def test_buckets_and_overlap_are_the_same_after_resuming(ranks: Ranks) -> None:
+    for one, other, overlaps in ranks.run(4, _arranged):
+        assert one == other
+        assert overlaps
+
+
+def _replaced(thaw: bool) -> str:
+    mesh = grid()
+    net = build(USES["several groups"], mesh["shard"])
+    first = next(net.parameters()).requires_grad_(not thaw)
+    tw.shard(net, tw.recipes.topk(), mesh=mesh)
+    if thaw:
+        first.requires_grad_(True)
+    else:
+        net.load_state_dict(net.state_dict(), assign=True)
+    with pytest.raises(RuntimeError, match="anew") as error:
+        net(batch(0)).square().mean().backward()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("thaw", [False, True])
+def test_parameters_that_are_not_exchanged_are_noticed(ranks: Ranks, thaw: bool) -> None:
+    assert all(said.startswith("parameters have been replaced or thawed") for said in ranks.run(4, _replaced, thaw))
+
+
 def _misloaded() -> dict[str, tuple[str, bool]]:
     """Return what loading wrong states says, and whether it changed nothing."""
     sharded = Sharded(recipe="topk").run(range(2))

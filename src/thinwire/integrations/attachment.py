@@ -225,6 +225,8 @@ class Attachment:
         self.steps.restart(int(saved["step"]), int(saved.get("draw", saved["step"])))
         self._follow_loss_scale(float(saved["loss_scale"]))
         state.load(saved, self.recipe.memories(), self.parameters)
+        if self.recipe.changes:
+            state.hold_alike(self._group, self.recipe.memories(), self.parameters)
         self._handover.restore(saved["momentum"], saved.get("weight_decay", {}))
         self.meter.end()
 

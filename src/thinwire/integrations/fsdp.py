@@ -127,6 +127,11 @@ def _same(found: set[bool], what: str) -> bool:
     return found.pop()
 
 
+def held_parameters(modules: Iterable[Any]) -> set[nn.Parameter]:
+    """Return the sharded parameters that FSDP looks after now, trained or not."""
+    return {each.sharded_param for group in _groups(modules) for each in group.fsdp_params}
+
+
 def _groups(modules: Iterable[Any]) -> Iterator[Any]:
     for module in modules:
         state = module._get_fsdp_state()

@@ -70,6 +70,11 @@ def _by_rank(states: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]
     saved: dict[int, Mapping[str, Any]] = {}
     for each in states:
         state.check_placed(each)
+        if each.get("shard") != states[0].get("shard"):
+            raise ValueError(
+                "these are states of several shards: pass those of one, with rank=handle.group.rank() and "
+                "world_size=handle.group.size()"
+            )
         if each["rank"] in saved:
             raise ValueError(f"there are two states of rank {each['rank']}; pass each rank's own, once")
         saved[each["rank"]] = each

@@ -67,6 +67,8 @@ class Replicas(Served):
         for p, future in rows:
             mean = future.wait()
             p.grad = mean if p in used else None
+        parameters = self.attachment.parameters
+        self.attachment.steps.drop_idle([name for name, p in parameters.items() if p not in used])
 
     def _notice_replaced(self) -> None:
         """Find gradients that were set without autograd. Zero-bubble schedules set those of weights that way."""

@@ -27,6 +27,7 @@ from thinwire.integrations.buckets import buckets, used_anywhere
 from thinwire.integrations.fsdp import (
     averages,
     exchanges_now,
+    held_parameters,
     islands,
     replicate_group,
     sharded_modules,
@@ -80,7 +81,10 @@ class Shards(Served):
         """
         together(self._everybody, lambda group: state.agree(group, lambda: self._check(saved)), ValueError, StateError)
         self.attachment.load_state_dict(saved)
-        self._agreed = True
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
+        """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
+        return self._check(saved)
 
     @property
     def _everybody(self) -> list[Group]:
@@ -122,11 +126,21 @@ class Shards(Served):
         self._queue()
 
     def _queue(self) -> None:
+        self._check_served()
         self._queued, self._now = True, exchanges_now(self._modules)
         self._started.clear()  # there may be some of a backward that raised
         self._arrived.clear()
         # Once more at the end, behind what FSDP has queued since.
         _at_the_end(lambda: _at_the_end(self._after_backward))
+
+    def _check_served(self) -> None:
+        """Raise RuntimeError if FSDP reduces other parameters than those whose gradients are exchanged."""
+        held, served = held_parameters(self._modules), self.attachment.names.keys()
+        if not served <= held or any(p.requires_grad for p in held - served):
+            raise RuntimeError(
+                "parameters have been replaced or thawed since shard(), as load_state_dict(assign=True) does: call "
+                "thinwire.shard anew, with an optimizer of those that there are now"
+            )
 
     def _note_arrived(self, name: str, p: nn.Parameter) -> None:
         """Note that FSDP has added to the gradient of this shard, and start the buckets that are complete."""

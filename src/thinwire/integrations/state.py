@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
@@ -142,6 +143,22 @@ def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mappi
     """Load `state` into the memories, on the parameters' devices."""
     for memory, saved in zip(memories, chain(state["memories"], repeat({})), strict=False):
         memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
+
+
+def hold_alike(group: Group, memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Hold zeros for whatever another rank holds: where a recipe changes, what is held decides. A collective."""
+    mine = [{name: sorted(fields.keys() - m.free) for name, fields in m.state().items()} for m in memories]
+    everyone: list[Any] = [None] * group.size()
+    dist.all_gather_object(everyone, mine, group=group)
+    for memory, held in zip(memories, zip(*everyone, strict=True), strict=True):
+        wanted, have = dict(ChainMap(*held)), memory.state()
+        if missing := wanted.keys() - have.keys():
+            memory.restore({**have, **{name: _zeros(memory, parameters[name], wanted[name]) for name in missing}})
+
+
+def _zeros(memory: Memory, p: nn.Parameter, fields: Sequence[str]) -> dict[str, Tensor]:
+    part = local(p)
+    return {each: torch.zeros(part.numel(), dtype=memory.held(p.dtype), device=part.device) for each in fields}
 
 
 def _checked(state: object) -> Mapping[str, Any]:
