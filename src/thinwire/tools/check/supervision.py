@@ -61,6 +61,7 @@ class _Member:
 
     @classmethod
     def start(cls, section: Section, place: Place, rank: int, row: int) -> _Member:
+        """Start a process that works through the rows of a section from `row` on."""
         outlet, inlet = os.pipe()
         spec = Spec(
             title=section.title,
