@@ -317,8 +317,9 @@ def test_what_is_measured_is_what_the_optimizer_bears() -> None:
 def test_only_with_an_optimizer_a_profile_may_be_planned_with_fading() -> None:
     name = "fading:0.0234375"
     profile = replace(_profile(TWO, SLOW), costs={"topk:0.01": _cost(80), name: _cost(180)})
-    for optimizer, expected in (("adamw", ["dense", name]), (None, ["dense", "topk:0.01"]), ("sgd", ["dense"])):
-        wishes = options.wishes(densities=None, candidates=None, error_feedback=True, optimizer=optimizer, loss=1.05)  # type: ignore[arg-type]  # each is one
+    cases = ("adamw", 1.05, ["dense", name]), ("sgd", 1.05, ["dense"]), (None, None, ["dense", "topk:0.01"])
+    for optimizer, loss, expected in cases:
+        wishes = options.wishes(densities=None, candidates=None, error_feedback=True, optimizer=optimizer, loss=loss)  # type: ignore[arg-type]  # each is one
         assert [each.name for each in wishes.among(profile).candidates()] == expected
     chosen = decide(profile, Budget.under("adamw", loss=1.05))
     assert set(chosen.choice.values()) == {name}
