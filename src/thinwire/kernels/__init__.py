@@ -18,13 +18,10 @@ from thinwire.kernels.bits import (
 from thinwire.kernels.blocks import block_energies, group_norms, largest_blocks, largest_in_rows
 from thinwire.kernels.chunks import (
     Chunking,
-    Numbering,
     Transform,
     chunk_subtract,
     chunk_topk,
     chunk_write,
-    subsets_decode,
-    subsets_encode,
 )
 from thinwire.kernels.codes import (
     OffsetGrid,
@@ -51,6 +48,7 @@ from thinwire.kernels.select import (
     select,
 )
 from thinwire.kernels.sketch import sketch_insert, sketch_query
+from thinwire.kernels.subsets import Numbering, subsets_decode, subsets_encode
 
 __all__ = [
     "Chunking",

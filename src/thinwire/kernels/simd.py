@@ -15,6 +15,8 @@ from numba.core import cgutils
 from thinwire.kernels.compiled import intrinsic
 
 BLOCK = 64
+SOME = 16
+"""How many numbers `at_most` looks at."""
 _SCALARS: dict[Any, Any] = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 _CONTRACT = ("contract",)
 _HITS = ir.IntType(BLOCK)
@@ -145,6 +147,23 @@ def lowest(typing, hits):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def at_most(typing, numbers, at, bar):
+    """Return how many of the 16 int64 from an index on are at most `bar`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        kind, whole = ir.VectorType(ir.IntType(64), SOME), ir.IntType(SOME)
+        vector = builder.load(builder.bitcast(builder.gep(data, [args[1]]), kind.as_pointer()))
+        vector.align = 8
+        empty, zeros = ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), SOME), [0] * SOME)
+        first = builder.insert_element(empty, args[2], ir.Constant(ir.IntType(32), 0))
+        lanes = builder.icmp_signed("<=", vector, builder.shuffle_vector(first, empty, zeros))
+        return builder.ctpop(builder.zext(builder.bitcast(lanes, whole), ir.IntType(64)))
+
+    return types.int64(numbers, types.int64, types.int64), generate
 
 
 @intrinsic

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.chunks import vectors
-from thinwire.kernels.chunks.chunking import Chunking, Numbering
+from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.compiled import compiled, exactly
 from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.select.cpu import as_integers
 
 Array = np.ndarray[Any, Any]
-_WORD = 64
 
 
 def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
@@ -65,36 +64,6 @@ def _inverse(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking,
         _inverse_loop(out.numpy(), places, coefficients, *arguments, lo // chunking.size, hi // chunking.size, subtract)
 
     map_ranges(run, chunking.chunks * chunking.size, align=chunking.size)
-
-
-def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
-    """See `reference.subsets_encode`."""
-    kept, bits, table, places = numbering.kept, numbering.bits, numbering.table(positions).numpy(), positions.numpy()
-    nbytes = -(-positions.numel() // kept * bits // 8)
-    words = np.zeros(nbytes // 8 + 2, np.dtype("<u8"))
-
-    def run(lo: int, hi: int) -> None:
-        _number_loop(places, table, bits, lo // kept, hi // kept, words)
-
-    map_ranges(run, positions.numel(), align=_WORD * kept)
-    return torch.from_numpy(words.view(np.uint8)[:nbytes])
-
-
-def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
-    """See `reference.subsets_decode`."""
-    kept, bits, table = numbering.kept, numbering.bits, numbering.table(rows).numpy()
-    words = np.zeros((rows.shape[0], rows.shape[1] // 8 + 2), np.dtype("<u8"))
-    words.view(np.uint8)[:, : rows.shape[1]] = rows.numpy()
-    positions, subsets = np.empty((rows.shape[0], count * kept), np.int16), np.uint64(numbering.subsets)
-    for row, out in zip(words, positions, strict=True):
-
-        def run(lo: int, hi: int, row: Array = row, out: Array = out) -> bool:
-            return bool(_subset_loop(row, table, bits, subsets, lo // kept, hi // kept, out))
-
-        good, used = map_ranges(run, count * kept, align=kept), count * bits
-        if not all(good) or row[used // 64] >> np.uint64(used % 64) or row[used // 64 + 1 :].any():
-            out.fill(-1)
-    return torch.from_numpy(positions)
 
 
 def _padded(matrix: Tensor, multiple: int) -> Array:
@@ -312,49 +281,3 @@ def _put(out, at, columns, height, width, block, stride, less):
         for j in range(min(width, out.size - begin)):
             value = block[i * stride + j]
             out[begin + j] = out[begin + j] - value if less else value
-
-
-@compiled
-def _number_loop(positions, table, bits, first, last, words):
-    kept = table.shape[0]
-    for chunk in range(first, last):
-        number = np.int64(0)
-        for i in range(kept):
-            number += table[i, positions[chunk * kept + i]]
-        word, shift = chunk * bits >> 6, np.uint64(chunk * bits & 63)
-        words[word] |= np.uint64(number) << shift
-        if np.int64(shift) + bits > 64:
-            words[word + 1] |= np.uint64(number) >> (np.uint64(64) - shift)
-
-
-@compiled
-def _subset_loop(words, table, bits, subsets, first, last, positions):
-    # Returns False if a number belongs to no subset.
-    kept, ones = table.shape[0], (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for chunk in range(first, last):
-        word, shift = chunk * bits >> 6, np.uint64(chunk * bits & 63)
-        number = words[word] >> shift
-        if np.int64(shift) + bits > 64:
-            number |= words[word + 1] << (np.uint64(64) - shift)
-        number &= ones
-        if number >= subsets:
-            return False
-        rest, high = np.int64(number), table.shape[1]
-        for i in range(kept - 1, -1, -1):
-            high = _last_within(table, i, rest, high)
-            rest -= table[i, high]
-            positions[chunk * kept + i] = high
-    return True
-
-
-@compiled
-def _last_within(table, i, number, high):
-    # The largest p below `high` whose binomial is at most the number: positions descend.
-    low = np.int64(0)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if table[i, middle] <= number:
-            low = middle
-        else:
-            high = middle
-    return low
