@@ -71,14 +71,18 @@ class _Block:
         """Return which magnitudes reach the threshold, and update the peaks."""
         first = ir.Constant(self.start.type, 0)
         hits, bar, peak = ir.Constant(_HITS, 0), self.spread(threshold), self.one(peaks, first, self.integer)
-        ones = ir.Constant(self.integer, [(1 << (self.bits - 1)) - 1] * self.count)
         for number, vector in enumerate(vectors):
-            found = self.builder.and_(self.builder.bitcast(vector, self.integer), ones)
+            found = self.magnitudes(vector)
             peak = self.builder.select(self.builder.icmp_signed(">", peak, found), peak, found)
             hits = self.builder.or_(hits, self.reaching(found, bar, number))
         stored = self.builder.store(peak, self._address(peaks, first, self.integer))
         stored.align = self.bits // 8
         return hits
+
+    def magnitudes(self, vector: Any) -> Any:
+        """Return a vector's magnitudes as integers."""
+        ones = ir.Constant(self.integer, [(1 << (self.bits - 1)) - 1] * self.count)
+        return self.builder.and_(self.builder.bitcast(vector, self.integer), ones)
 
     def reaching(self, found: Any, bar: Any, number: int) -> Any:
         """Return which lanes of vector `number` reach the bar, as hits."""
@@ -117,16 +121,17 @@ def look(typing, bits, peaks, start, threshold):
 
 
 @intrinsic
-def reaching(typing, magnitudes, start, threshold):
-    """Return the hits of a block of magnitudes, as integers."""
+def reaching(typing, numbers, start, threshold):
+    """Return the hits of a block of floats. The threshold is an int64."""
 
-    def body(block: _Block, magnitudes: Any, threshold: Any) -> Any:
-        hits, bar = ir.Constant(_HITS, 0), block.spread(threshold)
-        for number, vector in enumerate(block.load(magnitudes)):
-            hits = block.builder.or_(hits, block.reaching(vector, bar, number))
+    def body(block: _Block, numbers: Any, threshold: Any) -> Any:
+        bar = block.spread(threshold if block.bits == 64 else block.builder.trunc(threshold, ir.IntType(block.bits)))
+        hits = ir.Constant(_HITS, 0)
+        for number, vector in enumerate(block.load(numbers)):
+            hits = block.builder.or_(hits, block.reaching(block.magnitudes(vector), bar, number))
         return hits
 
-    return types.uint64(magnitudes, start, threshold), _code(body, 1)
+    return types.uint64(numbers, types.int64, types.int64), _code(body, 1)
 
 
 @intrinsic

@@ -7,11 +7,15 @@ from thinwire.kernels.dispatch import Kernel
 __all__ = [
     "Chunking",
     "Transform",
+    "accumulate_fading_chunk_topk",
     "chunk_subtract",
     "chunk_topk",
     "chunk_write",
 ]
 
 chunk_topk = Kernel(reference.chunk_topk, cpu.chunk_topk, by="x")
+accumulate_fading_chunk_topk = Kernel(
+    reference.accumulate_fading_chunk_topk, cpu.accumulate_fading_chunk_topk, by="out residual"
+)
 chunk_write = Kernel(reference.chunk_write, cpu.chunk_write, by="out values")
 chunk_subtract = Kernel(reference.chunk_subtract, cpu.chunk_subtract, by="out values")

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from thinwire.kernels.accumulate.reference import accumulate_fading
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.select.reference import magnitude_bits
 
@@ -18,6 +19,14 @@ def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
     order = magnitude_bits(z).sort(dim=1, descending=True, stable=True).indices
     positions = order[:, : chunking.kept].sort(dim=1).values
     return positions.to(torch.int16).view(-1), z.gather(1, positions).view(-1)
+
+
+def accumulate_fading_chunk_topk(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, chunking: Chunking
+) -> tuple[Tensor, Tensor]:
+    """Do `accumulate_fading`, and then `chunk_topk` of `out`, in one pass."""
+    accumulate_fading(out, residual, gradient, scale, decay)
+    return chunk_topk(out, chunking)
 
 
 def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:

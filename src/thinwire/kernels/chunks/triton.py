@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.accumulate.triton import accumulate_fading
 from thinwire.kernels.chunks import reference
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.triton import PROGRAMS, TILE, launch, magnitudes, tiles_of
@@ -36,6 +37,14 @@ def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
     how = {"PLAIN": chunking.transform is None, "BITS": 8 * x.element_size() - 1, "STEP": _STEP}
     launch(_topk, tiles_of(chunking.chunks, sizes["TOGETHER"]), *args, **sizes, **how, num_stages=1)
     return positions, values
+
+
+def accumulate_fading_chunk_topk(
+    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, chunking: Chunking
+) -> tuple[Tensor, Tensor]:
+    """See `reference.accumulate_fading_chunk_topk`. Two passes: a chunk takes all the registers there are."""
+    accumulate_fading(out, residual, gradient, scale, decay)
+    return chunk_topk(out, chunking)
 
 
 def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:

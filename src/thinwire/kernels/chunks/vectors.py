@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from thinwire.kernels.compiled import intrinsic
+from thinwire.kernels import simd
+from thinwire.kernels.compiled import compiled, intrinsic
 
 BYTES = 64
 TOGETHER = 8
@@ -137,3 +139,11 @@ def add(typing, y, to, weight, x, at):
         code.store(y, to, code.more(code.load(y, to), weight, code.load(x, at)))
 
     return _declared(emit, (y, to, weight, x, at))
+
+
+@compiled
+def buffer(like, numel):
+    """Return zeros, at least `numel` and a block more, that begin at a cache line: no vector lies in two."""
+    room = np.zeros(numel + simd.BLOCK + BYTES, like.dtype)
+    start = -room.ctypes.data % BYTES // like.itemsize
+    return room[start : start + numel + simd.BLOCK]
