@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Picks
+from thinwire.kernels import Chunking, Picks
 
 
 class Note(Protocol):
@@ -61,6 +61,13 @@ class Signal(ABC):
 
         Computes the vector in the same pass. Call it at most once.
         """
+
+
+    def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
+        """Return the largest coefficients of every chunk, in float32 or wider: see `kernels.chunk_topk`."""
+        x = self.tensor()
+        x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+        return kernels.chunk_topk(x, chunking)
 
 
 @final

@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, final
 
-import torch
-
-from thinwire import kernels
 from thinwire.checked import Range, checked
 from thinwire.codecs.base import Codec, kept
 from thinwire.kernels import Chunking, Transform
@@ -37,10 +34,8 @@ class ChunkTopK(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Chunks:
         """Return the coefficients in order of chunks. If a chunk has a NaN or an infinity, so have its coefficients."""
-        x = signal.tensor()
-        x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
         chunking = Chunking.of(signal.shape, self.chunk, self.transform, partial(kept, self.density))
-        positions, coefficients = kernels.chunk_topk(x, chunking)
+        positions, coefficients = signal.chunk_topk(chunking)
         values, coded = narrowed(coefficients, self.values, signal.dtype, seed, signal.share)
         return Chunks(positions=positions, values=values, numel=signal.numel, chunkings=(chunking,), coded=coded)
 

@@ -125,5 +125,7 @@ def _finite(scales: np.ndarray[Any, Any], zero: float) -> np.ndarray[Any, Any]:
 def widths(x: Tensor, group_size: GroupSize) -> Tensor:
     """Return the number of elements of each group, float64."""
     width = group_size or max(1, x.numel())
-    starts = torch.arange(0, x.numel(), width, dtype=torch.float64, device=x.device)
-    return (x.numel() - starts).clamp_(max=width)
+    count = -(-x.numel() // width)
+    found = torch.full((count,), width, dtype=torch.float64, device=x.device)
+    found[count - 1 :].fill_(x.numel() - (count - 1) * width)
+    return found

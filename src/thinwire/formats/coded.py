@@ -76,8 +76,9 @@ class Coded:
         """Write the numbers to `out` (n, any floating-point dtype). Raises ValueError if its length differs."""
         if out.numel() != self.codes.numel():
             raise ValueError(f"room for {out.numel()} numbers; expected {self.codes.numel()}")
-        for part, place in zip(self.split(), out.split(self.runs), strict=True):
-            self.format.decode_into(place, part.codes, part.scales)
+        parts = out.split(self.runs), self.codes.split(self.runs), self.scales.split(self._scale_counts)
+        for place, codes, scales in zip(*parts, strict=True):
+            self.format.decode_into(place, codes, scales)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Picks
+from thinwire.kernels import Chunking, Picks
 from thinwire.memories.base import Staged
 from thinwire.payloads import Payload
 from thinwire.signals import Plain, Signal
@@ -109,6 +109,12 @@ class _Sum(Signal):
         if self._decay == 1:
             return kernels.accumulate_select(self._out, *self._inputs, threshold, capacity)
         return kernels.accumulate_fading_select(self._out, *self._inputs, self._decay, threshold, capacity)
+
+    def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
+        if self.computed or self._decay == 1:
+            return super().chunk_topk(chunking)
+        self.computed = True
+        return kernels.accumulate_fading_chunk_topk(self._out, *self._inputs, self._decay, chunking)
 
 
 @final
