@@ -83,7 +83,7 @@ def main():
     same, sent = handle.verify_replicas(), handle.stats().total.sent_bytes / 1e6
     if accelerator.is_main_process:
         loss = held_out(accelerator.unwrap_model(model), rest[::10])
-        print(f"held-out loss {loss:.6f}, replicas {'identical' if same else 'DIFFER'}, {sent:.1f} MB sent")
+        print(f"held-out loss {loss:.9g}, replicas {'identical' if same else 'DIFFER'}, {sent:.1f} MB sent")
     accelerator.end_training()
 
 

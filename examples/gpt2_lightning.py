@@ -96,7 +96,7 @@ def main():
     same, sent = compress.handle.verify_replicas(), compress.handle.stats().total.sent_bytes / 1e6
     if trainer.is_global_zero:
         loss = held_out(model.model, rest[::10])
-        print(f"held-out loss {loss:.6f}, replicas {'identical' if same else 'DIFFER'}, {sent:.1f} MB sent")
+        print(f"held-out loss {loss:.9g}, replicas {'identical' if same else 'DIFFER'}, {sent:.1f} MB sent")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def main():
     same, sent = compress.handle.verify_replicas(), compress.handle.stats().total.sent_bytes / 1e6
     if trainer.is_world_process_zero():
         loss = held_out(trainer.model, rest[::10])
-        print(f"held-out loss {loss:.6f}, replicas {'identical' if same else 'DIFFER'}, {sent:.1f} MB sent")
+        print(f"held-out loss {loss:.9g}, replicas {'identical' if same else 'DIFFER'}, {sent:.1f} MB sent")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from torch import nn
 
 from accelerate import Accelerator
 from thinwire.checked import BODY, checked
-from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas, wrapped
+from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas
 from thinwire.frameworks.states import load, save
 from thinwire.integrations import Attachment
 from thinwire.integrations.assembly import Optimizers, listed
@@ -41,18 +41,22 @@ def attach(
     optimizers = [getattr(each, "optimizer", each) for each in listed(optimizer)]
     handle = attached(model, recipe, plan, optimizers, accelerator.scaler)
 
+    module = _bare(accelerator, model)
+
+    def part(folder: str, models: list[nn.Module]) -> Path:
+        place = [_bare(accelerator, each) for each in models].index(module)
+        return Path(folder, f"thinwire_{place}" if place else "thinwire")  # as Accelerate numbers its own files
+
     def on_save(models: list[nn.Module], weights: object, folder: str) -> None:
-        save(handle, _part(folder, models, model))
+        save(handle, part(folder, models))
 
     def on_load(models: list[nn.Module], folder: str) -> None:
-        load(handle, _part(folder, models, model), missing_ok=missing_ok)
+        load(handle, part(folder, models), missing_ok=missing_ok)
 
     accelerator.register_save_state_pre_hook(on_save)
     accelerator.register_load_state_pre_hook(on_load)
     return handle
 
 
-def _part(folder: str, models: list[nn.Module], model: nn.Module) -> Path:
-    """Return the folder of this model's part, named as Accelerate names files of several models."""
-    place = [wrapped(each) for each in models].index(wrapped(model))
-    return Path(folder, f"thinwire_{place}" if place else "thinwire")
+def _bare(accelerator: Accelerator, model: nn.Module) -> Any:
+    return accelerator.unwrap_model(model, keep_torch_compile=False)
