@@ -78,7 +78,9 @@ def main():
         callbacks=[Print()],
     )
     compress = attach(trainer, RECIPES[args.recipe])
-    trainer.train(resume_from_checkpoint=str(args.checkpoint / f"checkpoint-{args.steps // 2}") if args.resume else None)
+    trainer.train(
+        resume_from_checkpoint=str(args.checkpoint / f"checkpoint-{args.steps // 2}") if args.resume else None
+    )
     same, sent = compress.handle.verify_replicas(), compress.handle.stats().total.sent_bytes / 1e6
     if trainer.is_world_process_zero():
         loss = held_out(trainer.model, rest[::10])

@@ -1,4 +1,4 @@
-"""Ranks as a launcher starts workers, for frameworks that read the environment: each module has processes of its own."""
+"""Ranks as a launcher starts workers, for frameworks that read the environment."""
 
 import io
 import os
@@ -57,7 +57,8 @@ def checked_example(workers: Ranks, name: str, folder: Path) -> None:
     steps, resumed = ([line for line in lines if line.startswith("step ")] for lines in (whole, rest))
     assert resumed == steps[-len(resumed) :] != steps
     losses = [float(line.split()[-1]) for line in steps]
-    assert losses[-1] < losses[0] - 1
+    assert losses[-1] < losses[0] - 1, losses
     ends = [line.rpartition(",")[0] for line in (whole[-1], rest[-1])]
     assert ends[0] == ends[1]
-    assert ends[0].startswith("held-out loss") and ends[0].endswith("replicas identical")
+    assert ends[0].startswith("held-out loss")
+    assert ends[0].endswith("replicas identical")

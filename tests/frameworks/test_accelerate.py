@@ -25,6 +25,7 @@ def workers() -> Iterator[Ranks]:
 
 def _prepared(recipe: object, **options: Any) -> tuple[Any, ...]:
     from accelerate import Accelerator
+
     from thinwire.frameworks.accelerate import attach
 
     torch.manual_seed(0)
@@ -40,7 +41,9 @@ def _prepared(recipe: object, **options: Any) -> tuple[Any, ...]:
 def _train(accelerator: Any, model: nn.Module, optimizer: Any, first: int, last: int) -> torch.Tensor:
     for step in range(first, last):
         for part in range(2):
-            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(step * 10 + part + 5 * accelerator.process_index))
+            x = torch.randn(
+                8, 64, generator=torch.Generator().manual_seed(step * 10 + part + 5 * accelerator.process_index)
+            )
             with accelerator.accumulate(model):
                 accelerator.backward((model(x) - x.sum(1, keepdim=True).sin()).square().mean())
                 if accelerator.sync_gradients:
@@ -109,6 +112,7 @@ def test_it_trains_as_a_loop_by_hand_does(workers: Ranks) -> None:
 
 def _bad() -> list[str]:
     from accelerate import Accelerator
+
     from thinwire.frameworks.accelerate import attach
 
     with launched():
@@ -119,7 +123,9 @@ def _bad() -> list[str]:
 @pytest.mark.slow
 def test_a_model_that_is_not_prepared_is_refused(workers: Ranks) -> None:
     early, without = workers.run(2, _bad)[0]
-    assert early.startswith("TypeError: thinwire attaches to a model in DistributedDataParallel; got Linear on 2 processes")
+    assert early.startswith(
+        "TypeError: thinwire attaches to a model in DistributedDataParallel; got Linear on 2 processes"
+    )
     assert "accelerator.prepare" in early
     assert without.startswith("MomentumError: this recipe corrects momentum but knows none")
 
@@ -183,6 +189,7 @@ def test_the_example_trains_and_resumes(workers: Ranks, tmp_path: Path) -> None:
 def test_one_process_is_refused() -> None:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
+
     from thinwire.frameworks.accelerate import attach
 
     try:

@@ -13,7 +13,7 @@ from thinwire.frameworks.attaching import attached, check_replicas, say_what_is_
 
 
 def test_a_process_alone_has_nobody_to_exchange_with() -> None:
-    with pytest.raises(RuntimeError, match="the only process.*torchrun --nproc-per-node 2"):
+    with pytest.raises(RuntimeError, match=r"the only process.*torchrun --nproc-per-node 2"):
         check_replicas(nn.Linear(2, 2), 1, "")
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any
 
+from accelerate import Accelerator
 from torch import nn
 
-from accelerate import Accelerator
 from thinwire.checked import BODY, checked
 from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas
 from thinwire.frameworks.states import load, save

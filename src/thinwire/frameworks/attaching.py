@@ -51,7 +51,8 @@ def check_replicas(model: nn.Module, processes: int, fix: str) -> None:
         )
     refuse_sharded(model, "attach")
     raise TypeError(
-        f"thinwire attaches to a model in DistributedDataParallel; got {type(model).__name__} on {processes} processes: {fix}"
+        f"thinwire attaches to a model in DistributedDataParallel; got {type(model).__name__} on {processes} "
+        f"processes: {fix}"
     )
 
 
@@ -60,7 +61,7 @@ def say_what_is_clipped(handle: Attachment, setting: str) -> None:
     memories = handle.recipe.memories()
     if handle.group.rank() == 0 and any(m.clip_norm is None for m in [*corrections(memories), *fading(memories)]):
         _log.warning(
-            "%s clips what arrives, and with this recipe that has momentum in it: to clip each worker's gradient before "
-            "it waits, set the recipe's clip_norm=",
+            "%s clips what arrives, and with this recipe that has momentum in it: to clip each worker's gradient "
+            "before it waits, set the recipe's clip_norm=",
             setting,
         )

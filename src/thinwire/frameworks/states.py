@@ -1,4 +1,4 @@
-"""What waits differs by rank, and frameworks save what rank 0 has: how every rank's part gets into their checkpoints."""
+"""How what waits gets into a framework's checkpoints: it differs by rank, and frameworks save what rank 0 has."""
 
 import logging
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ def save(handle: Attachment, folder: Path) -> None:
     seen = _seen(handle, folder)
     if handle.group.rank() == 0 and not all(seen):
         _log.warning(
-            "rank %d does not see what rank 0 wrote into %s: to resume, all ranks' files must be in one folder. Save on "
-            "a file system that all hosts share, or copy them together",
+            "rank %d does not see what rank 0 wrote into %s: to resume, all ranks' files must be in one folder. Save "
+            "on a file system that all hosts share, or copy them together",
             seen.index(False),
             folder,
         )

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from thinwire.checked import BODY, checked
 from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas, say_what_is_clipped
 from thinwire.frameworks.states import load, save
 from thinwire.integrations import Attachment
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 __all__ = ["ThinwireCallback", "attach"]
 
@@ -32,8 +32,8 @@ def attach(
     from a checkpoint that was saved without thinwire.
 
     Raises RuntimeError while the Trainer trains. `train` then raises TypeError for a model that is not in DDP,
-    RuntimeError for a process alone or a hyperparameter search, StateError for a checkpoint without thinwire's part, and
-    whatever `thinwire.attach` and `thinwire.Checkpoint` raise.
+    RuntimeError for a process alone or a hyperparameter search, StateError for a checkpoint without thinwire's part,
+    and whatever `thinwire.attach` and `thinwire.Checkpoint` raise.
     """
     if trainer.is_in_train:
         raise RuntimeError("the Trainer is training already: call attach before trainer.train()")
