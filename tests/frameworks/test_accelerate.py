@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import Ranks, told
 from torch import nn
-from workers import checked_example, launched
+from workers import checked_example, imported, launched
 
 import thinwire
 
@@ -17,13 +17,14 @@ pytest.importorskip("accelerate", reason="Accelerate is not installed")
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Ranks]:
-    """Processes that this framework has for itself."""
+    """Processes that this framework has for itself, and that have imported it, which takes seconds."""
     workers = Ranks()
+    workers.run(3, imported, "accelerate")
     yield workers
     workers.stop()
 
 
-def _prepared(recipe: object, **options: Any) -> tuple[Any, ...]:
+def _prepared(recipe: Any, **options: Any) -> tuple[Any, ...]:
     from accelerate import Accelerator
 
     from thinwire.frameworks.accelerate import attach
@@ -92,7 +93,7 @@ def _through_the_door() -> tuple[torch.Tensor, torch.Tensor]:
         return framework, _by_hand(model, own, accelerator.process_index)
 
 
-def _by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> torch.Tensor:
+def _by_hand(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> torch.Tensor:
     for step in range(4):
         for part in range(2):
             x = torch.randn(8, 64, generator=torch.Generator().manual_seed(step * 10 + part + 5 * rank))
@@ -171,9 +172,11 @@ def test_a_checkpoint_of_plain_training_is_refused_unless_that_is_fine(workers: 
 
 def _scaled() -> float:
     with launched():
-        parts = _prepared(thinwire.recipes.topk(density=0.05), scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
-        _train(*parts[:3], 0, 2)
-        return float(parts[3].state_dict()["loss_scale"])
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        *parts, handle = _prepared(thinwire.recipes.topk(density=0.05), scaler=scaler)
+        accelerator, model, optimizer = parts
+        _train(accelerator, model, optimizer, 0, 2)
+        return float(handle.state_dict()["loss_scale"])
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from ranks import Ranks, told
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from workers import checked_example, launched
+from torch.utils.data import DataLoader, TensorDataset
+from workers import checked_example, imported, launched
 
 import thinwire
 
@@ -19,8 +20,9 @@ lightning = pytest.importorskip("lightning", reason="Lightning is not installed"
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Ranks]:
-    """Processes that this framework has for itself."""
+    """Processes that this framework has for itself, and that have imported it, which takes seconds."""
     workers = Ranks()
+    workers.run(3, imported, "lightning.pytorch")
     yield workers
     workers.stop()
 
@@ -38,7 +40,7 @@ def _loss(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return (net(x) - x.sum(1, keepdim=True).sin()).square().mean()
 
 
-class Module(lightning.LightningModule):  # type: ignore[misc]  # mypy is told not to read Lightning
+class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]  # mypy does not read Lightning
     """A small regression whose batches follow from the epoch and the place in it."""
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ class Module(lightning.LightningModule):  # type: ignore[misc]  # mypy is told n
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
-    def training_step(self, place: torch.Tensor, index: int) -> torch.Tensor:
+    def training_step(self, batch: object, index: int) -> torch.Tensor:
         return _loss(self.net, _batch(self.current_epoch * 6 + index, self.global_rank))
 
 
@@ -73,7 +75,7 @@ def _fit(callback: Any, epochs: int, folder: Path | None = None, **options: Any)
         **options,
     )
     module = Module()
-    trainer.fit(module, torch.utils.data.DataLoader(range(6 * dist.get_world_size())), ckpt_path=path)
+    trainer.fit(module, DataLoader(TensorDataset(torch.zeros(6 * dist.get_world_size()))), ckpt_path=path)
     if folder:
         trainer.save_checkpoint(folder / "end.ckpt")
     return trainer, torch.cat([p.detach().flatten() for p in module.parameters()])
@@ -126,7 +128,7 @@ def test_it_trains_as_a_loop_by_hand_does(workers: Ranks) -> None:
     assert workers.run(2, _through_the_door) == [True, True]
 
 
-class Probe(lightning.Callback):  # type: ignore[misc]  # mypy is told not to read Lightning
+class Probe(lightning.Callback):  # type: ignore[misc,name-defined]  # mypy does not read Lightning
     """Notes the step and the sum of what waits when training starts."""
 
     def __init__(self, callback: Any) -> None:

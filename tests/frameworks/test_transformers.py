@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import Ranks, told
 from torch import Tensor, nn
-from workers import checked_example, launched
+from workers import checked_example, imported, launched
 
 import thinwire
 
@@ -18,8 +18,9 @@ pytest.importorskip("accelerate", reason="Accelerate is not installed, without w
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Ranks]:
-    """Processes that this framework has for itself."""
+    """Processes that this framework has for itself, and that have imported it, which takes seconds."""
     workers = Ranks()
+    workers.run(3, imported, "transformers.trainer")
     yield workers
     workers.stop()
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ def attached(
     return attach(wrapped(model), deepcopy(recipe), plan=plan, optimizer=optimizers, scaler=scaler)
 
 
-def wrapped(model: nn.Module) -> nn.Module:
+def wrapped(model: nn.Module) -> Any:
     """Return the DDP model inside what torch.compile has made of it."""
     return getattr(model, "_orig_mod", model)
 
@@ -59,7 +59,8 @@ def check_replicas(model: nn.Module, processes: int, fix: str) -> None:
 def say_what_is_clipped(handle: Attachment, setting: str) -> None:
     """Warn that this setting of the framework clips momentum too, where gradients are not clipped before they wait."""
     memories = handle.recipe.memories()
-    if handle.group.rank() == 0 and any(m.clip_norm is None for m in [*corrections(memories), *fading(memories)]):
+    limits = [m.clip_norm for m in corrections(memories)] + [m.clip_norm for m in fading(memories)]
+    if handle.group.rank() == 0 and None in limits:
         _log.warning(
             "%s clips what arrives, and with this recipe that has momentum in it: to clip each worker's gradient "
             "before it waits, set the recipe's clip_norm=",

@@ -22,9 +22,9 @@ MISSING = (
 
 def save(handle: Attachment, folder: Path) -> None:
     """Write every rank's part into a folder, with torch.distributed.checkpoint. A collective."""
-    import torch.distributed.checkpoint as dcp  # takes seconds, and only who saves needs it
+    from torch.distributed.checkpoint import save as write  # type: ignore[attr-defined]  # not exported, as mypy has it
 
-    dcp.save({"thinwire": Checkpoint(handle)}, checkpoint_id=folder, process_group=handle.group)
+    write({"thinwire": Checkpoint(handle)}, checkpoint_id=folder, process_group=handle.group)
     seen = _seen(handle, folder)
     if handle.group.rank() == 0 and not all(seen):
         _log.warning(
@@ -40,10 +40,10 @@ def load(handle: Attachment, folder: Path, *, missing_ok: bool) -> None:
 
     Raises StateError as `thinwire.Checkpoint` does, and, unless `missing_ok`, if there is no such folder.
     """
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import load as read  # type: ignore[attr-defined]  # likewise
 
     if any(_seen(handle, folder)):
-        dcp.load({"thinwire": Checkpoint(handle, folder)}, checkpoint_id=folder, process_group=handle.group)
+        read({"thinwire": Checkpoint(handle, folder)}, checkpoint_id=folder, process_group=handle.group)
     elif not missing_ok:
         raise StateError(MISSING.format(place=folder.parent))
 

@@ -67,18 +67,18 @@ class ThinwireCallback(TrainerCallback):  # type: ignore[misc]  # mypy is told n
             raise RuntimeError("a hyperparameter search saves by trial, which thinwire does not: search without it")
         trainer = self._trainer
         check_replicas(trainer.model_wrapped, args.world_size, "leave out DeepSpeed and other wrappers")
-        if trainer.model_wrapped is not self._model:  # a later train() goes on with the same
-            self._attach(trainer)
+        if self.handle is None or trainer.model_wrapped is not self._model:  # a later train() goes on with the same
+            self.handle = self._attached(trainer)
         if self.resumed:
             folder = get_last_checkpoint(args.output_dir) if self.resumed is True else self.resumed
             load(self.handle, Path(folder, "thinwire"), missing_ok=self._missing_ok)
 
-    def _attach(self, trainer: Trainer) -> None:
-        self._model, accelerator = trainer.model_wrapped, trainer.accelerator
-        optimizers = [trainer.optimizer.optimizer]  # Accelerate has wrapped it
-        self.handle = attached(self._model, self._recipe, self._plan, optimizers, accelerator.scaler)
+    def _attached(self, trainer: Trainer) -> Attachment:
+        self._model, optimizer = trainer.model_wrapped, trainer.optimizer.optimizer  # Accelerate has wrapped both
+        handle = attached(self._model, self._recipe, self._plan, [optimizer], trainer.accelerator.scaler)
         if trainer.args.max_grad_norm:
-            say_what_is_clipped(self.handle, f"TrainingArguments(max_grad_norm={trainer.args.max_grad_norm})")
+            say_what_is_clipped(handle, f"TrainingArguments(max_grad_norm={trainer.args.max_grad_norm})")
+        return handle
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Put every rank's state beside the optimizer's. A collective."""
