@@ -20,6 +20,7 @@ FLOORS = [
     ("recipes",),
     ("planner",),
     ("integrations", "pipeline"),
+    ("frameworks",),
     ("tools", "tools.inputs", "tools.machine"),
     ("tools.cluster", "tools.problems", "tools.show"),
     ("tools.bench", "tools.check", "tools.plan", "tools.simulate"),
@@ -68,9 +69,12 @@ def test_every_room_has_a_floor() -> None:
     [
         (
             "torch.distributed",
-            {"collectives", "integrations", "tools.bench", "tools.check", "tools.cluster", "tools.plan"},
+            {"collectives", "frameworks", "integrations", "tools.bench", "tools.check", "tools.cluster", "tools.plan"},
         ),
-        ("torch.nn.parallel", {"integrations", "pipeline", "tools.bench", "tools.check", "tools.cluster"}),
+        (
+            "torch.nn.parallel",
+            {"frameworks", "integrations", "pipeline", "tools.bench", "tools.check", "tools.cluster"},
+        ),
         ("numba", {"kernels"}),
         ("triton", {"kernels"}),
         ("rich", {"tools.show", "tools.bench", "tools.check", "tools.plan", "tools.simulate"}),
@@ -82,6 +86,17 @@ def test_every_room_has_a_floor() -> None:
 def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:
     users = {_room(path) for path in FILES if any(f"{name}.".startswith(f"{library}.") for name in _imports(path))}
     assert users <= rooms
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
+def test_only_its_own_module_imports_a_framework(framework: str) -> None:
+    """Nobody needs a framework but who imports its front door."""
+    users = {_module(path) for path in FILES if any(f"{name}.".startswith(f"{framework}.") for name in _imports(path))}
+    assert users == {f"thinwire.frameworks.{framework}"}
+    importers = {
+        _module(p) for p in FILES if any(f"{n}.".startswith(f"thinwire.frameworks.{framework}.") for n in _imports(p))
+    }
+    assert not importers
 
 
 def test_only_files_of_its_name_import_triton() -> None:

@@ -1,0 +1,62 @@
+"""Accelerate: attach after `prepare`. `save_state` and `load_state` then take every rank's state along."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from accelerate import Accelerator
+from torch import nn
+
+from thinwire.checked import BODY, checked
+from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas
+from thinwire.frameworks.states import load, save
+from thinwire.integrations import Attachment
+from thinwire.integrations.assembly import Optimizers, listed
+
+__all__ = ["attach"]
+
+
+@checked
+def attach(
+    accelerator: Accelerator,
+    model: nn.Module,
+    recipe: Annotated[Asked, BODY] = None,
+    *,
+    plan: Annotated[Planned, BODY] = None,
+    optimizer: Optimizers = None,
+    missing_ok: bool = False,
+) -> Attachment:
+    """Let `recipe` exchange the gradients of a model that `accelerator.prepare` returned. A collective.
+
+    `recipe`, `plan` and `optimizer` are as in `thinwire.attach`; pass optimizers as `prepare` returned them. The
+    accelerator's GradScaler is passed on.
+    `accelerator.save_state` writes every rank's state into the folder `thinwire` of the checkpoint, and `load_state`
+    reads it, also on another number of ranks, as `thinwire.Checkpoint` does. `missing_ok`: whether to go on, with what
+    waits as it is, from a checkpoint that was saved without thinwire.
+
+    Raises TypeError for a model that is not prepared, or is sharded; RuntimeError for a process alone; and whatever
+    `thinwire.attach` raises. `load_state` raises StateError for a checkpoint without thinwire's part, and where
+    `thinwire.Checkpoint` does.
+    """
+    check_replicas(model, accelerator.num_processes, "pass what accelerator.prepare returned, without DeepSpeed")
+    optimizers = [getattr(each, "optimizer", each) for each in listed(optimizer)]
+    handle = attached(model, recipe, plan, optimizers, accelerator.scaler)
+
+    module = _bare(accelerator, model)
+
+    def part(folder: str, models: list[nn.Module]) -> Path:
+        place = [_bare(accelerator, each) for each in models].index(module)
+        return Path(folder, f"thinwire_{place}" if place else "thinwire")  # as Accelerate numbers its own files
+
+    def on_save(models: list[nn.Module], weights: object, folder: str) -> None:
+        save(handle, part(folder, models))
+
+    def on_load(models: list[nn.Module], folder: str) -> None:
+        load(handle, part(folder, models), missing_ok=missing_ok)
+
+    accelerator.register_save_state_pre_hook(on_save)
+    accelerator.register_load_state_pre_hook(on_load)
+    return handle
+
+
+def _bare(accelerator: Accelerator, model: nn.Module) -> Any:
+    return accelerator.unwrap_model(model, keep_torch_compile=False)

@@ -1,0 +1,68 @@
+"""`thinwire.attach` as frameworks need it: once for each run, to the model as they have wrapped it."""
+
+import logging
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.integrations import Attachment, attach
+from thinwire.integrations.attachment import LossScaler
+from thinwire.integrations.fading import fading
+from thinwire.integrations.fsdp import refuse_sharded
+from thinwire.integrations.momentum import corrections
+from thinwire.planner import Budget, Plan
+from thinwire.reducer import Reducer
+
+_log = logging.getLogger("thinwire")
+
+Asked = Reducer | None
+Planned = Literal["auto"] | Budget | Plan | None
+
+
+def attached(
+    model: nn.Module,
+    recipe: Asked,
+    plan: Planned,
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: LossScaler | None,
+) -> Attachment:
+    """Attach a copy of the recipe: a framework may wrap the model anew for every run, and each wants one of its own."""
+    return attach(wrapped(model), deepcopy(recipe), plan=plan, optimizer=optimizers, scaler=scaler)
+
+
+def wrapped(model: nn.Module) -> Any:
+    """Return the DDP model inside what torch.compile has made of it."""
+    return getattr(model, "_orig_mod", model)
+
+
+def check_replicas(model: nn.Module, processes: int, fix: str) -> None:
+    """Raise RuntimeError for a process alone, and TypeError, with this fix, for a model that is not in DDP."""
+    model = wrapped(model)
+    if isinstance(model, DistributedDataParallel):
+        return
+    if processes == 1:
+        raise RuntimeError(
+            "this is the only process, so there is nobody to exchange gradients with: start several, as in "
+            "torchrun --nproc-per-node 2, or leave thinwire out"
+        )
+    refuse_sharded(model, "attach")
+    raise TypeError(
+        f"thinwire attaches to a model in DistributedDataParallel; got {type(model).__name__} on {processes} "
+        f"processes: {fix}"
+    )
+
+
+def say_what_is_clipped(handle: Attachment, setting: str) -> None:
+    """Warn that this setting of the framework clips momentum too, where gradients are not clipped before they wait."""
+    memories = handle.recipe.memories()
+    limits = [m.clip_norm for m in corrections(memories)] + [m.clip_norm for m in fading(memories)]
+    if handle.group.rank() == 0 and None in limits:
+        _log.warning(
+            "%s clips what arrives, and with this recipe that has momentum in it: to clip each worker's gradient "
+            "before it waits, set the recipe's clip_norm=",
+            setting,
+        )

@@ -1,0 +1,82 @@
+"""Lightning: a callback that attaches when training starts, and keeps every rank's state in Lightning's checkpoints."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+
+from thinwire.checked import BODY, checked
+from thinwire.errors import StateError
+from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas, say_what_is_clipped
+from thinwire.frameworks.states import MISSING, gathered
+from thinwire.integrations import Attachment, redistribute
+
+__all__ = ["ThinwireCallback"]
+_KEY = "thinwire"
+
+
+@checked
+class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to read Lightning
+    """`thinwire.attach` for Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback(recipe)])`.
+
+    `recipe` and `plan` are as in `thinwire.attach`, which is called when training starts, with all of the Trainer's
+    optimizers and its GradScaler. A later `fit` goes on with what waits.
+    Checkpoints hold every rank's state: rank 0 gathers it, and Lightning writes it where it writes the rest. `fit` with
+    `ckpt_path` deals it out as `thinwire.redistribute` does, also to another number of ranks. `missing_ok`: whether to
+    go on, with empty memories, from a checkpoint that was saved without thinwire.
+
+    `fit` raises TypeError for a strategy other than DDP, RuntimeError for a process alone, StateError for a checkpoint
+    without thinwire's part, and whatever `thinwire.attach` and `Attachment.load_state_dict` raise.
+    """
+
+    def __init__(
+        self,
+        recipe: Annotated[Asked, BODY] = None,
+        *,
+        plan: Annotated[Planned, BODY] = None,
+        missing_ok: bool = False,
+    ) -> None:
+        self._recipe, self._plan, self._missing_ok = recipe, plan, missing_ok
+        self._handle: Attachment | None = None
+        self._saved: dict[str, Any] | None = None
+
+    @property
+    def handle(self) -> Attachment:
+        """What `thinwire.attach` returned. Raises RuntimeError before training has started."""
+        if self._handle is None:
+            raise RuntimeError("the handle is there from on_train_start on: Lightning wraps the model in fit()")
+        return self._handle
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse strategies without replicas before anything is set up."""
+        if stage == "fit" and not isinstance(trainer.strategy, DDPStrategy):
+            got = type(trainer.strategy).__name__
+            check_replicas(pl_module, trainer.world_size, f'the strategy is {got}; pass Trainer(strategy="ddp")')
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach: optimizers have their state by now. Then resume."""
+        saved, self._saved = self._saved, None
+        if saved is None and trainer.ckpt_path and not self._missing_ok:
+            raise StateError(MISSING.format(place=trainer.ckpt_path))
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._handle = attached(trainer.strategy.model, self._recipe, self._plan, trainer.optimizers, scaler)
+        if trainer.gradient_clip_val:
+            say_what_is_clipped(self._handle, f"Trainer(gradient_clip_val={trainer.gradient_clip_val})")
+        if saved is not None:
+            self._handle.load_state_dict(saved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return something, so that Lightning warns if a checkpoint is resumed without this callback."""
+        return {} if self._handle is None else {"step": self._handle.step}
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put every rank's state into the checkpoint, which rank 0 writes. A collective."""
+        if self._handle is not None:
+            checkpoint[_KEY] = gathered(self._handle)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Mapping[str, Any]) -> None:
+        """Keep what this rank is to go on from."""
+        if trainer.state.fn == "fit" and _KEY in checkpoint:
+            place = {"rank": trainer.global_rank, "world_size": trainer.world_size}
+            self._saved = redistribute(checkpoint[_KEY], **place)

@@ -1,0 +1,87 @@
+"""The Trainer of Hugging Face transformers: a callback that attaches when training begins, saves and resumes."""
+
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from thinwire.checked import BODY, checked
+from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas, say_what_is_clipped
+from thinwire.frameworks.states import load, save
+from thinwire.integrations import Attachment
+
+__all__ = ["ThinwireCallback", "attach"]
+
+
+@checked
+def attach(
+    trainer: Trainer,
+    recipe: Annotated[Asked, BODY] = None,
+    *,
+    plan: Annotated[Planned, BODY] = None,
+    missing_ok: bool = False,
+) -> "ThinwireCallback":
+    """Add a callback to the Trainer that attaches when training begins. Call it before `trainer.train()`.
+
+    `recipe` and `plan` are as in `thinwire.attach`, which is called with the Trainer's optimizer and GradScaler.
+    Every rank's state goes into the folder `thinwire` of each checkpoint. `train(resume_from_checkpoint=...)` reads it,
+    also on another number of ranks, as `thinwire.Checkpoint` does. `missing_ok`: whether to go on, with empty memories,
+    from a checkpoint that was saved without thinwire.
+
+    Raises RuntimeError while the Trainer trains. `train` then raises TypeError for a model that is not in DDP,
+    RuntimeError for a process alone or a hyperparameter search, StateError for a checkpoint without thinwire's part,
+    and whatever `thinwire.attach` and `thinwire.Checkpoint` raise.
+    """
+    if trainer.is_in_train:
+        raise RuntimeError("the Trainer is training already: call attach before trainer.train()")
+    callback = ThinwireCallback(trainer, recipe, plan, missing_ok=missing_ok)
+    trainer.add_callback(callback)
+    train = trainer.train
+
+    @wraps(train)
+    def noting_where_from(resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        callback.resumed = resume_from_checkpoint  # Trainer tells no callback
+        return train(resume_from_checkpoint, *args, **kwargs)
+
+    trainer.train = noting_where_from
+    return callback
+
+
+class ThinwireCallback(TrainerCallback):  # type: ignore[misc]  # mypy is told not to read transformers
+    """What `attach` adds to a Trainer. `handle` is what `thinwire.attach` returned, and None before training."""
+
+    def __init__(self, trainer: Trainer, recipe: Asked, plan: Planned, *, missing_ok: bool) -> None:
+        self.handle: Attachment | None = None
+        self.resumed: str | bool | None = None
+        self._trainer, self._recipe, self._plan, self._missing_ok = trainer, recipe, plan, missing_ok
+        self._model: nn.Module | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attach: the model is in DDP and the optimizer has its state by now. Then resume."""
+        if state.is_hyper_param_search:
+            raise RuntimeError("a hyperparameter search saves by trial, which thinwire does not: search without it")
+        trainer = self._trainer
+        check_replicas(trainer.model_wrapped, args.world_size, "leave out DeepSpeed and other wrappers")
+        if self.handle is None or trainer.model_wrapped is not self._model:  # a later train() goes on with the same
+            self.handle = self._attached(trainer)
+        if self.resumed:
+            folder = get_last_checkpoint(args.output_dir) if self.resumed is True else self.resumed
+            load(self.handle, Path(folder, "thinwire"), missing_ok=self._missing_ok)
+
+    def _attached(self, trainer: Trainer) -> Attachment:
+        self._model, optimizer = trainer.model_wrapped, trainer.optimizer.optimizer  # Accelerate has wrapped both
+        handle = attached(self._model, self._recipe, self._plan, [optimizer], trainer.accelerator.scaler)
+        if trainer.args.max_grad_norm:
+            say_what_is_clipped(handle, f"TrainingArguments(max_grad_norm={trainer.args.max_grad_norm})")
+        return handle
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Put every rank's state beside the optimizer's. A collective."""
+        if self.handle is not None and not args.save_only_model:
+            folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+            save(self.handle, folder / "thinwire")

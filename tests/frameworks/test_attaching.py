@@ -1,0 +1,71 @@
+"""What all front doors share: who may attach, recipes of one's own, and a word on clipping."""
+
+import logging
+
+import pytest
+import torch
+from ranks import Ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire
+from thinwire.frameworks.attaching import attached, check_replicas, say_what_is_clipped
+
+
+def test_a_process_alone_has_nobody_to_exchange_with() -> None:
+    with pytest.raises(RuntimeError, match=r"the only process.*torchrun --nproc-per-node 2"):
+        check_replicas(nn.Linear(2, 2), 1, "")
+
+
+def test_a_plain_model_is_refused_with_the_fix() -> None:
+    with pytest.raises(TypeError, match="in DistributedDataParallel; got Linear on 2 processes: wrap it"):
+        check_replicas(nn.Linear(2, 2), 2, "wrap it")
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(3, 64)).square().mean().backward()
+    optimizer.step()
+
+
+def _waiting(handle: thinwire.Attachment) -> torch.Tensor:
+    held = [memory["weight"]["residual"] for memory in handle.state_dict()["memories"] if "weight" in memory]
+    return held[0]
+
+
+def _twice() -> tuple[bool, bool]:
+    torch.manual_seed(0)
+    module, recipe = nn.Linear(64, 64), thinwire.recipes.topk(density=0.01, minimum_size=0)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    first = DistributedDataParallel(module)
+    check_replicas(first, 2, "")
+    handle = attached(first, recipe, None, [optimizer], None)
+    _step(first, optimizer)
+    waited = _waiting(handle)
+    again = attached(DistributedDataParallel(module), recipe, None, [optimizer], None)
+    return bool(waited.any()) and torch.equal(waited, _waiting(again)), handle.ended
+
+
+def test_a_model_that_is_wrapped_anew_goes_on_with_what_waits(ranks: Ranks) -> None:
+    assert ranks.run(2, _twice) == [(True, True)] * 2
+
+
+def _clipped(clip_norm: float | None) -> list[str]:
+    module, heard = nn.Linear(64, 64), list[str]()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    recipe = thinwire.recipes.dgc(density=0.01, clip_norm=clip_norm)
+    handle = attached(DistributedDataParallel(module), recipe, None, [optimizer], None)
+    listener = logging.Handler()
+    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]  # to hear it
+    logging.getLogger("thinwire").addHandler(listener)
+    say_what_is_clipped(handle, "Trainer(gradient_clip_val=1.0)")
+    logging.getLogger("thinwire").removeHandler(listener)
+    return heard
+
+
+def test_clipping_momentum_is_said_once(ranks: Ranks) -> None:
+    (said,), silence = ranks.run(2, _clipped, None)
+    assert said.startswith("Trainer(gradient_clip_val=1.0) clips what arrives")
+    assert "clip_norm=" in said
+    assert not silence
+    assert ranks.run(2, _clipped, 0.1) == [[], []]
