@@ -88,7 +88,8 @@ def main():
                 (args.checkpoints / "writing").write_text(path.name)
                 (args.checkpoints / "writing").replace(latest)
             total = handle.stats().total
-            say(f"step {step + 1}: loss {loss.item():.6f}, sent {total.ratio:.1%}, ‖what waits‖ {pending:.6f}")
+            sent = f"sent {total.sent_bytes / 1e6:.2f} of {total.dense_bytes / 1e6:.0f} MB"
+            say(f"step {step + 1}: loss {loss.item():.6f}, {sent}, ‖what waits‖ {pending:.6f}")
     same = handle.verify_replicas()
     say(f"replicas {'identical' if same else 'DIFFER: ' + ', '.join(handle.differing_parameters())}")
     dist.destroy_process_group()
