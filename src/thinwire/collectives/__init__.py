@@ -4,8 +4,8 @@
 `exit` waits for all of them to finish before the interpreter ends.
 """
 
-from thinwire.collectives.groups import Group, all_gather, all_or, all_reduce
+from thinwire.collectives.groups import Group, adopt_group, all_gather, all_or, all_reduce, forget_group
 from thinwire.collectives.peers import Peers
 from thinwire.collectives.thread import communication_thread
 
-__all__ = ["Group", "Peers", "all_gather", "all_or", "all_reduce", "communication_thread"]
+__all__ = ["Group", "Peers", "adopt_group", "all_gather", "all_or", "all_reduce", "communication_thread", "forget_group"]

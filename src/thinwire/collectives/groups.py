@@ -1,5 +1,8 @@
 """All-gather, all-reduce and process groups, as torch's versions and backends have them."""
 
+import itertools
+import weakref
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -42,11 +45,42 @@ def same_group(group: Group) -> Group:
 
     Raises RuntimeError if ranks of a subgroup are in different numbers of groups: torch names a new group by that.
     """
+    if group in _twins:
+        return _twins[group]
     ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
     whole = len(ranks) == dist.get_world_size()
     if not whole:
         _check_names_agree(group)
     return dist.new_group(ranks, backend=backend, timeout=_timeout(group), use_local_synchronization=not whole)
+
+
+def adopt_group(group: Group, twin: Group, backend: str, store: dist.Store) -> None:
+    """Make torch know a group that it has not made itself, and whose other ranks are of other jobs.
+
+    `twin`: another group of the same ranks, for `same_group`. Only this rank has its own number in torch's world; the
+    others get numbers that no rank of this job has.
+    """
+    world, mine = dist.distributed_c10d._world, dist.get_rank()
+    for each in (group, twin):
+        others = itertools.count(dist.get_world_size())
+        ranks = {mine if rank == each.rank() else next(others): rank for rank in range(each.size())}
+        world.pg_map[each], world.pg_group_ranks[each] = (backend, store), ranks
+        world.pg_names[each] = f"adopted {next(_numbers)}"
+        world.pg_backend_config[each], world.pg_to_tag[each] = f"cpu:{backend}", ""
+    _twins[group] = twin
+
+
+def forget_group(group: Group) -> None:
+    """Make torch forget an adopted group and its twin. What is under way there fails."""
+    world = dist.distributed_c10d._world
+    for each in (group, _twins.pop(group, group)):
+        for held in (world.pg_map, world.pg_group_ranks, world.pg_names, world.pg_backend_config, world.pg_to_tag):
+            held.pop(each, None)
+        each.abort()
+
+
+_twins: weakref.WeakKeyDictionary[Group, Group] = weakref.WeakKeyDictionary()
+_numbers = itertools.count()
 
 
 def end_group(group: Group) -> None:

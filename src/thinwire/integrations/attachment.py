@@ -16,6 +16,7 @@ from thinwire.integrations.drift import differing
 from thinwire.integrations.gradients import put_in_place
 from thinwire.integrations.handover import Handover
 from thinwire.integrations.optimizers import observe, stop_observing
+from thinwire.integrations.redistribution import noting_from
 from thinwire.integrations.starvation import Starvation
 from thinwire.integrations.steps import Reduced, Steps, read
 from thinwire.planner import Why
@@ -240,6 +241,39 @@ class Attachment:
         for memory in self.recipe.memories():
             memory.restore({})
         self._handover.accept()
+
+    def regroup(self, group: Group, divisor: Divisor) -> None:
+        """Go on among the ranks of another group, with what waits here; notes follow the number of ranks.
+
+        A collective of the new group, between steps. All go on from the latest step that any of them has come to.
+        """
+        standing = state.latest(group, state.Standing(step=self.steps.step, draw=self.steps.draw))
+        self.recipe.prepare(group)
+        self.steps.restart(standing.step, standing.draw)
+        factor = self._group.size() / group.size()
+        for memory in self.recipe.memories() if factor != 1 else ():
+            held = memory.state()
+            memory.restore(noting_from(held, held, factor))
+        self._group, self._divisor, self._agreed = group, divisor, True
+
+    def join(self, saved: Mapping[str, Any]) -> None:
+        """Go on where another rank is, from its `state_dict`: its step and its notes. What waits there stays there.
+
+        Not a collective. What waits here stays too. Raises ValueError if the state does not fit.
+        """
+        place = state.Place(saved["rank"], saved["world_size"])
+        standing = state.check(saved, self.recipe, self.parameters, place)
+        self.steps.restart(standing.step, standing.draw)
+        self._follow_loss_scale(float(saved["loss_scale"]))
+        for memory, theirs in zip(self.recipe.memories(), saved["memories"], strict=True):
+            memory.restore(noting_from(memory.state(), theirs, place.world_size / self._group.size()))
+        self._handover.restore(saved["momentum"], {})
+        self.meter.end()
+
+    def take_back(self) -> None:
+        """Drop a reduction that has failed on this rank, and all that no optimizer has taken."""
+        self.steps.close()
+        self.steps.settle_all(keep=False)
 
     def take_over(self, earlier: "Attachment") -> None:
         """Take over what waits in an earlier attachment to some of these parameters, and end that one."""

@@ -48,10 +48,15 @@ def redistribute(
     notes = saved[noting(saved, rank, count)]
     taken = [saved[each]["memories"] for each in taken_over(saved, rank, world_size)]
     memories = [
-        _joined([each[i] for each in taken], _scaled(memory, count, world_size))
+        _joined([each[i] for each in taken], _scaled(memory, count / world_size))
         for i, memory in enumerate(notes["memories"])
     ]
     return {**notes, "rank": rank, "world_size": world_size, "memories": memories}
+
+
+def noting_from(mine: State, theirs: State, factor: float) -> State:
+    """Return what waits in one rank's memory, with the notes of another's times `factor`: old ranks over new ones."""
+    return _joined([mine], _scaled(theirs, factor))
 
 
 def taken_over(saved: Mapping[int, object], rank: int, world_size: int) -> list[int]:
@@ -117,9 +122,8 @@ def _sum(parts: Sequence[Tensor], what: str) -> Tensor:
     return total.to(parts[0].dtype)
 
 
-def _scaled(memory: State, count: int, world_size: int) -> State:
+def _scaled(memory: State, factor: float) -> State:
     notes = {name: {f: x for f, x in fields.items() if f in Noted.free} for name, fields in memory.items()}
-    factor = count / world_size
     return {
         name: {f: x if factor == 1 else x * factor for f, x in fields.items()}
         for name, fields in notes.items()

@@ -11,12 +11,12 @@ from typing import Annotated, final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, futures, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
-from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
+from thinwire.integrations.assembly import Optimizers, assembled, check_fingerprint, check_free, listed
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.buckets import GradientBucket, buckets, used_anywhere
 from thinwire.integrations.fsdp import refuse_sharded
@@ -60,8 +60,8 @@ class Replicas(Served):
         used = used_anywhere(list(self.attachment.parameters.values()), self._group)
         started = [(bucket, self._start(bucket)) for bucket in self._buckets]
         rows = [(p, self.attachment.reduce_sparse(_rows(p), [p])) for p in self._sparse]
-        for bucket, future in started:
-            future.wait()
+        futures.wait_all([future for _, future in started])  # all, even if one fails: it stages what it delivers
+        for bucket, _ in started:
             bucket.hand_back(used)
             self._note_handed(bucket)
         for p, future in rows:
@@ -69,6 +69,13 @@ class Replicas(Served):
             p.grad = mean if p in used else None
         parameters = self.attachment.parameters
         self.attachment.steps.drop_idle([name for name, p in parameters.items() if p not in used])
+
+    def regroup(self, group: Group) -> None:
+        """Go on among the ranks of another group: see `Attachment.regroup`."""
+        check_fingerprint(self.attachment.recipe, dict(self.attachment.parameters), group)
+        size = group.size()
+        self.attachment.regroup(group, lambda joined, continues: size)
+        self._group = group
 
     def _notice_replaced(self) -> None:
         """Find gradients that were set without autograd. Zero-bubble schedules set those of weights that way."""

@@ -112,6 +112,13 @@ def agree(group: Group, mine: Callable[[], Standing]) -> None:
             )
 
 
+def latest(group: Group, mine: Standing) -> Standing:
+    """Return the latest step and draw that any rank has come to. A collective."""
+    everyone = [mine] * group.size()
+    dist.all_gather_object(everyone, mine, group=group)
+    return Standing(step=max(each.step for each in everyone), draw=max(each.draw for each in everyone))
+
+
 def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], place: Place) -> Standing:
     """Return where `state` stands. Raises ValueError unless `dump` made it for such a recipe, model and rank."""
     held = _checked(state)

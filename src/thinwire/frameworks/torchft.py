@@ -1,0 +1,160 @@
+"""torchft: replicas that come and go from step to step, and steps that are called off.
+
+torchft makes a new process group whenever the replicas change, and calls a step off if anything fails in it. The
+exchange follows: what waits on a replica stays with it, and a step that is called off leaves it as it was.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Annotated, Any, Protocol, final, runtime_checkable
+
+import torch
+import torch.distributed as dist
+import torchft
+from torch import nn
+
+from thinwire import integrations
+from thinwire.checked import BODY, checked
+from thinwire.collectives import Group, adopt_group, forget_group
+from thinwire.integrations import Replicas
+from thinwire.integrations.assembly import Optimizers
+from thinwire.integrations.attachment import LossScaler
+from thinwire.integrations.served import Served
+from thinwire.reducer import Reducer
+
+_log = logging.getLogger("thinwire")
+
+
+@runtime_checkable
+class Manager(Protocol):
+    """What we need of a torchft.Manager."""
+
+    def register_state_dict_fn(self, key: str, load_state_dict: Any, state_dict: Any) -> None:
+        """Send and load something with the state that a replica recovers from."""
+
+    def wait_quorum(self) -> None:
+        """Wait until the replicas of this step are known."""
+
+    def is_participating(self) -> bool:
+        """Whether this replica takes part in this step."""
+
+    def errored(self) -> Any:
+        """Return what has failed in this step, or None."""
+
+    def report_error(self, e: Exception) -> None:
+        """Have this step called off."""
+
+
+class ProcessGroupGloo(torchft.ProcessGroupGloo):
+    """torchft.ProcessGroupGloo, for exchanges of thinwire too. Pass it to the Manager and to `replicate`.
+
+    torch.distributed.init_process_group must have been called with the ranks of this replica, one or several.
+    """
+
+    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> Group:
+        if not dist.is_initialized():
+            raise RuntimeError(
+                "torch.distributed is not initialised; expected a process group of this replica's ranks: call "
+                "init_process_group first, with world_size=1 if a replica is one process"
+            )
+        group, twin = (
+            super(ProcessGroupGloo, self)._create_pg(dist.PrefixStore(name, store), rank, world_size)
+            for name in ("thinwire", "thinwire-rounds")
+        )
+        adopt_group(group, twin, "gloo", store)
+        return group
+
+    @property
+    def group(self) -> Group | None:
+        """The group of this step's replicas, or None if it has ended."""
+        return self._pg
+
+    def abort(self, errored: bool = True) -> None:
+        """End what is under way, and forget the group."""
+        group, self._pg = self._pg, None
+        if group is not None:
+            forget_group(group)
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name by which torchft registers it."""
+        return "thinwire-gloo"
+
+
+@final
+class Members(Served):
+    """A model whose replicas come and go, and a handle: see `replicate`. `attachment` does the work."""
+
+    def __init__(self, manager: Manager, links: ProcessGroupGloo, replicas: Replicas) -> None:
+        self._manager, self._links, self._replicas = manager, links, replicas
+        self.attachment = replicas.attachment
+        manager.register_state_dict_fn("thinwire", self.attachment.join, self._for_a_newcomer)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps."""
+        return self._replicas.memory_bytes
+
+    def reduce(self) -> None:
+        """Replace every gradient by its mean over the replicas of this step, through the recipe.
+
+        Call it once a step, after backward and before `manager.should_commit()` or the step of torchft's optimizer. If
+        the exchange fails, the manager hears of it and calls the step off. Raises RuntimeError on a replica that does
+        not take part in the step, and FingerprintError where replicas disagree.
+        """
+        self._manager.wait_quorum()
+        if self._manager.errored():
+            return
+        if not self._manager.is_participating():
+            raise RuntimeError(
+                "this replica is not participating in the step; expected one that has recovered before its forward, "
+                "and no spares: make the Manager with use_async_quorum=False and WorldSizeMode.DYNAMIC"
+            )
+        try:
+            self._exchange(self._links.group)
+        except RuntimeError as error:
+            _log.warning("the exchange failed, and torchft calls the step off: %s", error)
+            self.attachment.take_back()
+            self._links.abort()  # or the others would wait for this rank
+            self._manager.report_error(error)
+
+    def _exchange(self, group: Group | None) -> None:
+        if group is None:
+            raise RuntimeError("the process group has ended")
+        if group is not self.group:
+            self._replicas.regroup(group)
+        self._replicas.reduce()
+
+    def _for_a_newcomer(self) -> dict[str, Any]:
+        """Return where this rank is, without what waits, which stays here."""
+        state, memories = self.attachment.state_dict(), self.attachment.recipe.memories()
+        notes = [
+            {name: {f: x for f, x in fields.items() if f in memory.free} for name, fields in held.items()}
+            for memory, held in zip(memories, state["memories"], strict=True)
+        ]
+        return state | {"memories": [{name: each for name, each in held.items() if each} for held in notes]}
+
+
+@checked
+def replicate(
+    manager: Manager,
+    links: ProcessGroupGloo,
+    modules: nn.Module | Iterable[nn.Module],
+    recipe: Annotated[Reducer, BODY],
+    *,
+    optimizer: Optimizers = None,
+    scaler: LossScaler | None = None,
+) -> Members:
+    """Let `recipe` exchange the gradients of a model whose replicas torchft's `manager` looks after.
+
+    `links`: the process group that the manager has. A replica is one process here. Call `reduce()` in every step. The
+    rest is as in `thinwire.replicate`.
+
+    A replica that comes goes on where the others are, and nothing waits there yet. One that goes takes what waits there
+    along. The model and the optimizer are yours to send: pass `state_dict` and `load_state_dict` to the Manager.
+    """
+    if dist.get_world_size() != 1:
+        raise RuntimeError(
+            f"this replica has {dist.get_world_size()} processes; expected one with the whole model: start each replica "
+            "with a torchrun of its own"
+        )
+    return Members(manager, links, integrations.replicate(modules, recipe, optimizer=optimizer, scaler=scaler))

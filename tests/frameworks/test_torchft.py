@@ -1,0 +1,111 @@
+"""Replicas that come and go under torchft, with a real lighthouse."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchft", reason="torchft is not installed: pip install 'thinwire[torchft]'")
+
+import torch.distributed as dist
+from torch import nn
+
+import thinwire as tw
+from thinwire.frameworks import torchft as ours
+
+REPLICA = Path(__file__).with_name("torchft_replica.py")
+
+
+@pytest.fixture
+def lighthouse() -> Iterator[str]:
+    from torchft._torchft import LighthouseServer
+
+    server = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=2000, heartbeat_timeout_ms=2000)
+    yield server.address()
+    server.shutdown()
+
+
+def _start(name: str, lighthouse: str, recipe: str) -> "subprocess.Popen[str]":
+    path = os.pathsep.join([str(Path(tw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, str(REPLICA), name, lighthouse, recipe],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _lines(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["dgc", "powersgd"])
+def test_replicas_come_and_go_and_steps_are_called_off(recipe: str, lighthouse: str) -> None:
+    """The first replica's exchange fails once. The second dies later; a third has its place from the next step on."""
+    processes = {name: _start(name, lighthouse, recipe) for name in ("first_0", "second_1", "third_2")}
+    printed = {name: process.communicate(timeout=200) for name, process in processes.items()}
+    first, second, third = (_lines(printed[name][0]) for name in processes)
+    assert len(first) > 20, printed["first_0"][1][-3000:]
+
+    off = [i for i, line in enumerate(first) if not line["kept"]]
+    assert any(first[i]["step"] == 8 for i in off)
+    for i in off:  # a step that was called off has left everything as it was
+        assert first[i]["weights"] == first[i - 1]["weights"]
+        assert first[i]["waits"] == first[i - 1]["waits"]
+    assert len({line["waits"] for line in first}) == len(first) - len(off)
+
+    by_step = [{line["step"]: line["weights"] for line in lines if line["kept"]} for lines in (first, second, third)]
+    for other in by_step[1:]:
+        for step in other.keys() & by_step[0].keys():
+            assert other[step] == by_step[0][step], step
+    assert max(by_step[1]) == 13
+    assert max(by_step[2]) == max(by_step[0]) == 23
+    assert {line["replicas"] for line in first} == {2, 3}
+    assert first[-1]["loss"] < first[0]["loss"]
+
+
+def test_a_replica_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(RuntimeError, match="has 2 processes; expected one with the whole model"):
+        ours.replicate(_Manager(), ours.ProcessGroupGloo(), nn.Linear(2, 2), tw.recipes.dense())
+
+
+def test_a_group_without_a_default_one_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="call init_process_group first"):
+        ours.ProcessGroupGloo()._create_pg(dist.HashStore(), 0, 1)
+
+
+class _Manager:
+    """A manager of a replica that recovers while the others train on, as with use_async_quorum=True."""
+
+    def register_state_dict_fn(self, key: str, load_state_dict: Any, state_dict: Any) -> None:
+        pass
+
+    def wait_quorum(self) -> None:
+        pass
+
+    def is_participating(self) -> bool:
+        return False
+
+    def errored(self) -> None:
+        pass
+
+    def report_error(self, e: Exception) -> None:
+        raise AssertionError(e)
+
+
+def test_a_replica_that_takes_no_part_is_refused(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        members = ours.replicate(_Manager(), ours.ProcessGroupGloo(), nn.Linear(2, 2), tw.recipes.dense())
+        with pytest.raises(RuntimeError, match="use_async_quorum=False"):
+            members.reduce()
+    finally:
+        dist.destroy_process_group()

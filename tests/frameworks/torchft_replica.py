@@ -1,0 +1,86 @@
+"""One replica under torchft, as a process: NAME LIGHTHOUSE RECIPE. Prints a line a step. See test_torchft.py."""
+
+import hashlib
+import json
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchft import Manager
+
+import thinwire as tw
+from thinwire.frameworks.torchft import ProcessGroupGloo, replicate
+
+LAST, DIES, FAILS = 24, 14, 8
+RECIPES = {
+    "dgc": lambda: tw.recipes.dgc(density=0.05, minimum_size=0),
+    "powersgd": lambda: tw.recipes.powersgd(rank=2),
+}
+
+
+def batch(name: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * ord(name[0]) + step)
+    x = torch.randn(64, 32, generator=generator)
+    return x, x.sum(dim=1, keepdim=True).tanh()
+
+
+def main(name: str, lighthouse: str, recipe: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore("own", store), rank=0, world_size=1)
+    torch.manual_seed(ord(name[0]))  # torchft sends the first replica's weights to the others
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    links = ProcessGroupGloo(timeout=timedelta(seconds=4))
+
+    def load(state: dict) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    manager = Manager(
+        pg=links,
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        min_replica_size=2 if name != "late" else 1,
+        use_async_quorum=False,
+        replica_id=name,
+        store_addr="localhost",
+        store_port=store.port,
+        rank=0,
+        world_size=1,
+        lighthouse_addr=lighthouse,
+        hostname="localhost",
+    )
+    replicas = replicate(manager, links, model, RECIPES[recipe](), optimizer=optimizer)
+    fails = name == "first_0"
+    while (step := manager.current_step()) < LAST:
+        if name == "second_1" and step == DIES:
+            os._exit(9)
+        optimizer.zero_grad()
+        manager.start_quorum()
+        x, y = batch(name, step)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        if fails and step == FAILS:
+            fails = False
+            links.abort()
+        replicas.reduce()
+        kept = manager.should_commit()
+        waits = hashlib.sha256()
+        if kept:
+            optimizer.step()
+        for memory in replicas.state_dict()["memories"]:
+            for held in memory.values():
+                waits.update(b"".join(x.numpy().tobytes() for x in held.values()))
+        weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        line = {"step": step, "kept": kept, "replicas": manager.num_participants(), "loss": loss.item()}
+        print(json.dumps(line | {"weights": hashlib.sha256(weights).hexdigest(), "waits": waits.hexdigest()}), flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # torchft's threads would wait for replicas that have gone
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
