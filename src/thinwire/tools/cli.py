@@ -39,8 +39,8 @@ def bench(
     shard: Annotated[
         int | None,
         typer.Option(
-            help="Shard the model over so many neighbours, an island, with FSDP2; --link is then between islands, whose "
-            "workers share it. dense is FSDP2's own HSDP."
+            help="Shard the model over so many neighbours, an island, with FSDP2. --link is then between islands, "
+            "whose workers share it; dense is FSDP2's own HSDP."
         ),
     ] = None,
     pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,

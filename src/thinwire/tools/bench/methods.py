@@ -43,9 +43,7 @@ class Install(Protocol):
 class InstallSharded(Protocol):
     """Puts a method to work between the islands of a sharded model, whose mesh is islands × shards."""
 
-    def __call__(
-        self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule
-    ) -> None:
+    def __call__(self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
         """Install."""
 
 
@@ -56,8 +54,8 @@ class Entrant:
     `sparse` methods take a density; if a method warms up, the density falls to the wanted one over the first steps.
     `density` is for methods that do not use the run's own. A method that cannot work with several buckets gets a single
     one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
-    pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's. Without `install_sharded`
-    it cannot work on shards. If `shards_natively`, FSDP2 itself exchanges between the islands.
+    pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's. Without
+    `install_sharded` it cannot work on shards. If `shards_natively`, FSDP2 itself exchanges between the islands.
     """
 
     description: str
@@ -135,9 +133,7 @@ def _entrant(method: Method) -> Entrant:
     def install(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
         attach(model, method.make(density), optimizer=optimizers if method.momentum else None)
 
-    def install_sharded(
-        model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule
-    ) -> None:
+    def install_sharded(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
         shard(model, method.make(density), mesh=mesh, optimizer=optimizers if method.momentum else None)
 
     return Entrant(

@@ -151,7 +151,9 @@ class Options:
 
     def _check_shard(self, shards: int) -> None:
         if shards < 2:
-            raise BadInput(f"--shard is {shards}; expected 2 or more: so many workers of an island hold a model together")
+            raise BadInput(
+                f"--shard is {shards}; expected 2 or more: so many workers of an island hold a model together"
+            )
         if self.workers % shards or self.workers == shards:
             raise BadInput(
                 f"--shard {shards} does not divide --workers {self.workers} into two islands or more: give --workers "
@@ -161,7 +163,9 @@ class Options:
             raise BadInput("--shard and --pipeline both split the model: give one of the two")
         unable = [name for name, _ in map(_named, self.recipes) if ENTRANTS[name].install_sharded is None]
         if unable:
-            raise BadInput(f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard")
+            raise BadInput(
+                f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard"
+            )
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings:
             raise BadInput(f"FSDP2 cannot shard the sparse embeddings of {self.model}; try --model transformer")
 

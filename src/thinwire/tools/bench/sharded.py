@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from thinwire import trace
 from thinwire.integrations.drift import differing
@@ -47,7 +47,8 @@ class Sharded:
         batch = self._problem.batch(step, dist.get_rank(), dist.get_world_size())
         zero_all(self._optimizers)
         self._model.train()
-        with trace.listen(_Recorder()) as recorder:
+        recorder = _Recorder()
+        with trace.listen(recorder):
             start, busy = time.perf_counter(), time.thread_time()
             self._problem.loss(self._model, batch).backward()
             step_all(self._optimizers)

@@ -94,10 +94,11 @@ class Cluster:
     """Within `with`, `world` processes that run ``module:function`` as `handler(job, emit)`.
 
     Each has its own link, limited to `rate` each way unless that is None. With `island` above 1, so many neighbours in
-    the order of ranks share such a link to all others, and nothing limits what passes between them. Without network namespaces (unavailable, or
-    `namespaces` false) all share the loopback interface. Once started, `throttled` says whether the links are limited,
-    and `label` how fast they are, or why they are not limited. Workers are forked and import from the same places as
-    this process; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS are set for torch.
+    the order of ranks share such a link to all others, and nothing limits what passes between them. Without network
+    namespaces (unavailable, or `namespaces` false) all share the loopback interface. Once started, `throttled` says
+    whether the links are limited, and `label` how fast they are, or why they are not limited. Workers are forked and
+    import from the same places as this process; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and
+    OMP_NUM_THREADS are set for torch.
     """
 
     label = "not started"
@@ -122,9 +123,7 @@ class Cluster:
     def __enter__(self) -> Self:
         """Start the workers; raises SupervisorDied."""
         rate = None if self._rate is None else self._rate.bits_per_second
-        self._processes = Processes(
-            self._world, rate, self._handler, namespaces=self._namespaces, island=self._island
-        )
+        self._processes = Processes(self._world, rate, self._handler, namespaces=self._namespaces, island=self._island)
         try:
             self._settle(self._processes)
         except BaseException:
