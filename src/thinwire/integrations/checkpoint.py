@@ -151,8 +151,19 @@ class _Loading:
             return {}, lost
         blank = {**state_of(some, {}), "shard": self._layout.shard}  # nothing is left of this shard
         dealt = redistribute(states or [blank], rank=rank, world_size=world_size, partial=self._partial)
-        self._handle.check_state_dict(dealt)
+        self._check_fits(dealt, cut=not self._uncut(some))
         return dealt, {}
+
+    def _check_fits(self, dealt: State, *, cut: bool) -> None:
+        try:
+            self._handle.check_state_dict(dealt)
+        except ValueError as error:
+            if not cut:
+                raise
+            raise ValueError(
+                f"{error}; shards are of other sizes than they were, and a smaller minimum_size keeps more of them "
+                "compressed"
+            ) from error
 
     def _replicas(self, left: Mapping[int, Header]) -> dict[int, dict[int, int]]:
         """Return which ranks have saved something of this rank's shard, by replica and their shard."""

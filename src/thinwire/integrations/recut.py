@@ -60,15 +60,13 @@ class Cuts:
 
     def rows(self, name: str, piece: Piece) -> range:
         """Return which indices of the dimension that is cut lie in a piece: FSDP cuts as torch.chunk does."""
-        if name not in self.shapes:
-            raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
-        length = self.shapes[name][self.dims.get(name, 0)]
+        length = self._whole(name)[self.dims.get(name, 0)]
         step = -(-length // piece.shards)
         return range(min(length, piece.shard * step), min(length, (piece.shard + 1) * step))
 
     def shape(self, name: str, piece: Piece) -> Shape:
         """Return the shape of a parameter's piece."""
-        sizes = list(self.shapes[name])
+        sizes = list(self._whole(name))
         sizes[self.dims.get(name, 0)] = len(self.rows(name, piece))
         return tuple(sizes)
 
@@ -76,6 +74,11 @@ class Cuts:
         """Return which indices lie in both pieces."""
         mine, theirs = self.rows(name, one), self.rows(name, other)
         return range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
+
+    def _whole(self, name: str) -> Shape:
+        if name not in self.shapes:
+            raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
+        return self.shapes[name]
 
 
 def recut(pieces: Mapping[int, Mapping[str, Any]], shards: int, cuts: Cuts, piece: Piece) -> dict[str, Any]:
