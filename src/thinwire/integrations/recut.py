@@ -51,10 +51,10 @@ class Cuts:
 
     @classmethod
     def of(cls, parameters: Mapping[str, nn.Parameter]) -> "Cuts":
-        """Return those of DTensors."""
+        """Return those of DTensors; a plain parameter is whole."""
         found: dict[str, int] = {}
         for name, p in parameters.items():
-            placements: Any = p.placements  # type: ignore[attr-defined]  # of a DTensor
+            placements: Any = getattr(p, "placements", ())
             found[name] = next((each.dim for each in placements if each.is_shard()), 0)
         return cls({name: tuple(p.shape) for name, p in parameters.items()}, {n: d for n, d in found.items() if d})
 
