@@ -132,6 +132,7 @@ CONTENTS = {
         "loops",
         "pipeline",
         "planner",
+        "shard",
         "simulate",
     ],
     "papers/README": ["dragonn/README", "fft/README", "s2/README", "dct/README", "gtopk/README"],

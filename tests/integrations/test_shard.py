@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import importlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
+from thinwire.integrations.gradients import local
 
 STEPS = 4
 WIDTH = 20
@@ -31,6 +33,10 @@ KINDS = {"topk", "dgc", "dragonn", "gtopk", "powersgd", "fading"}
 MAKE: dict[str, Callable[[], tw.reducer.Reducer]] = {
     **{name: case.make for name, case in RECIPES.items()},
     "all": partial(tw.recipes.topk, density=1.0, minimum_size=0),
+    **{
+        name + " everywhere": partial(getattr(tw.recipes, name), density=0.1, minimum_size=0)
+        for name in ("topk", "dgc")
+    },
     "corrected": lambda: tw.recipes.dense(memory=tw.memories.MomentumCorrection()),
 }
 
@@ -733,3 +739,128 @@ def _ignored() -> tuple[bool, bool]:
 
 def test_plain_parameters_may_be_left_out_on_request(ranks: Ranks) -> None:
     assert ranks.run(4, _ignored) == [(True, True)] * 4
+
+
+# --- what happens on one rank alone ---
+
+
+def _one_alone(wrong: int) -> dict[str, str]:
+    """Have one rank give what no rank should, and return what all are told."""
+    mesh, use = grid(), USES["several groups"]
+    mine = dist.get_rank() == wrong
+
+    def attempt(model: Any, recipe: Any = None) -> str:
+        recipe = tw.recipes.topk() if recipe is None else recipe
+        return told(lambda: tw.shard(model, recipe, mesh=mesh))
+
+    def built() -> Net:
+        return build(use, mesh["shard"])
+
+    waiting, net = tw.recipes.topk(minimum_size=0), built()
+    tw.shard(net, waiting, mesh=mesh)
+    if mesh.get_local_rank("shard") == wrong % 2:  # something waits in one column
+        residual = {"residual": torch.ones_like(local(net.last.weight)).view(-1)}
+        next(m for m in waiting.memories() if m.stateful).restore({"last.weight": residual})
+    return {
+        "no recipe": attempt(built(), "auto" if mine else None),
+        "a plain model": attempt(Net() if mine else built()),
+        "another recipe": attempt(built(), tw.recipes.qsgd() if mine else None),
+        "waiting in one column": attempt(net, tw.recipes.powersgd()),
+    }
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong: int) -> None:
+    expected = {
+        "no recipe": ("TypeError", "shard takes a recipe"),
+        "a plain model": ("TypeError", "is sharded"),
+        "another recipe": ("FingerprintError", "recipe differs"),
+        "waiting in one column": ("RuntimeError", "something waits in an earlier attachment"),
+    }
+    for messages in ranks.run(4, _one_alone, wrong):
+        for name, parts in expected.items():
+            assert all(part in messages[name] for part in parts), (name, messages[name])
+
+
+def _one_loads_nothing() -> str:
+    sharded = Sharded(recipe="topk").run(range(2))
+    saved = sharded.handle.state_dict()
+    again = Sharded(recipe="topk")
+    if dist.get_rank() != 3:
+        return told(again.handle.load_state_dict, saved)
+    return told(again.step, 2)
+
+
+def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks) -> None:
+    for said in ranks.run(4, _one_loads_nothing):
+        assert said.startswith("StateError: rank 0 goes on from"), said
+
+
+def _failing(recipe: str) -> str:
+    """Have the exchange fail between the ranks of one column."""
+    sharded = Sharded(recipe=recipe).run(range(2))
+    if sharded.mesh.get_local_rank("shard") == 1:
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError("the link is down")
+
+        sharded.handle.attachment.reduce = fail  # type: ignore[method-assign]  # on these ranks
+    sharded.handle._overlaps = False
+    return told(sharded.step, 2)
+
+
+@pytest.mark.parametrize("recipe", ["dense", "topk"])
+def test_an_exchange_that_fails_in_one_column_is_an_error_on_every_rank(ranks: Ranks, recipe: str) -> None:
+    said = ranks.run(4, _failing, recipe)
+    assert said[1] == said[3] == "OSError: the link is down"
+    assert (
+        said[0]
+        == said[2]
+        == "RuntimeError: an exchange has failed between other ranks of this mesh: see what they raise"
+    )
+
+
+def _removed() -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]  # for this test
+    logging.getLogger("thinwire").addHandler(handler)
+    try:
+        Sharded(recipe="topk").run(range(1)).handle.remove()
+    finally:
+        logging.getLogger("thinwire").removeHandler(handler)
+    return said
+
+
+def test_removal_says_what_averages_from_then_on(ranks: Ranks) -> None:
+    words = "removed: gradients are averaged uncompressed from now on; what thinwire.shard returned does that"
+    assert [said for each in ranks.run(4, _removed) for said in each] == [words] * 2  # the first of each column
+
+
+def _rowless(to_none: bool, how: str) -> tuple[int, int, str]:
+    """Train a model of one row: the second shard has none of it. Return its step as saved, and now."""
+    mesh = grid()
+    torch.manual_seed(0)
+    net = fully_shard(nn.Linear(WIDTH, 1), mesh=mesh["shard"])
+    handle = tw.shard(net, tw.recipes.topk(density=0.1, minimum_size=0), mesh=mesh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=to_none)
+        for part in range(2 if how == "accumulated" else 1):
+            net(batch(step, part)).square().mean().backward()
+        if how != "called off" or step % 2:
+            optimizer.step()
+    if how == "called off" and not to_none:
+        net(batch(0)).square().mean().backward()  # the shard without rows learns of it here
+        optimizer.step()
+    saved = handle.state_dict()
+    return saved["step"], handle.attachment.step, told(handle.load_state_dict, saved)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("how", ["plain", "accumulated", "called off"])
+def test_a_shard_without_rows_keeps_step(ranks: Ranks, to_none: bool, how: str) -> None:
+    (first, *_), *others = found = ranks.run(4, _rowless, to_none, how)
+    assert first == (STEPS + 1 if how == "called off" and not to_none else STEPS)
+    assert others, found
+    assert all(each == (first, first, "nothing") for each in found)

@@ -44,8 +44,7 @@ def assembled(
     earlier = _earlier(parameters)
     since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
     check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
-    if earlier is not None:
-        _check_takeover(earlier, recipe)
+    check_takeover(recipe, parameters)
     kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
     recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds_of_tensor])
     attachment = Attachment(
@@ -123,8 +122,10 @@ def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
     return found[0] if found else None
 
 
-def _check_takeover(earlier: Attachment, recipe: Reducer) -> None:
-    if earlier.waits and kinds(earlier.recipe.memories()) != kinds(recipe.memories()):
+def check_takeover(recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise RuntimeError if something waits for these parameters that this recipe cannot keep."""
+    earlier = _earlier(parameters)
+    if earlier is not None and earlier.waits and kinds(earlier.recipe.memories()) != kinds(recipe.memories()):
         raise RuntimeError(
             "something waits in an earlier attachment to this model, and this recipe has other memories: call remove() "
             "on the earlier one and train a step, or attach the same kind of recipe"

@@ -15,6 +15,7 @@ from thinwire.integrations import state
 from thinwire.integrations.drift import differing
 from thinwire.integrations.gradients import put_in_place
 from thinwire.integrations.handover import Handover
+from thinwire.integrations.layout import Layout
 from thinwire.integrations.optimizers import observe, stop_observing
 from thinwire.integrations.redistribution import noting_from
 from thinwire.integrations.starvation import Starvation
@@ -85,6 +86,11 @@ class Attachment:
     def group(self) -> Group:
         """The ranks that exchange gradients."""
         return self._group
+
+    @property
+    def layout(self) -> Layout:
+        """This rank's place among those that save together. Raises TypeError if this serves the shards of a model."""
+        return Layout.whole(self._group, self.parameters)
 
     @property
     def step(self) -> int:
@@ -302,22 +308,26 @@ class Attachment:
         for attachments in _kept_by.values():
             attachments.discard(self)
 
-    def remove(self) -> None:
+    def check_removable(self) -> None:
+        """Raise RuntimeError if `remove` would, on this rank alone."""
+        self._handover.check_returnable()
+
+    def remove(self, *, averages: str = "DDP's hook, or reduce(), does that") -> None:
         """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
         If the recipe applies momentum, the optimizer gets it back. With momentum correction, what waits is applied at
         once; with other recipes, what waits and is not given back goes out with the next gradients. DDP cannot drop a
-        hook, so the hook stays and sums gradients as DDP would; the logger "thinwire" says so. Raises RuntimeError if
-        the recipe corrects momentum and no optimizer can take it back.
+        hook, so the hook stays and sums gradients as DDP would; the logger "thinwire" says so, and in the words of
+        `averages` what does it. Raises RuntimeError if the recipe corrects momentum and no optimizer can take it back.
         """
-        self._handover.check_returnable()
+        self.check_removable()
         self.steps.settle_by_gradients()
         if self._handover.active:
             self._handover.give_up(self._group, self._loss_scale)
         self.recipe = Released(waiting=tuple(self.recipe.memories()))
         self.meter.end()
         level = logging.DEBUG if self._group.rank() else logging.WARNING
-        _log.log(level, "removed: gradients are averaged uncompressed from now on; DDP's hook, or reduce(), does that")
+        _log.log(level, "removed: gradients are averaged uncompressed from now on; %s", averages)
 
     def _enter(self, parameters: Sequence[nn.Parameter], *, joined: bool) -> list[str]:
         """Note that these parameters are being reduced, and return their names."""

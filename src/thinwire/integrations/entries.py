@@ -55,15 +55,20 @@ def paths(header: Header, *, notes_only: bool = False) -> list[str]:
     return [path for path in header["digests"] if not notes_only or path.rpartition("/")[2] in Noted.free]
 
 
+def parameter_of(path: str) -> tuple[str, str]:
+    """Return the parameter and the field that a tensor's path names."""
+    name, _, field = path.partition("/")[2].rpartition("/")
+    return name, field
+
+
 def state_of(header: Header, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the state, with those tensors that are given by path. Raises ValueError if one has changed."""
     memories: list[dict[str, dict[str, Tensor]]] = [{} for _ in header["fields"]]
     for path, x in tensors.items():
         if digest(x).tolist() != header["digests"][path]:
             raise ValueError(f"{path} has changed since it was saved")
-        index, _, rest = path.partition("/")
-        name, _, field = rest.rpartition("/")
-        memories[int(index)].setdefault(name, {})[field] = x
+        name, field = parameter_of(path)
+        memories[int(path.partition("/")[0])].setdefault(name, {})[field] = x
     rest_of_it = {key: value for key, value in header.items() if key not in ("ranks", "digests")}
     return rest_of_it | {"memories": memories}
 

@@ -106,5 +106,6 @@ def accumulator(p: nn.Parameter) -> Any:
 
 
 def _nonzero(x: Tensor) -> bool:
+    """Whether this may hold a mean that has not been zeroed."""
     values = x._values() if x.is_sparse else local(x)
-    return bool(values.any())
+    return bool(values.any()) or (not x.is_sparse and not values.numel())  # a shard without rows is zero for ever

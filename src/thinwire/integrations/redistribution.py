@@ -16,7 +16,7 @@ from thinwire.integrations import state
 from thinwire.memories import Noted
 from thinwire.memories.base import State
 
-_OF_ONE_RANK = {"rank", "memories"}
+_OF_ONE_RANK = {"rank", "memories", "shard"}
 
 
 @checked
@@ -85,11 +85,12 @@ def _by_rank(states: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]
         saved[each["rank"]] = each
     first = states[0]
     for each in states[1:]:
-        _check_alike(first, each)
+        check_alike(first, each)
     return saved
 
 
-def _check_alike(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+def check_alike(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raise StateError where states of one step differ in what ranks have in common."""
     for key in sorted((first.keys() | other.keys()) - _OF_ONE_RANK):
         one, two = first.get(key, "absent"), other.get(key, "absent")
         if one != two:

@@ -5,7 +5,7 @@ ranks that hold the same shard in other islands put it through the recipe.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Annotated, Any, final
 
@@ -19,9 +19,17 @@ from torch.utils._pytree import tree_leaves
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
-from thinwire.errors import FingerprintError, StateError
+from thinwire.errors import FingerprintError, MomentumError, StateError
 from thinwire.integrations import state
-from thinwire.integrations.assembly import Optimizers, assembled, check_fingerprint, check_free, described, listed
+from thinwire.integrations.assembly import (
+    Optimizers,
+    assembled,
+    check_fingerprint,
+    check_free,
+    check_takeover,
+    described,
+    listed,
+)
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.buckets import buckets, used_anywhere
 from thinwire.integrations.fsdp import (
@@ -34,8 +42,9 @@ from thinwire.integrations.fsdp import (
     sharded_parameters,
 )
 from thinwire.integrations.gradients import local
+from thinwire.integrations.layout import Layout
 from thinwire.integrations.served import Served
-from thinwire.integrations.together import together
+from thinwire.integrations.together import agreed, together
 from thinwire.reducer import Reducer
 
 _BUCKET_BYTES = 25 << 20
@@ -53,14 +62,17 @@ class Shards(Served):
         self, model: nn.Module, attachment: Attachment, group: Group, island: Sequence[Group], *, overlap: bool
     ) -> None:
         self.attachment, self._group, self._island = attachment, group, list(island)
+        self._layout = Layout.sharded(group, island, attachment.parameters)
         self._may_overlap = overlap
         self._modules = sharded_modules(model)
         self._arrange(list(attachment.parameters))
         self._arrived: Counter[nn.Parameter] = Counter()
         self._started: list[Future[Tensor]] = []
-        self._queued = self._agreed = self._overlaps = self._now = False
+        self._queued = self._agreed = self._arranged = self._overlaps = self._now = False
         self._reduced: list[Any] = []  # on a GPU, when FSDP had reduced
         self._hooks = [module.register_forward_hook(self._after_forward) for module in self._modules]
+        for module in self._modules:  # before FSDP's own, which gathers parameters
+            self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
         for name, p in attachment.parameters.items():
             self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._note_arrived, name)))
 
@@ -71,7 +83,8 @@ class Shards(Served):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what waits for this rank's shards, and its step, in plain containers. Save it on every rank."""
-        return self.attachment.state_dict() | {"shard": self._place()}
+        dims = self._layout.cuts.dims
+        return self.attachment.state_dict() | {"shard": self._layout.shard} | ({"dims": dict(dims)} if dims else {})
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. A collective of all ranks of the mesh.
@@ -81,27 +94,48 @@ class Shards(Served):
         """
         together(self._everybody, lambda group: state.agree(group, lambda: self._check(saved)), ValueError, StateError)
         self.attachment.load_state_dict(saved)
+        self._agreed = True
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
         return self._check(saved)
 
     @property
-    def _everybody(self) -> list[Group]:
-        return [self._group, *self._island]
+    def layout(self) -> Layout:
+        """This rank's place among those that save together."""
+        return self._layout
 
-    def _place(self) -> list[list[int]]:
-        return [[group.rank(), group.size()] for group in self._island]
+    def remove(self) -> None:
+        """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
+
+        What waits goes out as `Attachment.remove` says. If it raises RuntimeError on any rank, it does on every rank.
+        """
+        agreed(self._everybody, self.attachment.check_removable, RuntimeError)
+        self.attachment.remove(averages="what thinwire.shard returned does that")
+
+    @property
+    def _everybody(self) -> Sequence[Group]:
+        return self._layout.groups
 
     def _check(self, saved: Mapping[str, Any]) -> state.Standing:
         attachment = self.attachment
         standing = state.check(saved, attachment.recipe, attachment.parameters, state.Place.of(self._group))
-        if saved.get("shard") != self._place():
+        if saved.get("shard") != self._layout.shard:
             raise ValueError(
                 f"the state is of shard {saved.get('shard')}, a rank and size for each dimension of the mesh, and this "
-                f"is {self._place()}; each rank saves its own and loads that"
+                f"is {self._layout.shard}; each rank saves its own and loads that"
+            )
+        if saved.get("dims", {}) != self._layout.cuts.dims:
+            raise ValueError(
+                f"parameters were cut along other dimensions than the first: {saved.get('dims', {})}, and now "
+                f"{dict(self._layout.cuts.dims)}; shard the model as it was"
             )
         return standing
+
+    def _before_forward(self, module: nn.Module, inputs: object) -> None:
+        """Before the first collective of a training, agree on where to go on from: a rank may not have loaded."""
+        if not self._agreed and module.training and torch.is_grad_enabled():
+            self._agree()
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         """Learn of the backward that starts at this output, before FSDP adds to any gradient."""
@@ -182,18 +216,27 @@ class Shards(Served):
         """Replace every shard of the gradient by its mean over the replicas."""
         if not self._agreed:
             self._agree()
+        if not self._arranged:
+            self._arrange_as_arrived()
+        error, used = None, set[Tensor]()
+        try:
+            used |= self._arrival()
+        except Exception as raised:
+            error = raised
+        self._spread_bad_news(error)
+        for bucket in self._buckets:
+            bucket.hand_back(used)
+        self.attachment.steps.drop_idle([name for name, p in self.attachment.parameters.items() if p not in used])
+
+    def _arrival(self) -> Set[Tensor]:
+        """Start what has not started, wait for all of it, and return the parameters that any replica has used."""
         while len(self._started) < len(self._buckets):
             self._start_next()
-        parameters = self.attachment.parameters
-        used = used_anywhere(list(parameters.values()), self._group)
+        used = used_anywhere(list(self.attachment.parameters.values()), self._group)
         for future in self._started:
             future.wait()
         self._started.clear()
-        self._spread_bad_news()
-        for bucket in self._buckets:
-            bucket.hand_back(used)
-        idle = [name for name, p in parameters.items() if p not in used or not local(p).numel()]
-        self.attachment.steps.drop_idle(idle)
+        return used
 
     def _arrange(self, names: Sequence[str]) -> None:
         """Make buckets of the parameters in this order."""
@@ -202,15 +245,19 @@ class Shards(Served):
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
 
     def _agree(self) -> None:
-        """Before the first exchange, agree on where to go on from, on the order of buckets, and on overlap.
+        """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
+        steps = self.attachment.steps
+        standing = state.Standing(step=steps.step, draw=steps.draw)
+        together(self._everybody, lambda group: state.agree(group, lambda: standing), ValueError, StateError)
+        self._agreed = True
+
+    def _arrange_as_arrived(self) -> None:
+        """After the first backward, agree on the order of buckets and on overlap.
 
         Buckets follow the order in which gradients arrived in the first replica. If FSDP has reduced any gradient
         several times in this backward, exchanges do not overlap with later ones.
         """
-        steps = self.attachment.steps
-        standing = state.Standing(step=steps.step, draw=steps.draw)
-        together(self._everybody, lambda group: state.agree(group, lambda: standing), StateError)
-        self._agreed = True
+        self._arranged = True
         names = self.attachment.names
         order = [[*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]]
         dist.broadcast_object_list(order, group=self._group, group_src=0)
@@ -219,14 +266,23 @@ class Shards(Served):
         dist.all_reduce(several, dist.ReduceOp.MAX, self._group)
         self._overlaps = self._may_overlap and not several
 
-    def _spread_bad_news(self) -> None:
-        """If any shard's mean is not finite, make all of them NaN: every rank then skips the step."""
+    def _spread_bad_news(self, error: Exception | None) -> None:
+        """If any shard's mean is not finite, make all of them NaN: every rank then skips the step.
+
+        If an exchange of any shard has failed, raise on every rank: others would wait for this one. Where nothing may
+        wait, a mean that is not finite stays where it is.
+        """
         steps = self.attachment.steps
-        if not any(memory.stateful for memory in self.attachment.recipe.memories()):
-            return
-        bad = torch.tensor([int(steps.spoilt)], device=self._buckets[0].flat.device)
+        watched = any(memory.stateful for memory in self.attachment.recipe.memories())
+        news = [int(error is not None), int(watched and steps.spoilt), steps.step]
+        told = torch.tensor(news, device=self._buckets[0].flat.device)
         for group in self._island:
-            dist.all_reduce(bad, dist.ReduceOp.MAX, group)
+            dist.all_reduce(told, dist.ReduceOp.MAX, group)
+        failed, bad, step = told.tolist()
+        if failed:
+            self._started.clear()
+            raise error or RuntimeError("an exchange has failed between other ranks of this mesh: see what they raise")
+        steps.catch_up(step)
         if bad:
             steps.spoil()
             for bucket in self._buckets:
@@ -270,26 +326,36 @@ def shard(
     a mesh without replicas; FingerprintError where ranks disagree; and MomentumError and RuntimeError as
     `thinwire.attach` does.
     """
-    _check_recipe(recipe)
-    parameters = sharded_parameters(model, set(ignored_params))
-    island = islands(parameters.values())
-    group = replicate_group(mesh, island)
-    optimizers = listed(optimizer)
-    place = [group.rank() for group in island]
-    settings = f"{described(optimizers)}, shards {[group.size() for group in island]}"
-    together([group, *island], lambda each: check_fingerprint(recipe, parameters, each, settings), FingerprintError)
+
+    def checked_alone() -> tuple[dict[str, nn.Parameter], list[Group], Group, list[torch.optim.Optimizer]]:
+        _check_recipe(recipe)
+        parameters = sharded_parameters(model, set(ignored_params))
+        check_takeover(recipe, parameters)
+        island = islands(parameters.values())
+        return parameters, island, replicate_group(mesh, island), listed(optimizer)
+
+    dimensions = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
+    parameters, island, group, optimizers = agreed(dimensions, checked_alone, TypeError, ValueError, RuntimeError)
+    everybody = [group, *island]
+    settings = f"{described(optimizers)}, shards {[each.size() for each in island]}"
+    together(everybody, lambda each: check_fingerprint(recipe, parameters, each, settings), FingerprintError)
     modules = sharded_modules(model)
-    attachment = assembled(
-        recipe,
-        parameters,
-        {p: name for name, p in parameters.items()},
-        group,
-        settings=f"shard {place}",
-        optimizers=optimizers,
-        scaler=scaler,
-        divisor=lambda joined, continues: group.size() if averages(modules) else 1,
-        may_be_unused=False,
-    )
+
+    def put_together() -> Attachment:
+        return assembled(
+            recipe,
+            parameters,
+            {p: name for name, p in parameters.items()},
+            group,
+            settings=f"shard {[each.rank() for each in island]}",
+            optimizers=optimizers,
+            scaler=scaler,
+            divisor=lambda joined, continues: group.size() if averages(modules) else 1,
+            may_be_unused=False,
+        )
+
+    errors = FingerprintError, MomentumError, RuntimeError
+    attachment = agreed(everybody, put_together, *errors, undo=Attachment.end)
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(local(tensor).detach(), group=group, group_src=0)
     return Shards(model, attachment, group, island, overlap=overlap)

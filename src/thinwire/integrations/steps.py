@@ -138,6 +138,10 @@ class Steps:
         """Take every mean of this reduction for one that is not finite: elsewhere in the model there is one."""
         self._outcomes[:1] = [Reduced(bad=frozenset(self._seen))]
 
+    def catch_up(self, step: int) -> None:
+        """Take over the step of other shards. One without rows cannot tell when its gradients are zeroed."""
+        self.step = max(self.step, step)
+
     def drop_idle(self, names: Collection[str]) -> None:
         """Drop what was staged for parameters of which no rank has a gradient for an optimizer. The step goes on."""
         self.close_if_done()

@@ -36,6 +36,13 @@ def bench(
         ),
     ] = None,
     density: Annotated[str, typer.Option(help="Share of elements to send; each of several is a row.")] = "0.01",
+    shard: Annotated[
+        int | None,
+        typer.Option(
+            help="Shard the model over so many neighbours, an island, with FSDP2. --link is then between islands, "
+            "whose workers share it; dense is FSDP2's own HSDP."
+        ),
+    ] = None,
     pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
     boundary: Annotated[
         str | None,
@@ -75,6 +82,7 @@ def bench(
             link=link,
             recipes=recipes,
             densities=density,
+            shard=shard,
             pipeline=pipeline,
             boundaries=boundary,
             micro_batches=micro_batches,

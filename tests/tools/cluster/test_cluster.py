@@ -64,6 +64,25 @@ def _add_up(job: dict[str, Any], emit: Emit) -> None:
     emit({"sums": sorted(set(numbers.tolist())), "sent": sent})
 
 
+def _add_up_in_groups(job: dict[str, Any], emit: Emit) -> None:
+    """Return the bytes that leave this worker's island while neighbours add up, and while others do."""
+    import torch
+    import torch.distributed as dist
+
+    _join()
+    rank = dist.get_rank()
+    within, between = ([dist.new_group(ranks) for ranks in pairs] for pairs in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
+    sent = []
+    for group in (within[rank // 2], between[rank % 2]):
+        dist.barrier()
+        before = interface_bytes()
+        dist.all_reduce(torch.ones(job["numbers"]), group=group)
+        dist.barrier()
+        after = interface_bytes()
+        sent.append(None if before is None or after is None else (after.tx_bytes - before.tx_bytes))
+    emit({"sent": sent})
+
+
 def _read_limit(job: dict[str, Any], emit: Emit) -> None:
     from pyroute2 import IPRoute
 
@@ -95,6 +114,7 @@ TASKS = {
     "introduce": _introduce,
     "add up": _add_up,
     "add up forever": _add_up_forever,
+    "add up in groups": _add_up_in_groups,
     "read limit": _read_limit,
     "fail": _fail,
     "sleep": _sleep,
@@ -202,6 +222,11 @@ def test_a_closed_cluster_takes_no_jobs() -> None:
         Cluster(2, None, "test_cluster:work").run({})
 
 
+def test_islands_are_of_one_size() -> None:
+    with pytest.raises(BadInput, match="5 workers do not fall into islands of 2"):
+        Cluster(5, None, "test_cluster:work", island=2)
+
+
 @pytest.mark.parametrize("world", [0, -1, 255])
 def test_how_many_workers_there_can_be(world: int) -> None:
     with pytest.raises(BadInput, match="1 to 254"):
@@ -219,6 +244,21 @@ def test_links_carry_gloo_and_count_it(linked: Cluster) -> None:
             assert 1.03 * payload < sent < 1.2 * payload + 10_000
             assert packets > payload / 1448
     linked.throttle(True)
+
+
+@pytest.mark.slow
+def test_an_island_shares_a_link_which_carries_what_leaves_it_alone() -> None:
+    with Cluster(4, RATE, "test_cluster:work", island=2) as islands:
+        if not islands.throttled:
+            pytest.skip(islands.label)
+        assert islands.label == "100 Mbit/s per island, each way; unthrottled within"
+        numbers = 100_000
+        for (event,) in _events(islands, task="add up in groups", numbers=numbers):
+            within, between = event["sent"]
+            assert within < 10_000
+            assert 1.03 < between / (2 * 4 * numbers) < 1.2  # of both who share the link
+        for on in (False, True):
+            islands.throttle(on)
 
 
 def test_links_are_limited_and_lifted(linked: Cluster) -> None:

@@ -6,16 +6,18 @@ from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import recipes, trace
 from thinwire.collectives import Group
-from thinwire.integrations import attach
+from thinwire.integrations import attach, shard
 from thinwire.integrations.families import family
+from thinwire.integrations.gradients import local
 from thinwire.integrations.managed import sparse_weights
 from thinwire.integrations.momentum import corrections
 from thinwire.planner import Budget
@@ -38,6 +40,13 @@ class Install(Protocol):
         """Install."""
 
 
+class InstallSharded(Protocol):
+    """Puts a method to work between the islands of a sharded model, whose mesh is islands × shards."""
+
+    def __call__(self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
+        """Install."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entrant:
     """What trains a row.
@@ -45,7 +54,8 @@ class Entrant:
     `sparse` methods take a density; if a method warms up, the density falls to the wanted one over the first steps.
     `density` is for methods that do not use the run's own. A method that cannot work with several buckets gets a single
     one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
-    pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's.
+    pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's. Without
+    `install_sharded` it cannot work on shards. If `shards_natively`, FSDP2 itself exchanges between the islands.
     """
 
     description: str
@@ -57,6 +67,8 @@ class Entrant:
     sparse_embeddings: bool = True
     pipelines: bool = True
     needs_sgd: bool = False
+    install_sharded: InstallSharded | None = None
+    shards_natively: bool = False
 
 
 def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
@@ -65,6 +77,11 @@ def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: floa
     optimizers[0].register_step_pre_hook(lambda *_: _count(nbytes, model.process_group))
     for weight in sparse:
         weight.register_hook(_count_rows)
+
+
+def _hsdp(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
+    nbytes = sum(local(p).numel() * p.element_size() for p in model.parameters())
+    optimizers[0].register_step_pre_hook(lambda *_: _count(nbytes, mesh.get_group("replicate")))
 
 
 def _fp16(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
@@ -116,6 +133,9 @@ def _entrant(method: Method) -> Entrant:
     def install(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
         attach(model, method.make(density), optimizer=optimizers if method.momentum else None)
 
+    def install_sharded(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
+        shard(model, method.make(density), mesh=mesh, optimizer=optimizers if method.momentum else None)
+
     return Entrant(
         description=method.summary,
         install=install,
@@ -124,11 +144,17 @@ def _entrant(method: Method) -> Entrant:
         warms_up=method.warms_up,
         pipelines=method.pipelines,
         needs_sgd=method.momentum and bool(corrections(method.make().memories())),
+        install_sharded=install_sharded,
     )
 
 
 ENTRANTS = {
-    "dense": Entrant(description="plain DistributedDataParallel, uncompressed", install=_plain),
+    "dense": Entrant(
+        description="plain DistributedDataParallel, uncompressed; with --shard FSDP2's own HSDP",
+        install=_plain,
+        install_sharded=_hsdp,
+        shards_natively=True,
+    ),
     "torch_fp16": Entrant(description="PyTorch's fp16_compress_hook", install=_fp16, sparse_embeddings=False),
     "torch_powersgd": Entrant(
         description=f"PyTorch's powerSGD_hook, rank {POWERSGD_RANK}, in one bucket",

@@ -15,6 +15,8 @@ from thinwire.tools.problems.optimizers import check_optimizer
 
 DEFAULT = ("dense", "torch_fp16", "torch_powersgd", "topk", "dgc", "dragonn")
 """The rows of a run for which the user names none."""
+_ON_SHARDS = ("dense", "topk", "dgc", "powersgd", "fading")
+"""The same with --shard; `fading` only where momentum is Adam's."""
 _SECOND_ACT: dict[str, Any] = {
     "recipes": ("dense", "torch_powersgd", "topk", "fading"),
     "steps": 120,
@@ -36,7 +38,8 @@ class Options:
     """One run. Raises BadInput for options that cannot work.
 
     left_out: recipes of the default list that this optimizer cannot train with. seeds: how often each row is trained,
-    with `seed` and those after it. then: the second act, if there is one.
+    with `seed` and those after it. shard: how many neighbours hold a model together, None where each holds a whole one.
+    then: the second act, if there is one.
     """
 
     workers: int
@@ -56,6 +59,7 @@ class Options:
     optimizer: str = "sgd"
     left_out: tuple[str, ...] = ()
     seeds: int = 1
+    shard: int | None = None
     then: "Options | None" = None
 
     def __post_init__(self) -> None:
@@ -78,6 +82,13 @@ class Options:
         self._check_optimizer()
         self._check_embeddings()
         self._check_pipeline()
+        if self.shard is not None:
+            self._check_shard(self.shard)
+
+    @property
+    def island(self) -> int:
+        """How many workers share a link."""
+        return self.shard or 1
 
     @property
     def every(self) -> int:
@@ -138,6 +149,26 @@ class Options:
         if self.pipeline > 1 and unable:
             raise BadInput(f"{unable[0]} does not follow a pipeline's steps; name a recipe instead")
 
+    def _check_shard(self, shards: int) -> None:
+        if shards < 2:
+            raise BadInput(
+                f"--shard is {shards}; expected 2 or more: so many workers of an island hold a model together"
+            )
+        if self.workers % shards or self.workers == shards:
+            raise BadInput(
+                f"--shard {shards} does not divide --workers {self.workers} into two islands or more: give --workers "
+                f"{2 * shards}, or another multiple of {shards}"
+            )
+        if self.pipeline > 1:
+            raise BadInput("--shard and --pipeline both split the model: give one of the two")
+        unable = [name for name, _ in map(_named, self.recipes) if ENTRANTS[name].install_sharded is None]
+        if unable:
+            raise BadInput(
+                f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard"
+            )
+        if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings:
+            raise BadInput(f"FSDP2 cannot shard the sparse embeddings of {self.model}; try --model transformer")
+
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
         """Return the densities given with the recipe, else the method's own, else the run's."""
         if not ENTRANTS[name].sparse:
@@ -151,7 +182,8 @@ class RowJob:
     """What a worker trains. `most_steps` bounds the search for `target` after `steps`; the loss is taken every `every`.
 
     Steps before `skip` do not count. With `stages` above 1 the model is split into that many, each on its own worker;
-    a batch is split into `micro_batches`, and `boundary` is the share of activations sent between stages.
+    a batch is split into `micro_batches`, and `boundary` is the share of activations sent between stages. With `shards`
+    above 1, so many neighbours hold the model together.
     """
 
     recipe: str
@@ -166,6 +198,7 @@ class RowJob:
     micro_batches: int = 1
     boundary: float = 1.0
     optimizer: str = "sgd"
+    shards: int = 1
 
     @property
     def scheduled_density(self) -> float | Schedule:
@@ -185,6 +218,7 @@ def read(
     pipeline: int = 1,
     boundaries: str | None = None,
     optimizer: str = "sgd",
+    shard: int | None = None,
     **others: Any,
 ) -> Options:
     """Read options from text. Under torchrun the group decides on workers and link. Raises BadInput.
@@ -195,11 +229,12 @@ def read(
         if workers not in (None, world_size()) or link not in (None, "none"):
             raise BadInput("under torchrun the group has its size and its network: leave --workers and --link out")
         workers, link = world_size(), "none"
-    asked = DEFAULT if recipes is None else names(recipes, "--recipes", "dense,topk")
+    usual = DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
+    asked = usual if recipes is None else names(recipes, "--recipes", "dense,topk")
     unable = recipes is None and optimizer != "sgd"
     left_out = tuple(name for name in asked if unable and ENTRANTS[name].needs_sgd)
     found = Options(
-        workers=2 if workers is None else workers,
+        workers=2 * (shard or 1) if workers is None else workers,
         rate=parse_rate("100mbit" if link is None else link),
         recipes=tuple(name for name in asked if name not in left_out),
         densities=numbers(densities, "--density"),
@@ -207,6 +242,7 @@ def read(
         boundaries=numbers(boundaries or ("1" if pipeline == 1 else "1,0.05"), "--boundary"),
         optimizer=optimizer,
         left_out=left_out,
+        shard=shard,
         **others,
     )
     return replace(found, then=replace(found, **_SECOND_ACT)) if found == _USUAL else found

@@ -86,7 +86,7 @@ def _bytes_panel(axes: Axes, results: Results) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: round_bytes(count)))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    name(axes, "Held-out loss over bytes sent", "bytes sent per worker, log scale")
+    name(axes, "Held-out loss over bytes sent", f"bytes sent per {results.sender}, log scale")
 
 
 def _curves(axes: Axes, results: Results, along: int) -> None:

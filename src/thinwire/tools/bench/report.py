@@ -134,11 +134,19 @@ def _notes(results: Results) -> list[str]:
     free = results.free_step_seconds
     lifted = f"an uncompressed step with the link lifted, {milliseconds(free)} ms" if free else "not taken in this run"
     lines = [f"free net: {lifted}. speed up: dense's median step over this one."]
-    lines += ["bytes: sent per step per worker. measured: on the link, headers included. dense: by float32 all-reduce."]
+    lines += [
+        f"bytes: sent per step per {results.sender}. measured: on the link, headers included. dense: by float32 "
+        "all-reduce."
+    ]
     if results.stages > 1:
         lines.append(
             f"{results.stages} stages: of the first one's worker. exchange: all waiting. | 0.05: share of activations "
             "that crosses, in bf16. dense: activations as they are, and float32 all-reduce between replicas."
+        )
+    if results.shards > 1:
+        lines.append(
+            f"{results.shards} shards: bytes are what crosses between islands. dense: FSDP2's own HSDP. exchange: all "
+            "waiting, within the island and for the processor too."
         )
     if results.seeds > 1:
         lines.append(

@@ -143,6 +143,7 @@ class Results:
             link = UNTHROTTLED if link == UNTHROTTLED.lower() else f"{UNTHROTTLED} ({link})"
         workers = f"{self.environment.get('workers', '?')} workers"
         split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
+        split += f" in islands of {self.shards}" if self.shards > 1 else ""
         optimizer = self.environment.get("optimizer", "sgd")
         trained = "" if optimizer == "sgd" and self.then is None else f" with {optimizer}"
         return f"{self.environment.get('model', 'model')}{trained} · {workers}{split} · {link}"
@@ -156,6 +157,16 @@ class Results:
     def stages(self) -> int:
         """How many workers share a replica of the model."""
         return int(self.environment.get("pipeline", 1))
+
+    @property
+    def shards(self) -> int:
+        """How many workers hold a model together, each a shard of it."""
+        return int(self.environment.get("shard", 1))
+
+    @property
+    def sender(self) -> str:
+        """Whose bytes are counted: those of all who share a link."""
+        return "island" if self.shards > 1 else "worker"
 
     @property
     def incomplete(self) -> str | None:

@@ -125,6 +125,7 @@ class Session:
         row = setting._asdict() | {"steps": steps, "most_steps": most, "target": target}
         row |= {"stages": self.options.pipeline, "micro_batches": self.options.micro_batches}
         row["optimizer"] = self.options.optimizer
+        row["shards"] = self.options.shard or 1
         row["skip"] = _skip(steps)
         row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
         row["every"] = most + 1 if quick else self.options.every
@@ -158,6 +159,7 @@ def _environment(options: Options) -> dict[str, Any]:
         "learning_rate": getattr(RATES[options.model], options.optimizer),
         "seed": options.seed,
         **({"seeds": list(options.every_seed)} if options.seeds > 1 else {}),
+        **({"shard": options.shard} if options.shard else {}),
         **({"left_out": list(options.left_out)} if options.left_out else {}),
         "scale": options.scale,
         "cpu": processor(),

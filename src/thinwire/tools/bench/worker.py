@@ -11,13 +11,14 @@ from thinwire.tools import problems
 from thinwire.tools.bench.data_parallel import DataParallel
 from thinwire.tools.bench.hybrid import Hybrid
 from thinwire.tools.bench.options import RowJob
+from thinwire.tools.bench.sharded import Sharded
 from thinwire.tools.cluster.link import Meter, interface_bytes
 from thinwire.tools.cluster.worker import Emit
 from thinwire.tools.cluster.workers import join_group
 
 
 class Run(Protocol):
-    """A model in training on this worker: `data_parallel.DataParallel` or `hybrid.Hybrid`."""
+    """A model in training on this worker: `DataParallel`, `Hybrid` or `Sharded`, each in a file of its name."""
 
     meter: Meter
     seconds: float
@@ -39,8 +40,13 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
     data = None if options["data"] is None else Path(options["data"])
     problem = _build(options["name"], options["seed"], data, options["scale"])
     row = RowJob(**job["row"])
-    kind = Hybrid if row.stages > 1 else DataParallel
-    train(row, kind(row, problem, Meter(_sent_on_interface)), emit)
+    train(row, _kind(row)(row, problem, Meter(_sent_on_interface)), emit)
+
+
+def _kind(row: RowJob) -> Callable[[RowJob, problems.Problem, Meter], Run]:
+    if row.stages > 1:
+        return Hybrid
+    return Sharded if row.shards > 1 else DataParallel
 
 
 _build: Callable[..., problems.Problem] = functools.lru_cache(maxsize=1)(

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from thinwire.planner.texts import bits_per_second
 from thinwire.tools.inputs import BadInput
 
 INTERFACE_VARIABLE = "THINWIRE_INTERFACE"
-"""Environment variable with the interface's name, set in workers that have their own link."""
+"""Environment variable with the interface's name, set in workers that have a link, their own or their island's."""
 
 _PREFIXES = "kMG"
 _SLOWEST, _FASTEST = 8_000, 32_000_000_000  # bits per second; the kernel's field ends at 34e9
@@ -49,39 +49,38 @@ class Traffic(NamedTuple):
 
 
 def interface_bytes() -> Traffic | None:
-    """Return the traffic on this worker's link, or None if it has no link of its own. Takes about 0.3 ms.
+    """Return the traffic on this worker's link, or None if it has none. Takes about 0.3 ms.
 
-    What was sent is exact. Received segments that the kernel merged share one header in `rx_bytes`.
+    What was sent is exact. Received segments that the kernel merged share one header in `rx_bytes`. The first call
+    opens the counters, in the namespace of the calling thread; later ones read them from any namespace.
     """
     name = os.environ.get(INTERFACE_VARIABLE)
-    if name is None:
-        return None
-    sent = _shaper(name)
-    return Traffic(sent["bytes"], _received(name), sent["packets"])
+    return None if name is None else _counters(name).read()
 
 
-def _shaper(name: str) -> dict[str, int]:
-    # unlike /proc/net/dev, the shaper charges merged segments for a header each
-    netlink, index = _netlink(name)
-    (shaper,) = netlink.get_qdiscs(index=index)
-    return dict(shaper.get_attr("TCA_STATS"))
+class _Counters:
+    """Those of an interface."""
+
+    def __init__(self, name: str) -> None:
+        from pyroute2 import IPRoute
+
+        self._name, self._netlink = name, IPRoute()
+        self._index = self._netlink.link_lookup(ifname=name)[0]
+        self._table = Path("/proc/thread-self/net/dev").open()  # noqa: SIM115 - as long as the process lives
+
+    def read(self) -> Traffic:
+        # unlike /proc/net/dev, the shaper charges merged segments for a header each
+        (shaper,) = self._netlink.get_qdiscs(index=self._index)
+        sent = dict(shaper.get_attr("TCA_STATS"))
+        return Traffic(sent["bytes"], self._received(), sent["packets"])
+
+    def _received(self) -> int:
+        self._table.seek(0)
+        devices = (line.partition(":") for line in self._table)
+        return next(int(numbers.split()[0]) for device, _, numbers in devices if device.strip() == self._name)
 
 
-@cache
-def _netlink(name: str) -> tuple[Any, int]:
-    from pyroute2 import IPRoute
-
-    netlink = IPRoute()
-    return netlink, netlink.link_lookup(ifname=name)[0]
-
-
-def _received(name: str) -> int:
-    lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
-    return next(
-        int(counters.split()[0])
-        for device, _, counters in (line.partition(":") for line in lines)
-        if device.strip() == name
-    )
+_counters = cache(_Counters)
 
 
 Wire = Callable[[], tuple[int, int] | None]

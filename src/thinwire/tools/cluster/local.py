@@ -46,11 +46,18 @@ class SupervisorDied(RuntimeError):  # noqa: N818 - it reads better where it is 
 class Processes:
     """A supervisor and, once it has sent ``ready``, its workers. However this process ends, they end with it."""
 
-    def __init__(self, world: int, rate: int | None, handler: str, *, namespaces: bool) -> None:
+    def __init__(self, world: int, rate: int | None, handler: str, *, namespaces: bool, island: int) -> None:
         pairs = [socket.socketpair() for _ in range(world + 1)]
         self.control, *self.workers = (Channel(ours) for ours, _ in pairs)
         control, *workers = (theirs.fileno() for _, theirs in pairs)
-        setup = Setup(handler=handler, bits_per_second=rate, namespaces=namespaces, control=control, workers=workers)
+        setup = Setup(
+            handler=handler,
+            bits_per_second=rate,
+            namespaces=namespaces,
+            island=island,
+            control=control,
+            workers=workers,
+        )
         command = [sys.executable, "-Pu", "-X", "faulthandler", "-m", "thinwire.tools.cluster.supervisor"]
         self._supervisor = subprocess.Popen(
             [*command, json.dumps(asdict(setup))],
@@ -86,21 +93,28 @@ def _environment(world: int) -> dict[str, str]:
 class Cluster:
     """Within `with`, `world` processes that run ``module:function`` as `handler(job, emit)`.
 
-    Each has its own link, limited to `rate` each way unless that is None. Without network namespaces (unavailable, or
-    `namespaces` false) all share the loopback interface. Once started, `throttled` says whether the links are limited,
-    and `label` how fast they are, or why they are not limited. Workers are forked and import from the same places as
-    this process; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and OMP_NUM_THREADS are set for torch.
+    Each has its own link, limited to `rate` each way unless that is None. With `island` above 1, so many neighbours in
+    the order of ranks share such a link to all others, and nothing limits what passes between them. Without network
+    namespaces (unavailable, or `namespaces` false) all share the loopback interface. Once started, `throttled` says
+    whether the links are limited, and `label` how fast they are, or why they are not limited. Workers are forked and
+    import from the same places as this process; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and
+    OMP_NUM_THREADS are set for torch.
     """
 
     label = "not started"
     throttled = False
 
-    def __init__(self, world: int, rate: Rate | None, handler: str, *, namespaces: bool = True) -> None:
+    def __init__(
+        self, world: int, rate: Rate | None, handler: str, *, namespaces: bool = True, island: int = 1
+    ) -> None:
         if os.name != "posix":
             raise BadInput("workers on one machine need Linux or macOS; elsewhere start them with torchrun")
         if not 1 <= world <= _MOST_WORKERS:
             raise BadInput(f"{world} workers: expected 1 to {_MOST_WORKERS}")
-        self._world, self._rate, self._handler, self._namespaces = world, rate, handler, namespaces
+        if island < 1 or world % island:
+            raise BadInput(f"{world} workers do not fall into islands of {island}")
+        self._world, self._rate, self._handler = world, rate, handler
+        self._namespaces, self._island = namespaces, island
         self._processes: Processes | None = None
         self._inbox: deque[Message] = deque()
         self._busy: set[int] = set()
@@ -109,7 +123,7 @@ class Cluster:
     def __enter__(self) -> Self:
         """Start the workers; raises SupervisorDied."""
         rate = None if self._rate is None else self._rate.bits_per_second
-        self._processes = Processes(self._world, rate, self._handler, namespaces=self._namespaces)
+        self._processes = Processes(self._world, rate, self._handler, namespaces=self._namespaces, island=self._island)
         try:
             self._settle(self._processes)
         except BaseException:
@@ -162,7 +176,8 @@ class Cluster:
         while "ready" not in (message := self._hear(processes)):
             reason = message["unavailable"]
         self.throttled = reason is None and self._rate is not None
-        speed = f"{self._rate} per worker, each way" if self.throttled else "unthrottled"
+        whose = "worker, each way" if self._island == 1 else "island, each way; unthrottled within"
+        speed = f"{self._rate} per {whose}" if self.throttled else "unthrottled"
         self.label = speed if reason is None else f"{speed} (no network namespaces: {reason})"
 
     def _running(self) -> Processes:

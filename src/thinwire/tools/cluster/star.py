@@ -1,4 +1,7 @@
-"""Network namespaces around a bridge, each on a cable of limited rate. Linux only; gone with its processes."""
+"""Network namespaces around a bridge, each on a cable of limited rate, or several on one, as an island's machines are.
+
+Linux only; gone with its processes.
+"""
 
 import ctypes
 import os
@@ -8,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from thinwire.tools.cluster.link import Rate
+from thinwire.tools.cluster.link import Rate, interface_bytes
 
 INTERFACE = "eth0"
+_MIDDLE = "bridge"
 
 _FRAME = 1514  # bytes
 _QUEUE = 64 * 2**20  # bytes; uses memory only as it fills, and a short queue would drop packets
@@ -48,17 +52,19 @@ class Namespace:
 class Star:
     """Namespaces around a bridge. In the i-th, ``eth0`` has `address(i)` and reaches every other address.
 
-    Each cable carries `rate` both ways at once. Call it in a process with one thread. If it raises Unavailable, the
-    calling thread is left in a useless namespace.
+    Each cable carries `rate` both ways at once. With `island` above 1, so many neighbours have a bridge of their own
+    and share its cable to the middle; between them nothing is limited. Call it in a process with one thread. If it
+    raises Unavailable, the calling thread is left in a useless namespace.
     """
 
-    def __init__(self, size: int, rate: Rate | None) -> None:
+    def __init__(self, size: int, rate: Rate | None, island: int = 1) -> None:
         with _explaining():
-            self._hub = _first_namespace()
-            self._hub.netlink.link("add", ifname="bridge", kind="bridge")
-            self._hub.netlink.link("set", index=self._hub.index("bridge"), state="up")
-            self.spokes = [Namespace() for _ in range(size)]
-            self._ends = [end for number in range(size) for end in self._join(number)]
+            self._hub, self._island = _first_namespace(), island
+            self._add_bridge(_MIDDLE)
+            self._spokes = [Namespace() for _ in range(size)]
+            single = [end for number in range(size) for end in self._join(number)]
+            shared = [end for number in range(size // island) for end in self._moor(number)] if island > 1 else []
+            self._ends = shared or single
             self.shape(rate)
 
     def shape(self, rate: Rate | None) -> None:
@@ -67,14 +73,50 @@ class Star:
         for netlink, index in self._ends:
             netlink.tc("replace", "tbf", index, rate=speed, burst=_burst(speed), limit=_QUEUE)
 
+    def enter(self, number: int) -> None:
+        """Move the calling thread to a spoke. From there `interface_bytes` counts on the cable that is limited."""
+        (self._hub if self._island > 1 else self._spokes[number]).enter()
+        interface_bytes()
+        self._spokes[number].enter()
+
+    def interface(self, number: int) -> str:
+        """Return the name of the spoke's own end of the cable that is limited."""
+        return INTERFACE if self._island == 1 else _uplink(number // self._island)
+
     def _join(self, number: int) -> Iterator[tuple[Any, int]]:
-        """Lay a cable from the bridge to a spoke, and yield both its ends."""
-        hub, spoke, port = self._hub, self.spokes[number], f"port{number}"
+        """Lay a cable to a spoke, and yield both its ends."""
+        hub, spoke, port = self._hub, self._spokes[number], f"port{number}"
         hub.netlink.link("add", ifname=port, kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": spoke.descriptor})
-        hub.netlink.link("set", index=hub.index(port), master=hub.index("bridge"), state="up")
+        self._plug(port, _MIDDLE if self._island == 1 else self._bridge_of(number // self._island))
         _configure(spoke, address(number))
         yield hub.netlink, hub.index(port)
         yield spoke.netlink, spoke.index(INTERFACE)
+
+    def _moor(self, number: int) -> Iterator[tuple[Any, int]]:
+        """Lay a cable from an island's bridge to the middle, and yield both its ends."""
+        near, far = _uplink(number), f"mooring{number}"
+        self._hub.netlink.link("add", ifname=near, kind="veth", peer={"ifname": far})
+        self._plug(near, self._bridge_of(number))
+        self._plug(far, _MIDDLE)
+        yield self._hub.netlink, self._hub.index(near)
+        yield self._hub.netlink, self._hub.index(far)
+
+    def _bridge_of(self, island: int) -> str:
+        name = f"island{island}"
+        if not self._hub.netlink.link_lookup(ifname=name):
+            self._add_bridge(name)
+        return name
+
+    def _add_bridge(self, name: str) -> None:
+        self._hub.netlink.link("add", ifname=name, kind="bridge")
+        self._hub.netlink.link("set", index=self._hub.index(name), state="up")
+
+    def _plug(self, end: str, bridge: str) -> None:
+        self._hub.netlink.link("set", index=self._hub.index(end), master=self._hub.index(bridge), state="up")
+
+
+def _uplink(island: int) -> str:
+    return f"uplink{island}"
 
 
 def address(number: int) -> str:

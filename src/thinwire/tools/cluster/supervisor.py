@@ -23,7 +23,6 @@ _ON_LINKS = {
     "MASTER_ADDR": address(0),
     "MASTER_PORT": "29500",
     "GLOO_SOCKET_IFNAME": INTERFACE,
-    INTERFACE_VARIABLE: INTERFACE,
 }
 _LOOK_AFTER = 0.1  # seconds between checks that all workers live
 _UNAVAILABLE = 3  # exit status
@@ -31,11 +30,15 @@ _UNAVAILABLE = 3  # exit status
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What to start, as JSON on the command line; `control` and `workers` are descriptors of sockets."""
+    """What to start, as JSON on the command line; `control` and `workers` are descriptors of sockets.
+
+    `island`: how many neighbours share a link.
+    """
 
     handler: str
     bits_per_second: int | None
     namespaces: bool
+    island: int
     control: int
     workers: list[int]
 
@@ -109,13 +112,15 @@ class Supervisor:
 def _start(setup: Setup, star: Star | None) -> Iterator[Captured]:
     common = {"WORLD_SIZE": str(len(setup.workers))} | (_on_loopback() if star is None else _ON_LINKS)
     for rank, descriptor in enumerate(setup.workers):
-        if star is not None:
-            star.spokes[rank].enter()
-        yield Captured.fork(partial(_work, setup.handler, descriptor, common | {"RANK": str(rank)}))
+        yield Captured.fork(partial(_work, setup.handler, descriptor, common | {"RANK": str(rank)}, star))
 
 
-def _work(handler: str, descriptor: int, environment: dict[str, str]) -> None:
+def _work(handler: str, descriptor: int, environment: dict[str, str], star: Star | None) -> None:
     os.environ.update(environment)
+    if star is not None:
+        rank = int(environment["RANK"])
+        os.environ[INTERFACE_VARIABLE] = star.interface(rank)
+        star.enter(rank)
     serve(Channel(socket.socket(fileno=descriptor)), handler)
 
 
@@ -137,7 +142,7 @@ def main() -> None:
 
 def _supervise_linked(setup: Setup, control: Channel) -> None:
     try:
-        star = Star(len(setup.workers), setup.rate)
+        star = Star(len(setup.workers), setup.rate, setup.island)
     except Unavailable as why:
         control.send({"unavailable": str(why)})
         os._exit(_UNAVAILABLE)

@@ -35,11 +35,11 @@ class Workers(Protocol):
         """Lift the link's limit, or put it back."""
 
 
-def started(count: int, rate: Rate | None, handler: Handler) -> AbstractContextManager[Workers]:
-    """Return workers that run `handler`; under torchrun, its group."""
+def started(count: int, rate: Rate | None, handler: Handler, island: int = 1) -> AbstractContextManager[Workers]:
+    """Return workers that run `handler`, of which `island` neighbours share a link; under torchrun, its group."""
     if in_group():
         return nullcontext(ThisGroup(handler))
-    return Cluster(count, rate, f"{handler.__module__}:{handler.__name__}")
+    return Cluster(count, rate, f"{handler.__module__}:{handler.__name__}", island=island)
 
 
 def ended(work: Callable[[], None]) -> tuple[int, str | None]:
@@ -100,9 +100,9 @@ def join_group() -> None:
 
 
 @functools.cache
-def mesh(stages: int) -> DeviceMesh:
-    """Return the workers as replicas × stages."""
-    return init_device_mesh("cpu", (dist.get_world_size() // stages, stages), mesh_dim_names=("replica", "stage"))
+def mesh(neighbours: int, names: tuple[str, str] = ("replica", "stage")) -> DeviceMesh:
+    """Return the workers as replicas × so many neighbours, which hold a replica together."""
+    return init_device_mesh("cpu", (dist.get_world_size() // neighbours, neighbours), mesh_dim_names=names)
 
 
 def wrapped(
