@@ -12,6 +12,7 @@ from thinwire.kernels.bits import (
     elias_fano_decode,
     elias_fano_decode_rows,
     elias_fano_encode,
+    ones,
     pack_bits,
     unpack_bits,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "mask",
     "merge",
     "mix",
+    "ones",
     "offset_encode",
     "orthonormal",
     "outer_sums",

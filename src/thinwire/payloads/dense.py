@@ -82,7 +82,7 @@ class Dense(Payload):
         """Overwrite the regions of `out`."""
         for (offset, length), part in zip(self.regions, self._values(), strict=True):
             region = out[offset : offset + length]
-            if region.data_ptr() != part.data_ptr():
+            if not region.is_set_to(part):
                 region.copy_(part)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:

@@ -31,6 +31,18 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
     return (ones.to(torch.int32) << weights).sum(1, dtype=torch.int32).to(dtype)
 
 
+def ones(bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return where the first `count` ones of `bits` (uint8, 0 or 1) are, and how many ones there are (0-dim).
+
+    Places are int32 (count), and −1 for ones that are missing.
+    """
+    ranks = bits.cumsum(0, dtype=torch.int64) - 1
+    ranks = torch.where((bits != 0) & (ranks < count), ranks, count)
+    places = torch.full((count + 1,), -1, dtype=torch.int32, device=bits.device)
+    every = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device)
+    return places.scatter_(0, ranks, every)[:count], bits.sum(dtype=torch.int64)
+
+
 class EliasFano(NamedTuple):
     """How `count` indices below `space` are laid out: `low_bits` of each, packed, then their high parts in unary.
 
@@ -79,17 +91,14 @@ def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
     `count` bits set, an index is `space` or more or below the one before it, or padding is not zero.
     """
     layout = EliasFano.of(count, space)
-    malformed = torch.full((count,), -1, dtype=torch.int32, device=buffer.device)
-    high = unpack_bits(buffer[layout.low_nbytes :], layout.unary_bits, 1).nonzero().view(-1)
-    if high.numel() != count:
-        return malformed
-    high = (high - torch.arange(count, device=buffer.device)) << layout.low_bits
+    places, found = ones(unpack_bits(buffer[layout.low_nbytes :], layout.unary_bits, 1, torch.uint8), count)
+    high = (places - torch.arange(count, device=buffer.device)) << layout.low_bits
     if layout.low_bits:
         high += unpack_bits(buffer, count, layout.low_bits, torch.int32)
-    if bool((high >= space).any()) or bool((high[1:] < high[:-1]).any()):
-        return malformed
-    indices = high.to(torch.int32)
-    return indices if torch.equal(elias_fano_encode(indices, space), buffer) else malformed
+    wrong = (found != count) | ((high < 0) | (high >= space)).any() | (high[1:] < high[:-1]).any()
+    indices = high.clamp(0, max(0, space - 1)).to(torch.int32)
+    wrong |= (elias_fano_encode(indices, space) != buffer).any()
+    return indices.masked_fill_(wrong, -1)
 
 
 def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
