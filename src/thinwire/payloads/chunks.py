@@ -88,7 +88,9 @@ class Chunks(Payload):
         named = body[:, numbers.nbytes(self.values, self.coded) :]
         wire.check_padding(named, self._places[-1])
         spans = zip(pairwise(self._places), self.chunkings, strict=True)
-        positions = _checked([_read(named[:, start:stop], chunking) for (start, stop), chunking in spans], self.chunkings)
+        positions = _checked(
+            [_read(named[:, start:stop], chunking) for (start, stop), chunking in spans], self.chunkings
+        )
         values = numbers.read(body, self.values, self.coded).view(-1)
         flat = torch.cat([part.to(torch.int16).flatten(1) for part in positions], dim=1).view(-1)
         return replace(self, positions=flat, values=values, coded=None)

@@ -116,7 +116,7 @@ def _on_device(buffers: Tensor, regions: Regions, runs: Sequence[int]) -> Tensor
 def _decoded_rows(packed: Tensor, part: _Part, seeds: Tensor) -> Tensor:
     _check_last_byte(packed[:, -1], part)
     codes = [kernels.unpack_bits(row, part.slots, part.bits, torch.int32) for row in packed]
-    within = kernels.slot_indices.reference(torch.stack(codes), part.length, seeds)
+    within = kernels.slot_indices_of_rows(torch.stack(codes), part.length, seeds)
     if refuse_if((within < 0).any(), lambda: _no_index(part, str(seeds.view(-1).tolist()))):
         within = within.clamp(min=0)
     return within + part.offset

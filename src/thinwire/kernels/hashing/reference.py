@@ -48,8 +48,12 @@ def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor,
     return (s + _within(q, slots, 3 * seed + 2)) % slots, q
 
 
-def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: Seed) -> Tensor:
+def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
     """Return the indices (int64) that `slot_of` took apart. A pair that belongs to none gives `numel` or more."""
+    return _index_of(slot, quotient, slots, numel, seed)
+
+
+def _index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: Seed) -> Tensor:
     slots = max(1, slots)
     height = -(-numel // slots)
     s = (slot.to(torch.int64) - _within(quotient, slots, 3 * seed + 2)) % slots
@@ -87,14 +91,23 @@ def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
     return torch.where(placed, quotient, elsewhere).to(torch.int32)
 
 
-def slot_indices(codes: Tensor, numel: int, seed: Seed) -> Tensor:
-    """Return the indices (int32) from which `slot_codes` made these codes (int32); −1 where a code stands for none.
+def slot_indices(codes: Tensor, numel: int, seed: int) -> Tensor:
+    """Return the indices (int32) from which `slot_codes` made these codes (int32); −1 where a code stands for none."""
+    return _slot_indices(codes, numel, seed)
 
-    Here codes may also be those of several ranks, (ranks, slots), with seeds (ranks, 1).
+
+def slot_indices_of_rows(codes: Tensor, numel: int, seeds: Tensor) -> Tensor:
+    """Return `slot_indices` of each row of codes (ranks, slots), by seeds that only the device knows: int64 (ranks, 1).
+
+    It takes a few operations of torch, and the host does not wait.
     """
+    return _slot_indices(codes, numel, seeds)
+
+
+def _slot_indices(codes: Tensor, numel: int, seed: Seed) -> Tensor:
     slots = codes.shape[-1]
     empty = -(-numel // max(1, slots))
     slot = torch.arange(slots, device=codes.device)
-    indices = index_of(slot, codes.clamp(0, max(0, empty - 1)), slots, numel, seed)
+    indices = _index_of(slot, codes.clamp(0, max(0, empty - 1)), slots, numel, seed)
     indices = torch.where((codes >= 0) & (codes < empty) & (indices < numel), indices, -1)
     return torch.where(codes == empty, numel - 1, indices).to(torch.int32)
