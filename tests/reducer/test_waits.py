@@ -6,21 +6,20 @@ for CUDA. On other builds they lie on the CPU, and `thinwire.waits` is told that
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from cases import CODECS, EXCHANGES, MEMORIES
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinwire import memories, waits
+from thinwire import waits
 from thinwire.codecs import Codec
-from thinwire.exchanges import AllGather, AllReduce, Exchange
+from thinwire.exchanges import Exchange
 from thinwire.kernels import dispatch
 from thinwire.memories import Memory
 from thinwire.reducer import Bucket, Compressed, Round, Segment

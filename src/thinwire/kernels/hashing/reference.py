@@ -5,7 +5,6 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-
 Seed = int | Tensor
 """A tensor (int64) holds seeds that only the device knows, of a shape that broadcasts."""
 
