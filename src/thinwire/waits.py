@@ -1,4 +1,4 @@
-"""When may the host wait for a GPU? Not within a step: what is wrong there is noted, and read once, at the step's end."""
+"""When may the host wait for a GPU? Not within a step: what is wrong there is noted, and read once when it is over."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

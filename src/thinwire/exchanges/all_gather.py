@@ -34,7 +34,7 @@ class AllGather(Exchange):
 
         def finish(done: "Future[object]") -> Exchanged:
             done.value()  # raises what the collective raised
-            return Exchanged(total=_sum(payload, buffers, verdict), delivered=payload, sent_bytes=sent)
+            return Exchanged(total=received(payload, buffers, verdict), delivered=payload, sent_bytes=sent)
 
         return work.get_future().then(finish)
 
@@ -47,8 +47,11 @@ class AllGather(Exchange):
         return [Hops(stride=1, count=world_size - 1, nbytes=nbytes)]
 
 
-def _sum(mine: Payload, buffers: Tensor, verdict: Verdict | None) -> Payload:
-    """Return the sum of the ranks' buffers. With a verdict, it is zero if the verdict says that they are malformed."""
+def received(mine: Payload, buffers: Tensor, verdict: Verdict | None) -> Payload:
+    """Return the sum of the ranks' buffers, laid out like `mine`. Raises PayloadError when malformed.
+
+    With a verdict that is only noted where the host would wait for a GPU, and the sum is zero then.
+    """
     if verdict is None:
         return mine.from_buffers(buffers)
     found = Verdict()
