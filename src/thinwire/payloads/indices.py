@@ -63,7 +63,7 @@ def is_cheap_to_check(keys: Tensor) -> bool:
 
 
 def within(keys: Tensor, space: int) -> Tensor:
-    """Return the keys. Raises PayloadError unless all lie in [0, space). If that is only noted, they are moved there."""
+    """Return the keys. Raises PayloadError unless all are in [0, space). If only noted, they are moved there."""
     if not keys.numel():
         return keys
     low, high = torch.aminmax(keys)
