@@ -45,6 +45,26 @@ def test_elias_fano(count: int, space: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_ones(backend: Backend) -> None:
+    bits = torch.tensor([0, 1, 1, 0, 0, 1, 0], dtype=torch.uint8)
+    for count, expected in ((0, []), (2, [1, 2]), (3, [1, 2, 5]), (5, [1, 2, 5, -1, -1])):
+        places, found = kernels.ones.on(backend)(bits, count)
+        assert places.dtype == torch.int32
+        assert places.tolist() == expected
+        assert int(found) == 3
+    assert kernels.ones.on(backend)(bits[:0], 1)[0].tolist() == [-1]
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 + 5, 2**64 - 1])
+def test_slots_by_seeds_that_only_the_device_knows(seed: int) -> None:
+    codes = torch.arange(40, dtype=torch.int32) % 26  # 25 stands for an empty slot
+    signed = torch.tensor([[seed - 2**64 if seed >= 2**63 else seed], [3]])
+    found = kernels.slot_indices_of_rows(torch.stack([codes, codes]), 1000, signed)
+    assert torch.equal(found[0], kernels.slot_indices.reference(codes, 1000, seed))
+    assert torch.equal(found[1], kernels.slot_indices.reference(codes, 1000, 3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_of_elias_fano(backend: Backend) -> None:
     several = torch.stack([_indices(3000, 10**6, seed) for seed in range(3)])
     rows = torch.stack([kernels.elias_fano_encode(indices, 10**6) for indices in several])

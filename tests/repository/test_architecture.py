@@ -11,7 +11,7 @@ import thinwire
 ROOT = Path(thinwire.__file__).parent
 FLOORS = [
     ("checked",),
-    ("errors", "schedules", "stats", "trace"),
+    ("errors", "schedules", "stats", "trace", "waits"),
     ("handle", "kernels"),
     ("collectives", "formats"),
     ("payloads", "signals"),

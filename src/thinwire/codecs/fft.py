@@ -14,6 +14,7 @@ from thinwire.payloads import Blocks, Narrow, Spectral, narrowed
 from thinwire.payloads.spectral import forward, spectrum_size
 from thinwire.schedules import Density
 from thinwire.signals import Signal
+from thinwire.waits import on_host
 
 Block = Annotated[int, Range("2 elements or more, and fewer than 2^31", least=2, most=2**31 - 1)]
 # Elements transformed at a time. Writing a whole spectrum to memory would take as long as computing it.
@@ -59,7 +60,7 @@ class FFT(Codec):
 
 def _strongest(x: Tensor, width: int, k: int, count: int) -> tuple[Tensor, Tensor]:
     """Return the numbers (int32, ascending) of the k largest of `count` coefficients, and the coefficients (k, 2)."""
-    if x.numel() > 2 * max(_PART, width) and x.device.type == "cpu":
+    if x.numel() > 2 * max(_PART, width) and on_host(x):
         keys, pairs, energies = _reaching(x, width, _threshold(x, width, k / count))
         if keys.numel() >= k:
             best = largest(energies, k)

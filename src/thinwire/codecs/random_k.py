@@ -32,7 +32,7 @@ class RandomK(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. If any element of the vector is not finite, every value sent is NaN."""
-        peak = signal.select(torch.tensor(torch.inf), 0).peak
+        peak = signal.select(torch.full((), torch.inf, device=signal.device), 0).peak
         x = signal.tensor()
         indices, widths = _draw(signal.numel, kept(self.density, signal.numel), seed, signal.device)
         values = x.index_select(0, indices)

@@ -25,7 +25,7 @@ def candidates(signal: Signal, picks: int, seed: int) -> Picks:
     sets where it begins. If ties or a misleading sample would yield more, the largest of all are taken exactly.
     """
     if signal.numel == 0:
-        return signal.select(torch.tensor(torch.inf), 0)
+        return signal.select(torch.full((), torch.inf, device=signal.device), 0)
     if picks >= signal.numel:  # everything; the smallest of a sample would leave something out
         return signal.select(torch.zeros((), device=signal.device), signal.numel)
     stride = max(1, picks // PICKS_IN_SAMPLE) | 1  # odd, so that it walks through all columns of a matrix

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+import torch
+from torch import Tensor
 from torch.futures import Future
 
 from thinwire.collectives import Group, all_gather
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
+from thinwire.waits import Verdict, noted_in, noting
 
 
 @final
@@ -27,11 +30,11 @@ class AllGather(Exchange):
         buffers = mine.new_empty(group.size(), mine.numel())
         work = all_gather(buffers.view(-1), mine, group)
 
-        sent = self.sent_bytes(payload, group.size())
+        sent, verdict = self.sent_bytes(payload, group.size()), noted_in()
 
         def finish(done: "Future[object]") -> Exchanged:
             done.value()  # raises what the collective raised
-            return Exchanged(total=payload.from_buffers(buffers), delivered=payload, sent_bytes=sent)
+            return Exchanged(total=received(payload, buffers, verdict), delivered=payload, sent_bytes=sent)
 
         return work.get_future().then(finish)
 
@@ -42,3 +45,18 @@ class AllGather(Exchange):
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return K − 1 messages of n."""
         return [Hops(stride=1, count=world_size - 1, nbytes=nbytes)]
+
+
+def received(mine: Payload, buffers: Tensor, verdict: Verdict | None) -> Payload:
+    """Return the sum of the ranks' buffers, laid out like `mine`. Raises PayloadError when malformed.
+
+    With a verdict that is only noted where the host would wait for a GPU, and the sum is zero then.
+    """
+    if verdict is None:
+        return mine.from_buffers(buffers)
+    found = Verdict()
+    with noting(found):
+        total = mine.from_buffers(buffers)
+    verdict.take_in(found)
+    flags = found.flags
+    return total if flags is None else total.with_values(torch.where(flags.any(), 0, total.values))

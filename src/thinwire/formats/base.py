@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Range
 from thinwire.kernels.memory import empty
+from thinwire.waits import on_host
 
 GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
 """How many consecutive numbers share a scale; None for one scale in all."""
@@ -107,7 +108,7 @@ def peaks(x: Tensor, group_size: GroupSize) -> Tensor:
 
 def finite(scales: Tensor, zero: float = 0.0) -> Tensor:
     """Return scales as float32, with NaN for those that are not finite there, and `zero` for 0."""
-    if scales.device.type == "cpu":
+    if on_host(scales):
         return torch.from_numpy(_finite(scales.numpy(), zero))
     scales = scales.to(torch.float32)
     return torch.where(scales.isfinite(), torch.where(scales == 0, zero, scales), torch.nan)

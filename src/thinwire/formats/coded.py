@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self, final
 
 import torch
@@ -12,6 +13,7 @@ from thinwire.checked import Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.formats.base import Format
 from thinwire.kernels.memory import empty
+from thinwire.waits import refuse_if
 
 
 @final
@@ -52,8 +54,8 @@ class Coded:
         bits = sum(runs) * format.bits
         if buffer.dtype != torch.uint8 or buffer.numel() != -(-bits // 8):
             raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")
-        if bits % 8 and int(buffer[-1]) >> bits % 8:
-            raise PayloadError(f"the last byte is {int(buffer[-1])}; expected zeros after its first {bits % 8} bits")
+        if used := bits % 8:
+            refuse_if((buffer[-1] >> used).bool(), partial(_not_padded, buffer, used))
         codes = kernels.unpack_bits(buffer, sum(runs), format.bits, format.code_dtype)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
@@ -100,3 +102,7 @@ class Coded:
     @property
     def _scale_counts(self) -> list[int]:
         return [self.format.scale_count(run) for run in self.runs]
+
+
+def _not_padded(buffer: Tensor, used: int) -> PayloadError:
+    return PayloadError(f"the last byte is {int(buffer[-1])}; expected zeros after its first {used} bits")

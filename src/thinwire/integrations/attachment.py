@@ -3,6 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
@@ -17,12 +18,14 @@ from thinwire.integrations.gradients import put_in_place
 from thinwire.integrations.handover import Handover
 from thinwire.integrations.layout import Layout
 from thinwire.integrations.optimizers import observe, stop_observing
+from thinwire.integrations.outcomes import Reduced, look, read
 from thinwire.integrations.redistribution import noting_from
 from thinwire.integrations.starvation import Starvation
-from thinwire.integrations.steps import Reduced, Steps, read
+from thinwire.integrations.steps import Steps
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Reducer, Released, Round, Segment
 from thinwire.stats import Meter, Stats
+from thinwire.waits import Verdict, on_host
 
 _log = logging.getLogger("thinwire")
 
@@ -139,7 +142,8 @@ class Attachment:
         bucket = Bucket(flat=flat, segments=tuple(segments))
         means = self.steps.gradients.take_out(names, bucket.views())
         self.meter.gradient(flat, self._group.size(), self._round.scale)
-        return self._finishing(self.recipe.reduce(bucket, self._round), names, bucket, means)
+        at = self._round if on_host(flat) else replace(self._round, watch=False, verdict=Verdict())
+        return self._finishing(self.recipe.reduce(bucket, at), names, bucket, means, at.verdict)
 
     def reduce_sparse(
         self, gradient: Tensor, parameters: list[nn.Parameter], *, joined: bool = False
@@ -360,10 +364,15 @@ class Attachment:
             self._handover.prepare(self._loss_scale)
 
     def _finishing(
-        self, future: "Future[bool]", names: Sequence[str], bucket: Bucket, means: Sequence[tuple[Tensor, Tensor]]
+        self,
+        future: "Future[bool]",
+        names: Sequence[str],
+        bucket: Bucket,
+        means: Sequence[tuple[Tensor, Tensor]],
+        verdict: Verdict | None,
     ) -> "Future[Tensor]":
         """Return the future of the mean. Keep only its outcome: a future held at exit can end the process."""
-        questions, note = self.steps.started(names)
+        (questions, note), watch = self.steps.started(names), self._watch
         parameters = {name: self.parameters[name] for name in names}
         # If no rank used a parameter, DDP leaves its .grad as it is, and an optimizer would take that.
         idle = self._may_be_unused and not self.steps.gradients.added.issuperset(names)
@@ -374,7 +383,10 @@ class Attachment:
                 gradient.add_(mean)
             if idle:
                 put_in_place(bucket, parameters)
-            note(read(bucket, parameters, questions, finite=finite))
+            if verdict is None:
+                note(read(bucket, parameters, questions, finite=finite))
+            else:  # the host must not wait here: the step's end does
+                note(look(bucket, parameters, questions, verdict, watch=watch))
             return bucket.flat
 
         return future.then(finish)

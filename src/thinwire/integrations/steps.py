@@ -10,46 +10,17 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, final
+from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from thinwire.integrations.gradients import Gradients, accumulator, in_memory_order
+from thinwire.integrations.gradients import Gradients, accumulator
 from thinwire.integrations.optimizers import skipped_by_scaler
+from thinwire.integrations.outcomes import Questions, Reduced, Unread, Witness, settled
 from thinwire.memories import Memory
-from thinwire.reducer import Bucket
 
 _PATIENCE = 3  # steps that no known optimizer took, before we warn
-
-
-class Witness(NamedTuple):
-    """One element of a parameter (flat), where its gradient is largest, and its value before any step."""
-
-    name: str
-    parameter: Tensor
-    place: int
-    value: float
-
-    @property
-    def moved(self) -> bool:
-        """Whether the parameter has changed since."""
-        return float(self.parameter[self.place]) != self.value
-
-
-class Reduced(NamedTuple):
-    """The outcome of one bucket: the parameters whose mean is not finite, and those whose mean is all zeros."""
-
-    bad: frozenset[str] = frozenset()
-    all_zeros: frozenset[str] = frozenset()
-    witnesses: tuple[Witness, ...] = ()
-
-
-class Questions(NamedTuple):
-    """What to find out about means: which are all zeros, and which parameters need a witness."""
-
-    all_zeros: bool
-    witnesses: frozenset[str]
 
 
 @final
@@ -72,7 +43,7 @@ class Steps:
         self._joined = False
         self._seen: set[str] = set()
         self._started = 0
-        self._outcomes: list[Reduced] = []
+        self._outcomes: list[Reduced | Unread] = []
         self._witnesses: list[Witness] = []
         self._known: set[str] = set()  # held by an optimizer that has stepped
         self._unclaimed = 0
@@ -122,7 +93,7 @@ class Steps:
             self.thrown_away(name)
         self.gradients.added.add(name)
 
-    def started(self, names: Collection[str]) -> tuple[Questions, Callable[[Reduced], None]]:
+    def started(self, names: Collection[str]) -> tuple[Questions, Callable[[Reduced | Unread], None]]:
         """Note that a bucket of these is in flight. Return what to find out, and whom to tell, from any thread."""
         self._seen.update(names)
         self._started += 1
@@ -132,7 +103,7 @@ class Steps:
     @property
     def spoilt(self) -> bool:
         """Whether a mean that has arrived in this reduction is not finite."""
-        return any(outcome.bad for outcome in self._outcomes)
+        return any(outcome.bad for outcome in self._read())
 
     def spoil(self) -> None:
         """Take every mean of this reduction for one that is not finite: elsewhere in the model there is one."""
@@ -156,26 +127,39 @@ class Steps:
             self.close()
 
     def close(self) -> None:
-        """Close the reduction, if any: its means now wait for an optimizer. Drop incomplete or non-finite ones."""
+        """Close the reduction, if any: its means now wait for an optimizer. Drop incomplete or non-finite ones.
+
+        Raises PayloadError if what was received on a GPU was malformed. Then all of the reduction is dropped.
+        """
         if not self._seen:
             return
         seen, whole = set(self._seen), not self.begun
         done = whole and len(self._outcomes) == self._started
-        bad = set().union(*(outcome.bad for outcome in self._outcomes)) if done else seen
+        outcomes = self._read()
+        error = next((outcome.error for outcome in outcomes if outcome.error), None)
+        bad = set().union(*(outcome.bad for outcome in outcomes)) if done and error is None else seen
         for memory in self._memories if bad else ():
             memory.rollback(bad)
         self.pending = (self.pending | seen) - bad
         if done:
-            self.gradients.note_reduced(seen, set().union(*(outcome.all_zeros for outcome in self._outcomes)))
+            self.gradients.note_reduced(seen, set().union(*(outcome.all_zeros for outcome in outcomes)))
         if not self.open:
             self._witnesses.clear()
-        self._witnesses += [witness for outcome in self._outcomes for witness in outcome.witnesses]
+        self._witnesses += [witness for outcome in outcomes for witness in outcome.witnesses]
         self.draw += whole
         self.open |= whole
         self._seen.clear()
         self._started, self._outcomes = 0, []
         if self._joined:
             self.settle(self.pending, keep=True)
+        if error is not None:
+            raise error
+
+    def _read(self) -> list[Reduced]:
+        """Return the outcomes. The first call makes the host wait for a GPU, once for all buckets."""
+        outcomes = settled(self._outcomes)
+        self._outcomes[:] = outcomes
+        return outcomes
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Keep what was staged for this optimizer's gradients. Return whether it holds any of the parameters."""
@@ -246,33 +230,6 @@ class Steps:
             if self._unclaimed == _PATIENCE:
                 warnings.warn(_UNCLAIMED.format(name=name), stacklevel=2)
         self.settle([name], keep=taken)
-
-
-def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Questions, *, finite: bool) -> Reduced:
-    """Return the outcome of a bucket that holds means now."""
-    if finite and not any(questions):
-        return Reduced()
-    means = {segment.name: mean for segment, mean in zip(bucket.segments, bucket.views(), strict=True)}
-    if not finite:
-        return Reduced(
-            bad=frozenset(name for name, mean in means.items() if not mean.isfinite().all()) or frozenset(means)
-        )
-    all_zeros = frozenset(name for name, mean in means.items() if questions.all_zeros and not _any(mean))
-    found = (_witness(name, means[name], parameters[name]) for name in means.keys() & questions.witnesses)
-    return Reduced(all_zeros=all_zeros, witnesses=tuple(witness for witness in found if witness is not None))
-
-
-def _witness(name: str, mean: Tensor, parameter: nn.Parameter) -> Witness | None:
-    place = int(mean.abs().argmax()) if mean.numel() else 0
-    if not mean.numel() or not bool(mean[place]):
-        return None
-    p = in_memory_order(parameter.detach(), parameter)
-    return Witness(name, p, place, float(p[place]))
-
-
-def _any(x: Tensor) -> bool:
-    """Whether anything differs from 0. Usually a sample is enough."""
-    return bool(x[:: x.numel() // 4096 + 1].any()) or bool(x.any())
 
 
 def _before_adding(steps: "weakref.ref[Steps]", name: str, grads: object) -> None:

@@ -12,6 +12,7 @@ from thinwire.kernels.bits import (
     elias_fano_decode,
     elias_fano_decode_rows,
     elias_fano_encode,
+    ones,
     pack_bits,
     unpack_bits,
 )
@@ -35,7 +36,16 @@ from thinwire.kernels.codes import (
 )
 from thinwire.kernels.dispatch import Kernel
 from thinwire.kernels.fourier import inverse_fourier
-from thinwire.kernels.hashing import hashed_slots, index_of, keys, mix, slot_codes, slot_indices, slot_of
+from thinwire.kernels.hashing import (
+    hashed_slots,
+    index_of,
+    keys,
+    mix,
+    slot_codes,
+    slot_indices,
+    slot_indices_of_rows,
+    slot_of,
+)
 from thinwire.kernels.matrices import orthonormal, outer_sums, row_sums
 from thinwire.kernels.scatter import mask, merge, scatter, scatter_add
 from thinwire.kernels.select import (
@@ -90,6 +100,7 @@ __all__ = [
     "merge",
     "mix",
     "offset_encode",
+    "ones",
     "orthonormal",
     "outer_sums",
     "pack_bits",
@@ -102,6 +113,7 @@ __all__ = [
     "sketch_query",
     "slot_codes",
     "slot_indices",
+    "slot_indices_of_rows",
     "slot_of",
     "subsets_decode",
     "subsets_encode",

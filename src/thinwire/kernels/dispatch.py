@@ -15,11 +15,14 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, final
 import torch
 from torch import Tensor
 
+from thinwire.waits import on_host
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Backend = Literal["reference", "cpu", "gpu"]
 VARIABLE = "THINWIRE_BACKEND"
 """Environment variable, read when thinwire is imported. "reference" has every kernel run in plain torch."""
+_GPUS = {"cuda"}
 _GPU_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
@@ -87,15 +90,18 @@ def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend
     """
     if _ONLY_REFERENCE:
         return "reference"
-    devices, dtypes = set(), set()
+    devices, dtypes, here = set(), set(), True
     for tensor in tensors:
         if not tensor.is_contiguous():
             return "reference"
+        here = here and on_host(tensor)
         devices.add(tensor.device.type)
         dtypes.add(tensor.dtype)
-    if devices == {"cpu"}:
+    if len(devices) != 1:
+        return "reference"
+    if here:
         return "cpu" if any_dtype or dtypes == {torch.float32} or dtypes == {torch.float64} else "reference"
-    return "gpu" if devices == {"cuda"} and (any_dtype or dtypes <= _GPU_DTYPES) else "reference"
+    return "gpu" if devices <= _GPUS and (any_dtype or dtypes <= _GPU_DTYPES) else "reference"
 
 
 @cache

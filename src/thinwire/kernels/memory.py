@@ -1,4 +1,6 @@
-"""Memory for results, in huge pages if it is large."""
+"""Memory for results, in huge pages if it is large; and numbers on their way to a device."""
+
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -20,3 +22,20 @@ def empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     room = torch.from_numpy(np.empty(nbytes + _CACHE_LINE, np.uint8))
     start = -room.data_ptr() % _CACHE_LINE
     return room[start : start + nbytes].view(dtype)
+
+
+@lru_cache(maxsize=1024)
+def constant(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers on a device. Cached, because a copy waits for a GPU and layouts stay the same; do not write to it.
+
+    A copy that differs from step to step would make the host wait each time: use `sent`.
+    """
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor in main memory on a device. The host does not wait, as the copy leaves from pinned memory."""
+    if device.type == "cpu":
+        return x
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return pinned.copy_(x).to(device, non_blocking=True)

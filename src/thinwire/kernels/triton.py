@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 TILE = 4096
 """Elements that a program takes at a time: fewer than 2¹⁶, because two counts of them share one int32."""
@@ -21,8 +22,9 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
     """Run `programs` programs of a kernel on the device of its first argument, a tensor; if 0, do nothing.
 
     Each product and sum is rounded on its own. Otherwise kernels that share a formula would differ in its last bits.
+    A kernel writes only to tensors that it is given, so there is nothing to do on fake ones, which have a shape alone.
     """
-    if not programs:
+    if not programs or isinstance(args[0], FakeTensor):
         return
     if not args[0].is_cuda:  # the interpreter
         kernel[(programs,)](*args, **constants)

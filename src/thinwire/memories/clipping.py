@@ -6,6 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from thinwire.waits import on_host
+
 
 @final
 class LocalClipping:
@@ -14,16 +16,20 @@ class LocalClipping:
     def __init__(self, limit: float | None) -> None:
         self._limit, self._loss_scale = limit, 1.0
 
-    def factor(self, gradient: Tensor, scale: float) -> float:
-        """Return what limits the gradient's norm when it is multiplied by it; `scale` is 1/world_size.
+    def limited(self, gradient: Tensor, scale: float) -> tuple[Tensor, float]:
+        """Return a gradient and a factor; the factor times that gradient is the limited one times `scale`.
 
-        It is 1 where the norm is not finite: clipping must not hide that.
+        `scale` is 1/world_size. A norm that is not finite is not limited: clipping must not hide it.
         """
         if self._limit is None:
-            return 1.0
-        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+            return gradient, scale
+        norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
         limit = self._limit * self._loss_scale * math.sqrt(scale)
-        return limit / norm if math.isfinite(norm) and norm > limit else 1.0
+        if not on_host(norm):
+            factor = torch.where(norm.isfinite() & (norm > limit), limit / norm, 1.0)
+            return gradient * factor.to(gradient.dtype), scale
+        length = float(norm)
+        return gradient, scale * (limit / length if math.isfinite(length) and length > limit else 1.0)
 
     def rescale(self, factor: float) -> None:
         """Follow the loss scale, which has been multiplied by `factor`."""

@@ -66,7 +66,7 @@ class FadingMomentum(Memory):
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Return β·M + scale · g, with g clipped. Raises RuntimeError when no decay is known."""
         decay = self._decay(name)
-        return self._momentum.add(name, gradient, scale * self._clipping.factor(gradient, scale), seed, decay)
+        return self._momentum.add(name, *self._clipping.limited(gradient, scale), seed, decay)
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""

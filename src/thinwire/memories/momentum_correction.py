@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, final
 
+import torch
 from torch import Tensor
 
 from thinwire import kernels
@@ -13,6 +14,7 @@ from thinwire.memories.base import Memory, Staged, State
 from thinwire.memories.clipping import LocalClipping
 from thinwire.payloads import Payload
 from thinwire.signals import Plain, Signal
+from thinwire.waits import on_host
 
 
 @final
@@ -55,7 +57,7 @@ class MomentumCorrection(Memory):
         """Return v + u after adding scale · g to u. Raises RuntimeError when no momentum is known."""
         if self.momentum is None:
             raise RuntimeError("momentum is not known: attach with optimizer=, or give the recipe momentum=")
-        scale *= self._clipping.factor(gradient, scale)
+        gradient, scale = self._clipping.limited(gradient, scale)
         if self._residual.continues(name):
             return self._more(name, gradient, scale, self.momentum)
         residual, out = self._residual.open(name, gradient)
@@ -69,8 +71,8 @@ class MomentumCorrection(Memory):
         residuals = [self._residual.staged(name) for name in names]
         delivered.subtract_from(residuals)
         if self.masking:
-            went = map(_all_went, delivered.counts(), residuals)
-            delivered.mask([None if all_ else self._velocity.staged(n) for n, all_ in zip(names, went, strict=True)])
+            velocities = [self._velocity.staged(name) for name in names]
+            _mask(delivered, velocities, list(map(_all_went, delivered.counts(), residuals)))
 
     def _more(self, name: str, gradient: Tensor, scale: float, momentum: float) -> Signal:
         """Add another part of a step's gradient: u ← u + g;  v ← v + g, or v + (1 + m)·g."""
@@ -107,8 +109,20 @@ class MomentumCorrection(Memory):
         self._velocity.restore({n: fields["velocity"] for n, fields in state.items() if "velocity" in fields})
 
 
-def _all_went(count: int, residual: Tensor) -> bool:
-    return count >= residual.numel() and not bool(residual.any())
+def _all_went(count: int, residual: Tensor) -> bool | Tensor:
+    """Whether everything was delivered; a 0-dim tensor where only a GPU knows."""
+    if count < residual.numel():
+        return False
+    return not bool(residual.any()) if on_host(residual) else ~residual.any()
+
+
+def _mask(delivered: Payload, velocities: Sequence[Tensor], went: Sequence[bool | Tensor]) -> None:
+    """Clear the velocities where something was delivered, except where everything `went`."""
+    kept = [v.clone() if isinstance(all_, Tensor) else v for v, all_ in zip(velocities, went, strict=True)]
+    delivered.mask([None if all_ is True else v for v, all_ in zip(velocities, went, strict=True)])
+    for velocity, before, all_ in zip(velocities, kept, went, strict=True):
+        if isinstance(all_, Tensor):
+            velocity.copy_(torch.where(all_, before, velocity))
 
 
 @final

@@ -13,6 +13,7 @@ from torch import Tensor
 from thinwire.checked import Count, Size, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
+from thinwire.kernels.memory import constant
 from thinwire.payloads import indices, numbers, wire
 from thinwire.payloads.base import Regions
 from thinwire.payloads.keyed import Keyed
@@ -30,7 +31,8 @@ class Blocks(Keyed):
 
     Each region is divided into blocks of `width` elements, the last one padded with zeros. Blocks are numbered
     consecutively across regions. `runs` are lengths; within each run, keys ascend without repeats. A payload can
-    travel only if it has one run. Keys travel in whichever coding is shortest.
+    travel only if it has one run. Keys travel in whichever coding is shortest. `held` says how many blocks lie in each
+    region, where that is known without looking at the keys.
     """
 
     keys: Tensor
@@ -40,6 +42,7 @@ class Blocks(Keyed):
     regions: Regions = field(default=())
     runs: tuple[Size, ...] = field(default=())
     coded: Coded | None = None
+    held: tuple[Size, ...] = ()
 
     def __post_init__(self) -> None:
         if self.keys.dtype != torch.int32 or self.values.numel() != self.keys.numel() * self.width:
@@ -73,8 +76,14 @@ class Blocks(Keyed):
 
     def region_counts(self) -> list[int]:
         """Return how many blocks lie in each region; keys must ascend."""
-        edges = torch.tensor(self._edges, dtype=torch.int32, device=self.keys.device)
+        if self.held:
+            return list(self.held)
+        edges = constant(self._edges, torch.int32, self.keys.device)
         return torch.searchsorted(self.keys, edges).diff().tolist()
+
+    def carried(self) -> int:
+        """Return how many values travel."""
+        return self.values.numel()
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +97,7 @@ class Blocks(Keyed):
 
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
         """Return other blocks of the same vector."""
-        return replace(self, keys=keys, values=rows.reshape(-1), runs=(keys.numel(),), coded=None)
+        return replace(self, keys=keys, values=rows.reshape(-1), runs=(keys.numel(),), coded=None, held=())
 
     def filled(self, count: int) -> Self:
         """Return this as it is. Raises PayloadError unless it has `count` blocks: a bitmap cannot be padded."""
@@ -131,7 +140,7 @@ class Blocks(Keyed):
         start = numbers.nbytes(self.values, self.coded)
         keys = _read(self._coding, body[:, start:], self.keys.numel(), self.key_space).view(-1)
         values = numbers.read(body, self.values, self.coded).view(-1)
-        return replace(self, keys=keys, values=values, runs=self.runs * buffers.shape[0], coded=None)
+        return replace(self, keys=keys, values=values, runs=self.runs * buffers.shape[0], coded=None, held=())
 
     @cached_property
     def elements(self) -> Sparse:
@@ -170,6 +179,7 @@ class Blocks(Keyed):
             width=parts[0].width,
             regions=tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True)),
             coded=numbers.joined([part.coded for part in parts]),
+            held=tuple(part.keys.numel() for part in parts),
         )
 
     @classmethod
@@ -181,6 +191,7 @@ class Blocks(Keyed):
             values=torch.cat([p.values for p in payloads]),
             runs=tuple(run for p in payloads for run in p.runs),
             coded=None,
+            held=(),
         )
 
     @cached_property
@@ -199,12 +210,13 @@ class Blocks(Keyed):
         Padding takes the index of its region's last element.
         """
         device = self.keys.device
-        starts, regions = (torch.tensor(x, device=device, dtype=torch.int32) for x in (self._edges, self.regions))
+        columns = (self._edges, *zip(*self.regions, strict=True))
+        starts, offsets, lengths = (constant(x, torch.int32, device) for x in columns)
         region = torch.searchsorted(starts, self.keys, right=True) - 1
         first = (self.keys - starts[region]) * self.width
         within = first[:, None] + torch.arange(self.width, device=device, dtype=torch.int32)
-        last = regions[region, 1, None] - 1
-        return (within.minimum(last) + regions[region, 0, None]).view(-1), (within <= last).view(-1)
+        last = lengths[region, None] - 1
+        return (within.minimum(last) + offsets[region, None]).view(-1), (within <= last).view(-1)
 
     @cached_property
     def _coding(self) -> int:

@@ -17,7 +17,8 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels import Chunking, Numbering
 from thinwire.payloads import indices, numbers, wire
-from thinwire.payloads.base import Payload, Regions
+from thinwire.payloads.base import Payload, Regions, regions_are_finite
+from thinwire.waits import refuse_if
 
 _LAYOUT = struct.Struct("<II")
 _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
@@ -87,8 +88,9 @@ class Chunks(Payload):
         named = body[:, numbers.nbytes(self.values, self.coded) :]
         wire.check_padding(named, self._places[-1])
         spans = zip(pairwise(self._places), self.chunkings, strict=True)
-        positions = [_read(named[:, start:stop], chunking) for (start, stop), chunking in spans]
-        _check(positions, self.chunkings)
+        positions = _checked(
+            [_read(named[:, start:stop], chunking) for (start, stop), chunking in spans], self.chunkings
+        )
         values = numbers.read(body, self.values, self.coded).view(-1)
         flat = torch.cat([part.to(torch.int16).flatten(1) for part in positions], dim=1).view(-1)
         return replace(self, positions=flat, values=values, coded=None)
@@ -229,12 +231,20 @@ def _read(rows: Tensor, chunking: Chunking) -> Tensor:
     return keys.view(rows.shape[0], chunking.chunks, chunking.kept) - _firsts(chunking, keys)
 
 
-def _check(positions: Sequence[Tensor], chunkings: Sequence[Chunking]) -> None:
-    """Raise PayloadError unless each chunk's positions ascend and lie within it. A GPU is waited for once only."""
+def _checked(positions: Sequence[Tensor], chunkings: Sequence[Chunking]) -> Sequence[Tensor]:
+    """Return the positions. Raises PayloadError unless those of each chunk ascend and lie within it.
+
+    If that is only noted, they are moved there.
+    """
     wrong = [_malformed(part, cut) for part, cut in zip(positions, chunkings, strict=True) if part.numel()]
-    if wrong and bool((all_wrong := torch.stack(wrong)).any()):
-        cut = [cut for cut in chunkings if cut.count][int(all_wrong.nonzero()[0])]
-        raise PayloadError(f"{cut.kept} positions of each chunk of {cut.size} coefficients are malformed")
+    if wrong and refuse_if((all_wrong := torch.stack(wrong)).any(), lambda: _said(all_wrong, chunkings)):
+        return [part.clamp(0, cut.size - 1) for part, cut in zip(positions, chunkings, strict=True)]
+    return positions
+
+
+def _said(wrong: Tensor, chunkings: Sequence[Chunking]) -> PayloadError:
+    cut = [cut for cut in chunkings if cut.count][int(wrong.nonzero()[0])]
+    return PayloadError(f"{cut.kept} positions of each chunk of {cut.size} coefficients are malformed")
 
 
 def _malformed(positions: Tensor, chunking: Chunking) -> Tensor:

@@ -3,6 +3,8 @@
 Equations, bytes and an example: docs/explanation/wire-format.md.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from thinwire.errors import PayloadError
 from thinwire.kernels import EliasFano
 from thinwire.payloads import wire
 from thinwire.payloads.wire import BITMAP, ELIAS_FANO, NUMBERS
+from thinwire.waits import on_host, refuse_if
 
 LARGEST_SPACE = 2**31 - 1
 """The largest int32 number."""
@@ -35,14 +38,13 @@ def section(coding: int, keys: Tensor, space: int) -> Tensor:
     is out of range.
     """
     if is_cheap_to_check(keys):
-        check_range(keys, space)
+        within(keys, space)
     if coding == NUMBERS:
         return keys
     if coding == ELIAS_FANO:
         return kernels.elias_fano_encode(keys, space)
     bits = torch.zeros(space, dtype=torch.uint8, device=keys.device)
-    bits[keys] = 1
-    return kernels.pack_bits(bits, 1)
+    return kernels.pack_bits(bits.index_fill_(0, keys.long(), 1), 1)
 
 
 def read(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
@@ -52,45 +54,49 @@ def read(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
     if coding == BITMAP:
         return torch.stack([_bitmap(row, count, space) for row in rows])
     wire.check_padding(rows, 4 * count)
-    keys = rows[:, : 4 * count].contiguous().view(torch.int32).view(rows.shape[0], count)
-    check_range(keys, space)
-    return keys
+    return within(rows[:, : 4 * count].contiguous().view(torch.int32).view(rows.shape[0], count), space)
 
 
 def is_cheap_to_check(keys: Tensor) -> bool:
     """Whether a sender checks its own keys. On a GPU it would have to wait for them, and receivers check anyway."""
-    return keys.device.type == "cpu"
+    return on_host(keys)
 
 
-def check_range(keys: Tensor, space: int) -> None:
-    """Raise PayloadError unless all keys lie in [0, space)."""
-    if keys.numel():
-        low, high = (int(bound) for bound in torch.aminmax(keys))
-        if low < 0 or high >= space:
-            raise PayloadError(f"indices reach from {low} to {high}; expected 0 to {space - 1}")
+def within(keys: Tensor, space: int) -> Tensor:
+    """Return the keys. Raises PayloadError unless all are in [0, space). If only noted, they are moved there."""
+    if not keys.numel():
+        return keys
+    low, high = torch.aminmax(keys)
+    if refuse_if((low < 0) | (high >= space), partial(_out_of_range, low, high, space)):
+        return keys.clamp(0, max(0, space - 1))
+    return keys
+
+
+def _out_of_range(low: Tensor, high: Tensor, space: int) -> PayloadError:
+    return PayloadError(f"indices reach from {int(low)} to {int(high)}; expected 0 to {space - 1}")
 
 
 def check_ascending(keys: Tensor, *, strictly: bool) -> None:
     """Raise PayloadError unless keys (…, count) ascend along the last dimension."""
     before, after = keys[..., :-1], keys[..., 1:]
-    if bool((after <= before if strictly else after < before).any()):
-        raise PayloadError("indices do not ascend; a payload in another order says so with ascending=False or seeds")
+    refuse_if((after <= before if strictly else after < before).any(), _descending)
+
+
+def _descending() -> PayloadError:
+    return PayloadError("indices do not ascend; a payload in another order says so with ascending=False or seeds")
 
 
 def _elias_fano(rows: Tensor, count: int, space: int) -> Tensor:
     keys = kernels.elias_fano_decode_rows(rows, count, space)
-    if count and bool((keys[:, 0] < 0).any()):
-        raise PayloadError(
-            f"a section of {rows.shape[1]} bytes is not the Elias-Fano code of {count} numbers below {space}"
-        )
+    said = f"a section of {rows.shape[1]} bytes is not the Elias-Fano code of {count} numbers below {space}"
+    if count and refuse_if((keys[:, 0] < 0).any(), lambda: PayloadError(said)):
+        return keys.clamp(min=0)
     return keys
 
 
 def _bitmap(row: Tensor, count: int, space: int) -> Tensor:
     # Bits beyond the space are padding. If one is set, it reads as a key out of range.
     bits = kernels.unpack_bits(row, 8 * row.numel(), 1, torch.uint8)
-    keys: Tensor = bits.nonzero().view(-1).to(torch.int32)
-    if keys.numel() != count:
-        raise PayloadError(f"a bitmap names {keys.numel()} rows; expected {count}")
-    check_range(keys, space)
-    return keys
+    keys, found = kernels.ones(bits, count)
+    refuse_if(found != count, lambda: PayloadError(f"a bitmap names {int(found)} rows; expected {count}"))
+    return within(keys, space)

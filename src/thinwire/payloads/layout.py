@@ -1,15 +1,17 @@
 """The layout of a sparse payload: where its elements lie, in which order, and how their indices travel."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from thinwire.errors import PayloadError
+from thinwire.kernels.memory import constant
 from thinwire.payloads import indices, slots
 from thinwire.payloads.base import Regions
 from thinwire.payloads.wire import ELIAS_FANO, NUMBERS, SLOTS
+from thinwire.waits import refuse_if
 
 CODINGS = (NUMBERS, ELIAS_FANO, SLOTS)
 
@@ -93,16 +95,18 @@ class Layout:
         if self.regions == ((0, self.numel),) or not elements.numel():
             return
         bounds = [edge for offset, length in sorted(self.regions) for edge in (offset, offset + length)]
-        edges = torch.tensor(bounds, dtype=torch.int32, device=elements.device)
+        edges = constant(tuple(bounds), torch.int32, elements.device)
         if self.ascends:
             each_row = edges.expand(elements.shape[0], -1).contiguous()
             below = torch.searchsorted(elements, each_row).view(-1, len(self.regions), 2)
-            inside = int((below[..., 1] - below[..., 0]).sum())
+            inside = (below[..., 1] - below[..., 0]).sum()
         else:
-            inside = int((torch.searchsorted(edges, elements, right=True) % 2).sum())
-        if inside != elements.numel():
-            outside = elements.numel() - inside
-            raise PayloadError(f"{outside} of {elements.numel()} indices lie outside the payload's regions")
+            inside = (torch.searchsorted(edges, elements, right=True) % 2).sum()
+        refuse_if(inside != elements.numel(), partial(_outside, inside, elements.numel()))
+
+
+def _outside(inside: Tensor, count: int) -> PayloadError:
+    return PayloadError(f"{count - int(inside)} of {count} indices lie outside the payload's regions")
 
 
 def in_order(regions: Regions) -> bool:

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
+from thinwire.kernels.memory import sent
 from thinwire.payloads import wire
 from thinwire.payloads.base import Regions
 from thinwire.payloads.indices import is_cheap_to_check
+from thinwire.waits import on_host, refuse_if
 
 _COUNT_BYTES = 8
 _SEED = struct.Struct("<Q")
@@ -53,7 +56,7 @@ def section(indices: Tensor, regions: Regions, runs: Sequence[int], seeds: Seque
     region's last index.
     """
     head = struct.pack(f"<Q{len(seeds)}Q", len(seeds), *(seed & _LARGEST_SEED for seed in seeds))
-    packed = [torch.frombuffer(bytearray(head), dtype=torch.uint8).to(indices.device)]
+    packed = [sent(torch.frombuffer(bytearray(head), dtype=torch.uint8), indices.device)]
     for part, index, seed in zip(_parts(regions, runs), indices.split(list(runs)), seeds, strict=True):
         if part.slots:
             codes = _codes(index, part, seed)
@@ -64,6 +67,8 @@ def section(indices: Tensor, regions: Regions, runs: Sequence[int], seeds: Seque
 def read(buffers: Tensor, regions: Regions, runs: Sequence[int]) -> Tensor:
     """Read the indices, int32 (ranks, count), from the ranks' sections. Raises PayloadError when malformed."""
     wire.check_padding(buffers, _length(regions, runs))
+    if not on_host(buffers):
+        return _on_device(buffers, regions, runs)
     return torch.stack([torch.cat([*_indices(buffer, regions, runs)]) for buffer in buffers])
 
 
@@ -72,7 +77,7 @@ def seeds(buffer: Tensor, count: int) -> tuple[int, ...]:
     data = bytes(buffer[: _COUNT_BYTES + count * _SEED.size].tolist())
     found, *values = struct.unpack(f"<Q{count}Q", data)
     if found != count:
-        raise PayloadError(f"a section of {found} regions in slot order; expected {count}")
+        raise _other_count(found, count)
     return tuple(values)
 
 
@@ -95,19 +100,53 @@ def _indices(buffer: Tensor, regions: Regions, runs: Sequence[int]) -> Iterator[
             yield buffer.new_empty(0, dtype=torch.int32)
 
 
-def _decoded(packed: Tensor, part: _Part, seed: int) -> Tensor:
-    _check_last_byte(packed, part)
-    codes = kernels.unpack_bits(packed, part.slots, part.bits, torch.int32)
-    within = kernels.slot_indices(codes, part.length, seed)
-    if int(within.min()) < 0:
-        raise PayloadError(f"a code of {part.slots} slots by seed {seed} stands for no index below {part.length}")
+def _on_device(buffers: Tensor, regions: Regions, runs: Sequence[int]) -> Tensor:
+    """Return what `read` does. Only the device knows the seeds, and the host need not."""
+    start = _COUNT_BYTES + len(regions) * _SEED.size
+    counts, *seeds = buffers[:, :start].contiguous().view(torch.int64).split(1, dim=1)
+    refuse_if((counts != len(regions)).any(), lambda: _other_count(int(counts.max()), len(regions)))
+    found = [buffers.new_empty(buffers.shape[0], 0, dtype=torch.int32)]
+    for part, seed in zip(_parts(regions, runs), seeds, strict=True):
+        if part.slots:
+            found.append(_decoded_rows(buffers[:, start : start + part.nbytes], part, seed))
+            start += part.nbytes
+    return torch.cat(found, dim=1)
+
+
+def _decoded_rows(packed: Tensor, part: _Part, seeds: Tensor) -> Tensor:
+    _check_last_byte(packed[:, -1], part)
+    codes = [kernels.unpack_bits(row, part.slots, part.bits, torch.int32) for row in packed]
+    within = kernels.slot_indices_of_rows(torch.stack(codes), part.length, seeds)
+    if refuse_if((within < 0).any(), lambda: _no_index(part, str(seeds.view(-1).tolist()))):
+        within = within.clamp(min=0)
     return within + part.offset
 
 
-def _check_last_byte(packed: Tensor, part: _Part) -> None:
+def _decoded(packed: Tensor, part: _Part, seed: int) -> Tensor:
+    _check_last_byte(packed[-1:], part)
+    codes = kernels.unpack_bits(packed, part.slots, part.bits, torch.int32)
+    within = kernels.slot_indices(codes, part.length, seed)
+    if int(within.min()) < 0:
+        raise _no_index(part, str(seed))
+    return within + part.offset
+
+
+def _check_last_byte(last: Tensor, part: _Part) -> None:
     used = part.slots * part.bits % 8
-    if used and int(packed[-1]) >> used:
-        raise PayloadError(f"the codes of {part.slots} slots are not padded with zeros")
+    if used:
+        refuse_if((last >> used).any(), partial(_not_padded, part))
+
+
+def _not_padded(part: _Part) -> PayloadError:
+    return PayloadError(f"the codes of {part.slots} slots are not padded with zeros")
+
+
+def _no_index(part: _Part, seed: str) -> PayloadError:
+    return PayloadError(f"a code of {part.slots} slots by seed {seed} stands for no index below {part.length}")
+
+
+def _other_count(found: int, count: int) -> PayloadError:
+    return PayloadError(f"a section of {found} regions in slot order; expected {count}")
 
 
 def _parts(regions: Regions, runs: Sequence[int]) -> list[_Part]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Self, final
 
 import torch
@@ -47,6 +48,10 @@ class Spectral(Payload):
     def counts(self) -> list[int]:
         """Return how many numbers travel for each region, two per frequency."""
         return self.coefficients.counts()
+
+    def carried(self) -> int:
+        """Return how many numbers travel."""
+        return self.coefficients.carried()
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same frequencies with other values."""
@@ -99,8 +104,8 @@ class Spectral(Payload):
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
         """Place vectors side by side."""
         sizes = [part.coefficients.numel for part in parts]
-        starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
-        spectrum = Blocks.assemble([part.coefficients for part in parts], starts[:-1], starts[-1])
+        *starts, end = accumulate(sizes, initial=0)
+        spectrum = Blocks.assemble([part.coefficients for part in parts], starts, end)
         regions = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
         return cls(coefficients=spectrum, block=parts[0].block, numel=numel, regions=regions)
 

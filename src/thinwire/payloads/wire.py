@@ -2,12 +2,13 @@
 
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from thinwire.errors import PayloadError
+from thinwire.waits import refuse_if
 
 HEADER_BYTES = 16
 VERSION = 2
@@ -98,19 +99,26 @@ def check_padding(buffers: Tensor, *sections: int) -> None:
     """
     start = 0
     for nbytes in sections:
-        if bool(buffers[:, start + nbytes : start + padded(nbytes)].any()):
-            raise PayloadError(f"a section of {nbytes} bytes is not padded with zeros to {padded(nbytes)}")
+        if padded(nbytes) > nbytes:
+            refuse_if(buffers[:, start + nbytes : start + padded(nbytes)].any(), partial(_not_padded, nbytes))
         start += padded(nbytes)
 
 
 def check_buffers(buffers: Tensor, expected: Tensor, nbytes: int) -> None:
     """Raise PayloadError unless uint8 `buffers` are of `nbytes` bytes each and begin with the bytes `expected`."""
     check_shape(buffers, nbytes)
-    same = (buffers[:, : expected.numel()] == expected).all(dim=1)
-    if not bool(same.all()):
-        rank = int((~same).nonzero()[0])
-        got = buffers[rank, : expected.numel()].tolist()
-        raise PayloadError(f"rank {rank} sent header {got}; expected {expected.tolist()} as on this rank")
+    headers = buffers[:, : expected.numel()]
+    refuse_if((headers != expected).any(), partial(_other_header, headers, expected))
+
+
+def _other_header(headers: Tensor, expected: Tensor) -> PayloadError:
+    rank = int((headers != expected).any(dim=1).nonzero()[0])
+    got = headers[rank].tolist()
+    return PayloadError(f"rank {rank} sent header {got}; expected {expected.tolist()} as on this rank")
+
+
+def _not_padded(nbytes: int) -> PayloadError:
+    return PayloadError(f"a section of {nbytes} bytes is not padded with zeros to {padded(nbytes)}")
 
 
 def check_shape(buffers: Tensor, nbytes: int) -> None:

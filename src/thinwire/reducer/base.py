@@ -15,6 +15,7 @@ from thinwire.collectives import Group, all_reduce
 from thinwire.memories import Memory
 from thinwire.payloads import Payload
 from thinwire.trace import Listener
+from thinwire.waits import Verdict
 
 
 @final
@@ -65,7 +66,8 @@ class Round:
 
     `draw` numbers this reduction, so that its random choices differ from those of others. By default it is the step's
     number, which is enough if a step has one reduction. With `watch`, results say whether they are finite. `listeners`
-    are told what the reduction sends and takes.
+    are told what the reduction sends and takes. With a `verdict` the host does not wait for a GPU: what is wrong with
+    what was received is noted there, and whoever gave it looks himself whether the mean is finite.
     """
 
     step: Size
@@ -74,6 +76,7 @@ class Round:
     draw: Whole | None = None
     watch: bool = True
     listeners: tuple[Listener, ...] = ()
+    verdict: Verdict | None = None
 
     def seed(self, name: str, *, shared: bool = True) -> int:
         """Return a 32-bit seed that depends only on the draw and the name, and on the rank unless `shared`."""

@@ -17,6 +17,7 @@ from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed, note_values
 from thinwire.signals import Signal
+from thinwire.waits import noting, on_host
 
 
 @final
@@ -46,19 +47,21 @@ class Compressed(Reducer):
             bucket = bucket.coalesced()
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
         watch, scale, listeners = at.watch, at.scale, at.listeners
+        unread = at.verdict is not None and not on_host(bucket.flat)
         with trace.span("encode", *listeners):
             payload = self._encode(bucket, at)
         note_values(payload, listeners)
         seeds = [at.seed(segment.name) for segment in bucket.segments]
         arrived = trace.started("exchange", *listeners)
-        future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
+        with noting(at.verdict):
+            future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
 
         def finish(done: "Future[Exchanged]") -> bool:
             exchanged = done.value()  # raises what the exchange raised
             arrived()
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             with trace.span("decode", *listeners):
-                return self._decode(exchanged, bucket, watch=watch, scale=scale)
+                return self._decode(exchanged, bucket, watch=watch, scale=scale, unread=unread)
 
         return future.then(finish)
 
@@ -79,10 +82,12 @@ class Compressed(Reducer):
             parts.append(_encoded(codec, signal, seed=at.seed(segment.name, shared=codec.shared_seed)))
         return type(parts[0]).assemble(parts, [segment.offset for segment in bucket.segments], bucket.flat.numel())
 
-    def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
+    def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float, unread: bool) -> bool:
         if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
             self.memory.retain([segment.name for segment in bucket.segments], exchanged.delivered)
         exchanged.total.write(bucket.flat)
+        if unread:
+            return not self.memory.stateful or self._clamp_unread(exchanged.total, bucket, scale)
         if not watch or exchanged.total.is_finite(bucket.flat):
             return True
         return self.memory.stateful and self._clamp(exchanged.total, bucket, scale)
@@ -93,12 +98,8 @@ class Compressed(Reducer):
         Values of the gradient's dtype never exceed it, but codes and spectra are summed in float32. Returns whether the
         sum is finite.
         """
-        flat, dtype = bucket.flat, torch.promote_types(bucket.flat.dtype, torch.float32)
-        if dtype == flat.dtype:
-            return False
-        wide = torch.zeros_like(flat, dtype=dtype)
-        total.write(wide)
-        if not total.is_finite(wide):
+        wide = _widened(total, bucket.flat)
+        if wide is None or not total.is_finite(wide):
             return False
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
             part = wide[segment.offset : segment.offset + segment.length]
@@ -106,6 +107,34 @@ class Compressed(Reducer):
             minus_overflow = Dense(values=(gradient - part).mul_(scale))
             self.memory.retain([segment.name], minus_overflow)
         return True
+
+    def _clamp_unread(self, total: Payload, bucket: Bucket, scale: float) -> bool:
+        """Do what `_clamp` does, without asking whether it is needed. Returns True: the caller looks himself."""
+        wide = _widened(total, bucket.flat)
+        if wide is None:
+            return True
+        narrow = [bucket.flat[s.offset : s.offset + s.length] for s in bucket.segments]
+        parts = [wide[s.offset : s.offset + s.length] for s in bucket.segments]
+        needed = ~_all_finite(narrow) & _all_finite(parts)
+        for segment, gradient, part in zip(bucket.segments, narrow, parts, strict=True):
+            gradient.copy_(torch.where(needed, fitted(part, gradient.dtype), gradient))
+            minus_overflow = torch.where(needed, (gradient - part).mul_(scale), 0)
+            self.memory.retain([segment.name], Dense(values=minus_overflow))
+        return True
+
+
+def _widened(total: Payload, flat: Tensor) -> Tensor | None:
+    """Return the sum in float32 or wider; None if the gradients are no narrower."""
+    dtype = torch.promote_types(flat.dtype, torch.float32)
+    if dtype == flat.dtype:
+        return None
+    wide = torch.zeros_like(flat, dtype=dtype)
+    total.write(wide)
+    return wide
+
+
+def _all_finite(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack([part.isfinite().all() for part in parts]).all()
 
 
 def _encoded(codec: Codec, signal: Signal, *, seed: int) -> Payload:

@@ -9,23 +9,17 @@ __all__ = [
     "elias_fano_decode",
     "elias_fano_decode_rows",
     "elias_fano_encode",
+    "ones",
     "pack_bits",
     "unpack_bits",
 ]
 
 pack_bits = Kernel(reference.pack_bits, cpu.pack_bits, by="codes", any_dtype=True)
 unpack_bits = Kernel(reference.unpack_bits, cpu.unpack_bits, by="buffer", any_dtype=True)
-# The host must know the indices anyway, so a GPU needs no kernel of its own.
-elias_fano_encode = Kernel(
-    reference.elias_fano_encode, cpu.elias_fano_encode, reference.elias_fano_encode, by="indices", any_dtype=True
-)
-elias_fano_decode = Kernel(
-    reference.elias_fano_decode, cpu.elias_fano_decode, reference.elias_fano_decode, by="buffer", any_dtype=True
-)
+# On a GPU this is a few operations of torch.
+ones = Kernel(reference.ones, cpu.ones, reference.ones, by="bits", any_dtype=True)
+elias_fano_encode = Kernel(reference.elias_fano_encode, cpu.elias_fano_encode, by="indices", any_dtype=True)
+elias_fano_decode = Kernel(reference.elias_fano_decode, cpu.elias_fano_decode, by="buffer", any_dtype=True)
 elias_fano_decode_rows = Kernel(
-    reference.elias_fano_decode_rows,
-    cpu.elias_fano_decode_rows,
-    reference.elias_fano_decode_rows,
-    by="*rows",
-    any_dtype=True,
+    reference.elias_fano_decode_rows, cpu.elias_fano_decode_rows, by="*rows", any_dtype=True
 )

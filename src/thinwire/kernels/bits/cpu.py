@@ -35,6 +35,13 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
     return torch.from_numpy(codes)
 
 
+def ones(bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """See `reference.ones`."""
+    places = bits.nonzero().view(-1).to(torch.int32)
+    missing = max(0, count - places.numel())
+    return torch.nn.functional.pad(places[:count], (0, missing), value=-1), torch.tensor(places.numel())
+
+
 def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
     """See `reference.elias_fano_encode`."""
     layout = EliasFano.of(indices.numel(), space)

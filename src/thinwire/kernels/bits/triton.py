@@ -1,10 +1,11 @@
-"""Packed numbers of a few bits each."""
+"""Packed numbers of a few bits each, and ascending indices."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.bits.reference import decoded, encoded
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 1024
@@ -23,6 +24,21 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
     codes = torch.empty(count, dtype=dtype, device=buffer.device)
     launch(_unpack, tiles_of(count, _BLOCK), buffer, codes, count, buffer.numel(), BITS=bits, BLOCK=_BLOCK)
     return codes
+
+
+def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
+    """See `reference.elias_fano_encode`."""
+    return encoded(indices, space, pack_bits)
+
+
+def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
+    """See `reference.elias_fano_decode`."""
+    return decoded(buffer, count, space, pack_bits, unpack_bits)
+
+
+def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
+    """See `reference.elias_fano_decode_rows`."""
+    return torch.stack([elias_fano_decode(row, count, space) for row in rows])
 
 
 @triton.jit

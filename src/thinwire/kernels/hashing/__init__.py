@@ -2,9 +2,9 @@
 
 from thinwire.kernels.dispatch import Kernel
 from thinwire.kernels.hashing import cpu, reference
-from thinwire.kernels.hashing.reference import keys, mix
+from thinwire.kernels.hashing.reference import keys, mix, slot_indices_of_rows
 
-__all__ = ["hashed_slots", "index_of", "keys", "mix", "slot_codes", "slot_indices", "slot_of"]
+__all__ = ["hashed_slots", "index_of", "keys", "mix", "slot_codes", "slot_indices", "slot_indices_of_rows", "slot_of"]
 
 hashed_slots = Kernel(reference.hashed_slots, cpu.hashed_slots, by="indices priorities", any_dtype=True)
 slot_of = Kernel(reference.slot_of, cpu.slot_of, by="indices", any_dtype=True)

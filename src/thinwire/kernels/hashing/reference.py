@@ -1,10 +1,15 @@
 """Hashing indices to slots of a table, and coding indices that are in slot order."""
 
+from typing import Any, overload
+
 import torch
 from torch import Tensor
 
+Seed = int | Tensor
+"""A tensor (int64) holds seeds that only the device knows, of a shape that broadcasts."""
 
-def mix(indices: Tensor, seed: int) -> Tensor:
+
+def mix(indices: Tensor, seed: Seed) -> Tensor:
     """Hash int32 indices to [0, 2³²) as int64, one to one for a given seed (multiply and xor-shift, twice).
 
     The key enters twice. If it entered once, by an addition or xor, a new seed would only permute neighbouring indices,
@@ -18,9 +23,13 @@ def mix(indices: Tensor, seed: int) -> Tensor:
     return x ^ (x >> 16)
 
 
-def keys(seed: int) -> tuple[int, int]:
+@overload
+def keys(seed: int) -> tuple[int, int]: ...
+@overload
+def keys(seed: Tensor) -> tuple[Tensor, Tensor]: ...
+def keys(seed: Any) -> Any:
     """Return two 32-bit keys for `mix`."""
-    key = (seed + 1) * 0x9E3779B97F4A7C15
+    key = (seed + 1) * (0x9E3779B97F4A7C15 - (1 << 64))  # modulo 2⁶⁴, so that int64 has room for it
     return (key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF
 
 
@@ -40,6 +49,10 @@ def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor,
 
 def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
     """Return the indices (int64) that `slot_of` took apart. A pair that belongs to none gives `numel` or more."""
+    return _index_of(slot, quotient, slots, numel, seed)
+
+
+def _index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: Seed) -> Tensor:
     slots = max(1, slots)
     height = -(-numel // slots)
     s = (slot.to(torch.int64) - _within(quotient, slots, 3 * seed + 2)) % slots
@@ -47,7 +60,7 @@ def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) 
     return q * slots + (s - _within(q, slots, 3 * seed)) % slots
 
 
-def _within(x: Tensor, bound: int, seed: int) -> Tensor:
+def _within(x: Tensor, bound: int, seed: Seed) -> Tensor:
     return (mix(x, seed) * bound) >> 32
 
 
@@ -79,9 +92,21 @@ def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
 
 def slot_indices(codes: Tensor, numel: int, seed: int) -> Tensor:
     """Return the indices (int32) from which `slot_codes` made these codes (int32); −1 where a code stands for none."""
-    slots = codes.numel()
+    return _slot_indices(codes, numel, seed)
+
+
+def slot_indices_of_rows(codes: Tensor, numel: int, seeds: Tensor) -> Tensor:
+    """Return `slot_indices` of each row of codes (ranks, slots), by seeds that only the device knows: int64 (ranks, 1).
+
+    It takes a few operations of torch, and the host does not wait.
+    """
+    return _slot_indices(codes, numel, seeds)
+
+
+def _slot_indices(codes: Tensor, numel: int, seed: Seed) -> Tensor:
+    slots = codes.shape[-1]
     empty = -(-numel // max(1, slots))
     slot = torch.arange(slots, device=codes.device)
-    indices = index_of(slot, codes.clamp(0, max(0, empty - 1)), slots, numel, seed)
+    indices = _index_of(slot, codes.clamp(0, max(0, empty - 1)), slots, numel, seed)
     indices = torch.where((codes >= 0) & (codes < empty) & (indices < numel), indices, -1)
     return torch.where(codes == empty, numel - 1, indices).to(torch.int32)

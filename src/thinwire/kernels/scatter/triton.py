@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.memory import constant
 from thinwire.kernels.triton import launch, tiles_of, wide
 
 _TILE = 16384
@@ -82,10 +83,8 @@ def _stretches(runs: tuple[int, ...], regions: int) -> tuple[int, ...]:
     return tuple(sorted({*edges[:: regions if regions and len(runs) % regions == 0 else 1], edges[-1]}))
 
 
-@lru_cache(maxsize=256)
 def _on(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Copy numbers to the device. Cached, because a copy waits for the device and layouts stay the same."""
-    return torch.tensor(numbers, dtype=torch.int32, device=device)
+    return constant(numbers, torch.int32, device)
 
 
 @lru_cache(maxsize=256)

@@ -1,11 +1,13 @@
 """Count sketches."""
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.hashing.triton import hash32, signed_keys
+from thinwire.kernels.memory import sent
 from thinwire.kernels.sketch.reference import SKETCH_ROWS
 from thinwire.kernels.triton import launch, tiles_of, wide
 
@@ -36,8 +38,8 @@ def _insert(cells: Tensor, part: Tensor, offset: int, edges: Tensor, keys: tuple
 def sketch_query(table: Tensor, numel: int, seed: int) -> Tensor:
     """See `reference.sketch_query`."""
     (rows, buckets), out = table.shape, table.new_empty(numel)
-    words = torch.tensor([signed_keys(SKETCH_ROWS * seed + j) for j in range(rows)], dtype=torch.int32)
-    words = words.pin_memory().to(table.device, non_blocking=True) if table.is_cuda else words
+    keys = np.array([signed_keys(SKETCH_ROWS * seed + j) for j in range(rows)], np.int32)
+    words = sent(torch.frombuffer(keys, dtype=torch.int32).view(rows, 2), table.device)
     padded = max(2, triton.next_power_of_2(rows))
     ones = (1 << 63) - 1 if table.dtype == torch.float64 else (1 << 31) - 1
     args = (table, words, out, numel, buckets)

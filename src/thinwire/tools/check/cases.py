@@ -110,6 +110,11 @@ def _unpack_bits(kit: Kit, n: int) -> Trials:
         yield Trial((kit.whole(-(-n * bits // 8), 0, 256, torch.uint8), n, bits, dtype))
 
 
+def _ones(kit: Kit, n: int) -> Trials:
+    for count in (0, n // 3, n):
+        yield Trial((kit.whole(n, 0, 2, torch.uint8), count))
+
+
 def _elias_fano(encode: bool, rows: bool = False) -> Callable[[Kit, int], Trials]:
     def trials(kit: Kit, n: int) -> Trials:
         indices = kit.picks(n)
@@ -327,6 +332,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "mask": Case(make=_mask),
         "merge": Case(make=_merge),
         "offset_encode": Case(make=_offset_encode, dtypes=_ONLY_32),
+        "ones": Case(make=_ones, dtypes=_ONLY_32, contents=("normal",)),
         "orthonormal": Case(make=_orthonormal, contents=("normal",), near_on_gpu=_LIBRARY, nbytes=150),
         "outer_sums": Case(make=_outer_sums, contents=_FINITE, near_on_gpu=_LIBRARY),
         "pack_bits": Case(make=_pack_bits, dtypes=_ONLY_32, contents=("normal",), nbytes=300),

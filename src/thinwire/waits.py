@@ -1,0 +1,84 @@
+"""When may the host wait for a GPU? Not within a step: what is wrong there is noted, and read once when it is over."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import final
+
+import torch
+from torch import Tensor
+
+Error = Callable[[], Exception]
+
+HOST = frozenset({"cpu"})
+"""Kinds of devices that the host reads without waiting."""
+
+
+def on_host(x: Tensor) -> bool:
+    """Whether the host can read a tensor's elements without waiting for a device."""
+    return x.device.type in HOST
+
+
+@final
+class Verdict:
+    """What was checked on a GPU and not read yet. One read tells whether anything was wrong, and then what."""
+
+    def __init__(self) -> None:
+        self._checks: list[tuple[Tensor, Error]] = []
+
+    def note(self, wrong: Tensor, error: Error) -> None:
+        """Note a check: `wrong` (0-dim), and what returns the exception that it stands for."""
+        self._checks.append((wrong.bool(), error))  # torch's any() of uint8 is uint8
+
+    def take_in(self, other: "Verdict") -> None:
+        """Note what another one has noted."""
+        self._checks += other._checks
+
+    @property
+    def flags(self) -> Tensor | None:
+        """Whether each check failed, bool, on the device; None if nothing was checked."""
+        return torch.stack([wrong for wrong, _ in self._checks]) if self._checks else None
+
+    @property
+    def errors(self) -> list[Error]:
+        """What returns the exception of each check."""
+        return [error for _, error in self._checks]
+
+    def read(self) -> None:
+        """Wait, and raise the exception of the first check that failed."""
+        flags = self.flags
+        for wrong, error in zip([] if flags is None else flags.tolist(), self.errors, strict=True):
+            if wrong:
+                raise error()
+
+
+_open: ContextVar[Verdict | None] = ContextVar("thinwire.waits", default=None)
+
+
+@contextmanager
+def noting(verdict: Verdict | None) -> Iterator[None]:
+    """Within, `refuse_if` notes what it finds on a GPU in `verdict`. With None it waits, as it does outside."""
+    token = _open.set(verdict)
+    try:
+        yield
+    finally:
+        _open.reset(token)
+
+
+def noted_in() -> Verdict | None:
+    """Return where `refuse_if` notes what it finds; None if it waits."""
+    return _open.get()
+
+
+def refuse_if(wrong: Tensor, error: Error) -> bool:
+    """Raise what `error` returns if `wrong` (0-dim) holds.
+
+    Where the host must not wait, this is only noted, and returns True. Then go on without trusting what was checked.
+    """
+    verdict = _open.get()
+    if verdict is not None and not on_host(wrong):
+        verdict.note(wrong, error)
+        return True
+    if bool(wrong):
+        raise error()
+    return False

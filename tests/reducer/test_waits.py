@@ -1,0 +1,292 @@
+"""Does the host ever wait for a GPU within a step? Every codec, memory and exchange goes through one, without a GPU.
+
+Fake tensors have a shape and no elements, so whatever asks for an element raises. Where torch is built for CUDA they
+lie on a GPU. Elsewhere they lie on the CPU, and `thinwire.waits` is told that the host must not read there.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import CODECS, EXCHANGES, MEMORIES, OFFSET_8, vector
+from ranks import Ranks
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from thinwire import codecs, waits
+from thinwire.codecs import Codec
+from thinwire.errors import PayloadError
+from thinwire.exchanges import AllGather, AllReduce, Exchange
+from thinwire.exchanges.all_gather import received
+from thinwire.exchanges.merging import Rounds
+from thinwire.kernels import dispatch
+from thinwire.memories import ErrorFeedback, Memory, MomentumCorrection
+from thinwire.payloads import Keyed, Payload
+from thinwire.reducer import Bucket, Compressed, Round, Segment
+from thinwire.waits import Verdict
+
+WORLD = 2
+DEVICE = torch.device("cuda", 0) if torch.backends.cuda.is_built() else torch.device("cpu")
+NAMES = ["matrix", "vector"]
+aten = torch.ops.aten
+
+
+class WaitError(AssertionError):
+    """The host would have waited."""
+
+
+class NoWaits(TorchDispatchMode):
+    """Refuses what makes the host wait although it asks for no element: copies to or from pageable memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.lift_fresh.default:
+            raise WaitError("torch.tensor(...) copies numbers to the GPU")
+        if func in (aten.index_put_.default, aten.index_put.default) and args[2].dim() == 0:
+            raise WaitError("x[indices] = number copies the number to the GPU")
+        out = func(*args, **(kwargs or {}))
+        if func is aten._to_copy.default and out.device != args[0].device and not kwargs.get("non_blocking"):
+            raise WaitError(f"a copy from {args[0].device} to {out.device}")
+        if func is aten.copy_.default and args[1].device != args[0].device and not any(args[2:]):
+            raise WaitError(f"a copy from {args[1].device} to {args[0].device}")
+        return out
+
+
+class _Generator(torch.Generator):
+    """One for any device: a GPU's would need a driver."""
+
+    def __new__(cls, device: object = None) -> "_Generator":
+        return super().__new__(cls)
+
+
+def _forget_cached_tensors() -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("thinwire."):
+            for held in vars(module).values():
+                if isinstance(held, functools._lru_cache_wrapper):
+                    held.cache_clear()
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors are fake, and take the GPU's path; Triton's kernels do nothing."""
+    monkeypatch.setattr(waits, "HOST", frozenset())
+    monkeypatch.setattr(dispatch, "_GPUS", {"cpu", "cuda"})
+    monkeypatch.setattr(torch, "Generator", _Generator)
+    _forget_cached_tensors()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+    _forget_cached_tensors()
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[dist.ProcessGroup]:
+    """A group whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def _bucket() -> Bucket:
+    segments = (
+        Segment(name="matrix", offset=100, length=2000, shape=(40, 50)),
+        Segment(name="vector", offset=2100, length=500, shape=(500,)),
+    )
+    return Bucket(flat=torch.empty(2600, device=DEVICE), segments=segments)
+
+
+def _two_steps(
+    memory: Memory, codec: Codec, exchange: Exchange, group: dist.ProcessGroup, strictly: bool = True
+) -> None:
+    """Take two steps. In the first, constants may be copied to the GPU, where they stay."""
+    reducer = Compressed(memory=memory, codec=codec, exchange=exchange)
+    watched: list[AbstractContextManager[Any]] = [nullcontext(), NoWaits() if strictly else nullcontext()]
+    for step, watch in enumerate(watched):
+        with watch:
+            at = Round(step=step, group=group, scale=1 / WORLD, verdict=Verdict())
+            reducer.reduce(_bucket(), at).wait()
+            memory.commit(NAMES)
+
+
+ONE_COLLECTIVE = {f"{name}, all-gather": (case.codec, AllGather()) for name, case in CODECS.items()} | {
+    f"{name}, all-reduce": (case.codec, AllReduce())
+    for name, case in CODECS.items()
+    if isinstance(case.exchange, AllReduce)
+}
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("sent", ONE_COLLECTIVE)
+@pytest.mark.usefixtures("fakes")
+def test_the_host_never_waits_within_a_step(sent: str, memory: str, group: dist.ProcessGroup) -> None:
+    codec, exchange = ONE_COLLECTIVE[sent]
+    _two_steps(MEMORIES[memory](), codec, exchange, group)
+
+
+def _is_keyed(codec: Codec) -> bool:
+    payload = codec.encode(vector(100))
+    return isinstance(payload, Keyed) and payload.coded is None
+
+
+SEVERAL_ROUNDS = {name: case.exchange for name, case in EXCHANGES.items() if isinstance(case.exchange, Rounds)}
+KEYED = {name: case.codec for name, case in CODECS.items() if _is_keyed(case.codec)}
+SIZES = pytest.mark.xfail(
+    strict=True,
+    raises=(DataDependentOutputException, DynamicOutputShapeException),
+    reason="how many rows a merged table has, only its keys say",
+)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("exchange", [pytest.param(name, marks=SIZES) for name in SEVERAL_ROUNDS])
+@pytest.mark.parametrize("codec", KEYED)
+@pytest.mark.usefixtures("fakes")
+def test_exchanges_of_several_rounds_do_not_wait(exchange: str, codec: str, group: dist.ProcessGroup) -> None:
+    """They do, on the communication thread, so backward goes on meanwhile."""
+    run = SEVERAL_ROUNDS[exchange]
+    assert isinstance(run, Rounds)
+    run.run(KEYED[codec].encode(torch.empty(2000, device=DEVICE)), group, [0])
+
+
+@dataclass(frozen=True)
+class _Asks(codecs.Codec):
+    """Sends everything, but only after a look at it."""
+
+    def encode_signal(self, signal: Any, *, seed: int = 0) -> Payload:
+        signal.tensor()[0].item()
+        return codecs.Identity().encode_signal(signal)
+
+
+@dataclass(frozen=True)
+class _Copies(codecs.Codec):
+    """Sends everything, times a number that comes from the host."""
+
+    def encode_signal(self, signal: Any, *, seed: int = 0) -> Payload:
+        signal.tensor().mul_(torch.tensor(2.0).to(DEVICE))
+        return codecs.Identity().encode_signal(signal)
+
+
+@pytest.mark.parametrize(("codec", "said"), [(_Asks(), "_local_scalar_dense"), (_Copies(), "copies numbers")])
+@pytest.mark.usefixtures("fakes")
+def test_a_wait_is_found(codec: Codec, said: str, group: dist.ProcessGroup) -> None:
+    with pytest.raises(Exception, match=said):
+        _two_steps(ErrorFeedback(), codec, AllReduce(), group)
+
+
+# --- what is noted instead ---
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host must not read real tensors, either."""
+    _act_as_gpu(monkeypatch)
+
+
+def _act_as_gpu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(waits, "HOST", frozenset())
+
+
+def _damaged(buffers: Tensor) -> Iterator[Tensor]:
+    """Yield the buffers with bytes changed: in the header, throughout, and here and there."""
+    for place in (0, 1, 4, 9, 15):
+        damaged = buffers.clone()
+        damaged[1, place] ^= 5
+        yield damaged
+    for start, byte in product((16, 24, buffers.shape[1] // 2), (0, 255)):
+        damaged = buffers.clone()
+        damaged[0, start:] = byte
+        yield damaged
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        damaged = buffers.clone()
+        place = int(torch.randint(16, buffers.shape[1], (1,), generator=generator))
+        damaged[1, place] = int(torch.randint(256, (1,), generator=generator))
+        yield damaged
+
+
+def _payload(codec: Codec, seed: int) -> Payload:
+    """Return what two parameters make, each with a region of its own."""
+    parts = [codec.encode(vector(600, seed).view(20, 30), seed=seed), codec.encode(vector(90, seed + 9), seed=seed + 1)]
+    return type(parts[0]).assemble(parts, [10, 610], 710)
+
+
+def _said(check: Callable[[], object]) -> str:
+    """Return what the check raises."""
+    try:
+        check()
+    except PayloadError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.usefixtures("unread")
+def test_what_is_noted_is_what_would_be_raised_and_nothing_is_written(codec: str) -> None:
+    mine = _payload(CODECS[codec].codec, 3)
+    theirs = _payload(CODECS[codec].codec, 3 if CODECS[codec].codec.shared_seed else 4)
+    buffers = torch.stack([mine.to_buffer(), theirs.to_buffer()])
+    verdict = Verdict()
+    assert torch.equal(received(mine, buffers, verdict).dense(), mine.from_buffers(buffers).dense())
+    verdict.read()
+    refused = 0
+    for damaged in _damaged(buffers):
+        verdict = Verdict()
+        total = received(mine, damaged, verdict)
+        raised, noted = _said(lambda: mine.from_buffers(damaged)), _said(verdict.read)  # noqa: B023 - called at once
+        assert noted == raised
+        expected = torch.zeros(710) if raised else mine.from_buffers(damaged).dense()
+        assert torch.equal(total.dense().nan_to_num(7), expected.nan_to_num(7).to(total.dense().dtype))
+        refused += bool(raised)
+    assert refused >= 5, "every header is checked"
+
+
+HALF = {
+    "codes": codecs.TopK(density=0.02, values=OFFSET_8),
+    "spectra": codecs.FFT(density=0.02, block=300, values=OFFSET_8),
+    "chunks": codecs.ChunkTopK(density=0.02, values=OFFSET_8),
+    "as they are": codecs.TopK(density=0.02),
+}
+
+
+def _sixteen_bits(codec: str, gpu: bool) -> list[Tensor]:
+    """Return means and memory of steps in float16, of which sums leave the range, and the last is not finite."""
+    group, memory = dist.group.WORLD, MomentumCorrection(momentum=0.5)
+    assert group is not None
+    reducer, found = Compressed(memory=memory, codec=HALF[codec], exchange=AllGather()), []
+    segments = (Segment(name="a", offset=0, length=900, shape=(30, 30)), Segment(name="b", offset=900, length=300))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "_ONLY_REFERENCE", True)
+        if gpu:
+            _act_as_gpu(patch)
+        for step in range(12):
+            flat = (40_000 * vector(1200, step).abs()).clamp(max=60_000).half()
+            flat[5] = torch.inf if step == 11 else flat[5]
+            verdict = Verdict() if gpu else None
+            reducer.reduce(
+                Bucket(flat=flat, segments=segments), Round(step=step, group=group, scale=0.5, verdict=verdict)
+            ).wait()
+            found.append(flat.clone())
+            memory.commit() if flat.isfinite().all() else memory.rollback()
+    return [*found, *(x for fields in memory.state().values() for x in fields.values())]
+
+
+@pytest.mark.parametrize("codec", HALF)
+def test_sums_beyond_float16_are_clamped_without_a_look(ranks: Ranks, codec: str) -> None:
+    plain, unread = (ranks.run(2, _sixteen_bits, codec, gpu) for gpu in (False, True))
+    for before, now in zip(plain, unread, strict=True):
+        assert not before[11].isfinite().all()
+        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, now, strict=True))
