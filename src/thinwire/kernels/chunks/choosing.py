@@ -1,7 +1,7 @@
 """The transform of every chunk, and its largest coefficients.
 
-Buffers have rows of whole vectors of 64 bytes. Lanes beyond the chunk's width hold anything, and so do rows that fill up
-a group. A `shape` is the tensor's columns, and a chunk's height and width.
+Buffers have rows of whole vectors of 64 bytes. Lanes beyond the chunk's width hold anything, and so do rows that fill
+up a group. A `shape` is the tensor's columns, and a chunk's height and width.
 """
 
 import numpy as np
