@@ -62,7 +62,6 @@ class Signal(ABC):
         Computes the vector in the same pass. Call it at most once.
         """
 
-
     def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
         """Return the largest coefficients of every chunk, in float32 or wider: see `kernels.chunk_topk`."""
         x = self.tensor()

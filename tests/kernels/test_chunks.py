@@ -187,6 +187,21 @@ def _agree(cut: Chunking, x: Tensor) -> None:
         assert torch.equal(*outs)
 
 
+@shapes
+@dtypes
+@transforms
+def test_fading_and_choosing_in_one_pass_is_one_after_the_other(
+    shape: tuple[int, ...], dtype: torch.dtype, transform: Transform
+) -> None:
+    cut = _cut(shape, transform)
+    memory, gradient = (vector(cut.numel, seed=seed, dtype=dtype) for seed in (1, 2))
+    out, expected = torch.full_like(memory, torch.nan), torch.empty_like(memory)
+    chosen = kernels.accumulate_fading_chunk_topk(out, memory, gradient, 0.25, 0.95, cut)
+    kernels.accumulate_fading.reference(expected, memory, gradient, 0.25, 0.95)
+    torch.testing.assert_close(out, expected)
+    assert all(map(torch.equal, chosen, kernels.chunk_topk(out, cut)))
+
+
 @pytest.mark.parametrize("transform", ["dct", None])
 def test_backends_agree_over_several_ranges(transform: Literal["dct"] | None) -> None:
     cut = _cut((515, 1040), transform, 0.02)

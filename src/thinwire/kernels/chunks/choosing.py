@@ -1,7 +1,7 @@
 """The transform of every chunk, and its largest coefficients.
 
-A chunk lies in a buffer whose rows are whole vectors of 64 bytes. Lanes beyond the chunk's width hold anything, and so
-do rows that fill up a group. A `shape` is the tensor's columns, and a chunk's height and width.
+Buffers have rows of whole vectors of 64 bytes. Lanes beyond the chunk's width hold anything, and so do rows that fill
+up a group. A `shape` is the tensor's columns, and a chunk's height and width.
 """
 
 import numpy as np
@@ -10,83 +10,124 @@ from thinwire.kernels import simd
 from thinwire.kernels.chunks import vectors
 from thinwire.kernels.compiled import compiled
 
-_STRIP = 1 << 15
-"""How many elements are accumulated before their chunks are transformed, at least: they are still in the cache."""
+_TOGETHER = 1024
+"""How many chunks are accumulated before they are transformed: they are still in the cache."""
+PLAIN, DENSE, FOLDED = range(3)
+"""How a chunk is transformed: not at all, by any matrices, or by a DCT of its columns."""
 _MOST_32, _MOST_64 = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 
 
 @compiled
-def topk(x, shape, plain, a, b, first, last, positions, values):
+def topk(x, shape, how, a, b, first, last, positions, values):
     # The largest coefficients of chunks `first` to `last`.
-    _topk(x, shape, plain, a, b, first, last, positions, values, _buffers(x, a, b))
+    _topk(x, shape, how, a, b, first, last, positions, values, _buffers(x, a, b), np.int64(0))
 
 
 @compiled
-def fading_topk(out, residual, gradient, scale, decay, shape, plain, a, b, first, last, positions, values):
-    # The same of out = decay · residual + scale · gradient, strip by strip of whole rows of chunks.
+def fading_topk(out, residual, gradient, scale, decay, shape, how, a, b, first, last, positions, values):
+    # The same of out = decay · residual + scale · gradient, some chunks at a time, from whole rows of chunks.
     columns, height, width = shape
-    across, strip = columns // width, columns * height
-    step, buffers = max(1, _STRIP // strip), _buffers(out, a, b)
-    for row in range(first // across, last // across, step):
-        below = min(row + step, last // across)
-        for i in range(row * strip, min(below * strip, out.size)):
+    across, buffers = columns // width, _buffers(out, a, b)
+    down, bar = max(1, _TOGETHER // across), np.int64(0)
+    for row in range(first // across, last // across, down):
+        below = min(row + down, last // across)
+        for left in range(0, across, _TOGETHER):
+            right = min(left + _TOGETHER, across)
+            for i in range(row * height, below * height):
+                _fade(out, residual, gradient, scale, decay, i * columns + left * width, i * columns + right * width)
+            begin, end = row * across + left, (below - 1) * across + right
+            bar = _topk(out, shape, how, a, b, begin, end, positions, values, buffers, bar)
+
+
+@compiled
+def _fade(out, residual, gradient, scale, decay, first, last):
+    # In whole vectors. The last may begin earlier or end later: what is written twice is the same.
+    lanes = vectors.BYTES // out.itemsize
+    if out.size < lanes:
+        for i in range(out.size):
             out[i] = decay * residual[i] + scale * gradient[i]
-        _topk(out, shape, plain, a, b, row * across, below * across, positions, values, buffers)
-
-
-@compiled
-def _topk(x, shape, plain, a, b, first, last, positions, values, buffers):
-    columns, height, width = shape
-    chunk, half, z = buffers
-    across, size, bar = columns // width, height * width, np.int64(0)
-    hits = np.empty(-(-size // simd.BLOCK), np.uint64)
-    for number in range(first, last):
-        origin = number // across * height * columns + number % across * width
-        if plain:
-            _load(x, origin, shape, z, width)
-        else:
-            _load(x, origin, shape, chunk, b.shape[1])
-            _transform(chunk, height, width, a, b, half, z)
-        z[size : hits.size * simd.BLOCK] = 0
-        bar = _find(z, positions.shape[1], bar, hits)
-        _take(z, hits, positions[number], values[number])
+        return
+    for at in range(first, min(last, out.size), lanes):
+        vectors.fade(out, min(at, out.size - lanes), residual, gradient, scale, decay)
 
 
 @compiled
 def _buffers(x, a, b):
     numel = a.shape[1] * b.shape[1]
-    return vectors.buffer(x, numel), vectors.buffer(x, numel), vectors.buffer(x, numel)
+    hits = np.empty(numel // simd.BLOCK + 1, np.uint64)
+    return vectors.buffer(x, numel), vectors.buffer(x, numel), vectors.buffer(x, numel), hits
+
+
+@compiled
+def _topk(x, shape, how, a, b, first, last, positions, values, buffers, bar):
+    columns, height, width = shape
+    chunk, half, z, room = buffers
+    across, size = columns // width, height * width
+    hits = room[: -(-size // simd.BLOCK)]
+    for number in range(first, last):
+        origin = number // across * height * columns + number % across * width
+        if how == PLAIN:
+            _load(x, origin, shape, z, width)
+        elif origin + (height - 1) * columns + b.shape[1] <= x.size:
+            _transform(x, origin, columns, height, width, how, a, b, chunk, half, z)
+        else:
+            _load(x, origin, shape, z, b.shape[1])
+            _transform(z, 0, b.shape[1], height, width, how, a, b, chunk, half, z)
+        for i in range(size, hits.size * simd.BLOCK):
+            z[i] = 0
+        bar = _find(z, positions.shape[1], bar, hits)
+        _take(z, hits, positions, values, number)
+    return bar
 
 
 @compiled
 def _load(x, origin, shape, chunk, stride):
-    # Rows of a whole stride may be read beyond the width, but not beyond the tensor.
+    # As far as the tensor reaches.
     columns, height, width = shape
-    lanes = vectors.BYTES // x.itemsize
     for i in range(height):
         at, to = origin + i * columns, i * stride
-        if stride % lanes == 0 and at + stride <= x.size:
-            for j in range(0, stride, lanes):
-                vectors.copy(chunk, to + j, x, at + j)
-        else:
-            for j in range(width):
-                chunk[to + j] = x[at + j] if at + j < x.size else 0
+        for j in range(width):
+            chunk[to + j] = x[at + j] if at + j < x.size else 0
 
 
 @compiled
-def _transform(chunk, height, width, a, b, half, z):
-    # A·X into `half`, then times Bᵀ into z, where row follows row: what a row writes too much, the next one overwrites.
-    stride, lanes, together = b.shape[1], vectors.BYTES // chunk.itemsize, vectors.TOGETHER
+def _transform(x, at, apart, height, width, how, a, b, chunk, half, z):
+    # Times A into `half`, then times Bᵀ into z, where row follows row: what a row writes too much, the next overwrites.
+    stride, lanes, together = b.shape[1], vectors.BYTES // x.itemsize, vectors.TOGETHER
     if height == 1:
         for j in range(0, stride, lanes):
-            vectors.weigh_one(z, j, 0, chunk, 0, 0, 1, b, j, stride, chunk, width)
+            vectors.weigh_one(half, j, 0, x, at, 0, 1, b, j, stride, x, width)
+        for j in range(width):
+            z[j] = half[j]
         return
-    for r in range(0, height, together):
-        for j in range(0, stride, lanes):
-            vectors.weigh(half, r * stride + j, stride, a, r, 1, a.shape[1], chunk, j, stride, chunk, height)
+    if how == FOLDED:
+        _folded(x, at, apart, height, a, chunk, half, stride)
+    else:
+        for r in range(0, height, together):
+            for j in range(0, stride, lanes):
+                vectors.weigh(half, r * stride + j, stride, a, r, 1, a.shape[1], x, at + j, apart, x, height)
     for r in range(0, height, together):
         for j in range(stride - lanes, -1, -lanes):  # backwards, as only a row's last vector writes too much
-            vectors.weigh(z, r * width + j, width, half, r * stride, stride, 1, b, j, stride, chunk, width)
+            vectors.weigh(z, r * width + j, width, half, r * stride, stride, 1, b, j, stride, half, width)
+
+
+@compiled
+def _folded(x, at, apart, height, a, chunk, half, stride):
+    # Rows of a DCT read the same backwards, the odd ones with the other sign. So even rows weigh the sums of first and
+    # last, and odd rows the differences: half the products.
+    lanes, together, odd = vectors.BYTES // x.itemsize, vectors.TOGETHER, a.shape[0] * stride
+    for i in range(height // 2):
+        last = at + (height - 1 - i) * apart
+        for j in range(0, stride, lanes):
+            vectors.fold(chunk, i * stride + j, odd + i * stride + j, x, at + i * apart + j, last + j)
+    if height % 2:
+        for j in range(0, stride, lanes):
+            vectors.copy(chunk, height // 2 * stride + j, x, at + height // 2 * apart + j)
+    for r in range(0, a.shape[1] // 2, together):
+        for j in range(0, stride, lanes):
+            to, pitch, odds = 2 * r * stride + j, 2 * stride, a.shape[1] // 2 + r
+            vectors.weigh(half, to, pitch, a, r, 1, a.shape[1], chunk, j, stride, x, a.shape[0])
+            vectors.weigh(half, to + stride, pitch, a, odds, 1, a.shape[1], chunk, odd + j, stride, x, height // 2)
 
 
 @compiled
@@ -131,12 +172,12 @@ def _add_ties(z, bar, missing, hits):
 
 
 @compiled
-def _take(z, hits, positions, values):
+def _take(z, hits, positions, values, number):
     place = 0
     for block in range(hits.size):
         rest = hits[block]
         while rest:
             i = block * simd.BLOCK + np.int64(simd.lowest(rest))
             rest &= rest - np.uint64(1)
-            positions[place], values[place] = i, z[i]
+            positions[number, place], values[number, place] = i, z[i]
             place += 1

@@ -81,10 +81,22 @@ class _Cut(NamedTuple):
 @lru_cache(maxsize=1024)
 def _cut(chunking: Chunking, dtype: torch.dtype) -> _Cut:
     a, b = chunking.axes(torch.empty(0, dtype=dtype))
-    shape, plain = (chunking.columns, chunking.height, chunking.width), chunking.transform is None
-    lanes, row_of = vectors.BYTES // dtype.itemsize, np.arange(chunking.size) // chunking.width
-    forth, back = ((_padded(x, vectors.TOGETHER), _padded(y, lanes)) for x, y in ((a.T, b.T), (a, b)))
-    return _Cut((shape, plain, *forth), (shape, chunking.kept, plain, *back, row_of))
+    shape, lanes = (chunking.columns, chunking.height, chunking.width), vectors.BYTES // dtype.itemsize
+    how = {None: choosing.PLAIN, "dct": choosing.FOLDED}.get(chunking.transform, choosing.DENSE)
+    down = _folded(a) if how == choosing.FOLDED else _padded(a.T, vectors.TOGETHER)
+    row_of = np.arange(chunking.size) // chunking.width
+    back = (chunking.kept, how == choosing.PLAIN, _padded(a, vectors.TOGETHER), _padded(b, lanes), row_of)
+    return _Cut((shape, how, down, _padded(b.T, lanes)), (shape, *back))
+
+
+def _folded(a: Tensor) -> Array:
+    """Return what even rows of a DCT weigh sums with, and beside it what odd rows weigh differences with."""
+    half = a[:, : -(-a.shape[0] // 2)].T
+    evens, odds = (_padded(half[:, first::2], vectors.TOGETHER) for first in (0, 1))
+    both = torch.from_numpy(evens).new_zeros(half.shape[0], 2 * evens.shape[1])
+    both[:, : evens.shape[1]] = torch.from_numpy(evens)
+    both[:, evens.shape[1] : evens.shape[1] + odds.shape[1]] = torch.from_numpy(odds)
+    return _padded(both, vectors.TOGETHER)
 
 
 def _padded(matrix: Tensor, multiple: int) -> Array:

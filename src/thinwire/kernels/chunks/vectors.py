@@ -122,6 +122,29 @@ def copy(typing, y, to, x, at):
 
 
 @intrinsic
+def fade(typing, y, at, x, g, scale, decay):
+    """Write decay · x[at:] + scale · g[at:] to y[at:]."""
+
+    def emit(code: _Code, y: Any, at: Any, x: Any, g: Any, scale: Any, decay: Any) -> None:
+        faded = code.builder.fmul(code.spread(decay), code.load(x, at), flags=_CONTRACT)
+        code.store(y, at, code.more(faded, scale, code.load(g, at)))
+
+    return _declared(emit, (y, at, x, g, scale, decay), _CONTRACT)
+
+
+@intrinsic
+def fold(typing, y, plus, minus, x, first, last):
+    """Write x[first:] + x[last:] to y[plus:], and x[first:] - x[last:] to y[minus:]."""
+
+    def emit(code: _Code, y: Any, plus: Any, minus: Any, x: Any, first: Any, last: Any) -> None:
+        one, other = code.load(x, first), code.load(x, last)
+        code.store(y, plus, code.builder.fadd(one, other))
+        code.store(y, minus, code.builder.fsub(one, other))
+
+    return _declared(emit, (y, plus, minus, x, first, last))
+
+
+@intrinsic
 def times(typing, y, to, weight, x, at):
     """Write weight · x[at:] to y[to:]."""
 

@@ -262,15 +262,19 @@ def _chunk_topk(kit: Kit, n: int) -> Trials:
     yield Trial((framed(kit.vector(n)[: cut.numel]), cut))
 
 
+def _fading_chunk_topk(kit: Kit, n: int) -> Trials:
+    cut = _cut(n)
+    before, new = (framed(kit.vector(n, seed)[: cut.numel]) for seed in (1, 2))
+    yield Trial((kit.room(cut.numel), before, new, _SCALE, _DECAY, cut), (0,))
+
+
 def _same_coefficients(trial: Trial, found: list[Any], expected: list[Any]) -> str:
     """Compare magnitudes, because sums in another order may swap the last of a chunk."""
-    cut: Chunking = trial.args[1]
-    places = found[0].view(-1, cut.kept)
+    cut: Chunking = trial.args[-1]
+    places = found[-2].view(-1, cut.kept)
     if not bool((places.diff(dim=1) > 0).all()) or not bool(((places >= 0) & (places < cut.size)).all()):
         return "positions do not ascend within a chunk"
-    mine, others = (
-        values.abs().to(found[1].device).view(-1, cut.kept).sort().values for _, values in (found, expected)
-    )
+    mine, others = (each[-1].abs().to(found[-1].device).view(-1, cut.kept).sort().values for each in (found, expected))
     off = int((~torch.isclose(mine, others, rtol=1e-4, atol=1e-5, equal_nan=True)).sum())
     return f"{off} of {mine.numel()} coefficients differ" if off else ""
 
@@ -306,6 +310,9 @@ CASES: Mapping[str, Case] = MappingProxyType(
     {
         "accumulate": Case(make=_accumulate),
         "accumulate_fading": Case(make=_fading),
+        "accumulate_fading_chunk_topk": Case(
+            make=_fading_chunk_topk, contents=("normal",), alike=_same_coefficients, nbytes=100
+        ),
         "accumulate_fading_select": Case(make=_selecting(_fading)),
         "accumulate_momentum": Case(make=_momentum),
         "accumulate_momentum_select": Case(make=_selecting(_momentum)),
