@@ -1,12 +1,12 @@
 """Accelerate: attach after `prepare`. `save_state` and `load_state` then take every rank's state along."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
 
-from thinwire.checked import BODY, checked
+from thinwire.checked import checked
 from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas
 from thinwire.frameworks.states import load, save
 from thinwire.integrations import Attachment
@@ -19,9 +19,9 @@ __all__ = ["attach"]
 def attach(
     accelerator: Accelerator,
     model: nn.Module,
-    recipe: Annotated[Asked, BODY] = None,
+    recipe: Asked = None,
     *,
-    plan: Annotated[Planned, BODY] = None,
+    plan: Planned = None,
     optimizer: Optimizers = None,
     missing_ok: bool = False,
 ) -> Attachment:
