@@ -66,6 +66,8 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
             say_what_is_clipped(self._handle, f"Trainer(gradient_clip_val={trainer.gradient_clip_val})")
         if saved is not None:
             self._handle.load_state_dict(saved)
+        elif trainer.ckpt_path and self._handle.step:
+            self._handle.forget()  # it is of an earlier fit
 
     def state_dict(self) -> dict[str, Any]:
         """Return something, so that Lightning warns if a checkpoint is resumed without this callback."""
