@@ -196,8 +196,12 @@ def test_one_process_is_refused() -> None:
     from thinwire.frameworks.accelerate import attach
 
     try:
+        accelerator, model = Accelerator(cpu=True), nn.Linear(2, 2)
         with pytest.raises(RuntimeError, match="the only process"):
-            attach(Accelerator(cpu=True), nn.Linear(2, 2), _dgc())
+            attach(accelerator, model, _dgc())
+        for bad in ({"recipe": "dgc"}, {"plan": "fast"}, {"missing_ok": 1}, {"accelerator": model}, {"model": 1}):
+            with pytest.raises((TypeError, ValueError), match=f"{next(iter(bad))} is .*; expected"):
+                attach(**{"accelerator": accelerator, "model": model, **bad})
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()

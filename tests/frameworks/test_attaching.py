@@ -1,6 +1,7 @@
 """What all front doors share: who may attach, recipes of one's own, and a word on clipping."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -38,8 +39,9 @@ def _twice() -> tuple[bool, bool]:
     module, recipe = nn.Linear(64, 64), thinwire.recipes.topk(density=0.01, minimum_size=0)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     first = DistributedDataParallel(module)
-    check_replicas(first, 2, "")
-    handle = attached(first, recipe, None, [optimizer], None)
+    compiled: Any = torch.compile(first, backend="eager")  # as frameworks may return it; nothing is compiled yet
+    check_replicas(compiled, 2, "")
+    handle = attached(compiled, recipe, None, [optimizer], None)
     _step(first, optimizer)
     waited = _waiting(handle)
     again = attached(DistributedDataParallel(module), recipe, None, [optimizer], None)

@@ -223,8 +223,16 @@ def test_one_process_is_refused() -> None:
 
 def test_a_strategy_without_replicas_is_refused() -> None:
     trainer = type("Trainer", (), {"strategy": type("FSDPStrategy", (), {})(), "world_size": 2})()
-    with pytest.raises(TypeError, match='the strategy is FSDPStrategy; pass Trainer\\(strategy="ddp"\\)'):
+    with pytest.raises(TypeError, match=r'the strategy is .*FSDPStrategy; pass lightning.Trainer\(strategy="ddp"\)'):
         _callback().setup(trainer, Module(), "fit")
+
+
+@pytest.mark.parametrize("bad", [{"recipe": "dgc"}, {"plan": "fast"}, {"missing_ok": 1}])
+def test_arguments_are_checked_before_training(bad: dict[str, Any]) -> None:
+    from thinwire.frameworks.lightning import ThinwireCallback
+
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(bad))} is .*; expected"):
+        ThinwireCallback(**bad)
 
 
 def test_the_handle_is_not_there_before_training() -> None:

@@ -33,6 +33,16 @@ def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
     assert f".. automodule:: {module.__name__}\n   :members:" in page  # describes what is listed
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "src/thinwire/frameworks").glob("*.py")), ids=lambda path: path.stem)
+def test_what_frameworks_import_is_in_the_reference(path: Path) -> None:
+    """Read, not imported: their frameworks may not be installed."""
+    name, page = f"thinwire.frameworks.{path.stem}", (REFERENCE / "frameworks.md").read_text()
+    section = page.partition(f".. currentmodule:: {name}\n")[2].partition("```")[0]
+    exported = re.findall(r"^__all__ = \[(.*)\]$", path.read_text(), re.MULTILINE)
+    assert set(re.findall(r"^   (\w+)$", section, re.MULTILINE)) == set(re.findall(r'"(\w+)"', "".join(exported)))
+    assert bool(exported) == (f".. automodule:: {name}\n   :members:" in section)
+
+
 def _options(name: str) -> str:
     """Return a command's options as the Markdown table of its reference page."""
     rows = ["| option | default | meaning |", "| --- | --- | --- |"]

@@ -1,12 +1,12 @@
 """Accelerate: attach after `prepare`. `save_state` and `load_state` then take every rank's state along."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
 
-from thinwire.checked import BODY, checked
+from thinwire.checked import checked
 from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas
 from thinwire.frameworks.states import load, save
 from thinwire.integrations import Attachment
@@ -19,9 +19,9 @@ __all__ = ["attach"]
 def attach(
     accelerator: Accelerator,
     model: nn.Module,
-    recipe: Annotated[Asked, BODY] = None,
+    recipe: Asked = None,
     *,
-    plan: Annotated[Planned, BODY] = None,
+    plan: Planned = None,
     optimizer: Optimizers = None,
     missing_ok: bool = False,
 ) -> Attachment:
@@ -30,8 +30,8 @@ def attach(
     `recipe`, `plan` and `optimizer` are as in `thinwire.attach`; pass optimizers as `prepare` returned them. The
     accelerator's GradScaler is passed on.
     `accelerator.save_state` writes every rank's state into the folder `thinwire` of the checkpoint, and `load_state`
-    reads it, also on another number of ranks, as `thinwire.Checkpoint` does. `missing_ok`: whether to go on, with what
-    waits as it is, from a checkpoint that was saved without thinwire.
+    reads it, also on another number of ranks, as `thinwire.Checkpoint` does. `missing_ok`: whether to go on, with
+    empty memories, from a checkpoint that was saved without thinwire.
 
     Raises TypeError for a model that is not prepared, or is sharded; RuntimeError for a process alone; and whatever
     `thinwire.attach` raises. `load_state` raises StateError for a checkpoint without thinwire's part, and where
@@ -40,18 +40,20 @@ def attach(
     check_replicas(model, accelerator.num_processes, "pass what accelerator.prepare returned, without DeepSpeed")
     optimizers = [getattr(each, "optimizer", each) for each in listed(optimizer)]
     handle = attached(model, recipe, plan, optimizers, accelerator.scaler)
-
     module = _bare(accelerator, model)
 
-    def part(folder: str, models: list[nn.Module]) -> Path:
-        place = [_bare(accelerator, each) for each in models].index(module)
-        return Path(folder, f"thinwire_{place}" if place else "thinwire")  # as Accelerate numbers its own files
+    def parts(models: list[nn.Module], folder: str) -> list[Path]:
+        """Return where this model's part is: one place, or none once the accelerator or the handle has let go of it."""
+        places = [i for i, each in enumerate(models) if _bare(accelerator, each) is module and not handle.ended]
+        return [Path(folder, f"thinwire_{i}" if i else "thinwire") for i in places]  # numbered as Accelerate's files
 
     def on_save(models: list[nn.Module], weights: object, folder: str) -> None:
-        save(handle, part(folder, models))
+        for part in parts(models, folder):
+            save(handle, part)
 
     def on_load(models: list[nn.Module], folder: str) -> None:
-        load(handle, part(folder, models), missing_ok=missing_ok)
+        for part in parts(models, folder):
+            load(handle, part, missing_ok=missing_ok)
 
     accelerator.register_save_state_pre_hook(on_save)
     accelerator.register_load_state_pre_hook(on_load)

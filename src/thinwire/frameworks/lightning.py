@@ -1,12 +1,12 @@
 """Lightning: a callback that attaches when training starts, and keeps every rank's state in Lightning's checkpoints."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
-from thinwire.checked import BODY, checked
+from thinwire.checked import checked
 from thinwire.errors import StateError
 from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas, say_what_is_clipped
 from thinwire.frameworks.states import MISSING, gathered
@@ -32,9 +32,9 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
 
     def __init__(
         self,
-        recipe: Annotated[Asked, BODY] = None,
+        recipe: Asked = None,
         *,
-        plan: Annotated[Planned, BODY] = None,
+        plan: Planned = None,
         missing_ok: bool = False,
     ) -> None:
         self._recipe, self._plan, self._missing_ok = recipe, plan, missing_ok
@@ -51,8 +51,9 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse strategies without replicas before anything is set up."""
         if stage == "fit" and not isinstance(trainer.strategy, DDPStrategy):
-            got = type(trainer.strategy).__name__
-            check_replicas(pl_module, trainer.world_size, f'the strategy is {got}; pass Trainer(strategy="ddp")')
+            got = f"{type(trainer.strategy).__module__}.{type(trainer.strategy).__name__}"
+            fix = f'the strategy is {got}; pass lightning.Trainer(strategy="ddp")'
+            check_replicas(pl_module, trainer.world_size, fix)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach: optimizers have their state by now. Then resume."""
@@ -65,6 +66,8 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
             say_what_is_clipped(self._handle, f"Trainer(gradient_clip_val={trainer.gradient_clip_val})")
         if saved is not None:
             self._handle.load_state_dict(saved)
+        elif trainer.ckpt_path and self._handle.step:
+            self._handle.forget()  # it is of an earlier fit
 
     def state_dict(self) -> dict[str, Any]:
         """Return something, so that Lightning warns if a checkpoint is resumed without this callback."""

@@ -46,6 +46,8 @@ def load(handle: Attachment, folder: Path, *, missing_ok: bool) -> None:
         read({"thinwire": Checkpoint(handle, folder)}, checkpoint_id=folder, process_group=handle.group)
     elif not missing_ok:
         raise StateError(MISSING.format(place=folder.parent))
+    elif handle.step:
+        handle.forget()  # it is of later steps
 
 
 def gathered(handle: Attachment) -> list[Mapping[str, Any]]:

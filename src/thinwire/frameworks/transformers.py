@@ -2,13 +2,13 @@
 
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from thinwire.checked import BODY, checked
+from thinwire.checked import checked
 from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas, say_what_is_clipped
 from thinwire.frameworks.states import load, save
 from thinwire.integrations import Attachment
@@ -19,9 +19,9 @@ __all__ = ["ThinwireCallback", "attach"]
 @checked
 def attach(
     trainer: Trainer,
-    recipe: Annotated[Asked, BODY] = None,
+    recipe: Asked = None,
     *,
-    plan: Annotated[Planned, BODY] = None,
+    plan: Planned = None,
     missing_ok: bool = False,
 ) -> "ThinwireCallback":
     """Add a callback to the Trainer that attaches when training begins. Call it before `trainer.train()`.
