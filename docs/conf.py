@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import isclass, isfunction, ismodule
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -41,6 +42,7 @@ myst_heading_anchors = 4
 highlight_language = "text"  # of what names no language, such as commands and tables
 autosummary_generate = False
 autodoc_member_order = "bysource"
+autodoc_mock_imports = [name for name in ("ray", "torchft", "torchtitan") if find_spec(name) is None]
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
@@ -86,6 +88,10 @@ CONTENTS = {
         "checkpoint",
         "shard",
         "pipelines",
+        "several-hosts",
+        "ray",
+        "torchtitan",
+        "torchft",
         "watch",
         "read-a-report",
         "add-a-codec",
@@ -102,6 +108,7 @@ CONTENTS = {
         "schedules",
         "pipeline",
         "planner",
+        "clusters",
         "command-line",
     ],
     "docs/explanation/index": [

@@ -24,7 +24,12 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, replicas: tw.Repli
 def _held(replicas: tw.Replicas, *, notes: bool) -> list[dict[str, Tensor]]:
     memories = replicas.attachment.recipe.memories()
     return [
-        {f"{name}/{f}": x.clone() for name, held in memory.state().items() for f, x in held.items() if (f in memory.free) == notes}
+        {
+            f"{name}/{f}": x.clone()
+            for name, held in memory.state().items()
+            for f, x in held.items()
+            if (f in memory.free) == notes
+        }
         for memory in memories
     ]
 

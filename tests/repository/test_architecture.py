@@ -20,6 +20,7 @@ FLOORS = [
     ("recipes",),
     ("planner",),
     ("integrations", "pipeline"),
+    ("frameworks",),
     ("tools", "tools.inputs", "tools.machine"),
     ("tools.cluster", "tools.problems", "tools.show"),
     ("tools.bench", "tools.check", "tools.plan", "tools.simulate"),
@@ -68,15 +69,21 @@ def test_every_room_has_a_floor() -> None:
     [
         (
             "torch.distributed",
-            {"collectives", "integrations", "tools.bench", "tools.check", "tools.cluster", "tools.plan"},
+            {"collectives", "frameworks", "integrations", "tools.bench", "tools.check", "tools.cluster", "tools.plan"},
         ),
-        ("torch.nn.parallel", {"integrations", "pipeline", "tools.bench", "tools.check", "tools.cluster"}),
+        (
+            "torch.nn.parallel",
+            {"frameworks", "integrations", "pipeline", "tools.bench", "tools.check", "tools.cluster"},
+        ),
         ("numba", {"kernels"}),
         ("triton", {"kernels"}),
         ("rich", {"tools.show", "tools.bench", "tools.check", "tools.plan", "tools.simulate"}),
         ("pyroute2", {"tools.cluster"}),
         ("matplotlib", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
         ("typer", {"tools.cli"}),
+        ("ray", {"frameworks"}),
+        ("torchft", {"frameworks"}),
+        ("torchtitan", {"frameworks"}),
     ],
 )
 def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:
