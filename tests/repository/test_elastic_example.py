@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "elastic.py"
 
 
 def _run(folder: Path, workers: int, steps: int) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
     done = subprocess.run(
-        [*command, str(ROOT / "examples" / "elastic.py"), str(ROOT / "CHANGELOG.md"), str(folder)]
-        + ["--steps", str(steps), "--every", "10"],
+        [*command, str(SCRIPT), str(ROOT / "CHANGELOG.md"), str(folder), "--steps", str(steps), "--every", "10"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

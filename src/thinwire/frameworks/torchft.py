@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterable
 from typing import Annotated, Any, Protocol, final, runtime_checkable
 
-import torch
 import torch.distributed as dist
 import torchft
 from torch import nn
@@ -154,7 +153,7 @@ def replicate(
     """
     if dist.get_world_size() != 1:
         raise RuntimeError(
-            f"this replica has {dist.get_world_size()} processes; expected one with the whole model: start each replica "
-            "with a torchrun of its own"
+            f"this replica has {dist.get_world_size()} processes; expected one with the whole model: start each "
+            "replica with a torchrun of its own"
         )
     return Members(manager, links, integrations.replicate(modules, recipe, optimizer=optimizer, scaler=scaler))
