@@ -201,7 +201,8 @@ def skip_fields(app: Sphinx, what: str, name: str, obj: object, skip: bool, opti
 def _ranges(obj: Any) -> Iterator[tuple[str, str]]:
     """Yield each argument whose annotation says in which range it must be, and that range in words."""
     body = _body(obj)
-    for name, hint in get_type_hints(body, include_extras=True).items() if isfunction(body) else ():
+    ours = isfunction(body) and body.__module__.startswith("thinwire")
+    for name, hint in get_type_hints(body, include_extras=True).items() if ours else ():
         if words := next(_words(hint), None):
             yield name, words
 
