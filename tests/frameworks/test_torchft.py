@@ -18,6 +18,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.frameworks import torchft as ours
 
+_distributed: Any = dist  # whose names are not all exported, as mypy has it
 REPLICA = Path(__file__).with_name("torchft_replica.py")
 
 
@@ -60,7 +61,8 @@ def test_replicas_come_and_go_and_steps_are_called_off(recipe: str, lighthouse: 
     for i in off:  # a step that was called off has left everything as it was
         assert first[i]["weights"] == first[i - 1]["weights"]
         assert first[i]["waits"] == first[i - 1]["waits"]
-    assert len({line["waits"] for line in first}) == len(first) - len(off)
+    kept = [line["waits"] for line in first if line["kept"] and line["replicas"] == 2]
+    assert len(set(kept)) == len(kept) > 20
 
     together = [{line["step"]: line["weights"] for line in lines if line["kept"]} for lines in (first, second, third)]
     for other in together[1:]:
@@ -81,7 +83,7 @@ def test_a_replica_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_a_group_without_a_default_one_is_refused() -> None:
     with pytest.raises(RuntimeError, match="call init_process_group first"):
-        ours.ProcessGroupGloo()._create_pg(dist.HashStore(), 0, 1)
+        ours.ProcessGroupGloo()._create_pg(_distributed.HashStore(), 0, 1)
 
 
 class _Manager:
@@ -104,7 +106,7 @@ class _Manager:
 
 
 def test_a_replica_that_takes_no_part_is_refused(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=_distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         members = ours.replicate(_Manager(), ours.ProcessGroupGloo(), nn.Linear(2, 2), tw.recipes.dense())
         with pytest.raises(RuntimeError, match="use_async_quorum=False"):

@@ -16,7 +16,10 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.frameworks.torchtitan import compressed
+from thinwire.integrations.gradients import local
 
+_distributed: Any = dist  # whose names are not all exported, as mypy has it
+_multiprocessing: Any = mp
 SIZE, CONTEXT, STEPS, SAVED = 2, 16, 6, 3
 RECIPES = {
     "": None,
@@ -82,7 +85,7 @@ def _dims(replicas: int) -> tuple[Any, Any]:
 def _train(rank: int, store: str, recipe: str, checkpoint: bool, out: Any) -> None:
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo", store=dist.FileStore(store, 2 * SIZE), rank=rank, world_size=2 * SIZE)
+    dist.init_process_group("gloo", store=_distributed.FileStore(store, 2 * SIZE), rank=rank, world_size=2 * SIZE)
     dims, parallelism = _dims(2)
     handles: list[tw.Shards] = []
     make = RECIPES[recipe]
@@ -91,7 +94,7 @@ def _train(rank: int, store: str, recipe: str, checkpoint: bool, out: Any) -> No
     text, saved, losses = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8).long(), None, []
     for step in [*range(STEPS), *(range(SAVED, STEPS) if checkpoint else ())]:
         if checkpoint and step == SAVED:
-            parts = [model, optimizer, handles[0]]
+            parts: list[Any] = [model, optimizer, handles[0]]
             if saved is None:
                 saved = [_copied(part.state_dict()) for part in parts]
             else:
@@ -106,8 +109,8 @@ def _train(rank: int, store: str, recipe: str, checkpoint: bool, out: Any) -> No
         optimizer.step()
         total = loss.detach().clone()
         dist.all_reduce(total)
-        local = b"".join(p.to_local().detach().numpy().tobytes() for p in model.parameters())
-        losses.append((step, total.item(), hashlib.sha256(local).hexdigest()))
+        shards = b"".join(local(p).detach().numpy().tobytes() for p in model.parameters())
+        losses.append((step, total.item(), hashlib.sha256(shards).hexdigest()))
     out.put((rank, losses, all(handle.verify_replicas() for handle in handles)))
     dist.destroy_process_group()
 
@@ -120,7 +123,7 @@ def _copied(state: Any) -> Any:
 
 def _run(folder: Path, recipe: str, *, checkpoint: bool = False) -> dict[int, Any]:
     out = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(_train, (str(folder / f"store {recipe}"), recipe, checkpoint, out), nprocs=2 * SIZE)
+    _multiprocessing.spawn(_train, (str(folder / f"store {recipe}"), recipe, checkpoint, out), nprocs=2 * SIZE)
     found = [out.get() for _ in range(2 * SIZE)]
     assert all(same for _, _, same in found)
     return {rank: losses for rank, losses, _ in found}
