@@ -42,7 +42,8 @@ myst_heading_anchors = 4
 highlight_language = "text"  # of what names no language, such as commands and tables
 autosummary_generate = False
 autodoc_member_order = "bysource"
-autodoc_mock_imports = [name for name in ("accelerate", "lightning", "transformers") if find_spec(name) is None]
+_FRAMEWORKS = ("accelerate", "lightning", "ray", "torchft", "torchtitan", "transformers")
+autodoc_mock_imports = [name for name in _FRAMEWORKS if find_spec(name) is None]
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
@@ -89,6 +90,10 @@ CONTENTS = {
         "checkpoint",
         "shard",
         "pipelines",
+        "several-hosts",
+        "ray",
+        "torchtitan",
+        "torchft",
         "watch",
         "read-a-report",
         "add-a-codec",
@@ -106,6 +111,7 @@ CONTENTS = {
         "pipeline",
         "planner",
         "frameworks",
+        "clusters",
         "command-line",
     ],
     "docs/explanation/index": [
@@ -199,7 +205,8 @@ def skip_fields(app: Sphinx, what: str, name: str, obj: object, skip: bool, opti
 def _ranges(obj: Any) -> Iterator[tuple[str, str]]:
     """Yield each argument whose annotation says in which range it must be, and that range in words."""
     body = _body(obj)
-    for name, hint in get_type_hints(body, include_extras=True).items() if isfunction(body) else ():
+    ours = isfunction(body) and body.__module__.startswith("thinwire")
+    for name, hint in get_type_hints(body, include_extras=True).items() if ours else ():
         if words := next(_words(hint), None):
             yield name, words
 

@@ -1,7 +1,7 @@
 """Trains on bytes with as many workers as there are, and goes on when their number changes, under torchrun or srun.
 
-torchrun --nproc-per-node 2 examples/elastic.py TEXT CHECKPOINTS [--steps 200] [--every 20]: CHECKPOINTS is a folder that
-all hosts see. The plan of it: torchrun --nproc-per-node 2 -m thinwire plan examples/elastic.py:build
+torchrun --nproc-per-node 2 examples/elastic.py TEXT CHECKPOINTS [--steps 200] [--every 20], where CHECKPOINTS is a
+folder that all hosts see. The plan of it: torchrun --nproc-per-node 2 -m thinwire plan examples/elastic.py:build
 """
 
 import argparse

@@ -18,6 +18,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.frameworks import torchft as ours
 
+_distributed: Any = dist  # whose names are not all exported, as mypy has it
 REPLICA = Path(__file__).with_name("torchft_replica.py")
 
 
@@ -25,15 +26,15 @@ REPLICA = Path(__file__).with_name("torchft_replica.py")
 def lighthouse() -> Iterator[str]:
     from torchft._torchft import LighthouseServer
 
-    server = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=2000, heartbeat_timeout_ms=2000)
+    server = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=2000, heartbeat_timeout_ms=2000)
     yield server.address()
     server.shutdown()
 
 
-def _start(name: str, lighthouse: str, recipe: str) -> "subprocess.Popen[str]":
+def _start(name: str, *arguments: str) -> "subprocess.Popen[str]":
     path = os.pathsep.join([str(Path(tw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, str(REPLICA), name, lighthouse, recipe],
+        [sys.executable, str(REPLICA), name, *arguments],
         env=os.environ | {"PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -47,27 +48,30 @@ def _lines(output: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["dgc", "powersgd"])
-def test_replicas_come_and_go_and_steps_are_called_off(recipe: str, lighthouse: str) -> None:
-    """The first replica's exchange fails once. The second dies later; a third has its place from the next step on."""
-    processes = {name: _start(name, lighthouse, recipe) for name in ("first_0", "second_1", "third_2")}
+def test_replicas_come_and_go_and_steps_are_called_off(recipe: str, lighthouse: str, tmp_path: Path) -> None:
+    """The first replica's exchange fails once. The second dies later, and a third comes in its place."""
+    gone = str(tmp_path / "gone")
+    processes = {name: _start(name, lighthouse, recipe, gone) for name in ("first_0", "second_1", "third_2")}
     printed = {name: process.communicate(timeout=200) for name, process in processes.items()}
     first, second, third = (_lines(printed[name][0]) for name in processes)
-    assert len(first) > 20, printed["first_0"][1][-3000:]
+    assert first, printed["first_0"][1][-3000:]
 
     off = [i for i, line in enumerate(first) if not line["kept"]]
-    assert any(first[i]["step"] == 8 for i in off)
+    assert 8 in {first[i]["step"] for i in off}
     for i in off:  # a step that was called off has left everything as it was
         assert first[i]["weights"] == first[i - 1]["weights"]
         assert first[i]["waits"] == first[i - 1]["waits"]
-    assert len({line["waits"] for line in first}) == len(first) - len(off)
+    kept = [line["waits"] for line in first if line["kept"] and line["replicas"] == 2]
+    assert len(set(kept)) == len(kept) > 20
 
-    by_step = [{line["step"]: line["weights"] for line in lines if line["kept"]} for lines in (first, second, third)]
-    for other in by_step[1:]:
-        for step in other.keys() & by_step[0].keys():
-            assert other[step] == by_step[0][step], step
-    assert max(by_step[1]) == 13
-    assert max(by_step[2]) == max(by_step[0]) == 23
-    assert {line["replicas"] for line in first} == {2, 3}
+    together = [{line["step"]: line["weights"] for line in lines if line["kept"]} for lines in (first, second, third)]
+    for other in together[1:]:
+        assert {step: together[0][step] for step in other} == other
+    assert min(together[1]) == 0
+    assert max(together[1]) == 13
+    assert len(together[2]) == 8
+    assert max(together[2]) == max(together[0])
+    assert {line["replicas"] for line in first} == {1, 2}
     assert first[-1]["loss"] < first[0]["loss"]
 
 
@@ -79,7 +83,7 @@ def test_a_replica_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_a_group_without_a_default_one_is_refused() -> None:
     with pytest.raises(RuntimeError, match="call init_process_group first"):
-        ours.ProcessGroupGloo()._create_pg(dist.HashStore(), 0, 1)
+        ours.ProcessGroupGloo()._create_pg(_distributed.HashStore(), 0, 1)
 
 
 class _Manager:
@@ -102,7 +106,7 @@ class _Manager:
 
 
 def test_a_replica_that_takes_no_part_is_refused(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=_distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         members = ours.replicate(_Manager(), ours.ProcessGroupGloo(), nn.Linear(2, 2), tw.recipes.dense())
         with pytest.raises(RuntimeError, match="use_async_quorum=False"):

@@ -1,10 +1,16 @@
-"""One replica under torchft, as a process: NAME LIGHTHOUSE RECIPE. Prints a line a step. See test_torchft.py."""
+"""One replica under torchft, as a process: NAME LIGHTHOUSE RECIPE FILE. Prints a line a step. See test_torchft.py.
+
+The first one's exchange fails once. The second one dies, and leaves a FILE behind. The third one waits for that.
+"""
 
 import hashlib
 import json
 import os
 import sys
+import time
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +20,8 @@ from torchft import Manager
 import thinwire as tw
 from thinwire.frameworks.torchft import ProcessGroupGloo, replicate
 
-LAST, DIES, FAILS = 24, 14, 8
+_distributed: Any = dist  # whose names are not all exported, as mypy has it
+FAILS, DIES, TOGETHER = 8, 14, 8
 RECIPES = {
     "dgc": lambda: tw.recipes.dgc(density=0.05, minimum_size=0),
     "powersgd": lambda: tw.recipes.powersgd(rank=2),
@@ -27,16 +34,18 @@ def batch(name: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x.sum(dim=1, keepdim=True).tanh()
 
 
-def main(name: str, lighthouse: str, recipe: str) -> None:
+def main(name: str, lighthouse: str, recipe: str, gone: str) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    dist.init_process_group("gloo", store=dist.PrefixStore("own", store), rank=0, world_size=1)
+    while name == "third_2" and not Path(gone).exists():
+        time.sleep(0.1)
+    store = _distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    dist.init_process_group("gloo", store=_distributed.PrefixStore("own", store), rank=0, world_size=1)
     torch.manual_seed(ord(name[0]))  # torchft sends the first replica's weights to the others
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     links = ProcessGroupGloo(timeout=timedelta(seconds=4))
 
-    def load(state: dict) -> None:
+    def load(state: dict[str, Any]) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
@@ -44,7 +53,7 @@ def main(name: str, lighthouse: str, recipe: str) -> None:
         pg=links,
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-        min_replica_size=2 if name != "late" else 1,
+        min_replica_size=1,
         use_async_quorum=False,
         replica_id=name,
         store_addr="localhost",
@@ -55,12 +64,14 @@ def main(name: str, lighthouse: str, recipe: str) -> None:
         hostname="localhost",
     )
     replicas = replicate(manager, links, model, RECIPES[recipe](), optimizer=optimizer)
-    fails = name == "first_0"
-    while (step := manager.current_step()) < LAST:
-        if name == "second_1" and step == DIES:
-            os._exit(9)
+    fails, alone, left = name == "first_0", name == "third_2", TOGETHER
+    while left:
         optimizer.zero_grad()
         manager.start_quorum()
+        step = manager.current_step()
+        if name == "second_1" and step == DIES:
+            Path(gone).touch()
+            os._exit(9)
         x, y = batch(name, step)
         loss = (model(x) - y).square().mean()
         loss.backward()
@@ -76,8 +87,13 @@ def main(name: str, lighthouse: str, recipe: str) -> None:
             for held in memory.values():
                 waits.update(b"".join(x.numpy().tobytes() for x in held.values()))
         weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        alone |= manager.num_participants() == 1
+        time.sleep(0.1 * (manager.num_participants() == 1))  # or there would be thousands of steps
+        left -= alone and kept and manager.num_participants() == 2
         line = {"step": step, "kept": kept, "replicas": manager.num_participants(), "loss": loss.item()}
-        print(json.dumps(line | {"weights": hashlib.sha256(weights).hexdigest(), "waits": waits.hexdigest()}), flush=True)
+        print(
+            json.dumps(line | {"weights": hashlib.sha256(weights).hexdigest(), "waits": waits.hexdigest()}), flush=True
+        )
     sys.stdout.flush()
     os._exit(0)  # torchft's threads would wait for replicas that have gone
 

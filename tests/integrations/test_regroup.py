@@ -24,7 +24,12 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, replicas: tw.Repli
 def _held(replicas: tw.Replicas, *, notes: bool) -> list[dict[str, Tensor]]:
     memories = replicas.attachment.recipe.memories()
     return [
-        {f"{name}/{f}": x.clone() for name, held in memory.state().items() for f, x in held.items() if (f in memory.free) == notes}
+        {
+            f"{name}/{f}": x.clone()
+            for name, held in memory.state().items()
+            for f, x in held.items()
+            if (f in memory.free) == notes
+        }
         for memory in memories
     ]
 
@@ -79,11 +84,11 @@ def test_what_waits_stays_when_ranks_go_and_come(recipe: str, ranks: Ranks) -> N
 
 
 def _other_recipe() -> None:
-    _, _, replicas = _made("topk" if dist.get_rank() else "dgc")
+    _made("topk" if dist.get_rank() else "dgc")
 
 
 def _means() -> None:
-    model, optimizer, replicas = _made("dense")
+    model, _, replicas = _made("dense")
     pair = dist.new_group([0, 1])
     if dist.get_rank() < 2:
         replicas.regroup(pair)

@@ -81,6 +81,9 @@ def test_every_room_has_a_floor() -> None:
         ("pyroute2", {"tools.cluster"}),
         ("matplotlib", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
         ("typer", {"tools.cli"}),
+        ("ray", {"frameworks"}),
+        ("torchft", {"frameworks"}),
+        ("torchtitan", {"frameworks"}),
     ],
 )
 def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:

@@ -8,4 +8,13 @@ from thinwire.collectives.groups import Group, adopt_group, all_gather, all_or, 
 from thinwire.collectives.peers import Peers
 from thinwire.collectives.thread import communication_thread
 
-__all__ = ["Group", "Peers", "adopt_group", "all_gather", "all_or", "all_reduce", "communication_thread", "forget_group"]
+__all__ = [
+    "Group",
+    "Peers",
+    "adopt_group",
+    "all_gather",
+    "all_or",
+    "all_reduce",
+    "communication_thread",
+    "forget_group",
+]

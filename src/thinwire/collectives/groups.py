@@ -2,6 +2,7 @@
 
 import itertools
 import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,13 +55,14 @@ def same_group(group: Group) -> Group:
     return dist.new_group(ranks, backend=backend, timeout=_timeout(group), use_local_synchronization=not whole)
 
 
-def adopt_group(group: Group, twin: Group, backend: str, store: dist.Store) -> None:
+def adopt_group(group: Group, twin: Group, backend: str, store: object) -> None:
     """Make torch know a group that it has not made itself, and whose other ranks are of other jobs.
 
     `twin`: another group of the same ranks, for `same_group`. Only this rank has its own number in torch's world; the
     others get numbers that no rank of this job has.
     """
-    world, mine = dist.distributed_c10d._world, dist.get_rank()
+    world: Any = dist.distributed_c10d._world
+    mine = dist.get_rank()
     for each in (group, twin):
         others = itertools.count(dist.get_world_size())
         ranks = {mine if rank == each.rank() else next(others): rank for rank in range(each.size())}
@@ -72,7 +74,7 @@ def adopt_group(group: Group, twin: Group, backend: str, store: dist.Store) -> N
 
 def forget_group(group: Group) -> None:
     """Make torch forget an adopted group and its twin. What is under way there fails."""
-    world = dist.distributed_c10d._world
+    world: Any = dist.distributed_c10d._world
     for each in (group, _twins.pop(group, group)):
         for held in (world.pg_map, world.pg_group_ranks, world.pg_names, world.pg_backend_config, world.pg_to_tag):
             held.pop(each, None)

@@ -16,6 +16,7 @@ from thinwire.checked import checked
 from thinwire.integrations import Attachment, Checkpoint, Replicas
 
 _FOLDER = "thinwire"
+_dcp: Any = dcp  # whose names are not exported, as mypy has it
 
 
 def prepare_model(model: nn.Module, **options: Any) -> DistributedDataParallel:
@@ -43,7 +44,7 @@ def save(handle: Attachment | Replicas, directory: str | Path) -> None:
     Report the directory from every worker: `ray.train.report(metrics, checkpoint=Checkpoint.from_directory(...))`. What
     a worker does not report is not in the checkpoint.
     """
-    dcp.save({_FOLDER: Checkpoint(handle)}, checkpoint_id=Path(directory) / _FOLDER)
+    _dcp.save({_FOLDER: Checkpoint(handle)}, checkpoint_id=Path(directory) / _FOLDER)
 
 
 @checked
@@ -55,4 +56,4 @@ def load(handle: Attachment | Replicas, directory: str | Path, *, partial: bool 
     reported theirs. Raises StateError, on every worker, if anything is missing, damaged or of another recipe.
     """
     path = Path(directory) / _FOLDER
-    dcp.load({_FOLDER: Checkpoint(handle, path, partial=partial)}, checkpoint_id=path)
+    _dcp.load({_FOLDER: Checkpoint(handle, path, partial=partial)}, checkpoint_id=path)

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterable
 from typing import Annotated, Any, Protocol, final, runtime_checkable
 
-import torch
 import torch.distributed as dist
 import torchft
 from torch import nn
@@ -23,6 +22,7 @@ from thinwire.integrations.served import Served
 from thinwire.reducer import Reducer
 
 _log = logging.getLogger("thinwire")
+_distributed: Any = dist  # whose names are not all exported, as mypy has it
 
 
 @runtime_checkable
@@ -45,20 +45,22 @@ class Manager(Protocol):
         """Have this step called off."""
 
 
-class ProcessGroupGloo(torchft.ProcessGroupGloo):
+class ProcessGroupGloo(torchft.ProcessGroupGloo):  # type: ignore[misc]  # mypy passes over torchft
     """torchft.ProcessGroupGloo, for exchanges of thinwire too. Pass it to the Manager and to `replicate`.
 
     torch.distributed.init_process_group must have been called with the ranks of this replica, one or several.
     """
 
-    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> Group:
+    _pg: Group | None
+
+    def _create_pg(self, store: Any, rank: int, world_size: int) -> Group:
         if not dist.is_initialized():
             raise RuntimeError(
                 "torch.distributed is not initialised; expected a process group of this replica's ranks: call "
                 "init_process_group first, with world_size=1 if a replica is one process"
             )
         group, twin = (
-            super(ProcessGroupGloo, self)._create_pg(dist.PrefixStore(name, store), rank, world_size)
+            super(ProcessGroupGloo, self)._create_pg(_distributed.PrefixStore(name, store), rank, world_size)
             for name in ("thinwire", "thinwire-rounds")
         )
         adopt_group(group, twin, "gloo", store)
@@ -154,7 +156,7 @@ def replicate(
     """
     if dist.get_world_size() != 1:
         raise RuntimeError(
-            f"this replica has {dist.get_world_size()} processes; expected one with the whole model: start each replica "
-            "with a torchrun of its own"
+            f"this replica has {dist.get_world_size()} processes; expected one with the whole model: start each "
+            "replica with a torchrun of its own"
         )
     return Members(manager, links, integrations.replicate(modules, recipe, optimizer=optimizer, scaler=scaler))

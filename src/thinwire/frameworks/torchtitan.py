@@ -63,8 +63,8 @@ def _check(dims: Any) -> None:
         )
     if dims.spmd_backend != "partial_dtensor":
         raise ValueError(
-            f'parallelism.spmd_backend is {dims.spmd_backend!r}; expected "partial_dtensor": the others lay parameters out '
-            "over the replicate dimension too"
+            f'parallelism.spmd_backend is {dims.spmd_backend!r}; expected "partial_dtensor": the others lay parameters '
+            "out over the replicate dimension too"
         )
     for name, kind in _UNTRIED.items():
         if (degree := getattr(dims, name)) > 1:
