@@ -804,7 +804,7 @@ def _failing(recipe: str) -> str:
         def fail(*_: object, **__: object) -> None:
             raise OSError("the link is down")
 
-        sharded.handle.attachment.reduce = fail  # type: ignore[method-assign]  # on these ranks
+        sharded.handle.attachment.reduce = fail  # type: ignore[method-assign,assignment]  # on these ranks
     sharded.handle._overlaps = False
     return told(sharded.step, 2)
 
