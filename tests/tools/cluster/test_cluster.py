@@ -83,6 +83,14 @@ def _add_up_in_groups(job: dict[str, Any], emit: Emit) -> None:
     emit({"sent": sent})
 
 
+def _read_shapers(job: dict[str, Any], emit: Emit) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as netlink:
+        shapers = netlink.get_qdiscs(index=netlink.link_lookup(ifname="eth0")[0])
+    emit({"kinds": [shaper.get_attr("TCA_KIND") for shaper in shapers]})
+
+
 def _read_limit(job: dict[str, Any], emit: Emit) -> None:
     from pyroute2 import IPRoute
 
@@ -115,6 +123,7 @@ TASKS = {
     "add up": _add_up,
     "add up forever": _add_up_forever,
     "add up in groups": _add_up_in_groups,
+    "read shapers": _read_shapers,
     "read limit": _read_limit,
     "fail": _fail,
     "sleep": _sleep,
@@ -259,6 +268,7 @@ def test_an_island_shares_a_link_which_carries_what_leaves_it_alone() -> None:
             assert 1.03 < between / (2 * 4 * numbers) < 1.2  # of both who share the link
         for on in (False, True):
             islands.throttle(on)
+            assert all("tbf" not in event["kinds"] for (event,) in _events(islands, task="read shapers"))
 
 
 def test_links_are_limited_and_lifted(linked: Cluster) -> None:
