@@ -172,7 +172,7 @@ def test_shards_of_different_steps_or_shapes_are_refused() -> None:
     wholes = _wholes(own)
     saved = {shard: _state(own, wholes, Piece(shard, 2)) for shard in range(2)}
     mixed = {0: saved[0], 1: saved[1] | {"step": 8}}
-    with pytest.raises(StateError, match="step is 7 on rank 0 and 8 on rank 0"):
+    with pytest.raises(StateError, match="step is 7 on rank 0, shard 0 and 8 on rank 0, shard 1"):
         recut(mixed, 2, CUTS, Piece(0, 3))
     with pytest.raises(ValueError, match=r"'weight' on shard 0 of 2 has 12 elements; expected those of \(3, 3\)"):
         recut(saved, 2, Cuts(SHAPES | {"weight": (6, 3)}, CUTS.dims), Piece(0, 1))

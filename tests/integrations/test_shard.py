@@ -804,7 +804,7 @@ def _failing(recipe: str) -> str:
         def fail(*_: object, **__: object) -> None:
             raise OSError("the link is down")
 
-        sharded.handle.attachment.reduce = fail  # type: ignore[method-assign]  # on these ranks
+        sharded.handle.attachment.reduce = fail  # type: ignore[method-assign,assignment]  # on these ranks
     sharded.handle._overlaps = False
     return told(sharded.step, 2)
 
@@ -841,7 +841,8 @@ def _rowless(to_none: bool, how: str) -> tuple[int, int, str]:
     """Train a model of one row: the second shard has none of it. Return its step as saved, and now."""
     mesh = grid()
     torch.manual_seed(0)
-    net = fully_shard(nn.Linear(WIDTH, 1), mesh=mesh["shard"])
+    net = nn.Linear(WIDTH, 1)
+    fully_shard(net, mesh=mesh["shard"])
     handle = tw.shard(net, tw.recipes.topk(density=0.1, minimum_size=0), mesh=mesh)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(STEPS):

@@ -95,9 +95,14 @@ def check_alike(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         one, two = first.get(key, "absent"), other.get(key, "absent")
         if one != two:
             raise StateError(
-                f"these states do not belong together: {key} is {one!r:.200} on rank {first['rank']} and {two!r:.200} "
-                f"on rank {other['rank']}; pass states of one and the same step"
+                f"these states do not belong together: {key} is {one!r:.200} on {_who(first)} and {two!r:.200} "
+                f"on {_who(other)}; pass states of one and the same step"
             )
+
+
+def _who(saved: Mapping[str, Any]) -> str:
+    place = saved.get("shard")
+    return f"rank {saved['rank']}" + (f", shard {place[0][0]}" if place else "")
 
 
 def _joined(taken: Sequence[State], notes: State) -> State:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.tools.cluster.link import Rate, interface_bytes
+from thinwire.tools.cluster.link import Meter, Rate, interface_bytes
 from thinwire.tools.cluster.local import Cluster, SupervisorDied, WorkerDied
 from thinwire.tools.inputs import BadInput
 
@@ -73,14 +73,23 @@ def _add_up_in_groups(job: dict[str, Any], emit: Emit) -> None:
     rank = dist.get_rank()
     within, between = ([dist.new_group(ranks) for ranks in pairs] for pairs in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
     sent = []
+    meter = Meter(lambda: (traffic := interface_bytes()) and (traffic.tx_bytes, traffic.tx_packets))
     for group in (within[rank // 2], between[rank % 2]):
+        meter.skip()
         dist.barrier()
-        before = interface_bytes()
         dist.all_reduce(torch.ones(job["numbers"]), group=group)
         dist.barrier()
-        after = interface_bytes()
-        sent.append(None if before is None or after is None else (after.tx_bytes - before.tx_bytes))
+        sent.append(meter.drain().get("measured"))
+        dist.barrier()  # a neighbour's next numbers must not count in these
     emit({"sent": sent})
+
+
+def _read_shapers(job: dict[str, Any], emit: Emit) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as netlink:
+        shapers = netlink.get_qdiscs(index=netlink.link_lookup(ifname="eth0")[0])
+    emit({"kinds": [shaper.get_attr("TCA_KIND") for shaper in shapers]})
 
 
 def _read_limit(job: dict[str, Any], emit: Emit) -> None:
@@ -115,6 +124,7 @@ TASKS = {
     "add up": _add_up,
     "add up forever": _add_up_forever,
     "add up in groups": _add_up_in_groups,
+    "read shapers": _read_shapers,
     "read limit": _read_limit,
     "fail": _fail,
     "sleep": _sleep,
@@ -259,6 +269,7 @@ def test_an_island_shares_a_link_which_carries_what_leaves_it_alone() -> None:
             assert 1.03 < between / (2 * 4 * numbers) < 1.2  # of both who share the link
         for on in (False, True):
             islands.throttle(on)
+            assert all("tbf" not in event["kinds"] for (event,) in _events(islands, task="read shapers"))
 
 
 def test_links_are_limited_and_lifted(linked: Cluster) -> None:
