@@ -108,6 +108,7 @@ CONTENTS = {
         "straight-line",
         "guarantees",
         "steps",
+        "waits",
         "planning",
         "pipelines",
         "recipes",
