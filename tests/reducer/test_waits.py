@@ -25,19 +25,20 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.futures import Future
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire import codecs, waits
 from thinwire.codecs import Codec
 from thinwire.errors import PayloadError
-from thinwire.exchanges import AllGather, AllReduce
+from thinwire.exchanges import AllGather, AllReduce, merging
 from thinwire.exchanges.all_gather import received
 from thinwire.exchanges.merging import Rounds
 from thinwire.kernels import dispatch
-from thinwire.memories import ErrorFeedback, FadingMomentum, MomentumCorrection
+from thinwire.memories import ErrorFeedback, FadingMomentum, MomentumCorrection, Noted
 from thinwire.payloads import Keyed, Payload
-from thinwire.reducer import Bucket, Compressed, Reducer, Round, Segment
+from thinwire.reducer import Bucket, Compressed, Reducer, Round, Segment, power_sgd
 from thinwire.waits import Verdict
 
 WORLD = 2
@@ -110,13 +111,16 @@ def _bucket() -> Bucket:
     return Bucket(flat=torch.empty(2600, device=DEVICE), segments=segments)
 
 
-def _two_steps(reducer: Reducer, group: dist.ProcessGroup) -> None:
-    """Take two steps. In the first, constants may be copied to the GPU, where they stay."""
+def _two_steps(reducer: Reducer, group: dist.ProcessGroup, done: bool = True) -> None:
+    """Take two steps, or begin them. In the first, constants may be copied to the GPU, where they stay."""
     watched: list[AbstractContextManager[Any]] = [nullcontext(), NoWaits()]
     for step, watch in enumerate(watched):
         with watch:
             at = Round(step=step, group=group, scale=1 / WORLD, verdict=Verdict())
-            reducer.reduce(_bucket(), at).wait()
+            future = reducer.reduce(_bucket(), at)
+            assert future.done() == done
+            if done:
+                future.wait()
             for memory in reducer.memories():
                 memory.commit(NAMES)
 
@@ -156,6 +160,27 @@ def _made(name: str) -> Reducer:
 @pytest.mark.usefixtures("fakes")
 def test_no_recipe_of_one_or_two_collectives_waits(name: str, group: dist.ProcessGroup) -> None:
     _two_steps(_made(name), group)
+
+
+class _Later:
+    """A communication thread that has not come to it yet."""
+
+    def submit(self, work: object, device: torch.device) -> "Future[Any]":
+        return Future()
+
+
+@pytest.mark.parametrize("name", [name for name, case in METHODS.items() if case.rounds])
+@pytest.mark.usefixtures("fakes")
+def test_no_recipe_of_several_rounds_waits_in_the_hook(
+    name: str, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (merging, power_sgd):
+        monkeypatch.setattr(module, "communication_thread", lambda group: _Later())
+    recipe = _made(name)
+    for memory in recipe.memories():
+        if isinstance(memory, Noted):
+            memory.note("matrix").write(torch.empty(50 * 2, device=DEVICE))
+    _two_steps(recipe, group, done=False)
 
 
 def test_the_page_says_which_recipes_wait() -> None:
