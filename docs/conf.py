@@ -118,6 +118,7 @@ CONTENTS = {
         "straight-line",
         "guarantees",
         "steps",
+        "waits",
         "planning",
         "pipelines",
         "recipes",

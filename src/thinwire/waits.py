@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,14 @@ HOST = frozenset({"cpu"})
 def on_host(x: Tensor) -> bool:
     """Whether the host can read a tensor's elements without waiting for a device."""
     return x.device.type in HOST
+
+
+def known(x: Tensor) -> Any:
+    """Return the number in a 0-dim tensor that the host can read, and any other tensor as it is.
+
+    Both compare alike, and on a CPU comparing numbers is faster.
+    """
+    return x.item() if on_host(x) else x
 
 
 @final
@@ -70,15 +78,15 @@ def noted_in() -> Verdict | None:
     return _open.get()
 
 
-def refuse_if(wrong: Tensor, error: Error) -> bool:
-    """Raise what `error` returns if `wrong` (0-dim) holds.
+def refuse_if(wrong: Tensor | bool, error: Error) -> bool:
+    """Raise what `error` returns if `wrong` (0-dim, or known) holds.
 
     Where the host must not wait, this is only noted, and returns True. Then go on without trusting what was checked.
     """
     verdict = _open.get()
-    if verdict is not None and not on_host(wrong):
+    if verdict is not None and isinstance(wrong, Tensor) and not on_host(wrong):
         verdict.note(wrong, error)
         return True
-    if bool(wrong):
+    if wrong:
         raise error()
     return False

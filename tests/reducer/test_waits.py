@@ -5,17 +5,19 @@ lie on a GPU. Elsewhere they lie on the CPU, and `thinwire.waits` is told that t
 """
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from cases import CODECS, EXCHANGES, MEMORIES, OFFSET_8, vector
+from cases import CODECS, EXCHANGES, MEMORIES, OFFSET_8, RECIPES, vector
 from ranks import Ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
@@ -23,19 +25,20 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.futures import Future
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire import codecs, waits
 from thinwire.codecs import Codec
 from thinwire.errors import PayloadError
-from thinwire.exchanges import AllGather, AllReduce, Exchange
+from thinwire.exchanges import AllGather, AllReduce, merging
 from thinwire.exchanges.all_gather import received
 from thinwire.exchanges.merging import Rounds
 from thinwire.kernels import dispatch
-from thinwire.memories import ErrorFeedback, Memory, MomentumCorrection
+from thinwire.memories import ErrorFeedback, FadingMomentum, MomentumCorrection, Noted
 from thinwire.payloads import Keyed, Payload
-from thinwire.reducer import Bucket, Compressed, Round, Segment
+from thinwire.reducer import Bucket, Compressed, Reducer, Round, Segment, power_sgd
 from thinwire.waits import Verdict
 
 WORLD = 2
@@ -108,17 +111,18 @@ def _bucket() -> Bucket:
     return Bucket(flat=torch.empty(2600, device=DEVICE), segments=segments)
 
 
-def _two_steps(
-    memory: Memory, codec: Codec, exchange: Exchange, group: dist.ProcessGroup, strictly: bool = True
-) -> None:
-    """Take two steps. In the first, constants may be copied to the GPU, where they stay."""
-    reducer = Compressed(memory=memory, codec=codec, exchange=exchange)
-    watched: list[AbstractContextManager[Any]] = [nullcontext(), NoWaits() if strictly else nullcontext()]
+def _two_steps(reducer: Reducer, group: dist.ProcessGroup, done: bool = True) -> None:
+    """Take two steps, or begin them. In the first, constants may be copied to the GPU, where they stay."""
+    watched: list[AbstractContextManager[Any]] = [nullcontext(), NoWaits()]
     for step, watch in enumerate(watched):
         with watch:
             at = Round(step=step, group=group, scale=1 / WORLD, verdict=Verdict())
-            reducer.reduce(_bucket(), at).wait()
-            memory.commit(NAMES)
+            future = reducer.reduce(_bucket(), at)
+            assert future.done() == done
+            if done:
+                future.wait()
+            for memory in reducer.memories():
+                memory.commit(NAMES)
 
 
 ONE_COLLECTIVE = {f"{name}, all-gather": (case.codec, AllGather()) for name, case in CODECS.items()} | {
@@ -134,7 +138,57 @@ ONE_COLLECTIVE = {f"{name}, all-gather": (case.codec, AllGather()) for name, cas
 @pytest.mark.usefixtures("fakes")
 def test_the_host_never_waits_within_a_step(sent: str, memory: str, group: dist.ProcessGroup) -> None:
     codec, exchange = ONE_COLLECTIVE[sent]
-    _two_steps(MEMORIES[memory](), codec, exchange, group)
+    _two_steps(Compressed(memory=MEMORIES[memory](), codec=codec, exchange=exchange), group)
+
+
+METHODS = {name: case for name, case in RECIPES.items() if name == case.method.name}
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "waits.md"
+
+
+def _made(name: str) -> Reducer:
+    """Return a recipe that has taken over an optimizer's momentum."""
+    recipe = METHODS[name].make()
+    for memory in recipe.memories():
+        if isinstance(memory, MomentumCorrection):
+            memory.adopt(0.9, nesterov=False)
+        if isinstance(memory, FadingMomentum):
+            memory.adopt(dict.fromkeys(NAMES, 0.9))
+    return recipe
+
+
+@pytest.mark.parametrize("name", [name for name, case in METHODS.items() if not case.rounds])
+@pytest.mark.usefixtures("fakes")
+def test_no_recipe_of_one_or_two_collectives_waits(name: str, group: dist.ProcessGroup) -> None:
+    _two_steps(_made(name), group)
+
+
+class _Later:
+    """A communication thread that has not come to it yet."""
+
+    def submit(self, work: object, device: torch.device) -> "Future[Any]":
+        return Future()
+
+
+@pytest.mark.parametrize("name", [name for name, case in METHODS.items() if case.rounds])
+@pytest.mark.usefixtures("fakes")
+def test_no_recipe_of_several_rounds_waits_in_the_hook(
+    name: str, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (merging, power_sgd):
+        monkeypatch.setattr(module, "communication_thread", lambda group: _Later())
+    recipe = _made(name)
+    for memory in recipe.memories():
+        if isinstance(memory, Noted):
+            memory.note("matrix").write(torch.empty(50 * 2, device=DEVICE))
+    _two_steps(recipe, group, done=False)
+
+
+def test_the_page_says_which_recipes_wait() -> None:
+    never, in_rounds = (
+        set(re.findall(r"`(\w+)`", row)) for row in re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.M)
+    )
+    assert never == {name for name, case in METHODS.items() if not case.rounds}
+    assert in_rounds == {name for name, case in METHODS.items() if case.rounds}
 
 
 def _is_keyed(codec: Codec) -> bool:
@@ -184,7 +238,7 @@ class _Copies(codecs.Codec):
 @pytest.mark.usefixtures("fakes")
 def test_a_wait_is_found(codec: Codec, said: str, group: dist.ProcessGroup) -> None:
     with pytest.raises(Exception, match=said):
-        _two_steps(ErrorFeedback(), codec, AllReduce(), group)
+        _two_steps(Compressed(memory=ErrorFeedback(), codec=codec, exchange=AllReduce()), group)
 
 
 # --- what is noted instead ---

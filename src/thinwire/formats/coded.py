@@ -13,7 +13,7 @@ from thinwire.checked import Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.formats.base import Format
 from thinwire.kernels.memory import empty
-from thinwire.waits import refuse_if
+from thinwire.waits import known, refuse_if
 
 
 @final
@@ -55,7 +55,7 @@ class Coded:
         if buffer.dtype != torch.uint8 or buffer.numel() != -(-bits // 8):
             raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")
         if used := bits % 8:
-            refuse_if((buffer[-1] >> used).bool(), partial(_not_padded, buffer, used))
+            refuse_if(known(buffer[-1]) >= 1 << used, partial(_not_padded, buffer, used))
         codes = kernels.unpack_bits(buffer, sum(runs), format.bits, format.code_dtype)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 

@@ -1,4 +1,4 @@
-"""What became of a bucket's means? The host looks at once, or on a GPU when the step is over: one read for all of it."""
+"""What became of a bucket's means? The host looks at once; on a GPU, when the step is over: one read for all of it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -112,21 +112,17 @@ def look(
     watch: bool,
 ) -> Reduced | Unread:
     """Return what `read` does, without waiting. With `watch`, find out too which means are not finite."""
-    flags = verdict.flags
-    means = {segment.name: mean for segment, mean in zip(bucket.segments, bucket.views(), strict=True)}
-    names = tuple(name for name, mean in means.items() if mean.numel()) if watch or any(questions) else ()
+    flags, means = verdict.flags, {s.name: x for s, x in zip(bucket.segments, bucket.views(), strict=True) if s.length}
+    names = tuple(means) if watch or any(questions) else ()
     found = [] if flags is None else [flags.double()]
     if names:  # in one launch, and NaN is the largest of all
-        peaks = torch._foreach_norm([means[name] for name in names], math.inf)
-        found.append(torch.stack(peaks).double())
-    witnesses = {name: in_memory_order(parameters[name].detach(), parameters[name]) for name in names}
-    witnesses = {name: p for name, p in witnesses.items() if name in questions.witnesses}
+        found.append(torch.stack(torch._foreach_norm(list(means.values()), math.inf)).double())
+    asked = [(name, parameters[name]) for name in names if name in questions.witnesses]
+    witnesses = {name: in_memory_order(p.detach(), p) for name, p in asked}
     for name, p in witnesses.items():
         place = means[name].abs().argmax().view(1)
         found.append(torch.cat([place.double(), p.index_select(0, place).double()]))
-    if not found:
-        return Reduced()
-    return Unread(torch.cat(found), verdict, names, witnesses, watch, questions.all_zeros)
+    return Unread(torch.cat(found), verdict, names, witnesses, watch, questions.all_zeros) if found else Reduced()
 
 
 def settled(outcomes: Sequence[Reduced | Unread]) -> list[Reduced]:

@@ -71,8 +71,12 @@ class MomentumCorrection(Memory):
         residuals = [self._residual.staged(name) for name in names]
         delivered.subtract_from(residuals)
         if self.masking:
-            velocities = [self._velocity.staged(name) for name in names]
-            _mask(delivered, velocities, list(map(_all_went, delivered.counts(), residuals)))
+            went = list(map(_all_went, delivered.counts(), residuals))
+            moving = [None if all_ is True else self._velocity.staged(n) for n, all_ in zip(names, went, strict=True)]
+            unread = [(v, v.clone(), x) for v, x in zip(moving, went, strict=True) if v is not None and x is not False]
+            delivered.mask(moving)
+            for velocity, before, all_ in unread:
+                velocity.copy_(torch.where(all_, before, velocity))
 
     def _more(self, name: str, gradient: Tensor, scale: float, momentum: float) -> Signal:
         """Add another part of a step's gradient: u ← u + g;  v ← v + g, or v + (1 + m)·g."""
@@ -114,15 +118,6 @@ def _all_went(count: int, residual: Tensor) -> bool | Tensor:
     if count < residual.numel():
         return False
     return not bool(residual.any()) if on_host(residual) else ~residual.any()
-
-
-def _mask(delivered: Payload, velocities: Sequence[Tensor], went: Sequence[bool | Tensor]) -> None:
-    """Clear the velocities where something was delivered, except where everything `went`."""
-    kept = [v.clone() if isinstance(all_, Tensor) else v for v, all_ in zip(velocities, went, strict=True)]
-    delivered.mask([None if all_ is True else v for v, all_ in zip(velocities, went, strict=True)])
-    for velocity, before, all_ in zip(velocities, kept, went, strict=True):
-        if isinstance(all_, Tensor):
-            velocity.copy_(torch.where(all_, before, velocity))
 
 
 @final

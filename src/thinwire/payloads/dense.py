@@ -120,5 +120,4 @@ class Dense(Payload):
 
 def _begin_together(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors begin at the same place in memory. Fake tensors can tell, and have no address."""
-    same = x.untyped_storage()._cdata == y.untyped_storage()._cdata
-    return same and x.storage_offset() == y.storage_offset()
+    return x.storage_offset() == y.storage_offset() and x.untyped_storage()._cdata == y.untyped_storage()._cdata

@@ -13,7 +13,7 @@ from thinwire.errors import PayloadError
 from thinwire.kernels import EliasFano
 from thinwire.payloads import wire
 from thinwire.payloads.wire import BITMAP, ELIAS_FANO, NUMBERS
-from thinwire.waits import on_host, refuse_if
+from thinwire.waits import known, on_host, refuse_if
 
 LARGEST_SPACE = 2**31 - 1
 """The largest int32 number."""
@@ -66,13 +66,13 @@ def within(keys: Tensor, space: int) -> Tensor:
     """Return the keys. Raises PayloadError unless all are in [0, space). If only noted, they are moved there."""
     if not keys.numel():
         return keys
-    low, high = torch.aminmax(keys)
+    low, high = map(known, torch.aminmax(keys))
     if refuse_if((low < 0) | (high >= space), partial(_out_of_range, low, high, space)):
         return keys.clamp(0, max(0, space - 1))
     return keys
 
 
-def _out_of_range(low: Tensor, high: Tensor, space: int) -> PayloadError:
+def _out_of_range(low: Tensor | int, high: Tensor | int, space: int) -> PayloadError:
     return PayloadError(f"indices reach from {int(low)} to {int(high)}; expected 0 to {space - 1}")
 
 
@@ -98,5 +98,5 @@ def _bitmap(row: Tensor, count: int, space: int) -> Tensor:
     # Bits beyond the space are padding. If one is set, it reads as a key out of range.
     bits = kernels.unpack_bits(row, 8 * row.numel(), 1, torch.uint8)
     keys, found = kernels.ones(bits, count)
-    refuse_if(found != count, lambda: PayloadError(f"a bitmap names {int(found)} rows; expected {count}"))
+    refuse_if(known(found) != count, lambda: PayloadError(f"a bitmap names {int(found)} rows; expected {count}"))
     return within(keys, space)

@@ -11,7 +11,7 @@ from thinwire.kernels.memory import constant
 from thinwire.payloads import indices, slots
 from thinwire.payloads.base import Regions
 from thinwire.payloads.wire import ELIAS_FANO, NUMBERS, SLOTS
-from thinwire.waits import refuse_if
+from thinwire.waits import known, refuse_if
 
 CODINGS = (NUMBERS, ELIAS_FANO, SLOTS)
 
@@ -102,7 +102,7 @@ class Layout:
             inside = (below[..., 1] - below[..., 0]).sum()
         else:
             inside = (torch.searchsorted(edges, elements, right=True) % 2).sum()
-        refuse_if(inside != elements.numel(), partial(_outside, inside, elements.numel()))
+        refuse_if(known(inside) != elements.numel(), partial(_outside, inside, elements.numel()))
 
 
 def _outside(inside: Tensor, count: int) -> PayloadError:

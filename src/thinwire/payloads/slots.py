@@ -14,7 +14,7 @@ from thinwire.kernels.memory import sent
 from thinwire.payloads import wire
 from thinwire.payloads.base import Regions
 from thinwire.payloads.indices import is_cheap_to_check
-from thinwire.waits import on_host, refuse_if
+from thinwire.waits import known, on_host, refuse_if
 
 _COUNT_BYTES = 8
 _SEED = struct.Struct("<Q")
@@ -114,7 +114,7 @@ def _on_device(buffers: Tensor, regions: Regions, runs: Sequence[int]) -> Tensor
 
 
 def _decoded_rows(packed: Tensor, part: _Part, seeds: Tensor) -> Tensor:
-    _check_last_byte(packed[:, -1], part)
+    _check_last_byte(packed[:, -1].amax(), part)
     codes = [kernels.unpack_bits(row, part.slots, part.bits, torch.int32) for row in packed]
     within = kernels.slot_indices_of_rows(torch.stack(codes), part.length, seeds)
     if refuse_if((within < 0).any(), lambda: _no_index(part, str(seeds.view(-1).tolist()))):
@@ -123,7 +123,7 @@ def _decoded_rows(packed: Tensor, part: _Part, seeds: Tensor) -> Tensor:
 
 
 def _decoded(packed: Tensor, part: _Part, seed: int) -> Tensor:
-    _check_last_byte(packed[-1:], part)
+    _check_last_byte(packed[-1], part)
     codes = kernels.unpack_bits(packed, part.slots, part.bits, torch.int32)
     within = kernels.slot_indices(codes, part.length, seed)
     if int(within.min()) < 0:
@@ -134,7 +134,7 @@ def _decoded(packed: Tensor, part: _Part, seed: int) -> Tensor:
 def _check_last_byte(last: Tensor, part: _Part) -> None:
     used = part.slots * part.bits % 8
     if used:
-        refuse_if((last >> used).any(), partial(_not_padded, part))
+        refuse_if(known(last) >= 1 << used, partial(_not_padded, part))
 
 
 def _not_padded(part: _Part) -> PayloadError:

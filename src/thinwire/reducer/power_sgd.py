@@ -21,6 +21,7 @@ from thinwire.payloads import Dense, Payload, fitted
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment, all_true, completed, note_values
 from thinwire.signals import Plain
 from thinwire.trace import Listener
+from thinwire.waits import on_host
 
 
 @final
@@ -85,10 +86,12 @@ class PowerSGD(Reducer):
         """Return the Q of the previous step, or a random one if there is none of this size."""
         note = self.memory.note(segment.name).read()
         shape = (matrix.shape[1], self.rank)
-        if note is not None and note.numel() == shape[0] * shape[1] and bool(note.any()):
-            return note.to(matrix.dtype).view(shape)
+        known = None if note is None or note.numel() != shape[0] * shape[1] else note.to(matrix.dtype).view(shape)
+        if known is not None and on_host(known) and bool(known.any()):
+            return known
         generator = torch.Generator(device=matrix.device).manual_seed(seed)
-        return torch.randn(shape, generator=generator, dtype=matrix.dtype, device=matrix.device)
+        random = torch.randn(shape, generator=generator, dtype=matrix.dtype, device=matrix.device)
+        return random if known is None or on_host(known) else torch.where(known.any(), known, random)
 
     def _rounds(self, work: Sequence["_Work"], group: Group, told: "_Told") -> bool:
         seeds = [item.seed for item in work]
