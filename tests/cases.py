@@ -95,6 +95,7 @@ MEMORIES: dict[str, Callable[[], memories.Memory]] = {
     "fading momentum": lambda: memories.FadingMomentum(decay=0.9),
     "fading momentum in bf16": lambda: memories.FadingMomentum(decay=0.9, dtype=torch.bfloat16),
     "fading momentum, clipped": lambda: memories.FadingMomentum(decay=0.9, clip_norm=0.5),
+    "orthogonal momentum": lambda: memories.OrthogonalMomentum(momentum=0.9),
     "noted": lambda: memories.Noted(memory=memories.ErrorFeedback()),
     "noted fading": lambda: memories.Noted(memory=memories.FadingMomentum(decay=0.9)),
     "noted momentum": lambda: memories.Noted(memory=memories.MomentumCorrection(momentum=0.5)),

@@ -353,3 +353,52 @@ def test_what_was_released_in_a_step_is_not_there_when_the_step_goes_on(make: Ca
     memory.commit()
     assert torch.equal(released, torch.ones(8))
     assert [torch.full((8,), 2.0).equal(x) for x in memory.waiting()] == [True]
+
+
+def _orthogonal(x: torch.Tensor) -> torch.Tensor:
+    """Muon's iteration, singular value by singular value."""
+    u, s, v = torch.linalg.svd(x, full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return (u * s) @ v
+
+
+@pytest.mark.parametrize("shape", [(40, 10), (10, 40), (20, 5, 4), (400,)])
+@pytest.mark.parametrize("decay", [0.0, 0.95])
+def test_orthogonal_momentum_follows_its_equations(shape: tuple[int, ...], decay: float) -> None:
+    """m ← μ·m + g;  E ← β·E + O(μ·m + g)/K − delivered, in float64, where steps are called off or have parts."""
+    memory, momentum = memories.OrthogonalMomentum(momentum=0.9, decay=decay), 0.9
+    rows = shape[0] if len(shape) > 1 else 1
+    m, e = torch.zeros(rows, 400 // rows, dtype=torch.float64), torch.zeros(400, dtype=torch.float64)
+    for step in range(12):
+        gradients = [vector(400, seed=10 * step + part, dtype=torch.float64) for part in range(1 + step % 3)]
+        arrived = torch.zeros(400, dtype=torch.float64)
+        for gradient in gradients:
+            signal = memory.compensate("w", gradient, 0.5)
+            signal.shape = shape
+            payload = CODECS["topk"].codec.encode_signal(signal, seed=step)
+            memory.retain(["w"], payload)
+            payload.write(part := torch.zeros_like(arrived))
+            arrived += part
+        if step % 4 == 3:
+            memory.rollback()
+            continue
+        memory.commit()
+        g = 0.5 * torch.stack(gradients).sum(dim=0).view_as(m)
+        m = momentum * m + g
+        e = decay * e + 0.5 * _orthogonal(momentum * m + g).reshape(-1) - arrived
+        torch.testing.assert_close(memory.state()["w"]["momentum"], m.reshape(-1), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(memory.state()["w"]["update"], e, rtol=1e-8, atol=1e-8)
+    (waiting,) = memory.waiting()
+    assert torch.equal(waiting, memory.state()["w"]["update"])
+
+
+def test_a_huge_gradient_does_not_outweigh_others_when_orthogonalised() -> None:
+    sizes = []
+    for factor in (1.0, 1e6):
+        memory = memories.OrthogonalMomentum(momentum=0.0)
+        signal = memory.compensate("w", factor * vector(400), 1.0)
+        signal.shape = (20, 20)
+        sizes.append(signal.tensor().norm())
+    torch.testing.assert_close(sizes[0], sizes[1])

@@ -7,7 +7,7 @@ from cases import CODECS, OPTIONS, RECIPES
 
 from thinwire import codecs, recipes
 from thinwire.exchanges import AllGather
-from thinwire.memories import FadingMomentum, MomentumCorrection
+from thinwire.memories import AppliedMomentum, MomentumCorrection
 from thinwire.planner.candidates import PLANNED
 from thinwire.recipes import METHODS, Method
 from thinwire.recipes.catalogue import by_name, markdown
@@ -49,7 +49,7 @@ def test_a_name_is_given_once() -> None:
 @every
 def test_momentum_moves_out_of_the_optimizer_where_it_says_so(method: Method) -> None:
     parts = [part for memory in method.make().memories() for part in memory.parts]
-    assert method.momentum == any(isinstance(part, MomentumCorrection | FadingMomentum) for part in parts)
+    assert method.momentum == any(isinstance(part, MomentumCorrection | AppliedMomentum) for part in parts)
 
 
 @every

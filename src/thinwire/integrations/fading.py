@@ -20,7 +20,7 @@ from thinwire.integrations.handover import (
     summed,
 )
 from thinwire.integrations.optimizers import take_part
-from thinwire.memories import FadingMomentum, Memory
+from thinwire.memories import AppliedMomentum, Memory
 from thinwire.reducer import Reducer, Segment
 
 _FIX = "pass attach(..., optimizer=optimizer), which moves momentum out of it, or set its momentum to 0"
@@ -65,9 +65,9 @@ would end. Without momentum they work, as do optimizers that have none, such as 
 """
 
 
-def fading(memories: Iterable[Memory]) -> list[FadingMomentum]:
-    """Return the memories that are momentum and fade."""
-    return [part for memory in memories for part in memory.parts if isinstance(part, FadingMomentum)]
+def fading(memories: Iterable[Memory]) -> list[AppliedMomentum]:
+    """Return the memories that apply an optimizer's momentum."""
+    return [part for memory in memories for part in memory.parts if isinstance(part, AppliedMomentum)]
 
 
 @final
@@ -177,7 +177,7 @@ class Fading(Handover):
         self._held.unmark()
         self.end()
 
-    def _chosen(self) -> dict[nn.Parameter, FadingMomentum]:
+    def _chosen(self) -> dict[nn.Parameter, AppliedMomentum]:
         """Return the memory of each parameter that is to fade from now on."""
         memories = {p: fading([self._recipe.memory_of(segment)]) for p, segment in self._segments.items()}
         return {p: found[0] for p, found in memories.items() if found}
@@ -187,7 +187,7 @@ class Fading(Handover):
         held = {name for memory in self._memories for name in memory.state()}
         return {p: name for p, name in self._names.items() if p in self._memory or name in held}
 
-    def _change(self, chosen: Mapping[nn.Parameter, FadingMomentum]) -> None:
+    def _change(self, chosen: Mapping[nn.Parameter, AppliedMomentum]) -> None:
         """Give momentum back where it no longer fades, and move it into the memories where it now does. A collective.
 
         A parameter whose step has begun gets nothing back: what waits is staged, and the recipe releases it.
@@ -252,7 +252,7 @@ class Fading(Handover):
             decays |= {self._names[p]: first_moment_of(group) for p in group["params"] if p in self._names}
         for memory in self._memories:
             memory.adopt(decays)
-        wanting = [self._names[p] for p, memory in self._memory.items() if memory.decay is None]
+        wanting = [self._names[p] for p, memory in self._memory.items() if memory.own_decay is None]
         _check_decays({name: decays.get(name) for name in wanting})
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from thinwire.checked import Fraction, Positive, checked
-from thinwire.memories.base import Memory, State
+from thinwire.memories.applied_momentum import AppliedMomentum
+from thinwire.memories.base import Staged, State
 from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
@@ -18,7 +19,7 @@ from thinwire.signals import Signal
 @final
 @checked
 @dataclass(kw_only=True)
-class FadingMomentum(Memory):
+class FadingMomentum(AppliedMomentum):
     """M ← β·M + g − delivered, where β is `decay`.
 
     Momentum is applied here, on each rank and before anything is chosen, so the optimizer itself must have none:
@@ -51,9 +52,14 @@ class FadingMomentum(Memory):
         self._momentum = Sums(self.dtype)
         self._clipping = LocalClipping(self.clip_norm)
 
-    def adopt(self, decays: Mapping[str, float]) -> None:
-        """Use these decays, by parameter, where `decay` is None."""
-        self._adopted = dict(decays)
+    @property
+    def own_decay(self) -> float | None:
+        """The decay β, if it is not the optimizer's."""
+        return self.decay
+
+    def momenta(self) -> Staged:
+        """Return where M is held."""
+        return self._momentum.staged
 
     def blank(self) -> Self:
         """Return an empty memory with the same settings, and decay 0 if none is given."""
@@ -71,24 +77,6 @@ class FadingMomentum(Memory):
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""
         self._momentum.subtract(names, delivered)
-
-    def receive(self, name: str, momentum: Tensor) -> None:
-        """Add an optimizer's momentum (flat) to M. In a step that has begun, it fades as M has."""
-        continues = self._momentum.staged.continues(name)
-        committed, staged = self._momentum.staged.open(name, momentum)
-        committed.add_(momentum)
-        if continues:
-            staged.add_(momentum, alpha=self._decay(name))
-        else:
-            self._momentum.rollback([name])
-
-    def begun(self, name: str) -> bool:
-        """Whether a step has begun for parameter `name`: something is staged."""
-        return self._momentum.staged.continues(name)
-
-    def drop(self, names: Collection[str]) -> None:
-        """Forget M of these parameters, for which no step has begun: it has gone elsewhere."""
-        self._momentum.staged.drop(names)
 
     def waits(self, name: str = "") -> bool:
         """Whether anything waits for parameter `name`; without a name, for any parameter."""
@@ -122,11 +110,3 @@ class FadingMomentum(Memory):
     def waiting(self) -> Sequence[Tensor]:
         """Return M of every parameter. Not copies."""
         return list(self._momentum.staged.committed().values())
-
-    def _decay(self, name: str) -> float:
-        found = self._adopted.get(name) if self.decay is None else self.decay
-        if found is None:
-            raise RuntimeError(
-                f"the decay of {name!r} is not known: attach with optimizer=, or give the recipe's memory decay="
-            )
-        return found

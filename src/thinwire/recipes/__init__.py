@@ -8,7 +8,7 @@ from thinwire.recipes.dct_dp import dct_dp
 from thinwire.recipes.dense import dense
 from thinwire.recipes.dgc import dgc
 from thinwire.recipes.dragonn import dragonn
-from thinwire.recipes.fading import demo, fading
+from thinwire.recipes.fading import demo, fading, orthogonal
 from thinwire.recipes.fft import fft
 from thinwire.recipes.gtopk import gtopk
 from thinwire.recipes.mstopk import mstopk
@@ -32,6 +32,7 @@ __all__ = [
     "fft",
     "gtopk",
     "mstopk",
+    "orthogonal",
     "powersgd",
     "qsgd",
     "randomk",

@@ -17,7 +17,7 @@ from thinwire.recipes.dct_dp import dct_dp
 from thinwire.recipes.dense import dense
 from thinwire.recipes.dgc import dgc
 from thinwire.recipes.dragonn import dragonn
-from thinwire.recipes.fading import demo, fading
+from thinwire.recipes.fading import demo, fading, orthogonal
 from thinwire.recipes.fft import fft
 from thinwire.recipes.gtopk import gtopk
 from thinwire.recipes.mstopk import mstopk
@@ -191,6 +191,15 @@ _ROWS = (
         momentum=True,
         conserving=False,
         planned=True,
+    ),
+    Method(
+        name="orthogonal",
+        recipe=orthogonal,
+        summary="momentum orthogonalised on each worker as in Muon, then as fading; for AdamW",
+        sends="the largest coefficients of each chunk of the orthogonalised momentum, in one bit",
+        share_of="frequencies",
+        momentum=True,
+        conserving=False,
     ),
     Method(
         name="demo",

@@ -1,4 +1,4 @@
-"""Momentum that fades as the memory, spread before it is chosen: DeMo (Peng et al. 2024), and ours with one bit."""
+"""Momentum in the memory, spread before it is chosen: DeMo (Peng et al. 2024), and two of ours, of one bit a value."""
 
 from thinwire.checked import Fraction, Positive, Size, checked
 from thinwire.codecs import ChunkTopK
@@ -6,7 +6,7 @@ from thinwire.codecs.chunk_topk import Chunk
 from thinwire.exchanges import AllGather
 from thinwire.formats import Sign
 from thinwire.kernels import Transform
-from thinwire.memories import FadingMomentum
+from thinwire.memories import FadingMomentum, OrthogonalMomentum
 from thinwire.payloads import Narrow
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
@@ -56,3 +56,27 @@ def demo(
     return fading(
         density=density, decay=decay, chunk=chunk, values=values, clip_norm=clip_norm, minimum_size=minimum_size
     )
+
+
+@checked
+def orthogonal(
+    *,
+    density: Density = 6 / 256,
+    decay: Fraction = 0.95,
+    momentum: Fraction | None = None,
+    chunk: Chunk = 16,
+    transform: Transform = "dct",
+    values: Narrow = _ONE_BIT,
+    minimum_size: Size = 1024,
+) -> Reducer:
+    """Orthogonalise momentum on each rank, as Muon does; what is not sent of that fades. Else as `fading`.
+
+    For AdamW with betas (0.9, 0.9): attach with `optimizer=`. Its β₁ moves into the memory (`momentum`, if that is
+    given), and its second moment normalises what arrives. `decay` is of what waits. A rank's momentum is multiplied
+    with itself 15 times a step, as in Muon, and takes four float32 an element. Tensors below `minimum_size` elements
+    go uncompressed, and the optimizer keeps their momentum.
+    """
+    memory = OrthogonalMomentum(momentum=momentum, decay=decay)
+    codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
+    large = Compressed(memory=memory, codec=codec, exchange=AllGather())
+    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

@@ -1,0 +1,58 @@
+"""Memories that apply momentum in the optimizer's place."""
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from thinwire.memories.base import Memory, Staged
+
+
+class AppliedMomentum(Memory):
+    """A memory that applies the optimizer's momentum, before anything is chosen. `state` has it as "momentum".
+
+    `attach(..., optimizer=optimizer)` moves momentum out of the optimizer into it, and back. On each rank it is that
+    rank's share: the sum over ranks is the momentum of the mean gradient.
+    """
+
+    _adopted: dict[str, float]
+
+    @property
+    @abstractmethod
+    def own_decay(self) -> float | None:
+        """The decay β of momentum; None if each parameter's is the optimizer's, which `adopt` tells."""
+
+    @abstractmethod
+    def momenta(self) -> Staged:
+        """Return where momentum is held."""
+
+    def adopt(self, decays: Mapping[str, float]) -> None:
+        """Use these decays, by parameter, where there is no own one."""
+        self._adopted = dict(decays)
+
+    def receive(self, name: str, momentum: Tensor) -> None:
+        """Add an optimizer's momentum (flat). In a step that has begun, it fades as what was there has."""
+        continues = self.begun(name)
+        committed, staged = self.momenta().open(name, momentum)
+        committed.add_(momentum)
+        if continues:
+            staged.add_(momentum, alpha=self._decay(name))
+        else:
+            self.rollback([name])
+
+    def begun(self, name: str) -> bool:
+        """Whether a step has begun for parameter `name`: something is staged."""
+        return self.momenta().continues(name)
+
+    def drop(self, names: Collection[str]) -> None:
+        """Forget what is held of these parameters, for which no step has begun: momentum has gone elsewhere."""
+        self.momenta().drop(names)
+
+    def _decay(self, name: str) -> float:
+        found: Any = self._adopted.get(name) if self.own_decay is None else self.own_decay
+        if found is None:
+            raise RuntimeError(
+                f"the decay of {name!r} is not known: attach with optimizer=, or give the recipe's memory decay="
+            )
+        return float(found)

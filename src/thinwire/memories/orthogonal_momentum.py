@@ -1,0 +1,176 @@
+"""Momentum, orthogonalised on each rank before anything is chosen: Muon's update (Jordan et al. 2024) as what waits."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple, Self, final
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.checked import Fraction, checked
+from thinwire.kernels import Picks
+from thinwire.memories.applied_momentum import AppliedMomentum
+from thinwire.memories.base import Staged, State
+from thinwire.payloads import Payload
+from thinwire.signals import Signal
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # singular values from 0.01 on come to lie between 0.68 and 1.14
+_ITERATIONS = 5
+
+
+@final
+@checked
+@dataclass(kw_only=True)
+class OrthogonalMomentum(AppliedMomentum):
+    """m ← μ·m + g;  E ← β·E + O(μ·m + g)/K;  after the exchange E ← E − delivered.
+
+    O brings the singular values of a matrix close to 1, on each of the K ranks by itself, so a large gradient of one
+    rank or of one direction does not outweigh the others. E is what waits and is sent; it fades by `decay`, β. The law
+    of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more dimensions is taken for a matrix
+    of its first, and a vector for one of a single row.
+
+    If `momentum` is None, each parameter's μ is the one that the optimizer has for it: `attach(..., optimizer=)` moves
+    m out of the optimizer. What arrives has lost the gradient's length, so the optimizer must not need it, as AdamW
+    does not. It cannot be added to a gradient that is sent whole: if the recipe is removed, E is dropped. O takes the
+    loss scale, if there is one, as gradients do. 16 bytes are held per element, counting the copies that let a step be
+    called off.
+    """
+
+    fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})
+
+    momentum: Fraction | None = None
+    decay: Fraction = 0.95
+    _momentum: Staged = field(default_factory=Staged, init=False, repr=False)
+    _update: Staged = field(default_factory=Staged, init=False, repr=False)
+    _adopted: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _loss_scale: float = field(default=1.0, init=False, repr=False)
+
+    @property
+    def own_decay(self) -> float | None:
+        """The decay μ of momentum, if it is not the optimizer's."""
+        return self.momentum
+
+    def momenta(self) -> Staged:
+        """Return where m is held."""
+        return self._momentum
+
+    def blank(self) -> Self:
+        """Return an empty memory with the same settings, and momentum 0 if none is given."""
+        return replace(self, momentum=self.momentum or 0.0)
+
+    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
+        """Return β·E + scale · O. Raises RuntimeError when no momentum is known."""
+        factors = _Factors(self._decay(name), self.decay, scale, self._loss_scale * scale)
+        continues = self.begun(name)
+        parts = self._momentum.open(name, gradient), self._update.open(name, gradient)
+        return _Update(*parts, gradient, factors, continues=continues)
+
+    def retain(self, names: Sequence[str], delivered: Payload) -> None:
+        """Subtract what was delivered."""
+        delivered.subtract_from([self._update.staged(name) for name in names])
+
+    def drop(self, names: Collection[str]) -> None:
+        """Forget m and E of these parameters."""
+        self._momentum.drop(names)
+        self._update.drop(names)
+
+    def commit(self, names: Collection[str] | None = None) -> None:
+        """Keep what was staged."""
+        self._momentum.commit(names)
+        self._update.commit(names)
+
+    def rollback(self, names: Collection[str] | None = None) -> None:
+        """Drop what was staged."""
+        self._momentum.rollback(names)
+        self._update.rollback(names)
+
+    def rescale(self, factor: float) -> None:
+        """Multiply m and E, and what O is multiplied with."""
+        self._momentum.rescale(factor)
+        self._update.rescale(factor)
+        self._loss_scale *= factor
+
+    def state(self) -> State:
+        """Return {name: {"momentum": m, "update": E}}; a field not yet in use is left out."""
+        fields = {"momentum": self._momentum.committed(), "update": self._update.committed()}
+        names = fields["momentum"] | fields["update"]
+        return {n: {f: tensors[n] for f, tensors in fields.items() if n in tensors} for n in names}
+
+    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Load copies of momenta and of what waits."""
+        self._momentum.restore({n: fields["momentum"] for n, fields in state.items() if "momentum" in fields})
+        self._update.restore({n: fields["update"] for n, fields in state.items() if "update" in fields})
+
+    def waiting(self) -> Sequence[Tensor]:
+        """Return E of every parameter. Not copies."""
+        return list(self._update.committed().values())
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """Return U·Vᵀ of x = U·S·Vᵀ, roughly: a polynomial, five times over, brings singular values close to 1.
+
+    x: (rows, columns), float32 or float64. The sign of every singular value is kept, and zeros stay. This is
+    Newton–Schulz's iteration with the coefficients of Muon.
+    """
+    a, b, c = _COEFFICIENTS
+    y = x.mT if x.shape[0] > x.shape[1] else x
+    y = y / y.norm().clamp_min(torch.finfo(x.dtype).tiny)
+    for _ in range(_ITERATIONS):
+        gram = y @ y.mT
+        y = a * y + (b * gram + c * gram @ gram) @ y
+    return y.mT if x.shape[0] > x.shape[1] else y
+
+
+class _Factors(NamedTuple):
+    """μ and β, and what is multiplied with g and with O."""
+
+    momentum: float
+    decay: float
+    of_gradient: float
+    of_update: float
+
+
+@final
+class _Update(Signal):
+    """β·E + O, computed into the staged E, and the staged m with it. `continues`: for a further part of g."""
+
+    def __init__(
+        self,
+        momenta: tuple[Tensor, Tensor],
+        updates: tuple[Tensor, Tensor],
+        gradient: Tensor,
+        factors: _Factors,
+        *,
+        continues: bool,
+    ) -> None:
+        self._momenta, self._updates, self._gradient = momenta, updates, gradient
+        self._factors, self._continues = factors, continues
+        self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
+
+    def tensor(self) -> Tensor:
+        (before, m), (waited, update), factors = self._momenta, self._updates, self._factors
+        if self.computed:
+            return update
+        self.computed = True
+        if self._continues:  # the first part's O has been added: add what it lacks
+            update.sub_(self._ahead(m, before), alpha=factors.of_update)
+        else:
+            torch.mul(before, factors.momentum, out=m)
+            torch.mul(waited, factors.decay, out=update)
+        m.add_(self._gradient, alpha=factors.of_gradient)
+        return update.add_(self._ahead(m, before), alpha=factors.of_update)
+
+    def sample(self, offset: int, stride: int) -> Tensor:
+        return self.tensor()[offset::stride]
+
+    def select(self, threshold: Tensor, capacity: int) -> Picks:
+        return kernels.select(self.tensor(), threshold, capacity)
+
+    def _ahead(self, m: Tensor, before: Tensor) -> Tensor:
+        """Return O(μ·m + g), flat, where g is m less what is left in it of m before."""
+        if not self.numel:
+            return m
+        ahead = m.mul(1 + self._factors.momentum).sub_(before, alpha=self._factors.momentum)
+        rows = self.shape[0] if len(self.shape) > 1 else 1
+        return orthogonal(ahead.view(rows, -1)).reshape(-1)
