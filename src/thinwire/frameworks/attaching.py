@@ -11,9 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations import Attachment, attach
 from thinwire.integrations.attachment import LossScaler
-from thinwire.integrations.fading import fading
 from thinwire.integrations.fsdp import refuse_sharded
-from thinwire.integrations.momentum import corrections
+from thinwire.memories import FadingMomentum, MomentumCorrection
 from thinwire.planner import Budget, Plan
 from thinwire.reducer import Reducer
 
@@ -59,7 +58,8 @@ def check_replicas(model: nn.Module, processes: int, fix: str) -> None:
 def say_what_is_clipped(handle: Attachment, setting: str) -> None:
     """Warn that this setting of the framework clips momentum too, where gradients are not clipped before they wait."""
     memories = handle.recipe.memories()
-    limits = [m.clip_norm for m in corrections(memories)] + [m.clip_norm for m in fading(memories)]
+    parts = [part for memory in memories for part in memory.parts]
+    limits = [part.clip_norm for part in parts if isinstance(part, MomentumCorrection | FadingMomentum)]
     if handle.group.rank() == 0 and None in limits:
         _log.warning(
             "%s clips what arrives, and with this recipe that has momentum in it: to clip each worker's gradient "

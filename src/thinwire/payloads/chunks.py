@@ -17,7 +17,7 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels import Chunking, Numbering
 from thinwire.payloads import indices, numbers, wire
-from thinwire.payloads.base import Payload, Regions, regions_are_finite
+from thinwire.payloads.base import Payload, Regions
 from thinwire.waits import refuse_if
 
 _LAYOUT = struct.Struct("<II")
