@@ -21,6 +21,7 @@ from thinwire.integrations.gradients import local
 
 _distributed: Any = dist  # whose names are not all exported, as mypy has it
 _multiprocessing: Any = mp
+pytestmark = pytest.mark.filterwarnings("default")  # torchtitan imports what torch has deprecated
 SIZE, CONTEXT, STEPS, SAVED = 2, 16, 6, 3
 RECIPES = {
     "": None,
