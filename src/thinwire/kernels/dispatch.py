@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, final
 import torch
 from torch import Tensor
 
-from thinwire.waits import on_host
+from thinwire import waits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,16 +90,15 @@ def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend
     """
     if _ONLY_REFERENCE:
         return "reference"
-    devices, dtypes, here = set(), set(), True
+    devices, dtypes = set(), set()
     for tensor in tensors:
         if not tensor.is_contiguous():
             return "reference"
-        here = here and on_host(tensor)
         devices.add(tensor.device.type)
         dtypes.add(tensor.dtype)
     if len(devices) != 1:
         return "reference"
-    if here:
+    if devices <= waits.HOST:
         return "cpu" if any_dtype or dtypes == {torch.float32} or dtypes == {torch.float64} else "reference"
     return "gpu" if devices <= _GPUS and (any_dtype or dtypes <= _GPU_DTYPES) else "reference"
 

@@ -73,7 +73,9 @@ class MomentumCorrection(Memory):
         if self.masking:
             went = list(map(_all_went, delivered.counts(), residuals))
             moving = [None if all_ is True else self._velocity.staged(n) for n, all_ in zip(names, went, strict=True)]
-            unread = [(v, v.clone(), x) for v, x in zip(moving, went, strict=True) if v is not None and x is not False]
+            unread = [
+                (v, v.clone(), x) for v, x in zip(moving, went, strict=True) if v is not None and isinstance(x, Tensor)
+            ]
             delivered.mask(moving)
             for velocity, before, all_ in unread:
                 velocity.copy_(torch.where(all_, before, velocity))
