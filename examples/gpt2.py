@@ -1,6 +1,6 @@
 """A GPT-2 of 3 M parameters from transformers, trained on bytes: torchrun --nproc-per-node 2 examples/gpt2.py TEXT.
 
---recipe fading | dense, --rate, --seed, --steps, --checkpoint FOLDER (saved in the middle; --resume goes on from it).
+--recipe orthogonal | fading | dense, --rate, --seed, --steps, --checkpoint FOLDER (saved in the middle; --resume goes on from it).
 """
 
 import argparse
@@ -17,10 +17,11 @@ import thinwire
 CONTEXT, BATCH, WARM_UP = 64, 8, 20
 PLAIN = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
 RECIPES = {
+    "orthogonal": thinwire.recipes.orthogonal(),
     "fading": thinwire.recipes.fading(clip_norm=0.1, values=thinwire.formats.Sign(group_size=96)),
     "dense": thinwire.recipes.dense(),
 }
-BETAS = {"fading": (0.95, 0.9), "dense": (0.9, 0.95)}
+BETAS = {"orthogonal": (0.9, 0.9), "fading": (0.95, 0.9), "dense": (0.9, 0.95)}
 
 
 def options():
