@@ -11,6 +11,7 @@ from thinwire.kernels import Chunking, Numbering
 _COLUMNS, _CHUNK = 1024, 16
 _DENSITY = 6 / 256
 _PAYLOADS = 4
+_SCALE, _DECAY = 0.25, 0.95
 
 
 def _cut(place: Place) -> Chunking:
@@ -26,9 +27,10 @@ def _spaced(place: Place, cut: Chunking, count: int) -> tuple[torch.Tensor, torc
     return positions.repeat(count * cut.chunks), values
 
 
-def _chunk_topk(place: Place) -> Work:
+def _chunk_topk(place: Place, *, fading: bool = False) -> Work:
     cut = _cut(place)
     x, residual = place.gradient()[: cut.numel], place.gradient(1)[: cut.numel].clone()
+    out = torch.empty_like(x)
 
     def alike(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
         """Whether the magnitudes match the reference's. Sums in another order may swap the last ones."""
@@ -37,11 +39,16 @@ def _chunk_topk(place: Place) -> Work:
         ascending = bool((places.diff(dim=1) > 0).all()) and 0 <= int(places.min()) <= int(places.max()) < cut.size
         return ascending and torch.allclose(mine, others, rtol=1e-4, atol=1e-5)
 
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        if fading:
+            return kernels.accumulate_fading_chunk_topk(out, residual, x, _SCALE, _DECAY, cut)
+        return kernels.chunk_topk(x, cut)
+
     return Work(
-        run=lambda: kernels.chunk_topk(x, cut),
-        floor=lambda: residual.add_(x),
+        run=run,
+        floor=(lambda: torch.add(residual, x, out=out)) if fading else lambda: residual.add_(x),
         alike=alike,
-        moved=x.nbytes + 6 * cut.count,
+        moved=(3 if fading else 1) * x.nbytes + 6 * cut.count,
     )
 
 
@@ -82,6 +89,9 @@ def _subsets(place: Place, *, decode: bool) -> Work:
 _MOST = 1 << 22
 CASES = {
     "chunk_topk": Case(make=_chunk_topk, group="chunks", floor="r.add_(g)", density=_DENSITY, most=_MOST),
+    "accumulate_fading_chunk_topk": Case(
+        make=partial(_chunk_topk, fading=True), group="chunks", floor="add(r, g, out=)", density=_DENSITY, most=_MOST
+    ),
     "chunk_subtract": Case(
         make=partial(_decoding, subtract=True), group="chunks", floor="r.add_(g)", density=_DENSITY, most=_MOST
     ),

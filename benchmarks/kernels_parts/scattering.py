@@ -121,6 +121,18 @@ def _index_of(place: Place) -> Work:
     )
 
 
+def _ones(place: Place) -> Work:
+    indices, _ = place.material.picks(place.numel, place.picks, 0, 1)
+    bits = torch.zeros(place.numel, dtype=torch.uint8, device=place.device)
+    bits[indices.long()] = 1
+    spare = torch.empty_like(bits)
+    return Work(
+        run=lambda: kernels.ones(bits, place.picks),
+        floor=lambda: spare.copy_(bits),
+        moved=bits.nbytes + 4 * place.picks,
+    )
+
+
 def _elias_fano_encode(place: Place) -> Work:
     indices, _ = place.material.picks(place.numel, place.picks, 0, 1)
     copy = _copies(indices)
@@ -159,6 +171,7 @@ CASES = {
     "scatter_add": Case(make=_scatter_add, group="index", floor=_FLOOR, sweep=True),
     "mask": Case(make=_mask, group="index", floor=_FLOOR, sweep=True),
     "merge": Case(make=_merge, group="index", floor=_FLOOR, sweep=True),
+    "ones": Case(make=_ones, group="index", floor="copy_ of the bits", sweep=True),
     "elias_fano_encode": Case(make=_elias_fano_encode, group="index", floor="copy_ of the indices", sweep=True),
     "elias_fano_decode": Case(make=_elias_fano_decode, group="index", floor="copy_ of the indices", sweep=True),
     "elias_fano_decode_rows": Case(

@@ -36,7 +36,7 @@ from thinwire.exchanges import AllGather, AllReduce, merging
 from thinwire.exchanges.all_gather import received
 from thinwire.exchanges.merging import Rounds
 from thinwire.kernels import dispatch
-from thinwire.memories import ErrorFeedback, FadingMomentum, MomentumCorrection, Noted
+from thinwire.memories import AppliedMomentum, ErrorFeedback, MomentumCorrection, Noted
 from thinwire.payloads import Keyed, Payload
 from thinwire.reducer import Bucket, Compressed, Reducer, Round, Segment, power_sgd
 from thinwire.waits import Verdict
@@ -151,7 +151,7 @@ def _made(name: str) -> Reducer:
     for memory in recipe.memories():
         if isinstance(memory, MomentumCorrection):
             memory.adopt(0.9, nesterov=False)
-        if isinstance(memory, FadingMomentum):
+        if isinstance(memory, AppliedMomentum):
             memory.adopt(dict.fromkeys(NAMES, 0.9))
     return recipe
 
