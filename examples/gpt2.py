@@ -1,7 +1,7 @@
 """A GPT-2 of 3 M parameters from transformers, trained on bytes: torchrun --nproc-per-node 2 examples/gpt2.py TEXT.
 
---recipe orthogonal | fading | dense, --rate, --seed, --steps, --checkpoint FOLDER (saved in the middle, and --resume goes
-on from it).
+--recipe orthogonal | fading | dense, --rate, --seed, --steps, --checkpoint FOLDER (saved in the middle, and --resume
+goes on from it).
 """
 
 import argparse
