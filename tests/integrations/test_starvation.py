@@ -91,7 +91,7 @@ def test_it_says_what_it_costs_and_what_to_take_once() -> None:
     assert text.startswith("AdamW rescales each update, so error feedback in front of it starves")
     assert "topk:0.01 ended at 1." in text
     assert INSTEAD["adamw"] in text
-    assert "recipes.fading" in text
+    assert "recipes.orthogonal" in text
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ muon orthogonalises a matrix of them."""
 ALLOWED = 1.01
 """The loss that a plan may cost unless more is asked for, over that of uncompressed training."""
 INSTEAD: Mapping[OptimizerName, str] = MappingProxyType(
-    {"adamw": "recipes.fading, which is made for it,", "muon": "METHODS['bf16'], which costs Muon nothing,"}
+    {"adamw": "recipes.orthogonal, which is made for it,", "muon": "METHODS['bf16'], which costs Muon nothing,"}
 )
-"""What to take where error feedback starves what is sent rarely. `fading` does not reach Muon uncompressed."""
+"""What to take where error feedback starves what is sent rarely. Who uses
+Muon may take AdamW with `orthogonal`, which ended where Muon does uncompressed."""
 
 
 class Measured(NamedTuple):
@@ -57,6 +58,7 @@ LOSSES: tuple[Measured, ...] = (
     Measured(("bf16",), "adamw", None, 1.708, 1.711, _OPTIMIZERS),
     Measured(("qsgd",), "adamw", None, 1.709, 1.711, _OPTIMIZERS),
     Measured(("terngrad",), "adamw", None, 1.747, 1.711, _OPTIMIZERS),
+    Measured(("orthogonal",), "adamw", 6 / 256, 1.616, 1.669, _CONVERGENCE),
     Measured(("fading",), "adamw", 6 / 256, 1.711, 1.669, _CONVERGENCE),
     Measured(("demo",), "adamw", 32 / 4096, 1.788, 1.669, _CONVERGENCE),
     Measured(("powersgd",), "adamw", None, 1.941, 1.757, _OPTIMIZERS),

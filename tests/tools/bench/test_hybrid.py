@@ -57,7 +57,7 @@ def test_two_by_two_trains_as_two_whole_replicas_do(four: Cluster, two: Cluster,
 @pytest.mark.parametrize(
     ("recipe", "density"),
     [
-        ("gtopk", 0.01),
+        pytest.param("gtopk", 0.01, marks=pytest.mark.slow),
         *(
             pytest.param(*other, marks=pytest.mark.slow)
             for other in (
