@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,7 @@ def _uninterrupted(recipe: str, path: str) -> tuple[bool, bool]:
     dcp.save(_all_of(old), checkpoint_id=path)
     new = Sharded(recipe=recipe, momentum=0.0 if recipe == "powersgd" else 0.9)
     dcp.load(_all_of(new, path), checkpoint_id=path)
-    new.optimizer.load_state_dict(old.optimizer.state_dict())
+    new.optimizer.load_state_dict(deepcopy(old.optimizer.state_dict()))  # or both would update the same buffers
     alike = same(new.handle.state_dict(), old.handle.state_dict())
     return alike, old.run(range(3, 5)).digest() == new.run(range(3, 5)).digest()
 

@@ -396,9 +396,11 @@ def test_orthogonal_momentum_follows_its_equations(shape: tuple[int, ...], decay
 
 def test_a_huge_gradient_does_not_outweigh_others_when_orthogonalised() -> None:
     sizes = []
-    for factor in (1.0, 1e6):
+    for factor in (1.0, 1e6, 1e30, 1e-30, 1e-38):
         memory = memories.OrthogonalMomentum(momentum=0.0)
         signal = memory.compensate("w", factor * vector(400), 1.0)
         signal.shape = (20, 20)
         sizes.append(signal.tensor().norm())
-    torch.testing.assert_close(sizes[0], sizes[1])
+    assert max(sizes) < 1.01 * min(sizes), "squares overflow, or vanish"
+    zero = memories.OrthogonalMomentum(momentum=0.0).compensate("w", torch.zeros(400), 1.0)
+    assert not zero.tensor().any()

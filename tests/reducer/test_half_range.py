@@ -10,7 +10,7 @@ from ranks import Ranks
 from torch import Tensor
 
 from thinwire import codecs, exchanges, formats, recipes
-from thinwire.memories import ErrorFeedback, MomentumCorrection
+from thinwire.memories import AppliedMomentum, ErrorFeedback, MomentumCorrection
 from thinwire.payloads import fitted
 from thinwire.reducer import Bucket, Compressed, PowerSGD, Reducer, Round, Segment, WarmUp
 
@@ -40,6 +40,8 @@ def _made(name: str) -> Reducer:
     for memory in recipe.memories():
         if isinstance(memory, MomentumCorrection):
             memory.adopt(0.0, nesterov=False)
+        if isinstance(memory, AppliedMomentum):
+            memory.adopt({segment.name: 0.0 for segment in SEGMENTS})
     return recipe
 
 

@@ -25,16 +25,17 @@ _ITERATIONS = 5
 class OrthogonalMomentum(AppliedMomentum):
     """m ← μ·m + g;  E ← β·E + O(μ·m + g)/K;  after the exchange E ← E − delivered.
 
-    O brings the singular values of a matrix close to 1, on each of the K ranks by itself, so a large gradient of one
-    rank or of one direction does not outweigh the others. E is what waits and is sent; it fades by `decay`, β. The law
+    O brings the singular values of a matrix close to 1, on each of the K ranks by itself, so no rank and no direction
+    outweighs the others. A large gradient still sets where m points, until it has faded. Where gradients end, O keeps
+    its length, as Muon's update does. E is what waits and is sent; it fades by `decay`, β. The law
     of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more dimensions is taken for a matrix
     of its first, and a vector for one of a single row.
 
     If `momentum` is None, each parameter's μ is the one that the optimizer has for it: `attach(..., optimizer=)` moves
     m out of the optimizer. What arrives has lost the gradient's length, so the optimizer must not need it, as AdamW
-    does not. It cannot be added to a gradient that is sent whole: if the recipe is removed, E is dropped. O takes the
-    loss scale, if there is one, as gradients do. 16 bytes are held per element, counting the copies that let a step be
-    called off.
+    does not. It cannot be added to a gradient that is sent whole: if the recipe is removed, E is dropped, and m too
+    where the optimizer has no momentum. O takes the loss scale, if there is one, as gradients do. 16 bytes are held per
+    element, counting the copies that let a step be called off.
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})
@@ -115,7 +116,8 @@ def orthogonal(x: Tensor) -> Tensor:
     """
     a, b, c = _COEFFICIENTS
     y = x.mT if x.shape[0] > x.shape[1] else x
-    y = y / y.norm().clamp_min(torch.finfo(x.dtype).tiny)
+    for size in (torch.amax, torch.linalg.vector_norm):  # the largest first: squares could overflow, or vanish
+        y = y / size(y.abs()).clamp_min(torch.finfo(x.dtype).tiny)
     for _ in range(_ITERATIONS):
         gram = y @ y.mT
         y = a * y + (b * gram + c * gram @ gram) @ y
