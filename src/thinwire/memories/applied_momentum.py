@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -50,9 +49,9 @@ class AppliedMomentum(Memory):
         self.momenta().drop(names)
 
     def _decay(self, name: str) -> float:
-        found: Any = self._adopted.get(name) if self.own_decay is None else self.own_decay
+        found = self._adopted.get(name) if self.own_decay is None else self.own_decay
         if found is None:
             raise RuntimeError(
-                f"the decay of {name!r} is not known: attach with optimizer=, or give the recipe's memory decay="
+                f"the decay of {name!r} is not known: attach with optimizer=, or give the recipe's memory its own"
             )
-        return float(found)
+        return found
