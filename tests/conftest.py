@@ -41,8 +41,22 @@ def _compile() -> None:
             case.codec.encode(vector(1000, dtype=dtype)).dense()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take `--share K/N`, for CI."""
+    parser.addoption("--share", metavar="K/N", default="0/1", help="run every N-th selected test from the K-th")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Say what is slow before `-m` selects, and keep the share that was asked for afterwards."""
+    _mark_slow(config, items)
+    yield
+    first, step = map(int, config.getoption("share").split("/"))
+    config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % step != first])
+    items[:] = items[first::step]
+
+
+def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark training with variants of recipes as slow, and what no value of a parameter needs to occur in its grid.
 
     Of variants, nothing else of a grid is run.
@@ -55,6 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             grids[item.path, item.originalname].append(item)
         if isinstance(item, pytest.Function) and "ranks" in item.fixturenames and _recipe(item) in VARIANTS:
             item.add_marker("slow")
+            item.add_marker("grid")
     needless: set[pytest.Item] = set()
     for cells in grids.values():
         others = set(cells) - set(_covering(cells))
