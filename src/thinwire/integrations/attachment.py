@@ -14,7 +14,7 @@ from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.integrations import state
 from thinwire.integrations.drift import differing
-from thinwire.integrations.gradients import put_in_place
+from thinwire.integrations.gradients import put_in_place, shape_in_memory
 from thinwire.integrations.handover import Handover
 from thinwire.integrations.layout import Layout
 from thinwire.integrations.optimizers import observe, stop_observing
@@ -136,8 +136,8 @@ class Attachment:
         names = self._enter(parameters, joined=joined)
         origin = flat.storage_offset()
         segments = [
-            Segment(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=tuple(g.shape))
-            for name, g in zip(names, gradients, strict=True)
+            Segment(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=shape_in_memory(p))
+            for name, p, g in zip(names, parameters, gradients, strict=True)
         ]
         bucket = Bucket(flat=flat, segments=tuple(segments))
         means = self.steps.gradients.take_out(names, bucket.views())

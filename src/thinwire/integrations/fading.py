@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.gradients import in_memory_order, local, shaped_like
+from thinwire.integrations.gradients import in_memory_order, local, shape_in_memory, shaped_like
 from thinwire.integrations.handover import (
     Handover,
     Holdings,
@@ -264,8 +264,7 @@ def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[
 
 
 def _segment(p: nn.Parameter, name: str) -> Segment:
-    part = local(p)
-    return Segment(name=name, offset=0, length=part.numel(), shape=tuple(part.shape))
+    return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> FirstMoment | None:
