@@ -683,6 +683,19 @@ def test_other_optimizers_are_refused_unless_they_have_no_momentum(ranks: Ranks,
         assert expected in said
 
 
+def _wanting(recipe: str, made: str) -> None:
+    run = Run(lambda m: [OTHERS[made][0](list(m.parameters()))])
+    run.attach(getattr(tw.recipes, recipe)(**{"decay": None} if recipe == "fading" else {}, minimum_size=0))
+
+
+@pytest.mark.parametrize(("recipe", "own"), [("fading", "decay"), ("orthogonal", "momentum")])
+def test_what_is_missing_has_the_name_that_the_memory_has_for_it(ranks: Ranks, recipe: str, own: str) -> None:
+    assert f"give the recipe's memory a {own};" in ranks.run(1, told, _wanting, recipe, "nadam")[0]
+    zero = ranks.run(1, told, _wanting, recipe, "adamw without")[0]
+    assert f"takes its {own} from the optimizer" in zero
+    assert zero.endswith(f"or give the memory a {own}")
+
+
 def _forgetting() -> bool:
     """With β₁ = 0 AdamW's buffer is the last gradient, which it has applied in full."""
     run = Run(lambda m: [torch.optim.AdamW(m.parameters(), betas=(0.0, 0.9))]).steps(range(2))

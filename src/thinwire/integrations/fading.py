@@ -104,6 +104,7 @@ class Fading(Handover):
         self._segments = {p: each for p, each in segments.items() if fading(recipe.holding(each))}
         self._names = {p: names[p] for p in self._segments}  # of all that may fade
         self._recipe, self._memories = recipe, fading(recipe.memories())
+        self._own = " or a ".join(dict.fromkeys(memory.own for memory in self._memories))
         self._group, self._loss_scale, self.active = group, 1.0, bool(self._names)
         self._memory = self._chosen()  # of those that fade now
         self._held = Holdings(optimizers if self.active else (), self._names)
@@ -248,12 +249,12 @@ class Fading(Handover):
         """Adopt the optimizers' decays. Raises MomentumError where one cannot be moved, or is missing."""
         decays: dict[str, float] = {}
         for optimizer, group in self._held.groups():
-            _check_movable(optimizer, group)
+            _check_movable(optimizer, group, self._own)
             decays |= {self._names[p]: first_moment_of(group) for p in group["params"] if p in self._names}
         for memory in self._memories:
             memory.adopt(decays)
         wanting = [self._names[p] for p, memory in self._memory.items() if memory.own_decay is None]
-        _check_decays({name: decays.get(name) for name in wanting})
+        _check_decays({name: decays.get(name) for name in wanting}, self._own)
 
 
 def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> bool:
@@ -287,26 +288,26 @@ def _filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, 
     return True
 
 
-def _check_movable(optimizer: torch.optim.Optimizer, group: Settings) -> None:
+def _check_movable(optimizer: torch.optim.Optimizer, group: Settings, own: str) -> None:
     if group.get("dampening"):
         raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
     if _kind(optimizer) is None and first_moment_of(group):
         raise MomentumError(
             f"{type(optimizer).__name__} has momentum that cannot be moved into the memory: set its momentum, or the "
-            "first of its betas, to 0 and give the recipe's memory a decay; or use AdamW, Adam, RAdam, Adamax, Muon or "
-            "SGD"
+            f"first of its betas, to 0 and give the recipe's memory a {own}; or use AdamW, Adam, RAdam, Adamax, Muon "
+            "or SGD"
         )
 
 
-def _check_decays(decays: Mapping[str, float | None]) -> None:
-    """Raise MomentumError for a memory that is to adopt its decay where there is none."""
+def _check_decays(decays: Mapping[str, float | None], own: str) -> None:
+    """Raise MomentumError for a memory that is to adopt its decay where there is none. `own`: what it calls that."""
     if unknown := [name for name, decay in decays.items() if decay is None]:
         raise MomentumError(
-            f"this recipe's memory takes its decay from the optimizer, and none that was given holds {unknown[0]}: "
-            "pass attach(..., optimizer=) those that update the whole model, or give the memory a decay"
+            f"this recipe's memory takes its {own} from the optimizer, and none that was given holds {unknown[0]}: "
+            f"pass attach(..., optimizer=) those that update the whole model, or give the memory a {own}"
         )
     if zero := [name for name, decay in decays.items() if not decay]:
         raise MomentumError(
-            f"this recipe's memory takes its decay from the optimizer, whose momentum for {zero[0]} is 0: set that, or "
-            "give the memory a decay"
+            f"this recipe's memory takes its {own} from the optimizer, whose momentum for {zero[0]} is 0: set that, or "
+            f"give the memory a {own}"
         )

@@ -39,6 +39,7 @@ class OrthogonalMomentum(AppliedMomentum):
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})
+    own: ClassVar[str] = "momentum"
 
     momentum: Fraction | None = None
     decay: Fraction = 0.95
