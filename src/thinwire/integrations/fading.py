@@ -19,6 +19,7 @@ from thinwire.integrations.handover import (
     refuse_second_momentum,
     summed,
 )
+from thinwire.integrations.lost_length import LostLength
 from thinwire.integrations.optimizers import take_part
 from thinwire.memories import AppliedMomentum, Memory
 from thinwire.reducer import Reducer, Segment
@@ -110,6 +111,10 @@ class Fading(Handover):
         self._held = Holdings(optimizers if self.active else (), self._names)
         self._stepping: torch.optim.Optimizer | None = None  # its closure may run
         self._follow()
+        lost = [p for p, memory in self._memory.items() if not memory.keeps_length]
+        self._lost_length = LostLength(lost, group.rank())
+        for optimizer in optimizers:
+            self._lost_length.meets(optimizer)
         if self.active:
             take_part(self)
 
@@ -141,6 +146,7 @@ class Fading(Handover):
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Lay momentum aside. Raises MomentumError for another optimizer that has momentum."""
+        self._lost_length.meets(optimizer)
         if optimizer not in self._held:
             return refuse_second_momentum(optimizer, self._memory, _FIX)
         self._held.check_mark()  # a step may come before the first reduction: DDP takes some without a hook

@@ -40,6 +40,7 @@ class OrthogonalMomentum(AppliedMomentum):
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})
     own: ClassVar[str] = "momentum"
+    keeps_length: ClassVar[bool] = False
 
     momentum: Fraction | None = None
     decay: Fraction = 0.95
