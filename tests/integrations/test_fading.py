@@ -1,6 +1,7 @@
 """The first moment of Adam, Muon and SGD in fading memories: what arrives is stepped with β = 0, all else is theirs."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -421,6 +422,40 @@ def test_what_no_optimizer_can_take_goes_out_with_the_next_gradients(ranks: Rank
     for error, left in ranks.run(2, _removed_without_momentum):
         assert error < 1e-12
         assert not left
+
+
+def _removed_orthogonal(betas: tuple[float, float], given: bool) -> tuple[float, bool, list[str]]:
+    """Return by how much the optimizer's momentum misses Σ m, what is left, and what was said."""
+    run, listener = Run(lambda m: [torch.optim.AdamW(m.parameters(), betas=betas)]), logging.Handler()
+    said: list[str] = []
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]  # a listener
+    recipe = tw.recipes.orthogonal(momentum=0.9, minimum_size=MINIMUM)
+    run.attachment = tw.attach(run.training.model, recipe, optimizer=run.optimizers if given else None)
+    run.steps(range(3))
+    (_, memory) = run.attachment.recipe.memories()
+    momenta = {name: fields["momentum"].clone() for name, fields in memory.state().items()}
+    logging.getLogger("thinwire").addHandler(listener)
+    run.attachment.remove()
+    logging.getLogger("thinwire").removeHandler(listener)
+    errors = [0.0]
+    for name, p, optimizer, group in run.parameters() if betas[0] else ():
+        if name in momenta:
+            dist.all_reduce(momenta[name])
+            errors.append(float((flat(_momentum(optimizer, group, p), p) - momenta[name]).abs().max()))
+    run.steps(range(3, 5))
+    return max(errors), run.attachment.waits, said
+
+
+@pytest.mark.parametrize(("betas", "given"), [((0.9, 0.9), True), ((0.0, 0.9), True), ((0.0, 0.9), False)])
+def test_what_orthogonal_cannot_give_back_is_dropped_and_named(
+    ranks: Ranks, betas: tuple[float, float], given: bool
+) -> None:
+    error, left, said = ranks.run(2, _removed_orthogonal, betas, given)[0]
+    assert error < 1e-14
+    assert not left
+    assert "what waited in orthogonalised updates is dropped" in said[0]
+    assert any("the momentum of 2 parameters, such as " in text for text in said) == (betas[0] == 0)
+    assert "removed: gradients are averaged" in said[-1]
 
 
 def _loaded_late(optimizer: str) -> float:

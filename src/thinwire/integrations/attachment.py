@@ -320,7 +320,8 @@ class Attachment:
         """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
         If the recipe applies momentum, the optimizer gets it back. With momentum correction, what waits is applied at
-        once; with other recipes, what waits and is not given back goes out with the next gradients. DDP cannot drop a
+        once; with other recipes, what waits and is not given back goes out with the next gradients. What they cannot
+        carry is dropped, with a warning: with `recipes.orthogonal`, what waits of updates. DDP cannot drop a
         hook, so the hook stays and sums gradients as DDP would; the logger "thinwire" says so, and in the words of
         `averages` what does it. Raises RuntimeError if the recipe corrects momentum and no optimizer can take it back.
         """

@@ -1,5 +1,6 @@
 """Fading momentum: the memories apply an optimizer's first moment instead of the optimizer, and never both."""
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -24,6 +25,8 @@ from thinwire.integrations.optimizers import take_part
 from thinwire.memories import AppliedMomentum, Memory
 from thinwire.reducer import Reducer, Segment
 
+_log = logging.getLogger("thinwire")
+_NONE = torch.zeros(())
 _FIX = "pass attach(..., optimizer=optimizer), which moves momentum out of it, or set its momentum to 0"
 
 
@@ -177,10 +180,14 @@ class Fading(Handover):
         """Give momentum back: b ← Σ M_i. A collective.
 
         An optimizer without momentum has no place for it, and Adam has none before its first step; what waits then
-        stays in the memory. Adam has counted its steps all along, and corrects its bias for as many.
+        stays in the memory, for later gradients. What no gradient can carry is dropped, with a warning. Adam has
+        counted its steps all along, and corrects its bias for as many.
         """
         self._loss_scale = loss_scale
+        stuck = [memory for memory in self._memories if not memory.releases]
+        waited = any(bool(x.any()) for memory in stuck for x in memory.waiting())
         self._return(self._in_memory(), group)
+        _drop(stuck, logging.DEBUG if group.rank() else logging.WARNING, waited=waited)
         self._held.unmark()
         self.end()
 
@@ -268,6 +275,22 @@ def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[
     groups = [group for each in optimizers if _kind(each) for group in each.param_groups]
     held = {p for group in groups if first_moment_of(group) and not group.get("dampening") for p in group["params"]}
     return held.issuperset(parameters)
+
+
+def _drop(memories: Sequence[AppliedMomentum], level: int, *, waited: bool) -> None:
+    """Drop what these hold, and say so. `waited`: whether there was more than momentum, some of which has gone back."""
+    names = [name for m in memories for name, held in m.state().items() if bool(held.get("momentum", _NONE).any())]
+    if waited:
+        _log.log(level, "what waited in orthogonalised updates is dropped: it is not as long as gradients are")
+    if names:
+        _log.log(
+            level,
+            "the momentum of %d parameters, such as %s, is dropped: no optimizer that attach was given has any for it",
+            len(names),
+            names[0],
+        )
+    for memory in memories:
+        memory.restore({})
 
 
 def _segment(p: nn.Parameter, name: str) -> Segment:
