@@ -18,8 +18,6 @@ class AppliedMomentum(Memory):
 
     own: ClassVar[str] = "decay"
     """The setting that is `own_decay`."""
-    keeps_length: ClassVar[bool] = True
-    """Whether what is sent is as long as the gradients are large."""
 
     _adopted: dict[str, float]
 
