@@ -40,7 +40,7 @@ class Signal(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape, for codecs that see a matrix in it; (numel,) unless it was set."""
+        """The tensor's shape as it lies in memory, for codecs that see a matrix in it; (numel,) unless it was set."""
         return self._shape or (self.numel,)
 
     @shape.setter

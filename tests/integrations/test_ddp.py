@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import RECIPES
-from ddp_models import SCENARIOS, WIDTH, Scenario, Tied, Training, digest, flat, mlp
+from ddp_models import SCENARIOS, WIDTH, Scenario, Tied, Training, batch, digest, flat, mlp
 from ranks import RankError, Ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +18,7 @@ from thinwire.codecs import TopK
 from thinwire.collectives import groups
 from thinwire.exchanges import AllGather
 from thinwire.integrations.assembly import check_fingerprint
+from thinwire.integrations.gradients import shape_in_memory
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Bucket, Compressed, Reducer, Round, WarmUp
 from thinwire.schedules import exponential_warmup
@@ -468,3 +469,55 @@ def test_rows_of_sparse_embeddings_are_summed_on_the_way(ranks: Ranks) -> None:
     assert exact[1] < 1e-6
     assert 0.1 < sketched[1] < 3
     assert sketched[2] < exact[2] < plain[2]
+
+
+class Product(nn.Module):
+    """x·W, with W stored row by row, or its transpose stored column by column: the same in memory."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        weight = torch.randn(WIDTH, 60, generator=torch.Generator().manual_seed(0))
+        self.transposed, self.weight = transposed, nn.Parameter(weight.t() if transposed else weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight.t() if self.transposed else self.weight)
+
+
+READ_AS_MATRICES: dict[str, Callable[[], Reducer]] = {
+    "orthogonal": tw.recipes.orthogonal,
+    "fading": tw.recipes.fading,
+    "powersgd": lambda: tw.recipes.powersgd(start=0),
+}
+
+
+def _trained_product(recipe: str, transposed: bool) -> Tensor:
+    model = DistributedDataParallel(Product(transposed))
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.9))
+    tw.attach(model, READ_AS_MATRICES[recipe](), optimizer=optimizer)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(batch(step, 0, torch.float32)).square().mean().backward()
+        optimizer.step()
+    weight = model.module.weight.detach()
+    return (weight.t() if transposed else weight).contiguous()
+
+
+@pytest.mark.parametrize("recipe", READ_AS_MATRICES)
+def test_a_transposed_parameter_is_the_matrix_that_lies_in_memory(ranks: Ranks, recipe: str) -> None:
+    stored, transposed = (ranks.run(2, _trained_product, recipe, way)[0] for way in (False, True))
+    assert torch.equal(stored, transposed)
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (torch.empty(()), ()),
+        (torch.empty(3, 1).t(), (1, 3)),
+        (torch.empty(3, 5).t(), (3, 5)),
+        (torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), (2, 4, 5, 3)),
+        (torch.empty(2, 3, 4).permute(2, 0, 1), (2, 3, 4)),
+        (torch.empty(0, 3).t(), (3, 0)),
+    ],
+)
+def test_shapes_are_read_in_memory_order(x: Tensor, expected: tuple[int, ...]) -> None:
+    assert shape_in_memory(x) == expected

@@ -1,6 +1,7 @@
 """The first moment of Adam, Muon and SGD in fading memories: what arrives is stepped with β = 0, all else is theirs."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -423,6 +424,40 @@ def test_what_no_optimizer_can_take_goes_out_with_the_next_gradients(ranks: Rank
         assert not left
 
 
+def _removed_orthogonal(betas: tuple[float, float], given: bool) -> tuple[float, bool, list[str]]:
+    """Return by how much the optimizer's momentum misses Σ m, what is left, and what was said."""
+    run, listener = Run(lambda m: [torch.optim.AdamW(m.parameters(), betas=betas)]), logging.Handler()
+    said: list[str] = []
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]  # a listener
+    recipe = tw.recipes.orthogonal(momentum=0.9, minimum_size=MINIMUM)
+    run.attachment = tw.attach(run.training.model, recipe, optimizer=run.optimizers if given else None)
+    run.steps(range(3))
+    (_, memory) = run.attachment.recipe.memories()
+    momenta = {name: fields["momentum"].clone() for name, fields in memory.state().items()}
+    logging.getLogger("thinwire").addHandler(listener)
+    run.attachment.remove()
+    logging.getLogger("thinwire").removeHandler(listener)
+    errors = [0.0]
+    for name, p, optimizer, group in run.parameters() if betas[0] else ():
+        if name in momenta:
+            dist.all_reduce(momenta[name])
+            errors.append(float((flat(_momentum(optimizer, group, p), p) - momenta[name]).abs().max()))
+    run.steps(range(3, 5))
+    return max(errors), run.attachment.waits, said
+
+
+@pytest.mark.parametrize(("betas", "given"), [((0.9, 0.9), True), ((0.0, 0.9), True), ((0.0, 0.9), False)])
+def test_what_orthogonal_cannot_give_back_is_dropped_and_named(
+    ranks: Ranks, betas: tuple[float, float], given: bool
+) -> None:
+    error, left, said = ranks.run(2, _removed_orthogonal, betas, given)[0]
+    assert error < 1e-14
+    assert not left
+    assert "what waited in orthogonalised updates is dropped" in said[0]
+    assert any("the momentum of 2 parameters, such as " in text for text in said) == (betas[0] == 0)
+    assert "removed: gradients are averaged" in said[-1]
+
+
 def _loaded_late(optimizer: str) -> float:
     """A dense checkpoint, loaded after attaching, moves too: the same as attaching to it."""
     late, soon = Run(optimizer), Run(optimizer).steps(range(3))
@@ -681,6 +716,19 @@ def test_other_optimizers_are_refused_unless_they_have_no_momentum(ranks: Ranks,
     for said in ranks.run(2, told, _others, name) if expected else ():
         assert said.startswith("MomentumError: ")
         assert expected in said
+
+
+def _wanting(recipe: str, made: str) -> None:
+    run = Run(lambda m: [OTHERS[made][0](list(m.parameters()))])
+    run.attach(getattr(tw.recipes, recipe)(**{"decay": None} if recipe == "fading" else {}, minimum_size=0))
+
+
+@pytest.mark.parametrize(("recipe", "own"), [("fading", "decay"), ("orthogonal", "momentum")])
+def test_what_is_missing_has_the_name_that_the_memory_has_for_it(ranks: Ranks, recipe: str, own: str) -> None:
+    assert f"give the recipe's memory a {own};" in ranks.run(1, told, _wanting, recipe, "nadam")[0]
+    zero = ranks.run(1, told, _wanting, recipe, "adamw without")[0]
+    assert f"takes its {own} from the optimizer" in zero
+    assert zero.endswith(f"or give the memory a {own}")
 
 
 def _forgetting() -> bool:

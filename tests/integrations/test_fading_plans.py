@@ -10,17 +10,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_models import Training, flat
-from ranks import Ranks
+from plans import cost, linear, profile
+from ranks import Ranks, told
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.exchanges import Link
 from thinwire.integrations.gradients import shaped_like
-from thinwire.planner import Budget, candidate
+from thinwire.planner import Budget, candidate, decide
 from thinwire.planner.live.step_log import Decided, Policy, steps
 from thinwire.planner.plan import reducer
 
 BETAS, RATE, DECAY = (0.9, 0.95), 0.01, 0.95
-FADING, TOPK = "fading:0.0234375", "topk:0.1"
+FADING, ORTHOGONAL, TOPK = "fading:0.0234375", "orthogonal:0.0234375", "topk:0.1"
 A, B = "0.weight", "2.weight"
 BUDGET = Budget(names=("fading", TOPK, "bf16"), optimizer="adamw")
 CHOICES: tuple[dict[str, str], ...] = (
@@ -379,10 +381,26 @@ def test_what_waits_of_a_step_that_has_begun_is_released(ranks: Ranks) -> None:
 # --- who may choose it ---
 
 
-def _offered(case: str) -> tuple[list[str], list[str]]:
-    training, said = Training("several buckets"), list[str]()
-    handler = logging.Handler()
+def _offered_and_said(training: Training, plan: Any, optimizer: Any, method: str) -> tuple[list[str], list[str]]:
+    """Return the names of the candidates, and what was said of a method when the plan was attached."""
+    said, handler = list[str](), logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]  # a listener
+    logger = logging.getLogger("thinwire")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        with patch("thinwire.planner.live.adaptive.policy", lambda *_: _scripted(({},))):
+            attachment = tw.attach(training.model, plan=plan, optimizer=optimizer)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    names = [each.name for each in attachment.recipe.budget.candidates()]  # type: ignore[attr-defined]  # an Adaptive
+    return names, [text for text in said if method in text]
+
+
+def _offered(case: str) -> tuple[list[str], list[str]]:
+    training = Training("several buckets")
     parameters = list(training.model.parameters())
     made: dict[str, Callable[[], Any]] = {
         "adamw": lambda: _adamw(training.model),
@@ -394,23 +412,12 @@ def _offered(case: str) -> tuple[list[str], list[str]]:
         "nothing": lambda: None,
         "auto": lambda: _adamw(training.model),
     }
-    plan: Any = "auto" if case in ("auto", "sgd", "nothing") else Budget.under("adamw", loss=1.05)
-    logger = logging.getLogger("thinwire")
-    logger.addHandler(handler)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        with patch("thinwire.planner.live.adaptive.policy", lambda *_: _scripted(({},))):
-            attachment = tw.attach(training.model, plan=plan, optimizer=made[case]())
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-    names = [each.name for each in attachment.recipe.budget.candidates()]  # type: ignore[attr-defined]  # an Adaptive
-    return names, [text for text in said if "fading" in text]
+    plan = "auto" if case in ("auto", "sgd", "nothing") else Budget.under("adamw", loss=1.05)
+    return _offered_and_said(training, plan, made[case](), "fading")
 
 
 @pytest.mark.parametrize(
-    ("case", "offered", "told"),
+    ("case", "offered", "said_so"),
     [
         ("adamw", True, False),
         ("no momentum", False, True),
@@ -422,10 +429,45 @@ def _offered(case: str) -> tuple[list[str], list[str]]:
         ("auto", False, False),
     ],
 )
-def test_fading_is_offered_where_momentum_can_be_moved(ranks: Ranks, case: str, offered: bool, told: bool) -> None:
+def test_fading_is_offered_where_momentum_can_be_moved(ranks: Ranks, case: str, offered: bool, said_so: bool) -> None:
     names, said = ranks.run(2, _offered, case)[0]
     assert (FADING in names) == offered
-    assert bool(said) == told
+    assert bool(said) == said_so
+
+
+def _orthogonal_offered(named: bool) -> tuple[list[str], list[str]]:
+    training = Training("several buckets")
+    plan = Budget(names=("bf16", "orthogonal")) if named else "auto"
+    return _offered_and_said(training, plan, _adamw(training.model), "orthogonal")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_loses_the_gradients_length_is_not_taken_up_in_training(ranks: Ranks, named: bool) -> None:
+    names, said = ranks.run(2, _orthogonal_offered, named)[0]
+    assert names == (["dense", "bf16"] if named else ["dense", "bf16", "qsgd"])
+    (text,) = said
+    assert "a plan that thinwire.plan has made beforehand" in text
+
+
+def _planned_beforehand(given: bool) -> tuple[str, bool]:
+    """Train with a plan that takes `orthogonal` for the large tensors; return AdamW's β₁ in a step, and if it holds."""
+    training = Training("several buckets")
+    tensors = [(name, p.numel()) for name, p in training.parameters().items()]
+    budget = Budget.under("adamw")
+    costs = {ORTHOGONAL: cost(nbytes=linear(0.08))}
+    plan = decide(profile({0.01: tensors}, link=Link(latency=0.0, bandwidth=1e3), costs=costs), budget)
+    adamw = _adamw(training.model)
+    attachment = tw.attach(training.model, plan=plan, optimizer=adamw if given else None)
+    for step in range(3):
+        adamw.zero_grad()
+        training.backward(step)
+        adamw.step()
+    return ", ".join(dict.fromkeys(plan.choice.values())), attachment.verify_replicas()
+
+
+def test_a_plan_made_beforehand_may_take_it(ranks: Ranks) -> None:
+    assert ranks.run(2, _planned_beforehand, True) == [(ORTHOGONAL, True)] * 2
+    assert "takes its momentum from the optimizer" in ranks.run(1, told, _planned_beforehand, False)[0]
 
 
 def test_candidates_of_a_kind_share_a_memory() -> None:

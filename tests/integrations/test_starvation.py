@@ -1,11 +1,10 @@
-"""Which optimizers are recognised, and the warning where error feedback meets one that rescales updates."""
+"""Which optimizers are recognised, and the warnings where a recipe meets one that it does not suit."""
 
 import logging
 from typing import Any
 
 import pytest
 import torch
-from ddp_models import mlp
 from ranks import Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +14,7 @@ from thinwire.integrations import ddp
 from thinwire.integrations.families import family
 from thinwire.integrations.starvation import Starvation
 from thinwire.memories import ErrorFeedback, NoMemory
-from thinwire.planner.losses import INSTEAD
+from thinwire.planner.losses import INSTEAD, OptimizerName
 
 
 def _made(name: str) -> torch.optim.Optimizer:
@@ -82,16 +81,22 @@ class Listener(logging.Handler):
         logging.getLogger("thinwire").removeHandler(self)
 
 
-def test_it_says_what_it_costs_and_what_to_take_once() -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "kind", "cost", "instead"),
+    [("AdamW", "adamw", 1.24, "recipes.orthogonal"), ("Muon", "muon", 1.31, "METHODS['bf16']")],
+)
+def test_it_says_what_it_costs_and_what_to_take_once(
+    optimizer: str, kind: OptimizerName, cost: float, instead: str
+) -> None:
     with Listener() as listener:
         starvation = Starvation([NoMemory(), ErrorFeedback()], 0)
         for _ in range(2):
-            starvation.attached(_made("AdamW"))
+            starvation.attached(_made(optimizer))
     (text,) = listener.said
-    assert text.startswith("AdamW rescales each update, so error feedback in front of it starves")
-    assert "topk:0.01 ended at 1." in text
-    assert INSTEAD["adamw"] in text
-    assert "recipes.orthogonal" in text
+    assert text.startswith(f"{optimizer} rescales each update, so error feedback in front of it starves")
+    assert f"topk:0.01 ended at {cost:.2f} times" in text
+    assert INSTEAD[kind] in text
+    assert instead in text
 
 
 @pytest.mark.parametrize(
@@ -111,7 +116,7 @@ def test_it_is_silent_where_nothing_starves_and_on_other_ranks(memory: Any, opti
 
 def _trained(recipe: str, optimizer: str, given: bool) -> tuple[list[str], list[str]]:
     """Return what was said when the recipe was attached, and in three steps."""
-    model = DistributedDataParallel(mlp(torch.float32))
+    model = DistributedDataParallel(nn.Linear(20, 60, bias=False))  # Muon takes matrices alone
     made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
     with Listener() as listener:
         tw.attach(model, tw.recipes.METHODS[recipe].make(), optimizer=made if given else None)
@@ -132,6 +137,8 @@ def _trained(recipe: str, optimizer: str, given: bool) -> tuple[list[str], list[
         ("dct_dp", "Adagrad", True, (1, 0)),
         ("topk", "SGD", False, (0, 0)),
         ("terngrad", "AdamW", True, (0, 0)),
+        ("topk", "Muon", True, (1, 0)),
+        ("topk", "Muon", False, (0, 1)),
     ],
 )
 def test_training_is_warned_once_on_the_first_rank(
@@ -140,6 +147,54 @@ def test_training_is_warned_once_on_the_first_rank(
     first, other = ranks.run(2, _trained, recipe, optimizer, given)
     assert tuple(map(len, first)) == expected
     assert other == ([], [])
+
+
+# --- what arrives has lost the gradient's length ---
+
+
+def _orthogonalised(optimizer: str, given: bool) -> tuple[list[str], list[str]]:
+    """Return what was said when `orthogonal` was attached to a matrix, and in three steps; small tensors have AdamW."""
+    model = DistributedDataParallel(nn.Linear(20, 60))
+    weight, bias = model.parameters()
+    made = [
+        getattr(torch.optim, optimizer)([weight], lr=1e-3, **({} if given or optimizer == "SGD" else NO_MOMENTUM)),
+        torch.optim.SGD([bias], lr=1e-3, momentum=0.9),
+    ]
+    with Listener() as listener:
+        recipe = tw.recipes.orthogonal(momentum=0.9, minimum_size=100)
+        tw.attach(model, recipe, optimizer=made if given else None)
+        attached, listener.said = listener.said, []
+        for _ in range(3):
+            model(torch.randn(8, 20)).square().mean().backward()
+            for each in made:
+                each.step()
+                each.zero_grad()
+    return attached, listener.said
+
+
+NO_MOMENTUM: dict[str, Any] = {"betas": (0.0, 0.9)}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given", "expected"),
+    [
+        ("SGD", True, (1, 0)),
+        ("SGD", False, (0, 1)),
+        ("Muon", True, (1, 0)),
+        ("AdamW", True, (0, 0)),
+        ("AdamW", False, (0, 0)),
+        ("Adamax", True, (0, 0)),
+    ],
+)
+def test_orthogonal_warns_once_of_what_does_not_normalise(
+    ranks: Ranks, optimizer: str, given: bool, expected: tuple[int, int]
+) -> None:
+    first, other = ranks.run(2, _orthogonalised, optimizer, given)
+    assert tuple(map(len, first)) == expected
+    assert other == ([], [])
+    for text in (*first[0], *first[1]):
+        assert text.startswith(f"{optimizer} ")
+        assert "Take AdamW" in text
 
 
 def _unasked(given: bool) -> tuple[list[str], tuple[str, ...]]:

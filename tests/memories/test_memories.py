@@ -394,6 +394,41 @@ def test_orthogonal_momentum_follows_its_equations(shape: tuple[int, ...], decay
     assert torch.equal(waiting, memory.state()["w"]["update"])
 
 
+def _step_of(memory: memories.OrthogonalMomentum, received: torch.Tensor, when: int) -> dict[str, torch.Tensor]:
+    """Train two steps, the second in two parts; momentum is received before it, after its first part, or at its end."""
+    for step, parts in enumerate((1, 2)):
+        for part in range(parts):
+            if (step, part) == (1, when):
+                memory.receive("w", received)
+            signal = memory.compensate("w", vector(400, seed=2 * step + part, dtype=torch.float64), 0.5)
+            signal.shape = (20, 20)
+            signal.tensor()
+            memory.retain(["w"], CODECS["identity"].codec.encode(0.1 * vector(400, seed=9, dtype=torch.float64)))
+        if (step, when) == (1, 2):
+            memory.receive("w", received)
+        memory.commit()
+    return memory.state()["w"]
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_what_is_orthogonalised_counts_momentum_received_in_the_middle_of_a_step(when: int) -> None:
+    received = vector(400, seed=7, dtype=torch.float64)
+    early, late = (_step_of(memories.OrthogonalMomentum(momentum=0.9), received, each) for each in (0, when))
+    for name, expected in early.items():
+        torch.testing.assert_close(late[name], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_momentum_received_in_a_step_that_is_called_off_is_there_for_the_next() -> None:
+    received, memory = vector(400, seed=7), memories.OrthogonalMomentum(momentum=0.9)
+    signal = memory.compensate("w", vector(400), 1.0)
+    signal.shape = (20, 20)
+    signal.tensor()
+    memory.receive("w", received)
+    memory.rollback()
+    assert torch.equal(memory.state()["w"]["momentum"], received)
+    assert not memory.state()["w"]["update"].any()
+
+
 def test_a_huge_gradient_does_not_outweigh_others_when_orthogonalised() -> None:
     sizes = []
     for factor in (1.0, 1e6, 1e30, 1e-30, 1e-38):

@@ -7,6 +7,7 @@ import pytest
 from plans import cost, linear, profile
 
 from thinwire.exchanges import Link
+from thinwire.memories import OrthogonalMomentum
 from thinwire.planner import Budget, Plan, decide
 from thinwire.planner.live import Adaptive
 from thinwire.planner.losses import ALLOWED, LOSSES, OptimizerName, in_words, markdown, measured, within
@@ -74,10 +75,15 @@ def test_nothing_waits_without_error_feedback_whatever_it_costs() -> None:
 
 
 def test_momentum_is_moved_only_by_choice_and_last() -> None:
-    assert list(Budget.under("adamw").names) == ["bf16", "qsgd"]
+    assert list(Budget.under("adamw").names) == ["bf16", "qsgd", "orthogonal:0.0234375"], (
+        "none harms, the last moves it"
+    )
     adamw = Budget.under("adamw", densities=(0.01, 0.001), loss=1.05)
-    assert list(adamw.names) == ["bf16", "qsgd", "terngrad", "fading:0.0234375"], "at its own density"
+    own = ["orthogonal:0.0234375", "terngrad", "fading:0.0234375"]
+    assert list(adamw.names) == ["bf16", "qsgd", *own], "at their own density"
     assert list(adamw.without_momentum().names) == ["bf16", "qsgd", "terngrad"]
+    assert list(adamw.switchable().names) == ["bf16", "qsgd", "terngrad", "fading:0.0234375"]
+    assert Budget().switchable() == Budget()
     assert adamw.without_momentum().optimizer == "adamw"
     for other in (Budget(), Budget.under("sgd"), Budget.under("muon")):
         assert other.without_momentum() == other
@@ -94,6 +100,7 @@ def test_without_an_optimizer_a_budget_is_the_usual_one() -> None:
 def test_a_name_may_have_a_density_of_its_own() -> None:
     budget = Budget(names=("topk:0.05", "gtopk"), densities=(0.01, 0.1))
     assert [c.name for c in budget.candidates()] == ["dense", "topk:0.05", "gtopk:0.01", "gtopk:0.1"]
+    assert Budget(names=("orthogonal:0.05", "bf16")).switchable() == Budget(names=("bf16",))
     with pytest.raises(ValueError, match=r"no candidate is called 'bf16:0\.5'"):
         Budget(names=("bf16:0.5",))
 
@@ -108,6 +115,18 @@ def test_a_plan_says_what_it_is_expected_to_cost() -> None:
     assert (document["optimizer"], document["expected_loss"]) == ("sgd", plan.expected_loss)
     unknown = _plan("topk:0.02", Budget(names=("topk:0.02",), optimizer="sgd"))
     assert unknown.expected_loss == "Expected loss under sgd: that of topk:0.02 was not measured."
+
+
+def test_a_plan_takes_orthogonal_under_adamw_and_says_with_which_betas() -> None:
+    plan = _plan("orthogonal:0.0234375", Budget.under("adamw"))
+    assert set(plan.choice.values()) == {"orthogonal:0.0234375"}
+    assert plan.expected_loss == (
+        "Expected loss under adamw: orthogonal:0.0234375 ended at 0.97 times dense's (1.616 against 1.669, with betas "
+        "(0.9, 0.9))."
+    )
+    (memory,) = (memory for memory in plan.reducer().memories() if memory.stateful)
+    assert isinstance(memory, OrthogonalMomentum)
+    assert memory.momentum is None, "it takes AdamW's"
 
 
 def test_without_an_optimizer_a_plan_says_nothing_of_it() -> None:

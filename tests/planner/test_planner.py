@@ -398,7 +398,7 @@ def test_every_candidate_has_its_own_name() -> None:
     assert "topk:0.1" in {each.name for each in found}
     elements = {f"{how}{family}" for how in ("", "sampled_") for family in ("topk", "gtopk", "doubling", "owner")}
     sparse = {f"{name}:DENSITY" for name in elements | {"s2_union", "s2_reducer"}}
-    sparse |= {"fading:DENSITY"}
+    sparse |= {"fading:DENSITY", "orthogonal:DENSITY"}
     assert {*NAMES} == {"dense", "bf16", "fp16", "qsgd", "qsgd_l2", "terngrad"} | sparse
 
 

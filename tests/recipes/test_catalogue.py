@@ -93,7 +93,7 @@ def test_the_planner_shares_one_memory_of_a_kind_among_its_methods() -> None:
     kinds = {method.momentum: set[str]() for method in PLANNED.values()}
     for method in PLANNED.values():
         kinds[method.momentum].add(type(method.large().memory).__name__)
-    assert kinds == {False: {"NoMemory", "ErrorFeedback"}, True: {"FadingMomentum"}}
+    assert kinds == {False: {"NoMemory", "ErrorFeedback"}, True: {"FadingMomentum", "OrthogonalMomentum"}}
 
 
 def test_the_page_of_recipes_holds_the_catalogue() -> None:

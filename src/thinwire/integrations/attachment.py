@@ -14,7 +14,7 @@ from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.integrations import state
 from thinwire.integrations.drift import differing
-from thinwire.integrations.gradients import put_in_place
+from thinwire.integrations.gradients import put_in_place, shape_in_memory
 from thinwire.integrations.handover import Handover
 from thinwire.integrations.layout import Layout
 from thinwire.integrations.optimizers import observe, stop_observing
@@ -136,8 +136,8 @@ class Attachment:
         names = self._enter(parameters, joined=joined)
         origin = flat.storage_offset()
         segments = [
-            Segment(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=tuple(g.shape))
-            for name, g in zip(names, gradients, strict=True)
+            Segment(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=shape_in_memory(p))
+            for name, p, g in zip(names, parameters, gradients, strict=True)
         ]
         bucket = Bucket(flat=flat, segments=tuple(segments))
         means = self.steps.gradients.take_out(names, bucket.views())
@@ -320,7 +320,8 @@ class Attachment:
         """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
         If the recipe applies momentum, the optimizer gets it back. With momentum correction, what waits is applied at
-        once; with other recipes, what waits and is not given back goes out with the next gradients. DDP cannot drop a
+        once; with other recipes, what waits and is not given back goes out with the next gradients. What they cannot
+        carry is dropped, with a warning: with `recipes.orthogonal`, what waits of updates. DDP cannot drop a
         hook, so the hook stays and sums gradients as DDP would; the logger "thinwire" says so, and in the words of
         `averages` what does it. Raises RuntimeError if the recipe corrects momentum and no optimizer can take it back.
         """

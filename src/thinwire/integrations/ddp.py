@@ -46,7 +46,8 @@ def attach(
     `plan`, in place of a recipe: "auto" (also the default, if you give neither) measures the links, plans within
     `Budget.under` of your optimizer or within the budget you pass, races the plan against uncompressed steps, and plans
     again when the links change. `fading` is among the candidates only if momentum can be moved out of your optimizers;
-    it then moves into the memory and back as the plan changes. A plan from `thinwire.plan` is used as it is. Where
+    it then moves into the memory and back as the plan changes. `orthogonal` never is, as it cannot be taken up in the
+    middle of training. A plan from `thinwire.plan` is used as it is, and may have either. Where
     nothing pays, DDP stays plain, without a hook. `why()` of what this returns says why each tensor is sent as it is.
     `optimizer`: one or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if it
     corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" wants to know them
@@ -73,8 +74,10 @@ def attach(
     sparse = sparse_weights(model.module)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
-    if isinstance(asked, Budget) and not (optimizers and movable(optimizers, names)):
-        asked = _without_momentum(asked, group)
+    if isinstance(asked, Budget):
+        asked = _leaving_out(asked, asked.switchable(), _NOT_IN_TRAINING, group)
+        if not (optimizers and movable(optimizers, names)):
+            asked = _leaving_out(asked, asked.without_momentum(), _NONE_TO_TAKE_FROM, group)
     recipe, why = _chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
     attachment = assembled(
@@ -130,17 +133,23 @@ def _say_that_none_is_known() -> None:
     )
 
 
-def _without_momentum(budget: Budget, group: Group) -> Budget:
-    """Return the budget without what takes momentum out of an optimizer, as none was given that would let it."""
-    less = budget.without_momentum()
+def _leaving_out(budget: Budget, less: Budget, why: str, group: Group) -> Budget:
+    """Say what the smaller budget leaves out, and why, and return it."""
     level = logging.DEBUG if group.rank() else logging.INFO
     for name in budget.names if less != budget else ():
         if name not in less.names:
-            _log.log(level, "%s is left out, as it takes momentum out of the optimizer: %s", name, _NONE_TO_TAKE_FROM)
+            _log.log(level, "%s is left out, as %s", name, why)
     return less
 
 
-_NONE_TO_TAKE_FROM = "pass attach(..., optimizer=) AdamW, or another that has momentum to move, of the whole model"
+_NONE_TO_TAKE_FROM = (
+    "it takes momentum out of the optimizer: pass attach(..., optimizer=) AdamW, or another that has momentum to move, "
+    "of the whole model"
+)
+_NOT_IN_TRAINING = (
+    "what it delivers is not as long as gradients are, and an optimizer cannot change between the two while it trains: "
+    "attach its recipe, or a plan that thinwire.plan has made beforehand"
+)
 
 
 def _is_auto(asked: object) -> bool:

@@ -1,5 +1,6 @@
 """Fading momentum: the memories apply an optimizer's first moment instead of the optimizer, and never both."""
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.gradients import in_memory_order, local, shaped_like
+from thinwire.integrations.gradients import in_memory_order, local, shape_in_memory, shaped_like
 from thinwire.integrations.handover import (
     Handover,
     Holdings,
@@ -19,10 +20,13 @@ from thinwire.integrations.handover import (
     refuse_second_momentum,
     summed,
 )
+from thinwire.integrations.lost_length import LostLength
 from thinwire.integrations.optimizers import take_part
 from thinwire.memories import AppliedMomentum, Memory
 from thinwire.reducer import Reducer, Segment
 
+_log = logging.getLogger("thinwire")
+_NONE = torch.zeros(())
 _FIX = "pass attach(..., optimizer=optimizer), which moves momentum out of it, or set its momentum to 0"
 
 
@@ -104,11 +108,16 @@ class Fading(Handover):
         self._segments = {p: each for p, each in segments.items() if fading(recipe.holding(each))}
         self._names = {p: names[p] for p in self._segments}  # of all that may fade
         self._recipe, self._memories = recipe, fading(recipe.memories())
+        self._own = " or a ".join(dict.fromkeys(memory.own for memory in self._memories))
         self._group, self._loss_scale, self.active = group, 1.0, bool(self._names)
         self._memory = self._chosen()  # of those that fade now
         self._held = Holdings(optimizers if self.active else (), self._names)
         self._stepping: torch.optim.Optimizer | None = None  # its closure may run
         self._follow()
+        lost = [p for p, memory in self._memory.items() if not memory.keeps_length]
+        self._lost_length = LostLength(lost, group.rank())
+        for optimizer in optimizers:
+            self._lost_length.meets(optimizer)
         if self.active:
             take_part(self)
 
@@ -140,6 +149,7 @@ class Fading(Handover):
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Lay momentum aside. Raises MomentumError for another optimizer that has momentum."""
+        self._lost_length.meets(optimizer)
         if optimizer not in self._held:
             return refuse_second_momentum(optimizer, self._memory, _FIX)
         self._held.check_mark()  # a step may come before the first reduction: DDP takes some without a hook
@@ -170,10 +180,14 @@ class Fading(Handover):
         """Give momentum back: b ← Σ M_i. A collective.
 
         An optimizer without momentum has no place for it, and Adam has none before its first step; what waits then
-        stays in the memory. Adam has counted its steps all along, and corrects its bias for as many.
+        stays in the memory, for later gradients. What no gradient can carry is dropped, with a warning. Adam has
+        counted its steps all along, and corrects its bias for as many.
         """
         self._loss_scale = loss_scale
+        stuck = [memory for memory in self._memories if not memory.releases]
+        waited = any(bool(x.any()) for memory in stuck for x in memory.waiting())
         self._return(self._in_memory(), group)
+        _drop(stuck, logging.DEBUG if group.rank() else logging.WARNING, waited=waited)
         self._held.unmark()
         self.end()
 
@@ -248,12 +262,12 @@ class Fading(Handover):
         """Adopt the optimizers' decays. Raises MomentumError where one cannot be moved, or is missing."""
         decays: dict[str, float] = {}
         for optimizer, group in self._held.groups():
-            _check_movable(optimizer, group)
+            _check_movable(optimizer, group, self._own)
             decays |= {self._names[p]: first_moment_of(group) for p in group["params"] if p in self._names}
         for memory in self._memories:
             memory.adopt(decays)
         wanting = [self._names[p] for p, memory in self._memory.items() if memory.own_decay is None]
-        _check_decays({name: decays.get(name) for name in wanting})
+        _check_decays({name: decays.get(name) for name in wanting}, self._own)
 
 
 def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> bool:
@@ -263,9 +277,24 @@ def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[
     return held.issuperset(parameters)
 
 
+def _drop(memories: Sequence[AppliedMomentum], level: int, *, waited: bool) -> None:
+    """Drop what these hold, and say so. `waited`: whether there was more than momentum, some of which has gone back."""
+    names = [name for m in memories for name, held in m.state().items() if bool(held.get("momentum", _NONE).any())]
+    if waited:
+        _log.log(level, "what waited in orthogonalised updates is dropped: it is not as long as gradients are")
+    if names:
+        _log.log(
+            level,
+            "the momentum of %d parameters, such as %s, is dropped: no optimizer that attach was given has any for it",
+            len(names),
+            names[0],
+        )
+    for memory in memories:
+        memory.restore({})
+
+
 def _segment(p: nn.Parameter, name: str) -> Segment:
-    part = local(p)
-    return Segment(name=name, offset=0, length=part.numel(), shape=tuple(part.shape))
+    return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> FirstMoment | None:
@@ -288,26 +317,26 @@ def _filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, 
     return True
 
 
-def _check_movable(optimizer: torch.optim.Optimizer, group: Settings) -> None:
+def _check_movable(optimizer: torch.optim.Optimizer, group: Settings, own: str) -> None:
     if group.get("dampening"):
         raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
     if _kind(optimizer) is None and first_moment_of(group):
         raise MomentumError(
             f"{type(optimizer).__name__} has momentum that cannot be moved into the memory: set its momentum, or the "
-            "first of its betas, to 0 and give the recipe's memory a decay; or use AdamW, Adam, RAdam, Adamax, Muon or "
-            "SGD"
+            f"first of its betas, to 0 and give the recipe's memory a {own}; or use AdamW, Adam, RAdam, Adamax, Muon "
+            "or SGD"
         )
 
 
-def _check_decays(decays: Mapping[str, float | None]) -> None:
-    """Raise MomentumError for a memory that is to adopt its decay where there is none."""
+def _check_decays(decays: Mapping[str, float | None], own: str) -> None:
+    """Raise MomentumError for a memory that is to adopt its decay where there is none. `own`: what it calls that."""
     if unknown := [name for name, decay in decays.items() if decay is None]:
         raise MomentumError(
-            f"this recipe's memory takes its decay from the optimizer, and none that was given holds {unknown[0]}: "
-            "pass attach(..., optimizer=) those that update the whole model, or give the memory a decay"
+            f"this recipe's memory takes its {own} from the optimizer, and none that was given holds {unknown[0]}: "
+            f"pass attach(..., optimizer=) those that update the whole model, or give the memory a {own}"
         )
     if zero := [name for name, decay in decays.items() if not decay]:
         raise MomentumError(
-            f"this recipe's memory takes its decay from the optimizer, whose momentum for {zero[0]} is 0: set that, or "
-            "give the memory a decay"
+            f"this recipe's memory takes its {own} from the optimizer, whose momentum for {zero[0]} is 0: set that, or "
+            f"give the memory a {own}"
         )

@@ -4,6 +4,7 @@ A gradient that accumulates over several reductions holds both. Only the second 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, final
 
 import torch
@@ -81,6 +82,19 @@ def in_memory_order(x: Tensor, p: nn.Parameter) -> Tensor:
     if x.stride() != like.stride():
         x = torch.empty_like(part, dtype=x.dtype).detach().copy_(x)
     return x.as_strided((part.numel(),), (1,), x.storage_offset())
+
+
+def shape_in_memory(p: Tensor) -> tuple[int, ...]:
+    """Return the sizes of `p` in memory order, the outermost dimension first: those of a gradient in a bucket.
+
+    A transposed matrix has those of the matrix that lies in memory. What is stored row by row has its own.
+    """
+    part = local(p)
+    if part.is_contiguous():
+        return tuple(part.shape)
+    return tuple(
+        size for _, size in sorted(zip(part.stride(), part.shape, strict=True), key=itemgetter(0), reverse=True)
+    )
 
 
 def shaped_like(p: nn.Parameter, flat: Tensor) -> Tensor:

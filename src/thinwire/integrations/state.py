@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import StateError
-from thinwire.integrations.gradients import local
+from thinwire.integrations.gradients import local, shape_in_memory
 from thinwire.integrations.momentum import corrections
 from thinwire.memories import Memory
 from thinwire.reducer import Reducer, Segment
@@ -246,7 +246,7 @@ def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapp
 def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
     """Refuse values that would wait forever because this recipe keeps nothing for the parameter."""
     part = local(p)
-    segment = Segment(name=name, offset=0, length=part.numel(), shape=tuple(part.shape))
+    segment = Segment(name=name, offset=0, length=part.numel(), shape=shape_in_memory(p))
     waits = any(bool(x.any()) for f, x in fields.items() if f not in memory.free)
     if waits and not any(held is memory for held in recipe.holding(segment)):
         raise ValueError(

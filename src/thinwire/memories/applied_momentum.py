@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,6 +15,9 @@ class AppliedMomentum(Memory):
     `attach(..., optimizer=optimizer)` moves momentum out of the optimizer into it, and back. On each rank it is that
     rank's share: the sum over ranks is the momentum of the mean gradient.
     """
+
+    own: ClassVar[str] = "decay"
+    """The setting that is `own_decay`."""
 
     _adopted: dict[str, float]
 

@@ -30,6 +30,8 @@ class Memory(ABC):
     """The fields whose tensors are flat and of any length, not shaped like the parameter."""
     releases: ClassVar[bool] = False
     """Whether what waits can go out with an uncompressed gradient, by `release`."""
+    keeps_length: ClassVar[bool] = True
+    """Whether what is sent is large where the gradients are, so that uncompressed ones may come before and after it."""
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which this memory holds what waits for a parameter of `dtype`."""
@@ -40,9 +42,13 @@ class Memory(ABC):
         """This memory, and those within it."""
         return (self,)
 
-    def blank(self) -> Self:
+    def fresh(self) -> Self:
         """Return an empty memory with the same settings."""
         return replace(self)  # type: ignore[type-var]  # every concrete memory is a dataclass
+
+    def blank(self) -> Self:
+        """Return a fresh memory that works without an optimizer, to try something out."""
+        return self.fresh()
 
     @abstractmethod
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:

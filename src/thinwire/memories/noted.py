@@ -42,6 +42,10 @@ class Noted(Memory):
         """Return an empty one, with an empty inner memory."""
         return replace(self, memory=self.memory.blank())
 
+    def fresh(self) -> Self:
+        """Return an empty one over an empty memory."""
+        return replace(self, memory=self.memory.fresh())
+
     def held(self, dtype: torch.dtype) -> torch.dtype:
         """Return the inner memory's dtype."""
         return self.memory.held(dtype)

@@ -39,12 +39,15 @@ class OrthogonalMomentum(AppliedMomentum):
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})
+    own: ClassVar[str] = "momentum"
+    keeps_length: ClassVar[bool] = False
 
     momentum: Fraction | None = None
     decay: Fraction = 0.95
     _momentum: Staged = field(default_factory=Staged, init=False, repr=False)
     _update: Staged = field(default_factory=Staged, init=False, repr=False)
     _adopted: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _begun: "dict[str, _Update]" = field(default_factory=dict, init=False, repr=False)
     _loss_scale: float = field(default=1.0, init=False, repr=False)
 
     @property
@@ -65,7 +68,17 @@ class OrthogonalMomentum(AppliedMomentum):
         factors = _Factors(self._decay(name), self.decay, scale, self._loss_scale * scale)
         continues = self.begun(name)
         parts = self._momentum.open(name, gradient), self._update.open(name, gradient)
-        return _Update(*parts, gradient, factors, continues=continues)
+        self._begun[name] = _Update(*parts, gradient, factors, continues=continues)
+        return self._begun[name]
+
+    def receive(self, name: str, momentum: Tensor) -> None:
+        """Add an optimizer's momentum (flat). In a step that has begun, O and m become what they are with it."""
+        signal = self._begun.get(name)
+        if signal is not None:
+            signal.add_ahead(-1)
+        super().receive(name, momentum)
+        if signal is not None:
+            signal.add_ahead(1)
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""
@@ -75,16 +88,19 @@ class OrthogonalMomentum(AppliedMomentum):
         """Forget m and E of these parameters."""
         self._momentum.drop(names)
         self._update.drop(names)
+        self._end(names)
 
     def commit(self, names: Collection[str] | None = None) -> None:
         """Keep what was staged."""
         self._momentum.commit(names)
         self._update.commit(names)
+        self._end(names)
 
     def rollback(self, names: Collection[str] | None = None) -> None:
         """Drop what was staged."""
         self._momentum.rollback(names)
         self._update.rollback(names)
+        self._end(names)
 
     def rescale(self, factor: float) -> None:
         """Multiply m and E, and what O is multiplied with."""
@@ -102,10 +118,16 @@ class OrthogonalMomentum(AppliedMomentum):
         """Load copies of momenta and of what waits."""
         self._momentum.restore({n: fields["momentum"] for n, fields in state.items() if "momentum" in fields})
         self._update.restore({n: fields["update"] for n, fields in state.items() if "update" in fields})
+        self._end()
 
     def waiting(self) -> Sequence[Tensor]:
         """Return E of every parameter. Not copies."""
         return list(self._update.committed().values())
+
+    def _end(self, names: Collection[str] | None = None) -> None:
+        """Let go of the signals of a step that is over."""
+        for name in list(self._begun) if names is None else names:
+            self._begun.pop(name, None)
 
 
 def orthogonal(x: Tensor) -> Tensor:
@@ -146,22 +168,28 @@ class _Update(Signal):
         *,
         continues: bool,
     ) -> None:
-        self._momenta, self._updates, self._gradient = momenta, updates, gradient
+        self._momenta, self._updates = momenta, updates
+        self._gradient: Tensor | None = gradient  # until it has been added
         self._factors, self._continues = factors, continues
         self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
 
     def tensor(self) -> Tensor:
         (before, m), (waited, update), factors = self._momenta, self._updates, self._factors
-        if self.computed:
+        if self._gradient is None:
             return update
-        self.computed = True
         if self._continues:  # the first part's O has been added: add what it lacks
-            update.sub_(self._ahead(m, before), alpha=factors.of_update)
+            self.add_ahead(-1)
         else:
             torch.mul(before, factors.momentum, out=m)
             torch.mul(waited, factors.decay, out=update)
         m.add_(self._gradient, alpha=factors.of_gradient)
-        return update.add_(self._ahead(m, before), alpha=factors.of_update)
+        self._gradient, self.computed = None, True
+        return self.add_ahead(1)
+
+    def add_ahead(self, times: int) -> Tensor:
+        """Add O of what is staged now, so many times, and return E."""
+        (before, m), (_, update) = self._momenta, self._updates
+        return update.add_(self._ahead(m, before), alpha=times * self._factors.of_update)
 
     def sample(self, offset: int, stride: int) -> Tensor:
         return self.tensor()[offset::stride]

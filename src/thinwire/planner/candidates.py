@@ -39,7 +39,7 @@ class Candidate:
         return self.memory.stateful
 
     def reducer(self, *memories: Memory) -> Compressed:
-        """Return it at work, with the one of `memories` that is of its kind, or else with one of its own."""
+        """Return it at work, with the one of `memories` that is of its kind, or else with one to try it out."""
         same = (memory for memory in memories if memory.fields == self.memory.fields)
         return Compressed(memory=next(same, self.memory.blank()), codec=self.codec, exchange=self.exchange)
 
@@ -49,7 +49,7 @@ def shared(candidates: Iterable[Candidate], *given: Memory) -> tuple[Memory, ...
     kinds = {memory.fields: memory for memory in given}
     for each in candidates:
         if each.feedback:
-            kinds.setdefault(each.memory.fields, each.memory.blank())
+            kinds.setdefault(each.memory.fields, each.memory.fresh())
     return tuple(kinds.values())
 
 
@@ -86,9 +86,10 @@ class Budget:
     `names` lists the methods to consider, least harm to the loss first: of two equally fast ones, the first wins. The
     default selects by a sampled threshold, which is faster than exact Top-k (`topk`). It leaves out `s2_union`,
     `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows beyond 65504. A
-    name may have a density of its own, as in ``topk:0.05``; others are considered at each of `densities`, and `fading`
-    at its recipe's, which is a share of frequencies and not of elements. `fading` takes momentum out of the optimizer:
-    `attach` leaves it out unless it is given one that it can take momentum from.
+    name may have a density of its own, as in ``topk:0.05``; others are considered at each of `densities`, `fading` and
+    `orthogonal` at their recipes', which are shares of frequencies and not of elements. These two take momentum out of
+    the optimizer: `attach` leaves them out unless it is given one that it can take momentum from. It leaves out
+    `orthogonal` whenever it plans while the model trains: see `switchable`.
     `optimizer`: what will train; the plan then says what it is expected to cost. `under` chooses names by that.
     """
 
@@ -131,6 +132,15 @@ class Budget:
         names = tuple(name for name in self.names if not PLANNED[name.partition(":")[0]].momentum)
         return self if len(names) == len(self.names) else replace(self, names=names)
 
+    def switchable(self) -> Self:
+        """Return the budget without what cannot be taken up and left in the middle of training, as plan="auto" does.
+
+        What `orthogonal` delivers is not as long as gradients are. An optimizer's second moment of the one would make
+        its next steps by the other far too long, or too short.
+        """
+        names = tuple(name for name in self.names if _large(name).memory.keeps_length)
+        return self if len(names) == len(self.names) else replace(self, names=names)
+
     def candidates(self) -> list[Candidate]:
         """Return what may be chosen, uncompressed first."""
         dense_first = ["dense", *(name for name in self.names if name != "dense")]
@@ -145,6 +155,10 @@ class Budget:
             return []
         densities = (method.density,) if method.share_of == "frequencies" else self.densities
         return [name] if ":" in name else [f"{name}:{density:g}" for density in densities]
+
+
+def _large(name: str) -> Compressed:
+    return PLANNED[name.partition(":")[0]].large()
 
 
 @checked
@@ -163,7 +177,7 @@ def candidate(name: str) -> Candidate:
         name=name,
         codec=large.codec,
         exchange=large.exchange,
-        memory=large.memory.blank(),
+        memory=large.memory.fresh(),
         density=0.0 if method.momentum else float(family == "dense") if density is None else density,
         momentum=method.momentum,
     )

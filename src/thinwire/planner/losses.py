@@ -17,7 +17,10 @@ Muon may take AdamW with `orthogonal`, which ended where Muon does uncompressed.
 
 
 class Measured(NamedTuple):
-    """The final loss of `methods` at a density, and of `dense` in the same run. The methods deliver the same sums."""
+    """The final loss of `methods` at a density, and of `dense` in the same run. The methods deliver the same sums.
+
+    betas: those of the optimizer, where the method wants some of its own.
+    """
 
     methods: tuple[str, ...]
     optimizer: OptimizerName
@@ -25,6 +28,7 @@ class Measured(NamedTuple):
     loss: float
     dense: float
     source: str
+    betas: tuple[float, float] | None = None
 
     @property
     def ratio(self) -> float:
@@ -58,8 +62,8 @@ LOSSES: tuple[Measured, ...] = (
     Measured(("bf16",), "adamw", None, 1.708, 1.711, _OPTIMIZERS),
     Measured(("qsgd",), "adamw", None, 1.709, 1.711, _OPTIMIZERS),
     Measured(("terngrad",), "adamw", None, 1.747, 1.711, _OPTIMIZERS),
-    Measured(("orthogonal",), "adamw", 6 / 256, 1.616, 1.669, _CONVERGENCE),
-    Measured(("fading",), "adamw", 6 / 256, 1.711, 1.669, _CONVERGENCE),
+    Measured(("orthogonal",), "adamw", 6 / 256, 1.616, 1.669, _CONVERGENCE, (0.9, 0.9)),
+    Measured(("fading",), "adamw", 6 / 256, 1.711, 1.669, _CONVERGENCE, (0.95, 0.9)),
     Measured(("demo",), "adamw", 32 / 4096, 1.788, 1.669, _CONVERGENCE),
     Measured(("powersgd",), "adamw", None, 1.941, 1.757, _OPTIMIZERS),
     Measured(_TOPK, "adamw", 0.01, 2.118, 1.711, _OPTIMIZERS),
@@ -93,7 +97,8 @@ def _told(name: str, optimizer: OptimizerName) -> str:
     row = measured(name, optimizer)
     if row is None:
         return f"that of {name} was not measured"
-    return f"{name} ended at {row.ratio:.2f} times dense's ({row.loss:.3f} against {row.dense:.3f})"
+    betas = f", with betas {row.betas}" if row.betas else ""
+    return f"{name} ended at {row.ratio:.2f} times dense's ({row.loss:.3f} against {row.dense:.3f}{betas})"
 
 
 def _of(optimizer: OptimizerName) -> Iterator[Measured]:

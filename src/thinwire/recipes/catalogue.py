@@ -200,6 +200,7 @@ _ROWS = (
         share_of="frequencies",
         momentum=True,
         conserving=False,
+        planned=True,
     ),
     Method(
         name="demo",

@@ -22,7 +22,10 @@ from thinwire.waits import Verdict
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """The gradient of parameter `name`, of `shape`, in a bucket: `length` elements from `offset` on."""
+    """The gradient of parameter `name` in a bucket: `length` elements from `offset` on.
+
+    shape: its sizes in the order in which these elements lie, the outermost dimension first.
+    """
 
     name: str
     offset: Size

@@ -244,6 +244,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--optimizer", "adam"], "choose one of sgd, adamw, muon"),
         (["--profile", "PROFILE", "--loss", "1.1"], "give --optimizer as well"),
         (["--candidates", "bf16,fading"], "fading takes momentum out of an optimizer; give --optimizer as well"),
+        (["--candidates", "orthogonal"], "orthogonal takes momentum out of an optimizer; give --optimizer as well"),
         (["--profile", "PROFILE", "--optimizer", "sgd", "--loss", "0.5"], "loss is 0.5; expected 1 or more"),
         (
             ["--profile", "PROFILE", "--optimizer", "sgd", "--loss", "2", "--candidates", "topk"],

@@ -49,18 +49,12 @@ def accumulate_fading_chunk_topk(
 
 def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
     """See `reference.chunk_write`: the same bits, also as on a CPU."""
-    if _fits(values, chunking):
-        _put(out, positions, values, chunking, subtract=False)
-    else:
-        reference.chunk_write(out, positions, values, chunking)
+    _put(out, positions, values, chunking, subtract=False)
 
 
 def chunk_subtract(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
     """See `reference.chunk_subtract`: the same bits, also as on a CPU."""
-    if _fits(values, chunking):
-        _put(out, positions, values, chunking, subtract=True)
-    else:
-        reference.chunk_subtract(out, positions, values, chunking)
+    _put(out, positions, values, chunking, subtract=True)
 
 
 def _fits(values: Tensor, chunking: Chunking) -> bool:
@@ -71,6 +65,8 @@ def _fits(values: Tensor, chunking: Chunking) -> bool:
 
 def _put(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking, *, subtract: bool) -> None:
     """Write or subtract the inverse transform. Nothing fuses a product with a sum, as that would round once only."""
+    if not _fits(values, chunking):
+        return (reference.chunk_subtract if subtract else reference.chunk_write)(out, positions, values, chunking)
     sizes = _sizes(chunking, 1, _BACK)
     programs = min(PROGRAMS, tiles_of(chunking.chunks, sizes["TOGETHER"]))
     room = values.new_empty(programs * sizes["TOGETHER"] * sizes["HEIGHT"] * sizes["WIDTH"])
@@ -99,21 +95,10 @@ def _origins(chunk, across, columns, height, width):
 
 @triton.jit
 def _coefficients(
-    x,
-    a,
-    b,
-    chunk,
-    n,
-    chunks,
-    across,
-    columns,
-    height,
-    width,
-    TOGETHER: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    x, a, b, chunk,
+    n, chunks, across, columns, height, width,
+    TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Return A·X·Bᵀ of some chunks, (TOGETHER, HEIGHT · WIDTH): first X·Bᵀ, the first row of each chunk before others.
 
     A chunk's sums meet no number of another chunk, which may not be finite.
@@ -143,25 +128,11 @@ def _coefficients(
 
 @triton.jit(do_not_specialize=["chunks", "kept"])
 def _topk(
-    x,
-    a,
-    b,
-    positions,
-    values,
-    n,
-    chunks,
-    across,
-    columns,
-    height,
-    width,
-    kept,
-    TOGETHER: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PLAIN: tl.constexpr,
-    BITS: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    x, a, b, positions, values,
+    n, chunks, across, columns, height, width, kept,
+    TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    PLAIN: tl.constexpr, BITS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64) * TOGETHER
     mine = (chunk + tl.arange(0, TOGETHER))[:, None]
     i, j = tl.arange(0, HEIGHT * WIDTH) // WIDTH, tl.arange(0, HEIGHT * WIDTH) % WIDTH
@@ -189,25 +160,10 @@ def _topk(
 
 @triton.jit(do_not_specialize=["chunks", "kept", "ranks"])
 def _inverse(
-    out,
-    positions,
-    values,
-    a,
-    b,
-    room,
-    n,
-    chunks,
-    across,
-    columns,
-    height,
-    width,
-    kept,
-    ranks,
-    TOGETHER: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SUBTRACT: tl.constexpr,
-):
+    out, positions, values, a, b, room,
+    n, chunks, across, columns, height, width, kept, ranks,
+    TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SUBTRACT: tl.constexpr,
+):  # fmt: skip
     """Sum coefficients times rows of B in the program's part of `room`; then sum these rows times columns of A."""
     c, i, j = tl.arange(0, TOGETHER), tl.arange(0, HEIGHT), tl.arange(0, WIDTH)[None, :]
     line = room + (tl.program_id(0).to(tl.int64) * TOGETHER + c)[:, None] * HEIGHT * WIDTH + j

@@ -52,8 +52,9 @@ class Wishes:
             raise BadInput("--loss is that of an optimizer; give --optimizer as well")
         if self.loss is not None and self.names is not None:
             raise BadInput("--loss chooses candidates, and --candidates names them: leave one of them out")
-        if self.optimizer is None and any(each.momentum for each in self.budget().candidates()):
-            raise BadInput("fading takes momentum out of an optimizer; give --optimizer as well")
+        moved = [each.name.partition(":")[0] for each in self.budget().candidates() if each.momentum]
+        if self.optimizer is None and moved:
+            raise BadInput(f"{moved[0]} takes momentum out of an optimizer; give --optimizer as well")
         self.budget()
 
     def budget(self) -> Budget:
