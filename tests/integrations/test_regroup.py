@@ -66,7 +66,7 @@ def _one_goes_and_comes_back(recipe: str) -> None:
         held = _held(replicas, notes=False)
         model.load_state_dict(states[0][0])
         optimizer.load_state_dict(states[0][1])
-        replicas.attachment.join(states[0][2])
+        replicas.attachment.membership.join(states[0][2])
         assert replicas.attachment.step == step + 3
         for mine, before in zip(_held(replicas, notes=False), held, strict=True):
             assert all(torch.equal(mine[key], before[key]) for key in before)
@@ -109,7 +109,7 @@ def _taken_back() -> None:
     optimizer.zero_grad()
     model(torch.ones(8, 24, dtype=torch.float64)).square().sum().backward()
     replicas.reduce()
-    replicas.attachment.take_back()
+    replicas.attachment.steps.take_back()
     after = replicas.state_dict()["memories"]
     for one, other in zip(held, after, strict=True):
         assert all(torch.equal(one[name][f], other[name][f]) for name in one for f in one[name])

@@ -653,7 +653,7 @@ def _unlike_at_first() -> list[tuple[bool, bool]]:
                 p.add_(mesh.get_local_rank("replicate"))
             net(batch(0))
         handle = tw.shard(net, tw.recipes.topk(), mesh=where)
-        found.append((handle.verify_replicas(), handle.attachment._group.size() == 2))
+        found.append((handle.verify_replicas(), handle.attachment.group.size() == 2))
     return found
 
 

@@ -58,11 +58,9 @@ class Shards(Served):
     `attachment` knows this rank's shards alone, and its ranks are those that hold the same ones.
     """
 
-    def __init__(
-        self, model: nn.Module, attachment: Attachment, group: Group, island: Sequence[Group], *, overlap: bool
-    ) -> None:
-        self.attachment, self._group, self._island = attachment, group, list(island)
-        self._layout = Layout.sharded(group, island, attachment.parameters)
+    def __init__(self, model: nn.Module, attachment: Attachment, island: Sequence[Group], *, overlap: bool) -> None:
+        self.attachment, self._island = attachment, list(island)
+        self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._may_overlap = overlap
         self._modules = sharded_modules(model)
         self._arrange(list(attachment.parameters))
@@ -83,8 +81,8 @@ class Shards(Served):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what waits for this rank's shards, and its step, in plain containers. Save it on every rank."""
-        dims = self._layout.cuts.dims
-        return self.attachment.state_dict() | {"shard": self._layout.shard} | ({"dims": dict(dims)} if dims else {})
+        dims = self.layout.cuts.dims
+        return self.attachment.state_dict() | {"shard": self.layout.shard} | ({"dims": dict(dims)} if dims else {})
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. A collective of all ranks of the mesh.
@@ -100,35 +98,30 @@ class Shards(Served):
         """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
         return self._check(saved)
 
-    @property
-    def layout(self) -> Layout:
-        """This rank's place among those that save together."""
-        return self._layout
-
     def remove(self) -> None:
         """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
         What waits goes out as `Attachment.remove` says. If it raises RuntimeError on any rank, it does on every rank.
         """
-        agreed(self._everybody, self.attachment.check_removable, RuntimeError)
-        self.attachment.remove(averages="what thinwire.shard returned does that")
+        membership = self.attachment.membership
+        agreed(self._everybody, membership.handover.check_returnable, RuntimeError)
+        membership.release(averages="what thinwire.shard returned does that")
 
     @property
     def _everybody(self) -> Sequence[Group]:
-        return self._layout.groups
+        return self.layout.groups
 
     def _check(self, saved: Mapping[str, Any]) -> state.Standing:
-        attachment = self.attachment
-        standing = state.check(saved, attachment.recipe, attachment.parameters, state.Place.of(self._group))
-        if saved.get("shard") != self._layout.shard:
+        standing = self.attachment.check_state_dict(saved)
+        if saved.get("shard") != self.layout.shard:
             raise ValueError(
                 f"the state is of shard {saved.get('shard')}, a rank and size for each dimension of the mesh, and this "
-                f"is {self._layout.shard}; each rank saves its own and loads that"
+                f"is {self.layout.shard}; each rank saves its own and loads that"
             )
-        if saved.get("dims", {}) != self._layout.cuts.dims:
+        if saved.get("dims", {}) != self.layout.cuts.dims:
             raise ValueError(
                 f"parameters were cut along other dimensions than the first: {saved.get('dims', {})}, and now "
-                f"{dict(self._layout.cuts.dims)}; shard the model as it was"
+                f"{dict(self.layout.cuts.dims)}; shard the model as it was"
             )
         return standing
 
@@ -232,7 +225,7 @@ class Shards(Served):
         """Start what has not started, wait for all of it, and return the parameters that any replica has used."""
         while len(self._started) < len(self._buckets):
             self._start_next()
-        used = used_anywhere(list(self.attachment.parameters.values()), self._group)
+        used = used_anywhere(list(self.attachment.parameters.values()), self.group)
         for future in self._started:
             future.wait()
         self._started.clear()
@@ -260,10 +253,10 @@ class Shards(Served):
         self._arranged = True
         names = self.attachment.names
         order = [[*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]]
-        dist.broadcast_object_list(order, group=self._group, group_src=0)
+        dist.broadcast_object_list(order, group=self.group, group_src=0)
         self._arrange(order[0])
         several = torch.tensor([int(max(self._arrived.values()) > 1)], device=self._buckets[0].flat.device)
-        dist.all_reduce(several, dist.ReduceOp.MAX, self._group)
+        dist.all_reduce(several, dist.ReduceOp.MAX, self.group)
         self._overlaps = self._may_overlap and not several
 
     def _spread_bad_news(self, error: Exception | None) -> None:
@@ -358,7 +351,7 @@ def shard(
     attachment = agreed(everybody, put_together, *errors, undo=Attachment.end)
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(local(tensor).detach(), group=group, group_src=0)
-    return Shards(model, attachment, group, island, overlap=overlap)
+    return Shards(model, attachment, island, overlap=overlap)
 
 
 def _check_recipe(recipe: object) -> None:
