@@ -1,11 +1,9 @@
 """Sharded models: FSDP2 shards within an island, and replicas between islands exchange the gradients of their shards.
 
-FSDP reduces gradients within the island as always. Then each rank holds its shard of the island's gradient, and the
-ranks that hold the same shard in other islands put it through the recipe.
+The handle follows FSDP's backward passes; arrivals.py exchanges what they deliver.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, final
 
@@ -14,13 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.futures import Future
 from torch.utils._pytree import tree_leaves
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError, MomentumError, StateError
 from thinwire.integrations import state
+from thinwire.integrations.arrivals import Arrivals
 from thinwire.integrations.assembly import (
     Optimizers,
     assembled,
@@ -31,7 +29,6 @@ from thinwire.integrations.assembly import (
     listed,
 )
 from thinwire.integrations.attachment import Attachment, LossScaler
-from thinwire.integrations.buckets import buckets, used_anywhere
 from thinwire.integrations.fsdp import (
     averages,
     exchanges_now,
@@ -47,8 +44,6 @@ from thinwire.integrations.served import Served
 from thinwire.integrations.together import agreed, together
 from thinwire.reducer import Reducer
 
-_BUCKET_BYTES = 25 << 20
-
 
 @final
 @checked
@@ -59,15 +54,11 @@ class Shards(Served):
     """
 
     def __init__(self, model: nn.Module, attachment: Attachment, island: Sequence[Group], *, overlap: bool) -> None:
-        self.attachment, self._island = attachment, list(island)
+        self.attachment = attachment
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
-        self._may_overlap = overlap
+        self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
         self._modules = sharded_modules(model)
-        self._arrange(list(attachment.parameters))
-        self._arrived: Counter[nn.Parameter] = Counter()
-        self._started: list[Future[Tensor]] = []
-        self._queued = self._agreed = self._arranged = self._overlaps = self._now = False
-        self._reduced: list[Any] = []  # on a GPU, when FSDP had reduced
+        self._queued = self._agreed = self._now = False
         self._hooks = [module.register_forward_hook(self._after_forward) for module in self._modules]
         for module in self._modules:  # before FSDP's own, which gathers parameters
             self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
@@ -77,7 +68,7 @@ class Shards(Served):
     @property
     def memory_bytes(self) -> int:
         """Bytes this rank holds between steps: what waits for its shards, and a second copy of their gradients."""
-        return self.attachment.memory_bytes + sum(bucket.flat.nbytes for bucket in self._buckets)
+        return self.attachment.memory_bytes + self._arrivals.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         """Return what waits for this rank's shards, and its step, in plain containers. Save it on every rank."""
@@ -155,8 +146,7 @@ class Shards(Served):
     def _queue(self) -> None:
         self._check_served()
         self._queued, self._now = True, exchanges_now(self._modules)
-        self._started.clear()  # there may be some of a backward that raised
-        self._arrived.clear()
+        self._arrivals.clear()
         # Once more at the end, behind what FSDP has queued since.
         _at_the_end(lambda: _at_the_end(self._after_backward))
 
@@ -170,72 +160,20 @@ class Shards(Served):
             )
 
     def _note_arrived(self, name: str, p: nn.Parameter) -> None:
-        """Note that FSDP has added to the gradient of this shard, and start the buckets that are complete."""
+        """Note that FSDP has added to the gradient of this shard."""
         if not self._queued:
             raise RuntimeError(
                 f"the gradient of {name!r} came from an output that no hook has seen: return tensors, or containers "
                 "of them that torch.utils._pytree knows, from the modules that fully_shard was called with"
             )
-        if self._bucket_of[p] < len(self._started):
-            raise RuntimeError(
-                f"FSDP reduced the gradient of {name!r} once more after its exchange had started, and did not in the "
-                "first backward: pass shard(..., overlap=False)"
-            )
-        self.attachment.steps.gradients.added.add(name)
-        self._arrived[p] += 1
-        if p.is_cuda:
-            self._reduced.append(torch.cuda.current_stream(p.device).record_event())
-        while self._overlaps and self._now and self._next_is_whole():
-            self._start_next()
-
-    def _next_is_whole(self) -> bool:
-        waiting = self._buckets[len(self._started) : len(self._started) + 1]
-        return any(all(p in self._arrived for p in bucket.parameters) for bucket in waiting)
-
-    def _start_next(self) -> None:
-        bucket = self._buckets[len(self._started)]
-        bucket.fill()
-        self._started.append(self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views))
+        self._arrivals.note(name, p, now=self._now)
 
     def _after_backward(self) -> None:
         self._queued = False
-        if self._arrived and self._now:
-            while self._reduced:
-                self._reduced.pop().wait()
-            self._exchange()
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        """Replace every shard of the gradient by its mean over the replicas."""
-        if not self._agreed:
-            self._agree()
-        if not self._arranged:
-            self._arrange_as_arrived()
-        error, used = None, set[Tensor]()
-        try:
-            used |= self._arrival()
-        except Exception as raised:
-            error = raised
-        self._spread_bad_news(error)
-        for bucket in self._buckets:
-            bucket.hand_back(used)
-        self.attachment.steps.drop_idle([name for name, p in self.attachment.parameters.items() if p not in used])
-
-    def _arrival(self) -> Set[Tensor]:
-        """Start what has not started, wait for all of it, and return the parameters that any replica has used."""
-        while len(self._started) < len(self._buckets):
-            self._start_next()
-        used = used_anywhere(list(self.attachment.parameters.values()), self.group)
-        for future in self._started:
-            future.wait()
-        self._started.clear()
-        return used
-
-    def _arrange(self, names: Sequence[str]) -> None:
-        """Make buckets of the parameters in this order."""
-        parameters = [self.attachment.parameters[name] for name in reversed(names)]
-        self._buckets = list(buckets(parameters, _BUCKET_BYTES))
-        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
+        if self._arrivals.some and self._now:
+            if not self._agreed:
+                self._agree()
+            self._arrivals.exchange()
 
     def _agree(self) -> None:
         """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
@@ -243,43 +181,6 @@ class Shards(Served):
         standing = state.Standing(step=steps.step, draw=steps.draw)
         together(self._everybody, lambda group: state.agree(group, lambda: standing), ValueError, StateError)
         self._agreed = True
-
-    def _arrange_as_arrived(self) -> None:
-        """After the first backward, agree on the order of buckets and on overlap.
-
-        Buckets follow the order in which gradients arrived in the first replica. If FSDP has reduced any gradient
-        several times in this backward, exchanges do not overlap with later ones.
-        """
-        self._arranged = True
-        names = self.attachment.names
-        order = [[*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]]
-        dist.broadcast_object_list(order, group=self.group, group_src=0)
-        self._arrange(order[0])
-        several = torch.tensor([int(max(self._arrived.values()) > 1)], device=self._buckets[0].flat.device)
-        dist.all_reduce(several, dist.ReduceOp.MAX, self.group)
-        self._overlaps = self._may_overlap and not several
-
-    def _spread_bad_news(self, error: Exception | None) -> None:
-        """If any shard's mean is not finite, make all of them NaN: every rank then skips the step.
-
-        If an exchange of any shard has failed, raise on every rank: others would wait for this one. Where nothing may
-        wait, a mean that is not finite stays where it is.
-        """
-        steps = self.attachment.steps
-        watched = any(memory.stateful for memory in self.attachment.recipe.memories())
-        news = [int(error is not None), int(watched and steps.spoilt), steps.step]
-        told = torch.tensor(news, device=self._buckets[0].flat.device)
-        for group in self._island:
-            dist.all_reduce(told, dist.ReduceOp.MAX, group)
-        failed, bad, step = told.tolist()
-        if failed:
-            self._started.clear()
-            raise error or RuntimeError("an exchange has failed between other ranks of this mesh: see what they raise")
-        steps.catch_up(step)
-        if bad:
-            steps.spoil()
-            for bucket in self._buckets:
-                bucket.flat.fill_(torch.nan)
 
     def _unhook(self) -> None:
         while self._hooks:
