@@ -83,6 +83,31 @@ def test_what_waits_stays_when_ranks_go_and_come(recipe: str, ranks: Ranks) -> N
     ranks.run(3, _one_goes_and_comes_back, recipe)
 
 
+def _one_falls_behind(recipe: str) -> tuple[int, int, bool]:
+    """The first rank goes on alone for a while. The other gets its weights, and hears of its step by regrouping."""
+    model, optimizer, replicas = _made(recipe)
+    _step(model, optimizer, replicas, 0)
+    alone = dist.new_group([0])
+    if dist.get_rank() == 0:
+        replicas.regroup(alone)
+        for seed in range(1, 4):
+            _step(model, optimizer, replicas, seed)
+    states = [[{n: x.detach() for n, x in model.state_dict().items()}, optimizer.state_dict()]]
+    dist.broadcast_object_list(states, src=0)
+    model.load_state_dict(states[0][0])
+    optimizer.load_state_dict(states[0][1])
+    assert dist.group.WORLD is not None
+    replicas.regroup(dist.group.WORLD)
+    for seed in range(4, 6):
+        _step(model, optimizer, replicas, seed)
+    return replicas.attachment.step, replicas.attachment.steps.draw, replicas.verify_replicas()
+
+
+@pytest.mark.parametrize("recipe", ["randomk", "topk"])
+def test_all_go_on_from_the_latest_step(recipe: str, ranks: Ranks) -> None:
+    assert ranks.run(2, _one_falls_behind, recipe) == [(6, 6, True)] * 2
+
+
 def _other_recipe() -> None:
     _made("topk" if dist.get_rank() else "dgc")
 
