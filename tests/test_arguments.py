@@ -7,10 +7,13 @@ import ast
 import importlib
 import inspect
 import math
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Self, cast
 
@@ -46,7 +49,10 @@ ROOMS = (
     "thinwire",
     *(f"thinwire.{room}" for room in ("codecs", "exchanges", "formats", "memories", "payloads", "pipeline")),
     *(f"thinwire.{room}" for room in ("planner", "recipes", "reducer", "schedules")),
+    *(f"thinwire.frameworks.{room}" for room in ("accelerate", "lightning", "transformers") if find_spec(room)),
 )
+ALONE = {"torchft": "replicate", "torchtitan": "compressed"}
+"""The constructors among functions that construct nothing, in modules for frameworks that may not be installed."""
 
 TRIED: Mapping[str, object] = {
     "x": "x",
@@ -120,6 +126,8 @@ ADMITS: Mapping[str, str] = {
     "Optimizers": "None []",
     "Saved": "x",  # or a path, or a reader
     "OptimizerName": "",  # sgd, adamw, muon
+    "Asked": "None",  # or a recipe
+    "Planned": "None",  # or "auto", a budget, or a plan
 }
 """Which of them an argument of this kind may have. Kinds that are not here, such as classes, may have none."""
 
@@ -132,6 +140,7 @@ FURTHER: Mapping[str, str] = {
     "Dense.numel": "0 1 10**20",  # likewise
     "sparsify.stages": "[]",
     "replicate.modules": "[]",
+    "torchft.replicate.modules": "[]",
     "redistribute.states": "[]",
     "sparsify.density": "None",  # wants a boundary then
     "sparsify.boundary": "None",  # wants a density then
@@ -154,6 +163,7 @@ BODY: Mapping[str, str] = {
     "attach.plan": 'attach takes "auto", a Budget, or a plan from thinwire.plan',
     "replicate.recipe": "replicate takes a recipe such as",
     "shard.recipe": "shard takes a recipe such as",
+    "torchft.replicate.recipe": "replicate takes a recipe such as",
     "sparsify.stages": "PipelineStages",
 }
 """What the body itself refuses, in words that help more."""
@@ -191,6 +201,27 @@ def _sharded() -> nn.Module:
 
 def _attachment() -> Any:
     return importlib.import_module("thinwire").replicate(nn.Linear(2, 2), recipes.dense()).attachment
+
+
+@cache
+def _framework(name: str) -> Any:
+    """A framework's object that trains, as its users make it."""
+    if name == "accelerate":
+        return importlib.import_module(name).Accelerator(cpu=True)
+    if name == "torchft":
+        return importlib.import_module("thinwire.frameworks.torchft").ProcessGroupGloo()
+    if name == "torchtitan":
+        spec = importlib.import_module("torchtitan.protocols.model_spec").ModelSpec
+        return spec("name", "flavor", *[None] * 5)
+    made = importlib.import_module(name)
+    arguments = made.TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True, report_to="none")
+    return made.Trainer(model=nn.Linear(2, 2), args=arguments)
+
+
+class _Manager:
+    """What torchft's replicas are told by."""
+
+    register_state_dict_fn = wait_quorum = is_participating = errored = report_error = staticmethod(lambda *_: None)
 
 
 def _profile() -> planner.Profile:
@@ -323,6 +354,15 @@ VALID: Mapping[str, Callable[[], object]] = {
     "states": lambda: [_attachment().state_dict()],
     "redistribute.rank": lambda: 0,
     "model": _ddp,
+    "accelerate.attach.recipe": recipes.dense,
+    "accelerator": lambda: _framework("accelerate"),
+    "trainer": lambda: _framework("transformers"),
+    "transformers.ThinwireCallback.plan": lambda: None,
+    "transformers.ThinwireCallback.missing_ok": lambda: False,
+    "manager": _Manager,
+    "torchtitan.compressed.spec": lambda: _framework("torchtitan"),
+    "torchtitan.compressed.recipe": lambda: recipes.dense,
+    "torchft.replicate.links": lambda: _framework("torchft"),
     "step()": lambda: _reach,
 }
 
@@ -338,7 +378,9 @@ class Argument:
 
     @property
     def label(self) -> str:
-        return f"{self.constructor.rpartition('.')[2]}.{self.name}"
+        constructor = self.constructor.removeprefix("thinwire.frameworks.")
+        framework = constructor != self.constructor
+        return f"{constructor if framework else constructor.rpartition('.')[2]}.{self.name}"
 
     @property
     def kinds(self) -> list[str]:
@@ -372,6 +414,9 @@ def constructors() -> dict[str, Callable[..., object]]:
                 if each not in found.values() and inspect.signature(each).parameters:
                     found[full] = each
     found["thinwire.recipes.catalogue.with_feedback"] = catalogue.with_feedback
+    for framework in filter(find_spec, ALONE):
+        room = f"thinwire.frameworks.{framework}"
+        found[f"{room}.{ALONE[framework]}"] = getattr(importlib.import_module(room), ALONE[framework])
     made = catalogue.with_feedback(codecs.TopK, exchanges.AllGather())
     return found | {"thinwire.recipes.catalogue.with_feedback(…)": made}
 

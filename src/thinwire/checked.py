@@ -202,6 +202,8 @@ def _kind(annotation: Any) -> Kind:
         return Range(f"a finite {annotation.__name__}").kind(annotation)
     if annotation in (Any, object):
         return Kind(lambda value: FITS, "anything")
+    if isinstance(annotation, TypeVar):
+        return _kind(annotation.__bound__)
     return _instance(type(None) if annotation is None else get_origin(annotation) or annotation)
 
 

@@ -67,6 +67,7 @@ def _train(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # Ray starts its workers twice, a minute each where there is a core for all
 @pytest.mark.filterwarnings("default")  # Ray warns of its own deprecated names, and leaves sockets to the collector
 def test_workers_go_on_from_what_all_of_them_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import json

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import thinwire as tw
 from thinwire.frameworks import torchft as ours
 
 _distributed: Any = dist  # whose names are not all exported, as mypy has it
+Start = Callable[..., "subprocess.Popen[str]"]
 REPLICA = Path(__file__).with_name("torchft_replica.py")
 
 
@@ -31,15 +32,27 @@ def lighthouse() -> Iterator[str]:
     server.shutdown()
 
 
-def _start(name: str, *arguments: str) -> "subprocess.Popen[str]":
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Return what starts a replica. Whatever still runs in the end is killed."""
+    started: list[subprocess.Popen[str]] = []
     path = os.pathsep.join([str(Path(tw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, str(REPLICA), name, *arguments],
-        env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, str(REPLICA), *arguments],
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with process:
+            process.kill()
 
 
 def _lines(output: str) -> list[dict[str, Any]]:
@@ -48,10 +61,11 @@ def _lines(output: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["dgc", "powersgd"])
-def test_replicas_come_and_go_and_steps_are_called_off(recipe: str, lighthouse: str, tmp_path: Path) -> None:
+def test_replicas_come_and_go_and_steps_are_called_off(
+    recipe: str, start: Start, lighthouse: str, tmp_path: Path
+) -> None:
     """The first replica's exchange fails once. The second dies later, and a third comes in its place."""
-    gone = str(tmp_path / "gone")
-    processes = {name: _start(name, lighthouse, recipe, gone) for name in ("first_0", "second_1", "third_2")}
+    processes = {name: start(name, lighthouse, recipe, str(tmp_path)) for name in ("first_0", "second_1", "third_2")}
     printed = {name: process.communicate(timeout=200) for name, process in processes.items()}
     first, second, third = (_lines(printed[name][0]) for name in processes)
     assert first, printed["first_0"][1][-3000:]

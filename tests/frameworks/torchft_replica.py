@@ -1,6 +1,7 @@
-"""One replica under torchft, as a process: NAME LIGHTHOUSE RECIPE FILE. Prints a line a step. See test_torchft.py.
+"""One replica under torchft, as a process: NAME LIGHTHOUSE RECIPE FOLDER. Prints a line a step. See test_torchft.py.
 
-The first one's exchange fails once. The second one dies, and leaves a FILE behind. The third one waits for that.
+The first two begin together. The first one's exchange fails once. The second one dies, the first goes on alone, and the
+third comes then. They hear of each other by files in FOLDER.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ _distributed: Any = dist  # whose names are not all exported, as mypy has it
 FAILS, DIES, TOGETHER = 8, 14, 8
 RECIPES = {
     "dgc": lambda: tw.recipes.dgc(density=0.05, minimum_size=0),
-    "powersgd": lambda: tw.recipes.powersgd(rank=2),
+    "powersgd": lambda: tw.recipes.powersgd(rank=2, start=0),
 }
 
 
@@ -34,10 +35,16 @@ def batch(name: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x.sum(dim=1, keepdim=True).tanh()
 
 
-def main(name: str, lighthouse: str, recipe: str, gone: str) -> None:
-    torch.set_num_threads(1)
-    while name == "third_2" and not Path(gone).exists():
+def wait_for(path: Path) -> None:
+    while not path.exists():
         time.sleep(0.1)
+
+
+def main(name: str, lighthouse: str, recipe: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    alone = Path(folder, "alone")
+    if name == "third_2":
+        wait_for(alone)
     store = _distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     dist.init_process_group("gloo", store=_distributed.PrefixStore("own", store), rank=0, world_size=1)
     torch.manual_seed(ord(name[0]))  # torchft sends the first replica's weights to the others
@@ -64,13 +71,15 @@ def main(name: str, lighthouse: str, recipe: str, gone: str) -> None:
         hostname="localhost",
     )
     replicas = replicate(manager, links, model, RECIPES[recipe](), optimizer=optimizer)
-    fails, alone, left = name == "first_0", name == "third_2", TOGETHER
+    Path(folder, name).touch()
+    for other in ("first_0", "second_1"):
+        wait_for(Path(folder, other))
+    fails, left = name == "first_0", TOGETHER
     while left:
         optimizer.zero_grad()
         manager.start_quorum()
         step = manager.current_step()
         if name == "second_1" and step == DIES:
-            Path(gone).touch()
             os._exit(9)
         x, y = batch(name, step)
         loss = (model(x) - y).square().mean()
@@ -87,9 +96,10 @@ def main(name: str, lighthouse: str, recipe: str, gone: str) -> None:
             for held in memory.values():
                 waits.update(b"".join(x.numpy().tobytes() for x in held.values()))
         weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-        alone |= manager.num_participants() == 1
-        time.sleep(0.1 * (manager.num_participants() == 1))  # or there would be thousands of steps
-        left -= alone and kept and manager.num_participants() == 2
+        left -= alone.exists() and kept and manager.num_participants() == 2
+        if manager.num_participants() == 1:
+            alone.touch()
+            time.sleep(0.1)  # or there would be thousands of steps
         line = {"step": step, "kept": kept, "replicas": manager.num_participants(), "loss": loss.item()}
         print(
             json.dumps(line | {"weights": hashlib.sha256(weights).hexdigest(), "waits": waits.hexdigest()}), flush=True

@@ -66,7 +66,7 @@ def _one_goes_and_comes_back(recipe: str) -> None:
         held = _held(replicas, notes=False)
         model.load_state_dict(states[0][0])
         optimizer.load_state_dict(states[0][1])
-        replicas.attachment.join(states[0][2])
+        replicas.attachment.membership.join(states[0][2])
         assert replicas.attachment.step == step + 3
         for mine, before in zip(_held(replicas, notes=False), held, strict=True):
             assert all(torch.equal(mine[key], before[key]) for key in before)
@@ -81,6 +81,31 @@ def _one_goes_and_comes_back(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", NAMES)
 def test_what_waits_stays_when_ranks_go_and_come(recipe: str, ranks: Ranks) -> None:
     ranks.run(3, _one_goes_and_comes_back, recipe)
+
+
+def _one_falls_behind(recipe: str) -> tuple[int, int, bool]:
+    """The first rank goes on alone for a while. The other gets its weights, and hears of its step by regrouping."""
+    model, optimizer, replicas = _made(recipe)
+    _step(model, optimizer, replicas, 0)
+    alone = dist.new_group([0])
+    if dist.get_rank() == 0:
+        replicas.regroup(alone)
+        for seed in range(1, 4):
+            _step(model, optimizer, replicas, seed)
+    states = [[{n: x.detach() for n, x in model.state_dict().items()}, optimizer.state_dict()]]
+    dist.broadcast_object_list(states, src=0)
+    model.load_state_dict(states[0][0])
+    optimizer.load_state_dict(states[0][1])
+    assert dist.group.WORLD is not None
+    replicas.regroup(dist.group.WORLD)
+    for seed in range(4, 6):
+        _step(model, optimizer, replicas, seed)
+    return replicas.attachment.step, replicas.attachment.steps.draw, replicas.verify_replicas()
+
+
+@pytest.mark.parametrize("recipe", ["randomk", "topk"])
+def test_all_go_on_from_the_latest_step(recipe: str, ranks: Ranks) -> None:
+    assert ranks.run(2, _one_falls_behind, recipe) == [(6, 6, True)] * 2
 
 
 def _other_recipe() -> None:
@@ -109,7 +134,7 @@ def _taken_back() -> None:
     optimizer.zero_grad()
     model(torch.ones(8, 24, dtype=torch.float64)).square().sum().backward()
     replicas.reduce()
-    replicas.attachment.take_back()
+    replicas.attachment.steps.take_back()
     after = replicas.state_dict()["memories"]
     for one, other in zip(held, after, strict=True):
         assert all(torch.equal(one[name][f], other[name][f]) for name in one for f in one[name])

@@ -329,7 +329,7 @@ def test_a_divide_factor_counts_for_all_ranks(ranks: Ranks, factor: float) -> No
 @contextmanager
 def _small_buckets() -> Iterator[None]:
     with pytest.MonkeyPatch().context() as patch:
-        patch.setattr(importlib.import_module("thinwire.integrations.shard"), "_BUCKET_BYTES", 600)
+        patch.setattr(importlib.import_module("thinwire.integrations.arrivals"), "_BUCKET_BYTES", 600)
         yield
 
 
@@ -337,17 +337,17 @@ def _parted(recipe: str, use: str) -> tuple[list[int], int, str, str]:
     """Return how many buckets had started when a backward was over, of how many, and what training comes to."""
     whole, started = Sharded(use, recipe).run(range(STEPS)), []
     parted = Sharded(use, recipe)
-    handle: Any = parted.handle
-    exchange = handle._exchange
+    arrivals: Any = parted.handle._arrivals
+    exchange = arrivals.exchange
 
     def noting() -> None:
-        started.append(len(handle._started))
+        started.append(len(arrivals.started))
         exchange()
 
-    handle._exchange = noting
+    arrivals.exchange = noting
     with _small_buckets():
         parted.run(range(STEPS))
-    return started, len(handle._buckets), whole.digest(), parted.digest()
+    return started, len(arrivals.buckets), whole.digest(), parted.digest()
 
 
 @pytest.mark.parametrize("recipe", ["dense", "topk", "dgc", "powersgd"])
@@ -569,8 +569,10 @@ def _arranged() -> tuple[list[list[str]], list[list[str]], bool]:
     one, other = Sharded(recipe="topk").run(range(3)), Sharded(recipe="topk")
     other.handle.load_state_dict(one.handle.state_dict())
     other.run(range(3, 5))
-    found = [[[s.handle.attachment.names[p] for p in b.parameters] for b in s.handle._buckets] for s in (one, other)]
-    return found[0], found[1], other.handle._overlaps
+    found = [
+        [[s.handle.attachment.names[p] for p in b.parameters] for b in s.handle._arrivals.buckets] for s in (one, other)
+    ]
+    return found[0], found[1], other.handle._arrivals.overlaps
 
 
 def test_buckets_and_overlap_are_the_same_after_resuming(ranks: Ranks) -> None:
@@ -653,7 +655,7 @@ def _unlike_at_first() -> list[tuple[bool, bool]]:
                 p.add_(mesh.get_local_rank("replicate"))
             net(batch(0))
         handle = tw.shard(net, tw.recipes.topk(), mesh=where)
-        found.append((handle.verify_replicas(), handle.attachment._group.size() == 2))
+        found.append((handle.verify_replicas(), handle.attachment.group.size() == 2))
     return found
 
 
@@ -805,7 +807,7 @@ def _failing(recipe: str) -> str:
             raise OSError("the link is down")
 
         sharded.handle.attachment.reduce = fail  # type: ignore[method-assign,assignment]  # on these ranks
-    sharded.handle._overlaps = False
+    sharded.handle._arrivals.overlaps = False
     return told(sharded.step, 2)
 
 

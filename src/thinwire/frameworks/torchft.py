@@ -89,7 +89,7 @@ class Members(Served):
     def __init__(self, manager: Manager, links: ProcessGroupGloo, replicas: Replicas) -> None:
         self._manager, self._links, self._replicas = manager, links, replicas
         self.attachment = replicas.attachment
-        manager.register_state_dict_fn("thinwire", self.attachment.join, self._for_a_newcomer)
+        manager.register_state_dict_fn("thinwire", self.attachment.membership.join, self._for_a_newcomer)
 
     @property
     def memory_bytes(self) -> int:
@@ -115,7 +115,7 @@ class Members(Served):
             self._exchange(self._links.group)
         except RuntimeError as error:
             _log.warning("the exchange failed, and torchft calls the step off: %s", error)
-            self.attachment.take_back()
+            self.attachment.steps.take_back()
             self._links.abort()  # or the others would wait for this rank
             self._manager.report_error(error)
 

@@ -17,7 +17,7 @@ _Spec = TypeVar("_Spec", bound=ModelSpec)
 
 @checked
 def compressed(
-    spec: Annotated[_Spec, BODY],
+    spec: _Spec,
     recipe: Annotated[Callable[[], Reducer], BODY],
     *,
     attached: Callable[[Shards], None] = lambda handle: None,

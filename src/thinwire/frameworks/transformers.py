@@ -50,6 +50,7 @@ def attach(
     return callback
 
 
+@checked
 class ThinwireCallback(TrainerCallback):  # type: ignore[misc]  # mypy is told not to read transformers
     """What `attach` adds to a Trainer. `handle` is what `thinwire.attach` returned, and None before training."""
 

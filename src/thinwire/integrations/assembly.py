@@ -10,9 +10,10 @@ from torch import nn
 
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError, MomentumError
-from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
+from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.fading import Fading, fading
 from thinwire.integrations.handover import Handover
+from thinwire.integrations.membership import Divisor
 from thinwire.integrations.momentum import Correction, corrections
 from thinwire.integrations.state import kinds, words
 from thinwire.planner import Why
@@ -58,7 +59,8 @@ def assembled(
         why=why,
     )
     if earlier is not None:
-        attachment.take_over(earlier)
+        attachment.membership.take_over(earlier.membership)
+        earlier.end()
     for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
         attachment.starvation.attached(each)
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})

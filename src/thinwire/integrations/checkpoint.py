@@ -7,6 +7,7 @@ overwrites the model and the optimizer in place. And where parts may be missing,
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import singledispatch
 from typing import Any, TypeVar, final
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from thinwire.errors import StateError
 from thinwire.integrations import state
 from thinwire.integrations.attachment import Attachment
 from thinwire.integrations.entries import Header, header_name, named, opened, parameter_of, paths, state_of
+from thinwire.integrations.layout import Layout
 from thinwire.integrations.recut import Piece, recut
 from thinwire.integrations.redistribution import noting, redistribute, taken_over
 from thinwire.integrations.replicate import Replicas
@@ -64,7 +66,7 @@ class Checkpoint:
         partial: bool = False,
     ) -> None:
         self._handle, self._saved, self._key, self._partial = handle, saved, key, partial
-        self._layout = handle.layout
+        self._layout = _layout(handle)
         self._found: State | None = None
 
     def state_dict(self) -> State:
@@ -95,7 +97,7 @@ class _Loading:
     """Reading what a handle's ranks need of a checkpoint. Every method is a collective but `one_entry`."""
 
     def __init__(self, handle: Attachment | Replicas | Shards, saved: Saved, key: str | None, *, partial: bool) -> None:
-        self._handle, self._layout, self._partial = handle, handle.layout, partial
+        self._handle, self._layout, self._partial = handle, _layout(handle), partial
         groups, mine = self._layout.groups, self._layout.ranks
         self._storage = _together(groups, lambda: Storage(saved, key))
         # one rank reads all headers, or each would be read as often as there are ranks
@@ -227,6 +229,22 @@ class _Loading:
                 "the model is cut into another number of shards than when it was saved: what waits was kept; notes on "
                 "shards, such as thresholds and PowerSGD's Q, start anew"
             )
+
+
+@singledispatch
+def _layout(handle: Any) -> Layout:
+    """Return this rank's place among those that save together. Raises TypeError where that is not known."""
+    return _layout(handle.attachment)
+
+
+@_layout.register
+def _of_attachment(handle: Attachment) -> Layout:
+    return Layout.whole(handle.group, handle.parameters)
+
+
+@_layout.register
+def _of_shards(handle: Shards) -> Layout:
+    return handle.layout
 
 
 def _headers(storage: Storage, mine: tuple[int, ...]) -> Headers:

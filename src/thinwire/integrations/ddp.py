@@ -15,12 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.checked import BODY, Count, checked
 from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
-from thinwire.integrations.attachment import Attachment, Divisor, LossScaler
+from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
 from thinwire.integrations.fading import movable
 from thinwire.integrations.families import family
 from thinwire.integrations.fsdp import refuse_sharded
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
+from thinwire.integrations.membership import Divisor
 from thinwire.integrations.plain_steps import PlainSteps
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive

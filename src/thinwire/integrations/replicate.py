@@ -32,10 +32,10 @@ _BUCKET_BYTES = 25 << 20
 class Replicas(Served):
     """Replicas of one model, and a handle: see `replicate`. `attachment` does the work."""
 
-    def __init__(self, whole: nn.Module, attachment: Attachment, group: Group) -> None:
+    def __init__(self, whole: nn.Module, attachment: Attachment) -> None:
         weights = sparse_weights(whole)
         managed = list(attachment.parameters.values())
-        self.attachment, self._group = attachment, group
+        self.attachment = attachment
         self._buckets = list(buckets([p for p in managed if p not in weights], _BUCKET_BYTES))
         self._sparse = [p for p in managed if p in weights]
         self._handed: dict[str, tuple[weakref.ref[Tensor], Tensor]] = {}
@@ -57,7 +57,7 @@ class Replicas(Served):
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate anew")
         self._notice_replaced()
-        used = used_anywhere(list(self.attachment.parameters.values()), self._group)
+        used = used_anywhere(list(self.attachment.parameters.values()), self.group)
         started = [(bucket, self._start(bucket)) for bucket in self._buckets]
         rows = [(p, self.attachment.reduce_sparse(_rows(p), [p])) for p in self._sparse]
         futures.wait_all([future for _, future in started])  # all, even if one fails: it stages what it delivers
@@ -71,11 +71,10 @@ class Replicas(Served):
         self.attachment.steps.drop_idle([name for name, p in parameters.items() if p not in used])
 
     def regroup(self, group: Group) -> None:
-        """Go on among the ranks of another group: see `Attachment.regroup`."""
+        """Go on among the ranks of another group: see `Membership.regroup`."""
         check_fingerprint(self.attachment.recipe, dict(self.attachment.parameters), group)
         size = group.size()
-        self.attachment.regroup(group, lambda joined, continues: size)
-        self._group = group
+        self.attachment.membership.regroup(group, lambda joined, continues: size)
 
     def _notice_replaced(self) -> None:
         """Find gradients that were set without autograd. Zero-bubble schedules set those of weights that way."""
@@ -153,7 +152,7 @@ def replicate(
     )
     for tensor in (*whole.parameters(), *whole.buffers()):
         dist.broadcast(tensor.detach(), group=group, group_src=0)
-    return Replicas(whole, attachment, group)
+    return Replicas(whole, attachment)
 
 
 def _rows(p: nn.Parameter) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Any
 
 from thinwire.collectives import Group
 from thinwire.integrations.attachment import Attachment
-from thinwire.integrations.layout import Layout
 from thinwire.integrations.state import Standing
 from thinwire.stats import Stats
 
@@ -19,11 +18,6 @@ class Served:
     def group(self) -> Group:
         """The ranks that hold a replica each."""
         return self.attachment.group
-
-    @property
-    def layout(self) -> Layout:
-        """This rank's place among those that save together."""
-        return self.attachment.layout
 
     def stats(self) -> Stats:
         """Return what the latest step and all steps together sent and took. Call it after the optimizer's step."""

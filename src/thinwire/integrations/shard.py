@@ -1,11 +1,9 @@
 """Sharded models: FSDP2 shards within an island, and replicas between islands exchange the gradients of their shards.
 
-FSDP reduces gradients within the island as always. Then each rank holds its shard of the island's gradient, and the
-ranks that hold the same shard in other islands put it through the recipe.
+The handle follows FSDP's backward passes; arrivals.py exchanges what they deliver.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, final
 
@@ -14,13 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
-from torch.futures import Future
 from torch.utils._pytree import tree_leaves
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError, MomentumError, StateError
 from thinwire.integrations import state
+from thinwire.integrations.arrivals import Arrivals
 from thinwire.integrations.assembly import (
     Optimizers,
     assembled,
@@ -31,7 +29,6 @@ from thinwire.integrations.assembly import (
     listed,
 )
 from thinwire.integrations.attachment import Attachment, LossScaler
-from thinwire.integrations.buckets import buckets, used_anywhere
 from thinwire.integrations.fsdp import (
     averages,
     exchanges_now,
@@ -47,8 +44,6 @@ from thinwire.integrations.served import Served
 from thinwire.integrations.together import agreed, together
 from thinwire.reducer import Reducer
 
-_BUCKET_BYTES = 25 << 20
-
 
 @final
 @checked
@@ -58,18 +53,12 @@ class Shards(Served):
     `attachment` knows this rank's shards alone, and its ranks are those that hold the same ones.
     """
 
-    def __init__(
-        self, model: nn.Module, attachment: Attachment, group: Group, island: Sequence[Group], *, overlap: bool
-    ) -> None:
-        self.attachment, self._group, self._island = attachment, group, list(island)
-        self._layout = Layout.sharded(group, island, attachment.parameters)
-        self._may_overlap = overlap
+    def __init__(self, model: nn.Module, attachment: Attachment, island: Sequence[Group], *, overlap: bool) -> None:
+        self.attachment = attachment
+        self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
+        self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
         self._modules = sharded_modules(model)
-        self._arrange(list(attachment.parameters))
-        self._arrived: Counter[nn.Parameter] = Counter()
-        self._started: list[Future[Tensor]] = []
-        self._queued = self._agreed = self._arranged = self._overlaps = self._now = False
-        self._reduced: list[Any] = []  # on a GPU, when FSDP had reduced
+        self._queued = self._agreed = self._now = False
         self._hooks = [module.register_forward_hook(self._after_forward) for module in self._modules]
         for module in self._modules:  # before FSDP's own, which gathers parameters
             self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
@@ -79,12 +68,12 @@ class Shards(Served):
     @property
     def memory_bytes(self) -> int:
         """Bytes this rank holds between steps: what waits for its shards, and a second copy of their gradients."""
-        return self.attachment.memory_bytes + sum(bucket.flat.nbytes for bucket in self._buckets)
+        return self.attachment.memory_bytes + self._arrivals.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         """Return what waits for this rank's shards, and its step, in plain containers. Save it on every rank."""
-        dims = self._layout.cuts.dims
-        return self.attachment.state_dict() | {"shard": self._layout.shard} | ({"dims": dict(dims)} if dims else {})
+        dims = self.layout.cuts.dims
+        return self.attachment.state_dict() | {"shard": self.layout.shard} | ({"dims": dict(dims)} if dims else {})
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. A collective of all ranks of the mesh.
@@ -100,35 +89,30 @@ class Shards(Served):
         """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
         return self._check(saved)
 
-    @property
-    def layout(self) -> Layout:
-        """This rank's place among those that save together."""
-        return self._layout
-
     def remove(self) -> None:
         """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
         What waits goes out as `Attachment.remove` says. If it raises RuntimeError on any rank, it does on every rank.
         """
-        agreed(self._everybody, self.attachment.check_removable, RuntimeError)
-        self.attachment.remove(averages="what thinwire.shard returned does that")
+        membership = self.attachment.membership
+        agreed(self._everybody, membership.handover.check_returnable, RuntimeError)
+        membership.release(averages="what thinwire.shard returned does that")
 
     @property
     def _everybody(self) -> Sequence[Group]:
-        return self._layout.groups
+        return self.layout.groups
 
     def _check(self, saved: Mapping[str, Any]) -> state.Standing:
-        attachment = self.attachment
-        standing = state.check(saved, attachment.recipe, attachment.parameters, state.Place.of(self._group))
-        if saved.get("shard") != self._layout.shard:
+        standing = self.attachment.check_state_dict(saved)
+        if saved.get("shard") != self.layout.shard:
             raise ValueError(
                 f"the state is of shard {saved.get('shard')}, a rank and size for each dimension of the mesh, and this "
-                f"is {self._layout.shard}; each rank saves its own and loads that"
+                f"is {self.layout.shard}; each rank saves its own and loads that"
             )
-        if saved.get("dims", {}) != self._layout.cuts.dims:
+        if saved.get("dims", {}) != self.layout.cuts.dims:
             raise ValueError(
                 f"parameters were cut along other dimensions than the first: {saved.get('dims', {})}, and now "
-                f"{dict(self._layout.cuts.dims)}; shard the model as it was"
+                f"{dict(self.layout.cuts.dims)}; shard the model as it was"
             )
         return standing
 
@@ -162,8 +146,7 @@ class Shards(Served):
     def _queue(self) -> None:
         self._check_served()
         self._queued, self._now = True, exchanges_now(self._modules)
-        self._started.clear()  # there may be some of a backward that raised
-        self._arrived.clear()
+        self._arrivals.clear()
         # Once more at the end, behind what FSDP has queued since.
         _at_the_end(lambda: _at_the_end(self._after_backward))
 
@@ -177,72 +160,20 @@ class Shards(Served):
             )
 
     def _note_arrived(self, name: str, p: nn.Parameter) -> None:
-        """Note that FSDP has added to the gradient of this shard, and start the buckets that are complete."""
+        """Note that FSDP has added to the gradient of this shard."""
         if not self._queued:
             raise RuntimeError(
                 f"the gradient of {name!r} came from an output that no hook has seen: return tensors, or containers "
                 "of them that torch.utils._pytree knows, from the modules that fully_shard was called with"
             )
-        if self._bucket_of[p] < len(self._started):
-            raise RuntimeError(
-                f"FSDP reduced the gradient of {name!r} once more after its exchange had started, and did not in the "
-                "first backward: pass shard(..., overlap=False)"
-            )
-        self.attachment.steps.gradients.added.add(name)
-        self._arrived[p] += 1
-        if p.is_cuda:
-            self._reduced.append(torch.cuda.current_stream(p.device).record_event())
-        while self._overlaps and self._now and self._next_is_whole():
-            self._start_next()
-
-    def _next_is_whole(self) -> bool:
-        waiting = self._buckets[len(self._started) : len(self._started) + 1]
-        return any(all(p in self._arrived for p in bucket.parameters) for bucket in waiting)
-
-    def _start_next(self) -> None:
-        bucket = self._buckets[len(self._started)]
-        bucket.fill()
-        self._started.append(self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views))
+        self._arrivals.note(name, p, now=self._now)
 
     def _after_backward(self) -> None:
         self._queued = False
-        if self._arrived and self._now:
-            while self._reduced:
-                self._reduced.pop().wait()
-            self._exchange()
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        """Replace every shard of the gradient by its mean over the replicas."""
-        if not self._agreed:
-            self._agree()
-        if not self._arranged:
-            self._arrange_as_arrived()
-        error, used = None, set[Tensor]()
-        try:
-            used |= self._arrival()
-        except Exception as raised:
-            error = raised
-        self._spread_bad_news(error)
-        for bucket in self._buckets:
-            bucket.hand_back(used)
-        self.attachment.steps.drop_idle([name for name, p in self.attachment.parameters.items() if p not in used])
-
-    def _arrival(self) -> Set[Tensor]:
-        """Start what has not started, wait for all of it, and return the parameters that any replica has used."""
-        while len(self._started) < len(self._buckets):
-            self._start_next()
-        used = used_anywhere(list(self.attachment.parameters.values()), self._group)
-        for future in self._started:
-            future.wait()
-        self._started.clear()
-        return used
-
-    def _arrange(self, names: Sequence[str]) -> None:
-        """Make buckets of the parameters in this order."""
-        parameters = [self.attachment.parameters[name] for name in reversed(names)]
-        self._buckets = list(buckets(parameters, _BUCKET_BYTES))
-        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
+        if self._arrivals.some and self._now:
+            if not self._agreed:
+                self._agree()
+            self._arrivals.exchange()
 
     def _agree(self) -> None:
         """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
@@ -250,43 +181,6 @@ class Shards(Served):
         standing = state.Standing(step=steps.step, draw=steps.draw)
         together(self._everybody, lambda group: state.agree(group, lambda: standing), ValueError, StateError)
         self._agreed = True
-
-    def _arrange_as_arrived(self) -> None:
-        """After the first backward, agree on the order of buckets and on overlap.
-
-        Buckets follow the order in which gradients arrived in the first replica. If FSDP has reduced any gradient
-        several times in this backward, exchanges do not overlap with later ones.
-        """
-        self._arranged = True
-        names = self.attachment.names
-        order = [[*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]]
-        dist.broadcast_object_list(order, group=self._group, group_src=0)
-        self._arrange(order[0])
-        several = torch.tensor([int(max(self._arrived.values()) > 1)], device=self._buckets[0].flat.device)
-        dist.all_reduce(several, dist.ReduceOp.MAX, self._group)
-        self._overlaps = self._may_overlap and not several
-
-    def _spread_bad_news(self, error: Exception | None) -> None:
-        """If any shard's mean is not finite, make all of them NaN: every rank then skips the step.
-
-        If an exchange of any shard has failed, raise on every rank: others would wait for this one. Where nothing may
-        wait, a mean that is not finite stays where it is.
-        """
-        steps = self.attachment.steps
-        watched = any(memory.stateful for memory in self.attachment.recipe.memories())
-        news = [int(error is not None), int(watched and steps.spoilt), steps.step]
-        told = torch.tensor(news, device=self._buckets[0].flat.device)
-        for group in self._island:
-            dist.all_reduce(told, dist.ReduceOp.MAX, group)
-        failed, bad, step = told.tolist()
-        if failed:
-            self._started.clear()
-            raise error or RuntimeError("an exchange has failed between other ranks of this mesh: see what they raise")
-        steps.catch_up(step)
-        if bad:
-            steps.spoil()
-            for bucket in self._buckets:
-                bucket.flat.fill_(torch.nan)
 
     def _unhook(self) -> None:
         while self._hooks:
@@ -358,7 +252,7 @@ def shard(
     attachment = agreed(everybody, put_together, *errors, undo=Attachment.end)
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(local(tensor).detach(), group=group, group_src=0)
-    return Shards(model, attachment, group, island, overlap=overlap)
+    return Shards(model, attachment, island, overlap=overlap)
 
 
 def _check_recipe(recipe: object) -> None:

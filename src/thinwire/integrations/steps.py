@@ -190,6 +190,11 @@ class Steps:
         self.close_if_done()
         self.settle(set(self.pending), keep=keep)
 
+    def take_back(self) -> None:
+        """Drop a reduction that has failed on this rank, and all that no optimizer has taken."""
+        self.close()
+        self.settle_all(keep=False)
+
     def settle_by_gradients(self) -> None:
         """Keep what is pending where a gradient is in place, and drop the rest."""
         self.close_if_done()
