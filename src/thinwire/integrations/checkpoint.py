@@ -17,6 +17,7 @@ from thinwire.errors import StateError
 from thinwire.integrations import state
 from thinwire.integrations.attachment import Attachment
 from thinwire.integrations.entries import Header, header_name, named, opened, parameter_of, paths, state_of
+from thinwire.integrations.outer import Outer
 from thinwire.integrations.recut import Piece, recut
 from thinwire.integrations.redistribution import noting, redistribute, taken_over
 from thinwire.integrations.replicate import Replicas
@@ -57,7 +58,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        handle: Attachment | Replicas | Shards,
+        handle: Attachment | Replicas | Shards | Outer,
         saved: Saved | None = None,
         *,
         key: str | None = None,
@@ -94,7 +95,9 @@ class Checkpoint:
 class _Loading:
     """Reading what a handle's ranks need of a checkpoint. Every method is a collective but `one_entry`."""
 
-    def __init__(self, handle: Attachment | Replicas | Shards, saved: Saved, key: str | None, *, partial: bool) -> None:
+    def __init__(
+        self, handle: Attachment | Replicas | Shards | Outer, saved: Saved, key: str | None, *, partial: bool
+    ) -> None:
         self._handle, self._layout, self._partial = handle, handle.layout, partial
         groups, mine = self._layout.groups, self._layout.ranks
         self._storage = _together(groups, lambda: Storage(saved, key))
