@@ -3,7 +3,7 @@
 import copy
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 NESTEROV = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
-def _model(dtype: torch.dtype = torch.float64) -> nn.Module:
+def _model(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     torch.manual_seed(dist.get_rank())  # outer() sends the first worker's
     return nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 16)).to(dtype)
 
@@ -86,7 +86,7 @@ def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def _far(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+def _far(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
 
 
@@ -326,7 +326,7 @@ def _left_out() -> float:
     else:
         alone = copy.deepcopy(worker.model)
         optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
-        optimizer.load_state_dict(worker.optimizer.state_dict())
+        optimizer.load_state_dict(copy.deepcopy(worker.optimizer.state_dict()))
         optimizer.zero_grad()
         worker.loss(alone, H - 1).backward()
         optimizer.step()
@@ -452,10 +452,12 @@ def test_two_levels(ranks: Ranks) -> None:
 
 def _normalised() -> tuple[bool, float]:
     """Whether running statistics agree after an outer step, and how far they are from their mean before it."""
-    model = nn.Sequential(nn.Linear(24, 16), nn.BatchNorm1d(16))
+    normalised = nn.BatchNorm1d(16)
+    model = nn.Sequential(nn.Linear(24, 16), normalised)
     optimizer = SGD(model.parameters(), lr=0.1)
-    means = list[Tensor]()
-    optimizer.register_step_post_hook(lambda *_: means.append(model[1].running_mean.clone()))
+    found, means = normalised.running_mean, list[Tensor]()
+    assert found is not None
+    optimizer.register_step_post_hook(lambda *_: means.append(found.clone()))
     tw.outer(model, optimizer, tw.outer_steps.diloco(every=H))
     for step in range(H):
         optimizer.zero_grad()
@@ -464,7 +466,6 @@ def _normalised() -> tuple[bool, float]:
         optimizer.step()
     mean = means[-1].double() / dist.get_world_size()
     dist.all_reduce(mean)
-    found = model[1].running_mean
     world = dist.group.WORLD
     assert world is not None
     return not tw.integrations.drift.differing({"mean": found}, world), float((found - mean).abs().max())
