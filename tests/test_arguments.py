@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from types import ModuleType
 from typing import Any, Self, cast
 
@@ -28,6 +29,7 @@ from thinwire import (
     exchanges,
     formats,
     memories,
+    outer_steps,
     payloads,
     pipeline,
     planner,
@@ -38,6 +40,7 @@ from thinwire import (
 )
 from thinwire.integrations.handover import Handover
 from thinwire.integrations.momentum import Correction
+from thinwire.integrations.weights import Weights
 from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue
@@ -45,7 +48,7 @@ from thinwire.recipes import catalogue
 ROOMS = (
     "thinwire",
     *(f"thinwire.{room}" for room in ("codecs", "exchanges", "formats", "memories", "payloads", "pipeline")),
-    *(f"thinwire.{room}" for room in ("planner", "recipes", "reducer", "schedules")),
+    *(f"thinwire.{room}" for room in ("outer_steps", "planner", "recipes", "reducer", "schedules")),
 )
 
 TRIED: Mapping[str, object] = {
@@ -132,6 +135,8 @@ FURTHER: Mapping[str, str] = {
     "Dense.numel": "0 1 10**20",  # likewise
     "sparsify.stages": "[]",
     "replicate.modules": "[]",
+    "outer.optimizer": "None []",
+    "streaming_diloco.every": "1",  # its delay is longer
     "redistribute.states": "[]",
     "sparsify.density": "None",  # wants a boundary then
     "sparsify.boundary": "None",  # wants a density then
@@ -191,6 +196,17 @@ def _sharded() -> nn.Module:
 
 def _attachment() -> Any:
     return importlib.import_module("thinwire").replicate(nn.Linear(2, 2), recipes.dense()).attachment
+
+
+@cache
+def _trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def _profile() -> planner.Profile:
@@ -316,6 +332,12 @@ VALID: Mapping[str, Callable[[], object]] = {
     "island": tuple,
     "overlap": lambda: True,
     "shard.model": _sharded,
+    "outer.model": lambda: _trained()[0],
+    "outer.optimizer": lambda: _trained()[1],
+    **dict.fromkeys(("outer.steps", "Outer.steps"), lambda: outer_steps.diloco()),
+    **dict.fromkeys(("fragments", "running", "optimizers"), tuple),
+    "weights": lambda: Weights(_world(), outer_steps.diloco(), None),
+    "every": lambda: 3,
     "handover": _handover,
     "divisor": lambda: lambda joined, continues: 1,
     "scaler": lambda: None,

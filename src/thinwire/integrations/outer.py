@@ -6,14 +6,14 @@ through the same recipes, memories and exchanges.
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import BODY, checked
+from thinwire.checked import Count, checked
 from thinwire.collectives import Group
 from thinwire.integrations import outer_state
 from thinwire.integrations.assembly import Optimizers, assembled, check_fingerprint, check_free, described, listed
@@ -24,6 +24,7 @@ from thinwire.integrations.layout import Layout
 from thinwire.integrations.running import average, running_statistics
 from thinwire.integrations.state import Standing, agree
 from thinwire.integrations.together import agreed
+from thinwire.integrations.weights import Clock, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
 
@@ -34,6 +35,7 @@ class Outer:
     """A worker that trains on its own between outer steps, and a handle: see `outer`.
 
     `steps` says when workers meet. `fragments` hold the global parameters. `inner_steps` counts this worker's own.
+    `ticks` is what `steps` counts in, and the same on all workers: inner steps, or outer ones where those go by time.
     """
 
     def __init__(
@@ -41,13 +43,12 @@ class Outer:
         steps: OuterSteps,
         fragments: Sequence[Fragment],
         optimizers: Sequence[torch.optim.Optimizer],
-        running: list[Tensor],
-        group: Group,
-        contributors: list[int],
+        running: Sequence[Tensor],
+        weights: Weights,
     ) -> None:
         self.steps, self.fragments, self._optimizers, self._running = steps, fragments, optimizers, running
-        self._group, self._contributors = group, contributors
-        self.inner_steps = 0
+        self._weights, self._clock = weights, Clock(steps.every)
+        self.inner_steps = self.ticks = 0
         self._meter = Meter()
         for fragment in fragments:
             fragment.attachment.meter = self._meter
@@ -57,12 +58,12 @@ class Outer:
     @property
     def group(self) -> Group:
         """The workers."""
-        return self._group
+        return self._weights.group
 
     @property
     def layout(self) -> Layout:
         """This worker's place among those that save together."""
-        return Layout.whole(self._group, self.parameters)
+        return Layout.whole(self.group, self.parameters)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -98,7 +99,7 @@ class Outer:
 
     def differing_parameters(self) -> list[str]:
         """Return the names of global parameters that differ between workers. A collective."""
-        return differing(self.parameters, self._group)
+        return differing(self.parameters, self.group)
 
     def go_back(self) -> None:
         """Give this worker's model the global parameters, and drop what its optimizers hold that is not finite.
@@ -123,7 +124,7 @@ class Outer:
         """
         for fragment in self.fragments:
             fragment.arrive()
-        return outer_state.dump(self.fragments, self.inner_steps)
+        return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, self._clock.steps]}
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
         """Return where this worker would go on from. Raises ValueError if `load_state_dict` would, on it alone."""
@@ -135,8 +136,9 @@ class Outer:
         It leaves the model as it is: load that and the inner optimizer from what this worker saved, or call `go_back`.
         If any worker's state does not fit it or the others', raises ValueError on all and changes nothing.
         """
-        agree(self._group, lambda: self.check_state_dict(saved))
-        self.inner_steps = outer_state.load(saved, self.fragments, self.steps)
+        agree(self.group, lambda: self.check_state_dict(saved))
+        self.ticks = outer_state.load(saved, self.fragments, self.steps)
+        self.inner_steps, self._clock.steps = saved["own"]
         self._meter.end()
 
     def remove(self) -> None:
@@ -157,46 +159,43 @@ class Outer:
 
     def _step(self) -> None:
         self.inner_steps += 1
+        if not self._clock.ticks():
+            return
+        self.ticks += 1
         parts = range(len(self.fragments))
         for part in parts:
-            if self.steps.due(part, self.inner_steps):
+            if self.steps.due(part, self.ticks):
                 self._start(part)
         for part in parts:
-            if self.steps.due(part, self.inner_steps - self.steps.delay):
+            if self.steps.due(part, self.ticks - self.steps.delay):
                 self._finish(part)
+        self._clock.restart()
 
     def _start(self, part: int) -> None:
         fragment = self.fragments[part]
-        sound = fragment.measure()
-        if self.steps.leave_out:
-            self._contributors[0] = self._count(sound=sound)
-        fragment.start(nothing=self.steps.leave_out and not sound)
+        counts = fragment.measure() or not self.steps.leave_out
+        self._weights.take(self._clock.steps if counts else 0)
+        fragment.start(nothing=not counts)
 
     def _finish(self, part: int) -> None:
         fragment = self.fragments[part]
         applied = fragment.apply()
         if part == 0 and applied:
-            average(self._running, self._group)
+            average(self._running, self.group)
         if not fragment.sound():
             self.go_back()
         elif applied:
             fragment.merge(self.steps.mixing)
 
-    def _count(self, *, sound: bool) -> int:
-        """Return how many workers' Δ is finite, or 1 if none is. A collective."""
-        device = next(iter(self.fragments[0].parameters.values())).device
-        count = torch.tensor(int(sound), device=device)
-        dist.all_reduce(count, group=self._group)
-        return max(1, int(count))
-
 
 @checked
 def outer(
     model: nn.Module,
-    optimizer: Annotated[Optimizers, BODY],
+    optimizer: Optimizers,
     steps: OuterSteps,
     *,
     group: Group | None = None,
+    samples: Count | None = None,
 ) -> Outer:
     """Have workers train on their own, and exchange every H steps how far they have moved.
 
@@ -207,6 +206,8 @@ def outer(
 
     `model`: any module, which may be served within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
     `group` then has one rank of every island: those that hold the same parameters.
+
+    `samples`: how many samples this worker takes in an inner step, where workers differ in that: Δ then counts by them.
 
     If a Δ is not finite, nobody takes that outer step: global parameters and memories stay as they were, sound workers
     go on with what they have, which travels with their next Δ, and the worker itself goes back to the global
@@ -224,17 +225,16 @@ def outer(
     whole = model.module if isinstance(model, DistributedDataParallel) else model
     optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps), TypeError, ValueError, RuntimeError)
     own = {name: p for part in parts for name, p in part.items()}
-    check_fingerprint(steps.recipe, own, group, f"outer steps {steps.settings()}, {described(optimizers)}")
+    settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
+    check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
     for tensor in (*whole.parameters(), *whole.buffers()):
         dist.broadcast(local(tensor).detach(), group=group, group_src=0)
-    contributors = [group.size()]
-    fragments = [_fragment(part, steps, group, contributors) for part in parts]
-    return Outer(steps, fragments, optimizers, running_statistics(whole), group, contributors)
+    weights = Weights(group, steps, samples)
+    fragments = [_fragment(part, steps, weights) for part in parts]
+    return Outer(steps, fragments, optimizers, running_statistics(whole), weights)
 
 
-def _fragment(
-    own: Mapping[str, nn.Parameter], steps: OuterSteps, group: Group, contributors: Sequence[int]
-) -> Fragment:
+def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:
     """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
     parameters = {name: nn.Parameter(local(p).detach().clone()) for name, p in own.items()}
     optimizer = _outer_optimizer(steps, parameters)
@@ -243,11 +243,11 @@ def _fragment(
         copy.deepcopy(steps.recipe),
         parameters,
         {p: name for name, p in parameters.items()},
-        group,
+        weights.group,
         settings=f"outer steps at rates {rates}",
         optimizers=[optimizer],
         scaler=None,
-        divisor=lambda joined, continues: contributors[0],
+        divisor=weights.divide,
         may_be_unused=False,
     )
     return Fragment(own, attachment, optimizer)

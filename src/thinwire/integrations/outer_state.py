@@ -20,15 +20,15 @@ from thinwire.outer_steps import OuterSteps
 _GLOBAL, _MEAN, _STATE = f"{COMMON}global", f"{COMMON}mean", f"{COMMON}optimizer "
 
 
-def dump(fragments: Sequence[Fragment], inner_steps: int) -> dict[str, Any]:
+def dump(fragments: Sequence[Fragment], ticks: int) -> dict[str, Any]:
     """Return copies of everything that outlives an inner step. Nothing may be under way."""
     states = [fragment.attachment.state_dict() for fragment in fragments]
     memories = [dict(ChainMap(*parts)) for parts in zip(*(each["memories"] for each in states), strict=True)]
     common = {name: fields for fragment in fragments for name, fields in _common(fragment).items()}
     held = sorted({field for fields in common.values() for field in fields})
     return states[0] | {
-        "step": inner_steps,
-        "draw": inner_steps,
+        "step": ticks,
+        "draw": ticks,
         "fields": [*states[0]["fields"], held],
         "memories": [*memories, common],
         "outer": [_settings(fragment.optimizer) for fragment in fragments],
@@ -54,17 +54,17 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
 
 
 def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps) -> int:
-    """Load what `check` has found to fit. Return how many inner steps are done. A collective."""
-    inner_steps, common = int(saved["step"]), saved["memories"][-1]
+    """Load what `check` has found to fit. Return the ticks done. A collective."""
+    ticks, common = int(saved["step"]), saved["memories"][-1]
     for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
-        done = steps.done(number, inner_steps)
+        done = steps.done(number, ticks)
         fragment.attachment.load_state_dict(_part(saved, fragment) | {"step": done, "draw": done})
         with torch.no_grad():
             for name, p in fragment.parameters.items():
                 p.copy_(common[name][_GLOBAL])
         fragment.take_means({n: common[n][_MEAN] for n in fragment.parameters if _MEAN in common[n]})
         _load_optimizer(fragment, common, settings)
-    return inner_steps
+    return ticks
 
 
 def _common(fragment: Fragment) -> dict[str, dict[str, Tensor]]:

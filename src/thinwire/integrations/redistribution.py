@@ -16,7 +16,7 @@ from thinwire.integrations import state
 from thinwire.memories import Noted
 from thinwire.memories.base import State
 
-_OF_ONE_RANK = {"rank", "memories", "shard"}
+_OF_ONE_RANK = {"rank", "memories", "shard", "own"}
 COMMON = "common:"
 """How the names of fields begin that are the same on all ranks, such as the global parameters of outer steps."""
 

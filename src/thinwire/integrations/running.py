@@ -1,5 +1,7 @@
 """Running statistics of batch normalisation, which no optimizer trains: workers average them at outer steps."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 
 
 @torch.no_grad()
-def average(tensors: list[Tensor], group: Group) -> None:
+def average(tensors: Sequence[Tensor], group: Group) -> None:
     """Replace each tensor by its mean over the group's ranks, if that is finite. A collective, if there are any."""
     if not tensors:
         return

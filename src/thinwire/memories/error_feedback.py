@@ -2,18 +2,16 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from thinwire.checked import Range, checked
+from thinwire.checked import Part, checked
 from thinwire.memories.base import Memory, State
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
 from thinwire.signals import Signal
-
-Kept = Annotated[float, Range("a share that is kept, above 0 and at most 1", above=0, most=1)]
 
 
 @final
@@ -32,7 +30,7 @@ class ErrorFeedback(Memory):
     fields: ClassVar[frozenset[str]] = frozenset({"residual"})
     releases: ClassVar[bool] = True
 
-    decay: Kept = 1.0
+    decay: Part = 1.0
     dtype: torch.dtype | None = None
     _residual: Sums = field(init=False, repr=False)
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from thinwire.checked import Count, Fraction, Size, checked
+from thinwire.checked import Count, Part, Size, checked
 from thinwire.codecs import ChunkTopK
 from thinwire.exchanges import AllGather
 from thinwire.formats import Levels
@@ -23,7 +23,7 @@ def sparseloco(
     *,
     every: Count = 30,
     density: Density = 64 / 4096,
-    decay: Fraction = 0.95,
+    decay: Part = 0.95,
     values: Narrow = _TWO_BITS,
     minimum_size: Size = 1024,
 ) -> OuterSteps:
