@@ -39,6 +39,11 @@ class Fragment:
         tensors = [*self.parameters.values(), *state, *(bucket.flat for bucket in self._buckets)]
         return self.attachment.memory_bytes + sum(x.nbytes for x in tensors)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the first of its parameters is."""
+        return next(iter(self.parameters.values())).device
+
     def own(self) -> dict[str, Tensor]:
         """Return this worker's parameters; of DTensors, its shards. Not copies."""
         return {name: local(p).detach() for name, p in self._own.items()}

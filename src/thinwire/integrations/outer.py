@@ -174,7 +174,7 @@ class Outer:
     def _start(self, part: int) -> None:
         fragment = self.fragments[part]
         counts = fragment.measure() or not self.steps.leave_out
-        self._weights.take(self._clock.steps if counts else 0)
+        self._weights.take(self._clock.steps if counts else 0, fragment.device)
         fragment.start(nothing=not counts)
 
     def _finish(self, part: int) -> None:

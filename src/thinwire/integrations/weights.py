@@ -42,12 +42,11 @@ class Weights:
         self._differ = samples is not None or steps.leave_out or isinstance(steps.every, timedelta)
         self._divisor = float(group.size())
 
-    def take(self, steps: int) -> None:
+    def take(self, steps: int, device: torch.device) -> None:
         """Weigh the Δ of so many inner steps; none, if this worker is left out. A collective, where weights differ."""
         if not self._differ:
             return
         mine = float(self._samples * steps)
-        device = "cpu" if dist.get_backend(self.group) == "gloo" else torch.device("cuda", torch.cuda.current_device())
         total = torch.tensor(mine, dtype=torch.float64, device=device)
         dist.all_reduce(total, group=self.group)
         self._divisor = float(total) / mine if mine else max(1.0, float(total))
