@@ -2,6 +2,7 @@
 
     python benchmarks/convergence.py run runs.jsonl --optimizer "adamw(betas=(0.9, 0.95))" --rate 1e-3,3e-3
     python benchmarks/convergence.py run runs.jsonl --recipe "topk()" --recipe "powersgd(rank=4)" --seeds 0,1,2
+    python benchmarks/convergence.py run runs.jsonl --recipe "diloco(every=30)" --recipe "sparseloco(every=30)"
     python benchmarks/convergence.py table runs.jsonl --tuned --markdown runs.md
     python benchmarks/convergence.py plot runs.jsonl runs.png --tuned --only topk,dense
 
@@ -11,9 +12,11 @@ run ends with the bits of real workers that use `replicate`. With attach and DDP
 DDP's other buckets make the ring add in another order.
 
 Recipes and optimizers are expressions: what thinwire.recipes has, or parts put together, as in `MinimumSize(...)`; and
-`sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Every run is a line in a file, and what the file
-has is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices
-included. A payload counts once, however often the exchange has it travel.
+`sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Outer steps may stand in a recipe's place, as in
+`OuterSteps(every=10, recipe=topk(), optimizer=partial(torch.optim.SGD, lr=1.0))`. The held-out loss then is that of the
+global parameters, so let H divide the steps. Every run is a line in a file, and what the file has is not run again.
+`bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices included. A payload counts
+once, however often the exchange has it travel.
 """
 
 from collections.abc import Iterable

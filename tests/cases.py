@@ -89,6 +89,7 @@ MEMORIES: dict[str, Callable[[], memories.Memory]] = {
     "none": memories.NoMemory,
     "error feedback": memories.ErrorFeedback,
     "error feedback in bf16": lambda: memories.ErrorFeedback(dtype=torch.bfloat16),
+    "error feedback that fades": lambda: memories.ErrorFeedback(decay=0.9),
     "momentum correction": lambda: memories.MomentumCorrection(momentum=0.5),
     "nesterov": lambda: memories.MomentumCorrection(momentum=0.5, nesterov=True),
     "unmasked": lambda: memories.MomentumCorrection(momentum=0.5, masking=False),

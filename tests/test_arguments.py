@@ -31,6 +31,7 @@ from thinwire import (
     exchanges,
     formats,
     memories,
+    outer_steps,
     payloads,
     pipeline,
     planner,
@@ -41,6 +42,7 @@ from thinwire import (
 )
 from thinwire.integrations.handover import Handover
 from thinwire.integrations.momentum import Correction
+from thinwire.integrations.weights import Weights
 from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue
@@ -48,7 +50,7 @@ from thinwire.recipes import catalogue
 ROOMS = (
     "thinwire",
     *(f"thinwire.{room}" for room in ("codecs", "exchanges", "formats", "memories", "payloads", "pipeline")),
-    *(f"thinwire.{room}" for room in ("planner", "recipes", "reducer", "schedules")),
+    *(f"thinwire.{room}" for room in ("outer_steps", "planner", "recipes", "reducer", "schedules")),
     *(f"thinwire.frameworks.{room}" for room in ("accelerate", "lightning", "transformers") if find_spec(room)),
 )
 ALONE = {"torchft": "replicate", "torchtitan": "compressed"}
@@ -141,6 +143,8 @@ FURTHER: Mapping[str, str] = {
     "sparsify.stages": "[]",
     "replicate.modules": "[]",
     "torchft.replicate.modules": "[]",
+    "outer.optimizer": "None []",
+    "streaming_diloco.every": "1",  # its delay is longer
     "redistribute.states": "[]",
     "sparsify.density": "None",  # wants a boundary then
     "sparsify.boundary": "None",  # wants a density then
@@ -222,6 +226,17 @@ class _Manager:
     """What torchft's replicas are told by."""
 
     register_state_dict_fn = wait_quorum = is_participating = errored = report_error = staticmethod(lambda *_: None)
+
+
+@cache
+def _trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def _profile() -> planner.Profile:
@@ -347,6 +362,12 @@ VALID: Mapping[str, Callable[[], object]] = {
     "island": tuple,
     "overlap": lambda: True,
     "shard.model": _sharded,
+    "outer.model": lambda: _trained()[0],
+    "outer.optimizer": lambda: _trained()[1],
+    **dict.fromkeys(("outer.steps", "Outer.steps"), lambda: outer_steps.diloco()),
+    **dict.fromkeys(("fragments", "running", "optimizers"), tuple),
+    "weights": lambda: Weights(_world(), outer_steps.diloco(), None),
+    "every": lambda: 3,
     "handover": _handover,
     "divisor": lambda: lambda joined, continues: 1,
     "scaler": lambda: None,

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -16,7 +17,8 @@ from torch import nn
 
 from convergence_parts.group import VirtualGroup, on_ranks
 from convergence_parts.optimizers import OPTIMIZERS, Make, Schedule, scheduler
-from thinwire import codecs, exchanges, formats, memories, recipes, reducer, replicate, schedules
+from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, recipes, reducer, replicate, schedules
+from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
 from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.base import Batch
@@ -27,10 +29,10 @@ DATA = {"resnet20": "cifar10/cifar10_jpeg.npz", "lstm": "wikitext2"}
 _PARTS: Mapping[str, Any] = MappingProxyType(
     {
         name: getattr(room, name)
-        for room in (codecs, exchanges, formats, memories, reducer, recipes)
+        for room in (codecs, exchanges, formats, memories, reducer, recipes, outer_steps)
         for name in room.__all__
     }
-    | {"schedules": schedules, "torch": torch}
+    | {"schedules": schedules, "torch": torch, "partial": partial}
 )
 
 
@@ -39,7 +41,8 @@ class Settings:
     """What decides a run. `batch`: samples per worker and step; None for the problem's own.
 
     warm_up: steps over which the learning rate rises to `rate`.
-    recipe, optimizer: expressions, such as `topk(density=0.01)` and `adamw(betas=(0.9, 0.99))`.
+    recipe, optimizer: expressions, such as `topk(density=0.01)` or, for outer steps, `diloco(every=10)`, and
+    `adamw(betas=(0.9, 0.99))`.
     """
 
     model: str
@@ -56,6 +59,11 @@ class Settings:
 
     def make_recipe(self) -> Reducer:
         return _evaluated(self.recipe, _PARTS, Reducer)
+
+    def make_outer_steps(self) -> OuterSteps | None:
+        """Return the outer steps that stand in the recipe's place, if they do."""
+        made = _evaluated(self.recipe, _PARTS, object)
+        return made if isinstance(made, OuterSteps) else None
 
     def make_optimizers(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         make: Make = _evaluated(self.optimizer, OPTIMIZERS, Callable)
@@ -127,23 +135,41 @@ def _worker(
     """
     optimizers = settings.make_optimizers(model)
     schedulers = [scheduler(optimizer, settings.schedule, settings.steps, settings.warm_up) for optimizer in optimizers]
-    replicas = replicate(model, settings.make_recipe(), group=group, optimizer=optimizers)
+    reduce, held_out = _kept_together(settings, model, optimizers, group)
     numel, looks = sum(p.numel() for p in model.parameters()), list[Look]()
     for step in range(settings.steps):
         model.train()
         model.zero_grad(set_to_none=True)
         with turn:
             problem.loss(model, _moved(batch_of(settings, problem, step, group.rank()), settings.device)).backward()
-        replicas.reduce()
+        reduce()
         for optimizer, rates in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             rates.step()
         done = step + 1
         if done % every == 0 or done == settings.steps:
-            looks.append(Look(done, _held_out(problem, model, group, settings.device), 8 * group.payload_bytes / numel))
+            loss = _held_out(problem, held_out(), group, settings.device)
+            looks.append(Look(done, loss, 8 * group.payload_bytes / numel))
             if not math.isfinite(looks[-1].loss):
                 break
     return looks
+
+
+def _kept_together(
+    settings: Settings, model: nn.Module, optimizers: list[torch.optim.Optimizer], group: VirtualGroup
+) -> tuple[Callable[[], None], Callable[[], nn.Module]]:
+    """Return what to call before an optimizer steps, and the model to look at: with outer steps, the global one."""
+    steps = settings.make_outer_steps()
+    if steps is None:
+        return replicate(model, settings.make_recipe(), group=group, optimizer=optimizers).reduce, lambda: model
+    handle = outer(model, optimizers, steps, group=group)
+    shown = copy.deepcopy(model)
+
+    def look() -> nn.Module:
+        shown.load_state_dict({**model.state_dict(), **handle.parameters})
+        return shown
+
+    return lambda: None, look
 
 
 def batch_of(settings: Settings, problem: Problem, step: int, rank: int) -> Batch:

@@ -6,21 +6,36 @@ tw.attach(ddp_model, tw.recipes.topk(density=0.01))
 
 from importlib.metadata import version
 
-from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
+from thinwire import (
+    codecs,
+    exchanges,
+    formats,
+    memories,
+    outer_steps,
+    payloads,
+    pipeline,
+    planner,
+    recipes,
+    reducer,
+    schedules,
+)
 from thinwire.errors import FingerprintError, MomentumError, PayloadError, StateError
 from thinwire.handle import Handle
 from thinwire.integrations import (
     Attachment,
     Checkpoint,
+    Outer,
     Replicas,
     Shards,
     attach,
+    outer,
     plan,
     profile,
     redistribute,
     replicate,
     shard,
 )
+from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget, Plan, Profile, Why
 from thinwire.stats import Figures, Stats
 
@@ -34,6 +49,8 @@ __all__ = [
     "FingerprintError",
     "Handle",
     "MomentumError",
+    "Outer",
+    "OuterSteps",
     "PayloadError",
     "Plan",
     "Profile",
@@ -48,6 +65,8 @@ __all__ = [
     "exchanges",
     "formats",
     "memories",
+    "outer",
+    "outer_steps",
     "payloads",
     "pipeline",
     "plan",

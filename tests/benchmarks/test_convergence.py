@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import convergence
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
 
-from thinwire import attach, replicate
+from thinwire import attach, outer, replicate
 from thinwire.collectives import Group
 from thinwire.tools.problems.base import Batch, Problem, cross_entropy
 
@@ -200,3 +201,40 @@ def test_what_is_no_recipe_is_refused() -> None:
         _with("tpok()").make_recipe()
     with pytest.raises(ValueError, match="expected a Reducer"):
         _with("TopK(density=0.1)").make_recipe()
+
+
+OUTER = "sparseloco(every=4, minimum_size=64)"
+
+
+def _outer(group: Group, settings: Settings, problem: Problem) -> list[Tensor]:
+    """Train a worker with outer steps on any group, and return the global parameters."""
+    model = copy.deepcopy(problem.model)
+    optimizers = settings.make_optimizers(model)
+    steps = settings.make_outer_steps()
+    assert steps is not None
+    handle = outer(model, optimizers, steps, group=group)
+    for step in range(STEPS):
+        model.zero_grad()
+        problem.loss(model, problem.batch(step, group.rank(), group.size())).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return [p.detach() for p in handle.parameters.values()]
+
+
+def _really_outer(settings: Settings) -> list[Tensor]:
+    assert dist.group.WORLD is not None
+    return _outer(dist.group.WORLD, settings, _tiny())
+
+
+def test_outer_steps_of_virtual_workers_end_where_real_ones_do(ranks: Ranks) -> None:
+    settings = replace(SETTINGS, recipe=OUTER)
+    virtual = on_ranks(3, lambda group: _outer(group, settings, _tiny()))
+    for mine, theirs in zip(virtual, ranks.run(3, _really_outer, settings), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_a_run_with_outer_steps() -> None:
+    run = train(replace(SETTINGS, recipe=OUTER, steps=40), _tiny(), every=20)
+    assert run.looks[-1].loss < run.looks[0].loss
+    dense = train(replace(SETTINGS, recipe="diloco(every=4)", steps=40), _tiny())
+    assert 0 < run.bits < dense.bits == pytest.approx(32 / 4, rel=0.01)

@@ -18,6 +18,7 @@ FLOORS = [
     ("codecs", "memories", "exchanges"),
     ("reducer",),
     ("recipes",),
+    ("outer_steps",),
     ("planner",),
     ("integrations", "pipeline"),
     ("frameworks",),

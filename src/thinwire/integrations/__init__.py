@@ -3,6 +3,7 @@
 from thinwire.integrations.attachment import Attachment
 from thinwire.integrations.checkpoint import Checkpoint
 from thinwire.integrations.ddp import attach
+from thinwire.integrations.outer import Outer, outer
 from thinwire.integrations.profiling import plan, profile
 from thinwire.integrations.redistribution import redistribute
 from thinwire.integrations.replicate import Replicas, replicate
@@ -11,9 +12,11 @@ from thinwire.integrations.shard import Shards, shard
 __all__ = [
     "Attachment",
     "Checkpoint",
+    "Outer",
     "Replicas",
     "Shards",
     "attach",
+    "outer",
     "plan",
     "profile",
     "redistribute",

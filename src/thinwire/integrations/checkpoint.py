@@ -19,6 +19,7 @@ from thinwire.integrations import state
 from thinwire.integrations.attachment import Attachment
 from thinwire.integrations.entries import Header, header_name, named, opened, parameter_of, paths, state_of
 from thinwire.integrations.layout import Layout
+from thinwire.integrations.outer import Outer
 from thinwire.integrations.recut import Piece, recut
 from thinwire.integrations.redistribution import noting, redistribute, taken_over
 from thinwire.integrations.replicate import Replicas
@@ -59,7 +60,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        handle: Attachment | Replicas | Shards,
+        handle: Attachment | Replicas | Shards | Outer,
         saved: Saved | None = None,
         *,
         key: str | None = None,
@@ -96,7 +97,9 @@ class Checkpoint:
 class _Loading:
     """Reading what a handle's ranks need of a checkpoint. Every method is a collective but `one_entry`."""
 
-    def __init__(self, handle: Attachment | Replicas | Shards, saved: Saved, key: str | None, *, partial: bool) -> None:
+    def __init__(
+        self, handle: Attachment | Replicas | Shards | Outer, saved: Saved, key: str | None, *, partial: bool
+    ) -> None:
         self._handle, self._layout, self._partial = handle, _layout(handle), partial
         groups, mine = self._layout.groups, self._layout.ranks
         self._storage = _together(groups, lambda: Storage(saved, key))
@@ -239,6 +242,11 @@ def _layout(handle: Any) -> Layout:
 
 @_layout.register
 def _of_attachment(handle: Attachment) -> Layout:
+    return Layout.whole(handle.group, handle.parameters)
+
+
+@_layout.register
+def _of_workers(handle: Outer) -> Layout:
     return Layout.whole(handle.group, handle.parameters)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.integrations.drift import digest
-from thinwire.memories import Noted
+from thinwire.integrations.redistribution import waits
 
 Header = dict[str, Any]
 _CHECKSUM = 8  # hexadecimal digits
@@ -52,7 +52,7 @@ def opened(header: Tensor) -> Header:
 
 def paths(header: Header, *, notes_only: bool = False) -> list[str]:
     """Return where in a state its tensors lie: all of them, or those that are notes."""
-    return [path for path in header["digests"] if not notes_only or path.rpartition("/")[2] in Noted.free]
+    return [path for path in header["digests"] if not notes_only or not waits(path.rpartition("/")[2])]
 
 
 def parameter_of(path: str) -> tuple[str, str]:

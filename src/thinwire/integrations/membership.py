@@ -19,7 +19,7 @@ from thinwire.stats import Meter
 
 _log = logging.getLogger("thinwire")
 
-Divisor = Callable[[bool, bool], int]
+Divisor = Callable[[bool, bool], float]
 """How many ranks does a sum stand for? All of them, or only those that still have data.
 
 Arguments: whether this rank has run out of data, and whether this reduction continues a step. Raises RuntimeError if

@@ -16,7 +16,9 @@ from thinwire.integrations import state
 from thinwire.memories import Noted
 from thinwire.memories.base import State
 
-_OF_ONE_RANK = {"rank", "memories", "shard"}
+_OF_ONE_RANK = {"rank", "memories", "shard", "own"}
+COMMON = "common:"
+"""How the names of fields begin that are the same on all ranks, such as the global parameters of outer steps."""
 
 
 @checked
@@ -57,6 +59,11 @@ def redistribute(
 def noting_from(mine: State, theirs: State, factor: float) -> State:
     """Return what waits in one rank's memory, with the notes of another's times `factor`: old ranks over new ones."""
     return _joined([mine], _scaled(theirs, factor))
+
+
+def waits(field: str) -> bool:
+    """Whether this field holds what waits, which adds up over ranks. Others are notes, or common to all ranks."""
+    return field not in Noted.free and not field.startswith(COMMON)
 
 
 def taken_over(saved: Mapping[int, object], rank: int, world_size: int) -> list[int]:
@@ -110,7 +117,7 @@ def _joined(taken: Sequence[State], notes: State) -> State:
     found: dict[str, dict[str, list[Tensor]]] = {}
     for memory in taken:
         for name, fields in memory.items():
-            for field in fields.keys() - Noted.free:
+            for field in filter(waits, fields):
                 found.setdefault(name, {}).setdefault(field, []).append(fields[field])
     sums = {n: {f: _sum(parts, f"{f} of {n!r}") for f, parts in fields.items()} for n, fields in found.items()}
     return {name: sums.get(name, {}) | notes.get(name, {}) for name in sums | notes}
@@ -129,9 +136,9 @@ def _sum(parts: Sequence[Tensor], what: str) -> Tensor:
 
 
 def _scaled(memory: State, factor: float) -> State:
-    notes = {name: {f: x for f, x in fields.items() if f in Noted.free} for name, fields in memory.items()}
+    notes = {name: {f: x for f, x in fields.items() if not waits(f)} for name, fields in memory.items()}
     return {
-        name: {f: x if factor == 1 else x * factor for f, x in fields.items()}
+        name: {f: x if factor == 1 or f not in Noted.free else x * factor for f, x in fields.items()}
         for name, fields in notes.items()
         if fields
     }

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from thinwire.checked import checked
+from thinwire.checked import Part, checked
 from thinwire.memories.base import Memory, State
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
@@ -18,7 +18,10 @@ from thinwire.signals import Signal
 @checked
 @dataclass(kw_only=True)
 class ErrorFeedback(Memory):
-    """r ← r + g − delivered.
+    """r ← decay · r + g − delivered.
+
+    With a `decay` below 1, what waits fades once a step, and what was delivered and what waits no longer add up to all
+    there was: the equation above holds in its place, exactly. SparseLoCo (Sarfi et al. 2025) has 0.95.
 
     `dtype` torch.bfloat16 halves the memory for r: 4 bytes per element instead of 8, counting both copies. Sums are
     then rounded stochastically, which keeps the mean. A codec with values=torch.bfloat16 sends them unchanged.
@@ -27,6 +30,7 @@ class ErrorFeedback(Memory):
     fields: ClassVar[frozenset[str]] = frozenset({"residual"})
     releases: ClassVar[bool] = True
 
+    decay: Part = 1.0
     dtype: torch.dtype | None = None
     _residual: Sums = field(init=False, repr=False)
 
@@ -38,8 +42,8 @@ class ErrorFeedback(Memory):
         return self._residual.held(dtype)
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return r + scale · g."""
-        return self._residual.add(name, gradient, scale, seed)
+        """Return decay · r + scale · g."""
+        return self._residual.add(name, gradient, scale, seed, self.decay)
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""

@@ -1,0 +1,293 @@
+"""Outer steps: workers train on their own, and every so many steps exchange how far they have moved.
+
+The outer step is `replicate` over another model, the global parameters: Δ takes the place of the gradient, and passes
+through the same recipes, memories and exchanges.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.checked import Count, checked
+from thinwire.collectives import Group
+from thinwire.integrations import outer_state
+from thinwire.integrations.assembly import Optimizers, assembled, check_fingerprint, check_free, described, listed
+from thinwire.integrations.drift import differing
+from thinwire.integrations.fragments import Fragment, cut
+from thinwire.integrations.gradients import local
+from thinwire.integrations.running import average, running_statistics
+from thinwire.integrations.state import Standing, agree
+from thinwire.integrations.together import agreed
+from thinwire.integrations.weights import Clock, Weights
+from thinwire.outer_steps import OuterSteps
+from thinwire.stats import Meter, Stats
+
+
+@final
+@checked
+class Outer:
+    """A worker that trains on its own between outer steps, and a handle: see `outer`.
+
+    `steps` says when workers meet. `fragments` hold the global parameters. `inner_steps` counts this worker's own.
+    `ticks` is what `steps` counts in, and the same on all workers: inner steps, or outer ones where those go by time.
+    """
+
+    def __init__(
+        self,
+        steps: OuterSteps,
+        fragments: Sequence[Fragment],
+        optimizers: Sequence[torch.optim.Optimizer],
+        running: Sequence[Tensor],
+        weights: Weights,
+    ) -> None:
+        self.steps, self.fragments, self._optimizers, self._running = steps, fragments, optimizers, running
+        self._weights, self._clock = weights, Clock(steps.every)
+        self.inner_steps = self.ticks = 0
+        self._meter = Meter()
+        for fragment in fragments:
+            fragment.attachment.meter = self._meter
+        self._stepped: set[torch.optim.Optimizer] = set()
+        self._hooks = [each.register_step_post_hook(self._after) for each in optimizers]
+
+    @property
+    def group(self) -> Group:
+        """The workers."""
+        return self._weights.group
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The global parameters by name, the same on all workers. Of sharded parameters, this rank's shards."""
+        return {name: p for fragment in self.fragments for name, p in fragment.parameters.items()}
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The outer optimizers, one for each fragment: give them a learning-rate schedule here."""
+        return [fragment.optimizer for fragment in self.fragments]
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which this worker has waited for exchanges, in all outer steps together."""
+        return sum(fragment.waited for fragment in self.fragments)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps: global parameters, outer optimizers, Δ, and what waits."""
+        return sum(fragment.memory_bytes for fragment in self.fragments)
+
+    def stats(self) -> Stats:
+        """Return what the latest outer step and all of them together sent and took. A step is one of every fragment."""
+        for fragment in self.fragments:
+            fragment.attachment.steps.close_if_done()
+        return self._meter.stats(
+            lambda: [x for each in self.fragments for m in each.attachment.recipe.memories() for x in m.waiting()]
+        )
+
+    def verify_replicas(self) -> bool:
+        """Return whether every global parameter is bit-identical on all workers. A collective."""
+        return not self.differing_parameters()
+
+    def differing_parameters(self) -> list[str]:
+        """Return the names of global parameters that differ between workers. A collective."""
+        return differing(self.parameters, self.group)
+
+    def go_back(self) -> None:
+        """Give this worker's model the global parameters, and drop what its optimizers hold that is not finite.
+
+        What it has learnt since its latest outer step is lost. Not a collective.
+        """
+        for fragment in self.fragments:
+            fragment.merge()
+        for optimizer in self._optimizers:
+            for p in [p for p, held in optimizer.state.items() if not _finite(held.values())]:
+                del optimizer.state[p]
+
+    def forget(self) -> None:
+        """Drop everything that waits in memories. Call it on every worker."""
+        for fragment in self.fragments:
+            fragment.attachment.forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this worker's memories and step, and the global parameters with their optimizers' state.
+
+        Waits for what is under way. Save it on every worker, and each worker's own model and optimizer beside it.
+        """
+        for fragment in self.fragments:
+            fragment.arrive()
+        return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, self._clock.steps]}
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
+        """Return where this worker would go on from. Raises ValueError if `load_state_dict` would, on it alone."""
+        return outer_state.check(saved, self.fragments)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this worker's `state_dict`. A collective: call it on every worker.
+
+        It leaves the model as it is: load that and the inner optimizer from what this worker saved, or call `go_back`.
+        If any worker's state does not fit it or the others', raises ValueError on all and changes nothing.
+        """
+        agree(self.group, lambda: self.check_state_dict(saved))
+        self.ticks = outer_state.load(saved, self.fragments, self.steps)
+        self.inner_steps, self._clock.steps = saved["own"]
+        self._meter.end()
+
+    def remove(self) -> None:
+        """Stop taking outer steps, and free all memory. The model keeps this worker's own parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for fragment in self.fragments:
+            fragment.arrive()
+            fragment.attachment.end()
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        """Count an inner step once all optimizers have stepped."""
+        self._stepped.add(optimizer)
+        if len(self._stepped) == len(self._optimizers):
+            self._stepped.clear()
+            self._step()
+
+    def _step(self) -> None:
+        self.inner_steps += 1
+        if not self._clock.ticks():
+            return
+        self.ticks += 1
+        parts = range(len(self.fragments))
+        for part in parts:
+            if self.steps.due(part, self.ticks):
+                self._start(part)
+        for part in parts:
+            if self.steps.due(part, self.ticks - self.steps.delay):
+                self._finish(part)
+        self._clock.restart()
+
+    def _start(self, part: int) -> None:
+        fragment = self.fragments[part]
+        counts = fragment.measure() or not self.steps.leave_out
+        self._weights.take(self._clock.steps if counts else 0, fragment.device)
+        fragment.start(nothing=not counts)
+
+    def _finish(self, part: int) -> None:
+        fragment = self.fragments[part]
+        applied = fragment.apply()
+        if part == 0 and applied:
+            average(self._running, self.group)
+        if not fragment.sound():
+            self.go_back()
+        elif applied:
+            fragment.merge(self.steps.mixing)
+
+
+@checked
+def outer(
+    model: nn.Module,
+    optimizer: Optimizers,
+    steps: OuterSteps,
+    *,
+    group: Group | None = None,
+    samples: Count | None = None,
+) -> Outer:
+    """Have workers train on their own, and exchange every H steps how far they have moved.
+
+    A collective of `group`, the workers (by default all ranks): its first rank sends its parameters and buffers to all
+    others. From then on each step of `optimizer` counts as an inner step, of several optimizers one of each. After
+    every H of them, Δ = global − own parameters is reduced to its mean by the recipe of `steps`, the outer optimizer
+    steps the global parameters with it, and the worker goes on from those. Nothing is to be added to a training loop.
+
+    `model`: any module, which may be served within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
+    `group` then has one rank of every island: those that hold the same parameters.
+
+    `samples`: how many samples this worker takes in an inner step, where workers differ in that: Δ then counts by them.
+
+    If a Δ is not finite, nobody takes that outer step: global parameters and memories stay as they were, sound workers
+    go on with what they have, which travels with their next Δ, and the worker itself goes back to the global
+    parameters. With `leave_out` the others take the step without it.
+
+    Running means and variances of batch normalisation are averaged uncompressed with the first fragment; other buffers
+    stay each worker's own.
+
+    Raises, on every worker if on any: ValueError unless the optimizers hold exactly the parameters to train, and unless
+    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe already at work;
+    FingerprintError where workers disagree; and MomentumError as `thinwire.attach`.
+    """
+    group = group or dist.group.WORLD
+    assert group is not None  # torch raises where there is none
+    whole = model.module if isinstance(model, DistributedDataParallel) else model
+    optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps), TypeError, ValueError, RuntimeError)
+    own = {name: p for part in parts for name, p in part.items()}
+    settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
+    check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
+    for tensor in (*whole.parameters(), *whole.buffers()):
+        dist.broadcast(local(tensor).detach(), group=group, group_src=0)
+    weights = Weights(group, steps, samples)
+    fragments = [_fragment(part, steps, weights) for part in parts]
+    return Outer(steps, fragments, optimizers, running_statistics(whole), weights)
+
+
+def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:
+    """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
+    parameters = {name: nn.Parameter(local(p).detach().clone()) for name, p in own.items()}
+    optimizer = _outer_optimizer(steps, parameters)
+    rates = [float(each["lr"]) for each in optimizer.param_groups if "lr" in each]
+    attachment = assembled(
+        copy.deepcopy(steps.recipe),
+        parameters,
+        {p: name for name, p in parameters.items()},
+        weights.group,
+        settings=f"outer steps at rates {rates}",
+        optimizers=[optimizer],
+        scaler=None,
+        divisor=weights.divide,
+        may_be_unused=False,
+    )
+    return Fragment(own, attachment, optimizer)
+
+
+def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    made = steps.optimizer(list(parameters.values()))
+    held = {id(p) for each in made.param_groups for p in each["params"]}
+    if held != {id(p) for p in parameters.values()}:
+        raise ValueError(
+            f"the outer optimizer {type(made).__name__} holds {len(held)} parameters; expected the {len(parameters)} "
+            "that it is given: make it of its argument, as in optimizer=lambda parameters: SGD(parameters, lr=0.7)"
+        )
+    return made
+
+
+def _checked(
+    whole: nn.Module, optimizer: Optimizers, steps: OuterSteps
+) -> tuple[list[torch.optim.Optimizer], list[dict[str, nn.Parameter]]]:
+    """Return the optimizers and the fragments' parameters. Raises whatever is wrong on this rank alone."""
+    check_free(steps.recipe)
+    optimizers = listed(optimizer)
+    if not optimizers:
+        raise TypeError("optimizer is None; expected the torch.optim.Optimizer that trains the model, or several")
+    parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+    if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
+        raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
+    _check_owned(parameters, optimizers)
+    return optimizers, cut({name: p for name, p in parameters.items() if local(p).numel()}, steps.fragments)
+
+
+def _check_owned(parameters: Mapping[str, nn.Parameter], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raise ValueError unless the optimizers hold these parameters, and no others that are trained."""
+    held = {id(p): p for each in optimizers for group in each.param_groups for p in group["params"]}
+    if free := [name for name, p in parameters.items() if id(p) not in held]:
+        raise ValueError(
+            f"the optimizer does not hold {free[0]!r} and {len(free) - 1} more of the model's {len(parameters)} "
+            "parameters: pass the one that trains the model (all, if there are several), or freeze what none trains"
+        )
+    known = {id(p) for p in parameters.values()}
+    if strangers := sum(p.requires_grad and key not in known for key, p in held.items()):
+        raise ValueError(
+            f"the optimizer holds {strangers} parameters that the model lacks, and workers would drift apart in them: "
+            "pass a module that has them all, such as nn.ModuleList([encoder, decoder])"
+        )
+
+
+def _finite(held: Iterable[object]) -> bool:
+    return all(bool(x.isfinite().all()) for x in held if isinstance(x, Tensor))

@@ -1,0 +1,95 @@
+"""What outer steps are made of: when workers meet, what travels, and what the mean is used for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Annotated, Any, final
+
+import torch
+
+from thinwire.checked import BODY, Count, Fraction, Size, checked
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Reducer
+
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer of a list of parameters, as torch.optim's classes do."""
+
+NESTEROV: OptimizerFactory = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class OuterSteps:
+    """How workers that train on their own keep together. `thinwire.outer` puts it to work.
+
+    every: H, the inner steps from one outer step to the next. Or a time, where workers differ in speed: each then takes
+    as many inner steps as it can, and its Δ counts by how many they were.
+    recipe: reduces the workers' Δ = global − own parameters to their mean.
+    optimizer: makes the outer optimizer, which takes that mean as the gradient of the global parameters. By default it
+    is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
+    fragments: into how many parts the parameters are cut, in the model's order and of about equal size; or which they
+    are, each a tuple of names of modules or parameters. Fragments take their outer steps one after another, spread over
+    the H inner steps.
+    delay: τ, the inner steps that go on while the exchange of a fragment is under way. With 0, workers wait for it.
+    mixing: α, what a worker then keeps of its own parameters: own ← α · own + (1 − α) · global.
+    leave_out: whether a worker whose Δ is not finite is left out of the mean. If not, nobody takes that outer step.
+
+    Raises ValueError unless delay is below `every`, for a time of nothing, or one with fragments or a delay; and
+    TypeError for anything but a recipe.
+    """
+
+    every: Count | timedelta
+    recipe: Annotated[Reducer, BODY] = field(default_factory=dense)
+    optimizer: OptimizerFactory = NESTEROV
+    fragments: Count | tuple[tuple[str, ...], ...] = 1
+    delay: Size = 0
+    mixing: Fraction = 0.0
+    leave_out: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.recipe, Reducer):
+            raise TypeError(f"recipe is {self.recipe!r:.100}; expected one such as recipes.topk(density=0.01)")
+        if isinstance(self.every, timedelta):
+            self._check_time(self.every)
+        elif self.delay >= self.every:
+            raise ValueError(
+                f"delay is {self.delay} and every is {self.every}; expected a delay below it, or a fragment would be "
+                "sent anew before it has arrived"
+            )
+
+    def _check_time(self, every: timedelta) -> None:
+        if every <= timedelta(0):
+            raise ValueError(f"every is {every!r}; expected more than no time, such as timedelta(minutes=2)")
+        if self.parts > 1 or self.delay:
+            raise ValueError(
+                f"every is a time, with {self.parts} fragments and a delay of {self.delay}; expected one fragment and "
+                "none, as workers do not count the same inner steps: give `every` as a number of them"
+            )
+
+    @property
+    def parts(self) -> int:
+        """How many fragments there are."""
+        return self.fragments if isinstance(self.fragments, int) else len(self.fragments)
+
+    @property
+    def period(self) -> int:
+        """How many ticks it is from one outer step to the next: one for each inner step, or each time that is over."""
+        return 1 if isinstance(self.every, timedelta) else self.every
+
+    def due(self, part: int, tick: int) -> bool:
+        """Return whether the exchange of fragment `part` (from 0) starts at this tick (from 1)."""
+        return tick >= self._first(part) and (tick - self._first(part)) % self.period == 0
+
+    def done(self, part: int, tick: int) -> int:
+        """Return how many exchanges of fragment `part` have started by this tick."""
+        return max(0, (tick - self._first(part)) // self.period + 1)
+
+    def _first(self, part: int) -> int:
+        """Return at which tick the first exchange starts: after H inner steps for the last fragment."""
+        return -(-self.period * (part + 1) // self.parts)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all but recipe and optimizer, as plain values. Workers must agree on them."""
+        return {name: getattr(self, name) for name in ("every", "fragments", "delay", "mixing", "leave_out")}

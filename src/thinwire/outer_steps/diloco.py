@@ -1,0 +1,10 @@
+"""DiLoCo (Douillard et al. 2023, arXiv 2311.08105): many inner steps, one outer step with Nesterov momentum."""
+
+from thinwire.checked import Count, checked
+from thinwire.outer_steps.base import OuterSteps
+
+
+@checked
+def diloco(*, every: Count = 500) -> OuterSteps:
+    """Exchange every parameter's Δ, uncompressed, every 500 steps; outer Nesterov SGD of rate 0.7 and momentum 0.9."""
+    return OuterSteps(every=every)

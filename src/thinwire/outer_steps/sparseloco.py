@@ -1,0 +1,41 @@
+"""SparseLoCo (Sarfi et al. 2025, arXiv 2508.15706): the largest of what waits, in 2 bits; the rest waits and fades."""
+
+from functools import partial
+
+import torch
+
+from thinwire.checked import Count, Part, Size, checked
+from thinwire.codecs import ChunkTopK
+from thinwire.exchanges import AllGather
+from thinwire.formats import Levels
+from thinwire.memories import ErrorFeedback
+from thinwire.outer_steps.base import OuterSteps
+from thinwire.payloads import Narrow
+from thinwire.recipes.dense import dense
+from thinwire.reducer import Compressed, MinimumSize
+from thinwire.schedules import Density
+
+_TWO_BITS = Levels(bits=2)
+
+
+@checked
+def sparseloco(
+    *,
+    every: Count = 30,
+    density: Density = 64 / 4096,
+    decay: Part = 0.95,
+    values: Narrow = _TWO_BITS,
+    minimum_size: Size = 1024,
+) -> OuterSteps:
+    """Send 64 of each 64 × 64 elements, in 2 bits: e ← decay · e + Δ; q = Q(Top-k(e)); e ← e − q.
+
+    The outer optimizer is SGD with a learning rate of 1 and no momentum: global ← global − mean of q. Tensors below
+    `minimum_size` elements go uncompressed.
+    """
+    codec = ChunkTopK(density=density, chunk=64, transform=None, values=values)
+    large = Compressed(memory=ErrorFeedback(decay=decay), codec=codec, exchange=AllGather())
+    return OuterSteps(
+        every=every,
+        recipe=MinimumSize(minimum_size=minimum_size, small=dense(), large=large),
+        optimizer=partial(torch.optim.SGD, lr=1.0),
+    )

@@ -1,0 +1,40 @@
+"""Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512): fragments, one after another, while training goes on."""
+
+from functools import partial
+
+import torch
+
+from thinwire.checked import Count, Fraction, Size, checked
+from thinwire.codecs import Cast
+from thinwire.exchanges import AllGather
+from thinwire.formats import OffsetFloat
+from thinwire.memories import Memory, NoMemory
+from thinwire.outer_steps.base import OuterSteps
+from thinwire.reducer import Compressed
+
+_E3M0 = OffsetFloat.balanced(bits=4, mantissa=0, rounding="nearest", group_size=256)
+
+
+@checked
+def streaming_diloco(
+    *,
+    every: Count = 100,
+    fragments: Count | tuple[tuple[str, ...], ...] = 4,
+    delay: Size = 5,
+    mixing: Fraction = 0.5,
+    memory: Memory | None = None,
+) -> OuterSteps:
+    """Exchange a fragment's Δ in floats of 4 bits, and merge what arrives 5 steps later with α = 0.5.
+
+    The outer optimizer is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.4. The paper cuts a model into
+    fragments of 3 layers, each of every so many: to do that, name them. It keeps nothing of what 4 bits lose;
+    `memory=memories.ErrorFeedback()` does. 256 values share a scale.
+    """
+    return OuterSteps(
+        every=every,
+        recipe=Compressed(memory=memory or NoMemory(), codec=Cast(values=_E3M0), exchange=AllGather()),
+        optimizer=partial(torch.optim.SGD, lr=0.4, momentum=0.9, nesterov=True),
+        fragments=fragments,
+        delay=delay,
+        mixing=mixing,
+    )
