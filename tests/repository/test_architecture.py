@@ -19,7 +19,7 @@ FLOORS = [
     ("reducer",),
     ("recipes",),
     ("planner",),
-    ("integrations", "pipeline"),
+    ("integrations", "pipeline", "server"),
     ("frameworks",),
     ("tools", "tools.inputs", "tools.machine"),
     ("tools.cluster", "tools.problems", "tools.show"),
@@ -69,7 +69,16 @@ def test_every_room_has_a_floor() -> None:
     [
         (
             "torch.distributed",
-            {"collectives", "frameworks", "integrations", "tools.bench", "tools.check", "tools.cluster", "tools.plan"},
+            {
+                "collectives",
+                "frameworks",
+                "integrations",
+                "server",
+                "tools.bench",
+                "tools.check",
+                "tools.cluster",
+                "tools.plan",
+            },
         ),
         (
             "torch.nn.parallel",
