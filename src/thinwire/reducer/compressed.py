@@ -138,8 +138,8 @@ def _all_finite(parts: Sequence[Tensor]) -> Tensor:
 
 
 def encoded(codec: Codec, signal: Signal, *, seed: int) -> Payload:
-    """Encode a signal. Raises TypeError if the codec never computed it: `retain` would subtract from unwritten memory."""
+    """Encode a signal. Raises TypeError if the codec never computed it."""
     payload = codec.encode_signal(signal, seed=seed)
-    if not signal.computed:
+    if not signal.computed:  # retain would subtract from unwritten memory
         raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")
     return payload

@@ -216,8 +216,8 @@ class Channel:
         applied, durable = STANDING.unpack_from(frame.body)
         if applied < self._durable:
             raise ServerError(
-                f"the server at {self._settings.address} has applied {applied} updates of this trainer, and had applied "
-                f"{self._durable} for good: start it from its checkpoint, or this trainer anew"
+                f"the server at {self._settings.address} has applied {applied} updates of this trainer, and had saved "
+                f"{self._durable}: start it from its checkpoint, or this trainer anew"
             )
         self._copy.take(frame.body[STANDING.size :], 0, whole=True)
         with self._changed:

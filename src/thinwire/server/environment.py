@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 import torch.distributed as dist
-from torch.distributed import rendezvous
+from torch.distributed.rendezvous import rendezvous
 
 _KEY = "thinwire/server/{}"
 _stores: list[dist.distributed_c10d.Store] = []  # rank 0 may host it, so it lives as long as the process

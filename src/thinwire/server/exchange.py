@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thinwire.codecs import Codec
 from thinwire.errors import MomentumError
-from thinwire.memories import FadingMomentum, Memory, MomentumCorrection, OrthogonalMomentum
+from thinwire.memories import FadingMomentum, MomentumCorrection, OrthogonalMomentum
 from thinwire.payloads import Dense
 from thinwire.reducer import Reducer, Segment
 from thinwire.reducer.compressed import encoded
@@ -37,7 +37,7 @@ class Uplink:
         """
         parts = self._layout.of_recipe(self._recipe, number - 1)
         if drain:
-            released = {s.name: self._released(s, part.memory, gradients) for part in parts for s in part.segments}
+            released = {s.name: _released(s, part, gradients) for part in parts for s in part.segments}
             sections = [_dense(part, released) for part in self._layout.dense]
         else:
             sections = [self._encoded(part, number, gradients) for part in parts]
@@ -57,14 +57,6 @@ class Uplink:
         if part.memory.stateful:
             part.memory.retain([segment.name for segment in part.segments], whole)
         return whole.to_buffer().cpu()
-
-    def _released(self, segment: Segment, memory: Memory, gradients: Mapping[str, Tensor]) -> Tensor:
-        gradient = gradients.get(segment.name)
-        total = torch.zeros(segment.length) if gradient is None else gradient.reshape(-1).clone()
-        for each in memory.parts:
-            if each.releases and each.waits(segment.name):
-                each.release(segment.name, total, 1.0)
-        return total
 
 
 def check_memories(recipe: Reducer) -> None:
@@ -215,6 +207,15 @@ class Copy:
             weight.index_copy_(
                 0, found.keys.long().to(weight.device), found.values.view(-1, *entry.shape[1:]).to(weight)
             )
+
+
+def _released(segment: Segment, part: Part, gradients: Mapping[str, Tensor]) -> Tensor:
+    """Return a gradient and all that waits for it."""
+    total = _flat(gradients.get(segment.name), segment, part.dtype).clone()
+    for each in part.memory.parts:
+        if each.releases and each.waits(segment.name):
+            each.release(segment.name, total, 1.0)
+    return total
 
 
 def _flat(gradient: Tensor | None, segment: Segment, dtype: torch.dtype) -> Tensor:

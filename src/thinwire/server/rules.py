@@ -85,7 +85,8 @@ class Asynchronous(Rule):
         return dropped
 
     def _ahead(self, who: str) -> bool:
-        return self._bound is not None and who in self.live and self.live[who] - min(self.live.values()) > self._bound
+        """Whether this trainer's next update would be one too many: it gets the newest parameters when it may go on."""
+        return self._bound is not None and who in self.live and self.live[who] - min(self.live.values()) >= self._bound
 
 
 @final

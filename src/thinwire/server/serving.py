@@ -78,7 +78,7 @@ class Server:
     def address(self) -> str:
         """Where it listens, as host:port."""
         host, port = self._listener.getsockname()[:2]
-        return f"{host}:{port}"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def standing(self) -> Standing:
         """Return where it stands now."""
@@ -284,7 +284,8 @@ def serve(
         durable=lambda trainer: 0,
         save_soon=lambda: None,
     )
-    listener = socket.create_server((host, port), backlog=128)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=128)
     server = Server(
         shared,
         listener,

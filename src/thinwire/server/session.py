@@ -62,7 +62,8 @@ class Session:
     def run(self, let_in: Callable[[], None]) -> None:
         """Converse until the trainer leaves. Calls `let_in` once it has proved that it knows the secret.
 
-        Raises StrangerError, RefusedError, GoneError, FrameError or PayloadError; nothing has changed but what was answered.
+        Raises StrangerError, RefusedError, GoneError, FrameError or PayloadError; then nothing has changed but by what
+        was answered before.
         """
         try:
             challenge(self.wire, self._shared.secret)

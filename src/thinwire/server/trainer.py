@@ -81,7 +81,7 @@ class Trainer:
         return True
 
     def drain(self) -> None:
-        """Send all that waits, uncompressed, and wait until it is applied. Raises TypeError for a memory that cannot."""
+        """Send all that waits, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
         if not self._releases:
             raise TypeError("what waits in this recipe's memory cannot be sent at once: only error feedback can")
         self._wait(self._push({}, drain=True))
