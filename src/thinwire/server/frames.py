@@ -187,6 +187,8 @@ class Wire:
             rest, more = memoryview(part).cast("B"), socket.MSG_MORE if i + 1 < len(parts) else 0
             while rest:
                 rest = rest[self._send_some(rest, more) :]
+                if len(part) > HEADER.size:  # whoever takes more than fits in a buffer is there
+                    self._heard = time.monotonic()
 
     def _send_some(self, rest: memoryview, more: int) -> int:
         try:
@@ -197,6 +199,5 @@ class Wire:
             return 0
         except OSError as error:
             raise GoneError(str(error)) from error
-        self._heard = time.monotonic()
         self.sent += count
         return count

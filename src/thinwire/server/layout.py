@@ -24,6 +24,7 @@ from thinwire.server.frames import FrameError
 Bytes = bytes | memoryview
 _HEAD = 256  # bytes: more than the header of any payload and its padding
 _NOTHING = NoMemory()
+_LATE = 1 << 40
 
 
 @final
@@ -151,8 +152,14 @@ class Layout:
             for (dtype, _, codec), (memory, found) in groups.items()
         )
 
+    def check(self, recipe: Reducer) -> None:
+        """Raise TypeError if a recipe, now or after its warm-up, has something without memory and codec."""
+        for _, segment in self._placed:
+            for step in (0, _LATE):
+                line(recipe, segment, step)
+
     def of_recipe(self, recipe: Reducer, step: int) -> tuple[Part, ...]:
-        """Return the parts of a recipe at a step. Raises TypeError if it has something without memory and codec."""
+        """Return the parts of a recipe at a step."""
         lines = {segment.name: line(recipe, segment, step) for _, segment in self._placed}
         chosen = {name: (each.memory, each.codec.at(step)) for name, each in lines.items()}
         key = tuple((id(memory), codec) for memory, codec in chosen.values())

@@ -60,16 +60,12 @@ class Server:
 
     def __init__(self, shared: Shared, listener: socket.socket, *, durable: Durable | None, every: float) -> None:
         self._shared, self._listener, self._durable, self._every = shared, listener, durable, every
-        self._closing = threading.Event()
-        self._saving, self._saved = threading.Event(), dict[str, int]()
+        self._closing, self._place = threading.Event(), listener.getsockname()[:2]
+        self._saving, self._saved = threading.Event(), dict(shared.central.applied)
         self._counted, self._met = [0, 0], set[str]()
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._threads: set[threading.Thread] = set()
         shared.durable, shared.save_soon = self._durable_of, self._saving.set
-        if durable is not None:
-            durable.load(shared.central.restore)
-            self._saved = dict(shared.central.applied)
-            shared.rule.seen.update(self._saved)
         self._jobs = [threading.Thread(target=job, daemon=True) for job in (self._accept, self._keep_saving)]
         for each in self._jobs:
             each.start()
@@ -77,7 +73,7 @@ class Server:
     @property
     def address(self) -> str:
         """Where it listens, as host:port."""
-        host, port = self._listener.getsockname()[:2]
+        host, port = self._place
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def standing(self) -> Standing:
@@ -270,7 +266,10 @@ def serve(
         model, mine, optimizer=optimizer, rows_optimizer=rows_optimizer, scheduler=scheduler, damped=damped
     )
     _check_momentum(recipe, central.optimizers)
-    central.layout.of_recipe(recipe, 0)  # raises now what it would raise later
+    central.layout.check(recipe)
+    durable = None if checkpoint is None else Durable(checkpoint)
+    if durable is not None:
+        durable.load(central.restore)
     lock = threading.Condition(threading.RLock())
     shared = Shared(
         central=central,
@@ -289,7 +288,7 @@ def serve(
     server = Server(
         shared,
         listener,
-        durable=None if checkpoint is None else Durable(checkpoint),
+        durable=durable,
         every=every,
     )
     if address is None:

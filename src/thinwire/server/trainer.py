@@ -204,6 +204,7 @@ def connect(
                 log_bytes=log_bytes,
                 longest_answer=1024 + layout.limit(layout.dense if down is None else layout.of_codec(down)),
             )
+            layout.check(recipe)
             uplinks.append(Uplink(recipe, layout, who))
             copied = Copy(layout, {each.name: parameters[each.name] for each in mine}, down)
             channels.append(Channel(settings, copied))
