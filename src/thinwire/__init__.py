@@ -7,7 +7,7 @@ tw.attach(ddp_model, tw.recipes.topk(density=0.01))
 from importlib.metadata import version
 
 from thinwire import codecs, exchanges, formats, memories, payloads, pipeline, planner, recipes, reducer, schedules
-from thinwire.errors import FingerprintError, MomentumError, PayloadError, StateError
+from thinwire.errors import FingerprintError, MomentumError, PayloadError, ServerError, StateError
 from thinwire.handle import Handle
 from thinwire.integrations import (
     Attachment,
@@ -22,6 +22,7 @@ from thinwire.integrations import (
     shard,
 )
 from thinwire.planner import Budget, Plan, Profile, Why
+from thinwire.server import Server, Standing, Traffic, Trainer, connect, serve
 from thinwire.stats import Figures, Stats
 
 __version__ = version("thinwire")
@@ -38,13 +39,19 @@ __all__ = [
     "Plan",
     "Profile",
     "Replicas",
+    "Server",
+    "ServerError",
     "Shards",
+    "Standing",
     "StateError",
     "Stats",
+    "Traffic",
+    "Trainer",
     "Why",
     "__version__",
     "attach",
     "codecs",
+    "connect",
     "exchanges",
     "formats",
     "memories",
@@ -58,5 +65,6 @@ __all__ = [
     "reducer",
     "replicate",
     "schedules",
+    "serve",
     "shard",
 ]
