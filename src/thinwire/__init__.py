@@ -19,7 +19,7 @@ from thinwire import (
     reducer,
     schedules,
 )
-from thinwire.errors import FingerprintError, MomentumError, PayloadError, StateError
+from thinwire.errors import FingerprintError, MomentumError, PayloadError, ServerError, StateError
 from thinwire.handle import Handle
 from thinwire.integrations import (
     Attachment,
@@ -37,6 +37,7 @@ from thinwire.integrations import (
 )
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget, Plan, Profile, Why
+from thinwire.server import Server, Standing, Traffic, Trainer, connect, serve
 from thinwire.stats import Figures, Stats
 
 __version__ = version("thinwire")
@@ -55,13 +56,19 @@ __all__ = [
     "Plan",
     "Profile",
     "Replicas",
+    "Server",
+    "ServerError",
     "Shards",
+    "Standing",
     "StateError",
     "Stats",
+    "Traffic",
+    "Trainer",
     "Why",
     "__version__",
     "attach",
     "codecs",
+    "connect",
     "exchanges",
     "formats",
     "memories",
@@ -77,5 +84,6 @@ __all__ = [
     "reducer",
     "replicate",
     "schedules",
+    "serve",
     "shard",
 ]

@@ -15,3 +15,7 @@ class StateError(RuntimeError):
 
 class MomentumError(ValueError):
     """With this optimizer, momentum would be applied twice or not at all."""
+
+
+class ServerError(ConnectionError):
+    """The parameter server is gone, or does not let this trainer in."""

@@ -20,7 +20,7 @@ FLOORS = [
     ("recipes",),
     ("outer_steps",),
     ("planner",),
-    ("integrations", "pipeline"),
+    ("integrations", "pipeline", "server"),
     ("frameworks",),
     ("tools", "tools.inputs", "tools.machine"),
     ("tools.cluster", "tools.problems", "tools.show"),
@@ -70,7 +70,16 @@ def test_every_room_has_a_floor() -> None:
     [
         (
             "torch.distributed",
-            {"collectives", "frameworks", "integrations", "tools.bench", "tools.check", "tools.cluster", "tools.plan"},
+            {
+                "collectives",
+                "frameworks",
+                "integrations",
+                "server",
+                "tools.bench",
+                "tools.check",
+                "tools.cluster",
+                "tools.plan",
+            },
         ),
         (
             "torch.nn.parallel",

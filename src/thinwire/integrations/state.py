@@ -1,7 +1,6 @@
 """What an attachment saves: tensors and plain containers. They are checked and compared over ranks before use."""
 
 import math
-import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,12 +17,11 @@ from thinwire.integrations.gradients import local, shape_in_memory
 from thinwire.integrations.momentum import corrections
 from thinwire.memories import Memory
 from thinwire.reducer import Reducer, Segment
+from thinwire.reducer.base import words as words
 
 VERSION = 2
 _ALWAYS = {"version", "step", "loss_scale", "momentum", "fields", "memories"}
 _KEYS = {1: _ALWAYS | {"weight_decay"}, 2: _ALWAYS | {"draw", "rank", "world_size", "recipe"}}
-# the address of a function, such as one in a schedule
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @final
@@ -48,11 +46,6 @@ class Standing:
     step: int
     draw: int
     recipe: str = ""
-
-
-def words(recipe: Reducer) -> str:
-    """Return the recipe in words, which are the same in every process."""
-    return _ADDRESS.sub("", repr(recipe))
 
 
 def kinds(memories: Sequence[Memory]) -> list[list[str]]:

@@ -1,5 +1,6 @@
 """The one small interface above memory, codec and exchange."""
 
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,9 @@ from thinwire.memories import Memory
 from thinwire.payloads import Payload
 from thinwire.trace import Listener
 from thinwire.waits import Verdict
+
+# the address of a function, such as one in a schedule
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @final
@@ -133,6 +137,11 @@ class Reducer(ABC):
     def holding(self, segment: Segment) -> Sequence[Memory]:
         """Return every memory in which something may wait for a parameter, because it will be sent or given back."""
         return (self.memory_of(segment),)
+
+
+def words(recipe: object) -> str:
+    """Return a recipe, or a part of one, in words, which are the same in every process."""
+    return _ADDRESS.sub("", repr(recipe))
 
 
 def note_values(payload: Payload, listeners: Sequence[Listener]) -> None:

@@ -35,7 +35,7 @@ class Compressed(Reducer):
         self.exchange.prepare(group)
         for x in samples:
             memory, codec = self.memory.blank(), self.codec.at(0)
-            payload = _encoded(codec, memory.compensate("", x.clone(), 1.0), seed=0)
+            payload = encoded(codec, memory.compensate("", x.clone(), 1.0), seed=0)
             memory.retain([""], payload)
             payload.from_buffers(payload.to_buffer()[None]).write(torch.empty_like(x))
 
@@ -79,7 +79,7 @@ class Compressed(Reducer):
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
             signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))
             signal.share, signal.shape = at.scale if self.memory.stateful else None, segment.shape
-            parts.append(_encoded(codec, signal, seed=at.seed(segment.name, shared=codec.shared_seed)))
+            parts.append(encoded(codec, signal, seed=at.seed(segment.name, shared=codec.shared_seed)))
         return type(parts[0]).assemble(parts, [segment.offset for segment in bucket.segments], bucket.flat.numel())
 
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float, unread: bool) -> bool:
@@ -137,7 +137,8 @@ def _all_finite(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([part.isfinite().all() for part in parts]).all()
 
 
-def _encoded(codec: Codec, signal: Signal, *, seed: int) -> Payload:
+def encoded(codec: Codec, signal: Signal, *, seed: int) -> Payload:
+    """Encode a signal. Raises TypeError if the codec never computed it."""
     payload = codec.encode_signal(signal, seed=seed)
     if not signal.computed:  # retain would subtract from unwritten memory
         raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")

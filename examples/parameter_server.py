@@ -1,0 +1,24 @@
+"""Asynchronous training in ten lines: torchrun --nproc-per-node 3 examples/parameter_server.py [STEPS]"""
+
+import os
+import sys
+
+import torch
+
+import thinwire
+
+model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
+recipe = thinwire.recipes.dct_dp(density=0.01)
+if os.environ["RANK"] == "0":
+    with thinwire.serve(model, recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), trainers=2) as server:
+        server.wait()
+        print(f"{server.standing().version} updates, staleness {dict(server.standing().staleness)}")
+else:
+    with thinwire.connect(model, recipe) as trainer:
+        for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
+            x = torch.randn(64, 256)
+            loss = (model(x) - x.mean(1, keepdim=True)).square().mean()
+            model.zero_grad()
+            loss.backward()
+            trainer.step()
+        print(f"rank {os.environ['RANK']}: loss {loss:.4f}, {trainer.traffic().sent_bytes / 2**20:.1f} MiB sent")

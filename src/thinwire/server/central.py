@@ -1,0 +1,241 @@
+"""The central copy of the parameters, and how updates are applied to it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import StateError
+from thinwire.payloads import Blocks, Payload
+from thinwire.server.layout import Entry, Layout, Part
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """One update of a trainer: who sent it, its number, the version it was computed on, and what it says."""
+
+    trainer: str
+    number: int
+    version: int
+    parts: Sequence[Part]
+    payloads: Sequence[Payload]
+    rows: Sequence[Blocks]
+
+
+@final
+class Central:
+    """Parameters and their optimizers. Not thread-safe: whoever calls holds the server's lock.
+
+    The model's own parameters become views of one flat vector for each dtype, so the model is the central copy.
+    damped: an update of staleness τ is multiplied by 1/(1 + τ) (Zhang et al. 2016, staleness-aware asynchronous SGD).
+    Raises ValueError for an optimizer that would move rows that got no gradient.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[Entry],
+        *,
+        optimizer: MakeOptimizer,
+        rows_optimizer: MakeOptimizer | None,
+        scheduler: MakeScheduler | None,
+        damped: bool,
+    ) -> None:
+        own = dict(model.named_parameters())
+        self.layout = Layout(parameters)
+        self.parameters = {each.name: own[each.name] for each in parameters}
+        self.flats = flattened(self.layout, self.parameters)
+        self._gradients = {dtype: torch.zeros_like(flat) for dtype, flat in self.flats.items()}
+        self._views = {segment.name: view(self._gradients[dtype], segment) for dtype, segment in self.layout.segments()}
+        self._optimizers = self._made(optimizer, rows_optimizer)
+        self._schedulers = [scheduler(each) for each in self._optimizers] if scheduler else []
+        self._damped = damped
+        self.version = self.dropped = 0
+        self.applied: dict[str, int] = {}
+        self.staleness: Counter[int] = Counter()
+        self.changed = {each.name: torch.zeros(each.shape[0], dtype=torch.int64) for each in self.layout.rows}
+
+    def _made(self, optimizer: MakeOptimizer, rows_optimizer: MakeOptimizer | None) -> list[torch.optim.Optimizer]:
+        rows = [self.parameters[each.name] for each in self.layout.rows]
+        others = [self.parameters[segment.name] for _, segment in self.layout.segments()]
+        made = [optimizer(others)] if others else []
+        if rows:
+            made.append((rows_optimizer or optimizer)(rows))
+            _check_leaves_rows_alone(made[-1])
+        return made
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizer of the flat parameters, and that of the rows; whichever there are."""
+        return self._optimizers
+
+    @torch.no_grad()
+    def apply(self, updates: Sequence[Update]) -> set[str]:
+        """Apply the mean of these updates in one step. Return the trainers whose update was dropped: it is not finite.
+
+        If none is left, nothing changes but the numbers of what was applied.
+        """
+        stale = {each.trainer: max(0, self.version - each.version) for each in updates}
+        self.applied.update({each.trainer: each.number for each in updates})
+        good = self._gathered(updates, stale)
+        self.staleness.update(stale[each.trainer] for each in good)
+        self.dropped += len(updates) - len(good)
+        if good:
+            self._step(good)
+        return {each.trainer for each in updates} - {each.trainer for each in good}
+
+    def _gathered(self, updates: Sequence[Update], stale: Mapping[str, int]) -> list[Update]:
+        """Write the sum of all finite updates into the gradients, and return these updates."""
+        good: list[Update] = []
+        for update in sorted(updates, key=lambda each: each.trainer):  # the same sum whoever comes first
+            weight = (1 / (1 + stale[update.trainer]) if self._damped else 1.0) / len(updates)
+            into = self._gradients if not good else {d: torch.empty_like(x) for d, x in self._gradients.items()}
+            if not _written(update, into):
+                continue
+            for dtype, x in into.items():
+                if weight != 1:
+                    x.mul_(weight)
+                if good:
+                    self._gradients[dtype].add_(x)
+            self._add_rows(update, weight, first=not good)
+            good.append(update)
+        if good and len(good) < len(updates):  # the mean is over those that count
+            self._scale(len(updates) / len(good))
+        return good
+
+    def _add_rows(self, update: Update, weight: float, *, first: bool) -> None:
+        for entry, rows in zip(self.layout.rows, update.rows, strict=True):
+            gradient = torch.sparse_coo_tensor(
+                rows.keys.long()[None],
+                rows.values.view(-1, *entry.shape[1:]) * weight,
+                entry.shape,
+                is_coalesced=True,
+                check_invariants=False,
+            )
+            before = self.parameters[entry.name].grad
+            self.parameters[entry.name].grad = gradient if first or before is None else (before + gradient).coalesce()
+
+    def _scale(self, factor: float) -> None:
+        for x in self._gradients.values():
+            x.mul_(factor)
+        for entry in self.layout.rows:
+            gradient = self.parameters[entry.name].grad
+            if gradient is not None:
+                gradient.mul_(factor)
+
+    def _step(self, updates: Sequence[Update]) -> None:
+        for name, gradient in self._views.items():
+            self.parameters[name].grad = gradient
+        for each in self._optimizers:
+            each.step()
+        for scheduler in self._schedulers:
+            scheduler.step()
+        self.version += 1
+        for i, entry in enumerate(self.layout.rows):
+            for update in updates:
+                self.changed[entry.name].index_fill_(0, update.rows[i].keys.long(), self.version)
+            self.parameters[entry.name].grad = None
+
+    def changed_since(self, entry: Entry, version: int) -> tuple[Tensor, Tensor]:
+        """Return which rows have changed after `version`, and copies of them."""
+        keys = (self.changed[entry.name] > version).nonzero().view(-1)
+        return keys, self.parameters[entry.name].detach().index_select(0, keys)
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of everything that must outlive the server: tensors and plain containers."""
+        return {
+            "parameters": {name: p.detach().clone() for name, p in self.parameters.items()},
+            "optimizers": [_copied(each.state_dict()) for each in self._optimizers],
+            "schedulers": [_copied(each.state_dict()) for each in self._schedulers],
+            "version": self.version,
+            "dropped": self.dropped,
+            "applied": dict(self.applied),
+            "staleness": dict(self.staleness),
+            "changed": {name: x.clone() for name, x in self.changed.items()},
+        }
+
+    @torch.no_grad()
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take over what `state` returned. Raises StateError if it is of other parameters or optimizers."""
+        self._check(saved)
+        for name, p in self.parameters.items():
+            p.copy_(saved["parameters"][name])
+        for each, state in zip(self._optimizers, saved["optimizers"], strict=True):
+            each.load_state_dict(state)
+        for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        self.version, self.dropped = saved["version"], saved["dropped"]
+        self.applied, self.staleness = dict(saved["applied"]), Counter(saved["staleness"])
+        for name, x in self.changed.items():
+            x.copy_(saved["changed"][name])
+
+    def _check(self, saved: Mapping[str, Any]) -> None:
+        mine = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in self.parameters.items()}
+        theirs = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in saved["parameters"].items()}
+        for name in mine | theirs:
+            if mine.get(name) != theirs.get(name):
+                raise StateError(
+                    f"parameter {name} is {theirs.get(name, 'absent')} in the checkpoint and "
+                    f"{mine.get(name, 'absent')} on this server: serve the model that was saved, with as many servers, "
+                    "or another checkpoint"
+                )
+        counts = [len(saved["optimizers"]), len(saved["schedulers"])]
+        if counts != [len(self._optimizers), len(self._schedulers)]:
+            raise StateError(
+                f"the checkpoint has {counts[0]} optimizers and {counts[1]} schedulers, this server "
+                f"{len(self._optimizers)} and {len(self._schedulers)}: give serve the arguments of the saved one"
+            )
+
+
+def flattened(layout: Layout, parameters: Mapping[str, nn.Parameter]) -> dict[torch.dtype, Tensor]:
+    """Move parameters into one flat vector for each dtype, of which they become views. Return the vectors."""
+    device = next(iter(parameters.values())).device
+    flats = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in layout.sizes.items()}
+    for dtype, segment in layout.segments():
+        place = view(flats[dtype], segment)
+        place.copy_(parameters[segment.name].detach())
+        parameters[segment.name].data = place
+    return flats
+
+
+def view(flat: Tensor, segment: Any) -> Tensor:
+    """Return a segment of a flat vector, in its shape."""
+    return flat[segment.offset : segment.offset + segment.length].view(segment.shape)
+
+
+def _written(update: Update, into: Mapping[torch.dtype, Tensor]) -> bool:
+    """Write an update's gradients. Return whether all of it is finite."""
+    for part, payload in zip(update.parts, update.payloads, strict=True):
+        payload.write(into[part.dtype])
+        if not payload.is_finite(into[part.dtype]):
+            return False
+    return all(bool(rows.values.isfinite().all()) for rows in update.rows)
+
+
+def _check_leaves_rows_alone(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for momentum or weight decay: trainers are sent the rows that got a gradient, and no others."""
+    for group in optimizer.param_groups:
+        for setting in ("momentum", "weight_decay"):
+            if group.get(setting):
+                raise ValueError(
+                    f"{type(optimizer).__name__} has {setting}={group[setting]}, which moves rows of sparse embeddings "
+                    "that got no gradient; expected 0: pass rows_optimizer=, such as SparseAdam or Adagrad"
+                )
+
+
+def _copied(state: Any) -> Any:
+    match state:
+        case Tensor():
+            return state.detach().clone()
+        case dict():
+            return {key: _copied(value) for key, value in state.items()}
+        case list():
+            return [_copied(value) for value in state]
+    return state

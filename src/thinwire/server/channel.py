@@ -1,0 +1,271 @@
+"""One server, as a trainer sees it: a connection that may be made anew, and the updates that may yet be lost."""
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import final
+
+from thinwire.errors import FingerprintError, PayloadError, ServerError
+from thinwire.server.environment import split
+from thinwire.server.exchange import Copy
+from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
+from thinwire.server.joining import respond
+from thinwire.server.layout import Bytes
+from thinwire.server.session import STANDING
+
+logger = logging.getLogger("thinwire")
+_PAUSE = 0.2  # seconds between attempts to connect
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a trainer talks to a server.
+
+    trainer: its number, 32 hexadecimal digits. patience: seconds to look for a server that is gone. log_bytes: room for
+    updates that the server has not saved yet.
+    """
+
+    address: str
+    secret: bytes
+    trainer: str
+    agreed: Mapping[str, str]
+    timeout: float
+    patience: float
+    log_bytes: int
+    longest_answer: int
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Sent:
+    number: int
+    version: int
+    flags: Flag
+    body: Sequence[Bytes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.body))
+
+
+@final
+class Channel:
+    """Sends updates to one server, in order, and writes its answers into the trainer's `copy`.
+
+    An update stays in the log until the server says that it is on disk. After a loss the channel joins again and sends,
+    one at a time, those that the server has not applied. Raises FingerprintError if the two do not train the same, and
+    ServerError if the server cannot be had.
+    """
+
+    def __init__(self, settings: Settings, copy: Copy) -> None:
+        self._settings, self._copy = settings, copy
+        self._changed = threading.Condition()
+        self._log: deque[_Sent] = deque()
+        self._logged = self._sent = self._answered = self._version = self._durable = self.dropped = 0
+        self._direct, self._closed = False, False
+        self._error: Exception | None = None
+        self._counted = [0, 0]
+        self._wire = self._joined(time.monotonic() + settings.patience)
+        self._catch_up()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received, headers included."""
+        return self._counted[0] + self._wire.sent, self._counted[1] + self._wire.received
+
+    @property
+    def version(self) -> int:
+        """The version of the parameters that the trainer has."""
+        return self._version
+
+    @property
+    def logged(self) -> int:
+        """How many updates the server has not reported to be on disk."""
+        return len(self._log)
+
+    def send(self, number: int, flags: Flag, body: Sequence[Bytes]) -> None:
+        """Log an update and send it. Waits while the log is full. Raises ServerError. One thread at a time."""
+        with self._changed:
+            self._check()
+            size = sum(map(len, body))
+            room = self._settings.log_bytes
+            if self._logged + size > room // 2:
+                flags |= Flag.SAVE
+            self._changed.wait_for(lambda: self._error or not self._log or self._logged + size <= room)
+            self._check()
+            update = _Sent(number=number, version=self._version, flags=flags, body=body)
+            self._log.append(update)
+            self._logged += size
+            wire, direct = self._wire, self._direct
+        if direct:
+            try:
+                _transmit(wire, update)
+            except GoneError:
+                wire.close()  # the listening thread will join again and send it
+
+    def wait(self, number: int) -> None:
+        """Wait until update `number` is answered. Raises ServerError if it never will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._answered >= number)
+            if self._answered < number:
+                self._check()
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until nothing is logged, at most so long. Return whether it is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._error or not self._log, seconds) and not self._log
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self._closed = True
+        with suppress(GoneError):
+            self._wire.send(Kind.BYE)
+        self._wire.close()
+        self._thread.join(self._settings.timeout)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _listen(self) -> None:
+        """Take in answers; after a loss, join again. What ends it is raised by `send` and `wait`."""
+        try:
+            while not self._closed:
+                try:
+                    self._take(self._wire.receive())
+                except GoneError as error:
+                    if self._closed:
+                        return
+                    self._rejoin(error)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._wire.close()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            if not self._closed:
+                self._error = error if isinstance(error, (ServerError, FingerprintError)) else _broken(error)
+            self._changed.notify_all()
+
+    def _rejoin(self, error: GoneError) -> None:
+        with self._changed:
+            self._direct = False
+        self._wire.close()
+        self._counted[0] += self._wire.sent
+        self._counted[1] += self._wire.received
+        where = self._settings.address
+        if not self._settings.patience:
+            raise ServerError(
+                f"the server at {where} is gone ({error}): start it again from its checkpoint, and pass reconnect=, "
+                "in seconds, so that trainers wait for it"
+            ) from error
+        logger.warning("the server at %s is gone (%s); looking for it", where, error)
+        deadline = time.monotonic() + self._settings.patience
+        while True:
+            self._wire = self._joined(deadline)
+            try:
+                self._catch_up()
+                return
+            except GoneError:
+                self._wire.close()
+
+    def _joined(self, deadline: float) -> Wire:
+        """Return a connection that has joined. Raises ServerError at the deadline, or if the server refuses."""
+        while True:
+            try:
+                return self._join()
+            except (GoneError, OSError) as error:
+                if isinstance(error, ServerError):
+                    raise
+                if time.monotonic() > deadline:
+                    raise ServerError(
+                        f"no server at {self._settings.address} ({error}): start it first, or pass reconnect=, in "
+                        "seconds, to wait for it"
+                    ) from error
+                time.sleep(_PAUSE)
+
+    def _join(self) -> Wire:
+        of = self._settings
+        connection = socket.create_connection(split(of.address), of.timeout)
+        wire = Wire(connection, timeout=of.timeout, limits={Kind.PING: 0, Kind.REFUSED: 1 << 16})
+        wire.limits = {**wire.limits, Kind.WELCOME: of.longest_answer, Kind.PARAMETERS: of.longest_answer}
+        try:
+            respond(wire, of.secret, of.address)
+            wire.send(Kind.JOIN, json.dumps({"trainer": of.trainer, "agreed": dict(of.agreed)}).encode())
+            while (frame := wire.receive()).kind is Kind.PING:
+                pass
+            self._welcomed(frame)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    def _welcomed(self, frame: Frame) -> None:
+        if frame.kind is Kind.REFUSED:
+            raise FingerprintError(f"{self._settings.address}: {bytes(frame.body).decode(errors='replace')}")
+        applied, durable = STANDING.unpack_from(frame.body)
+        if applied < self._durable:
+            raise ServerError(
+                f"the server at {self._settings.address} has applied {applied} updates of this trainer, and had saved "
+                f"{self._durable}: start it from its checkpoint, or this trainer anew"
+            )
+        self._copy.take(frame.body[STANDING.size :], 0, whole=True)
+        with self._changed:
+            self._version, self._sent = frame.version, applied
+            self._forget(durable)
+
+    def _catch_up(self) -> None:
+        """Send what the server has not applied, each when the one before is answered. Raises GoneError."""
+        while True:
+            with self._changed:
+                rest = [each for each in self._log if each.number > self._sent]
+                self._answered = max(self._answered, self._sent)
+                self._changed.notify_all()
+                if not rest:
+                    self._direct = True
+                    return
+            _transmit(self._wire, rest[0])
+            while self._sent < rest[0].number:
+                self._take(self._wire.receive())
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind is Kind.PARAMETERS:
+            applied, durable = STANDING.unpack_from(frame.body)
+            self._copy.take(frame.body[STANDING.size :], frame.number, whole=False)
+            with self._changed:
+                self._version = frame.version
+                self._sent = max(self._sent, frame.number)
+                self._answered = max(self._answered, min(applied, frame.number))
+                self.dropped += bool(frame.flags & Flag.DROPPED)
+                self._forget(durable)
+        elif frame.kind is Kind.PING:
+            with self._changed:
+                self._forget(frame.number)
+        else:
+            raise FrameError(f"the server sent {frame.kind.name} out of turn")
+
+    def _forget(self, durable: int) -> None:
+        self._durable = max(self._durable, durable)
+        while self._log and self._log[0].number <= durable:
+            self._logged -= self._log.popleft().nbytes
+        self._changed.notify_all()
+
+
+def _transmit(wire: Wire, update: _Sent) -> None:
+    wire.send(Kind.UPDATE, *update.body, number=update.number, version=update.version, flags=update.flags)
+
+
+def _broken(error: Exception) -> ServerError:
+    if isinstance(error, (FrameError, PayloadError)):
+        return ServerError(f"the server's answer cannot be read ({error}): are both of the same version of thinwire?")
+    return ServerError(f"what listens to the server has failed: {type(error).__name__}: {error}")

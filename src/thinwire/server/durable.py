@@ -1,0 +1,51 @@
+"""A file that is either the old state or the new one, whenever the machine stops."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from thinwire.errors import StateError
+
+_VERSION = 1
+
+
+@final
+class Durable:
+    """A server's checkpoint at `path`. Saving writes a file beside it, syncs it to disk and renames it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint. Raises OSError, and then the old one is still there."""
+        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        with beside.open("wb") as file:
+            torch.save({"format": _VERSION, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)
+        _sync_folder(self._path.parent)
+
+    def load(self, restore: Callable[[dict[str, Any]], None]) -> bool:
+        """Hand what was saved to `restore`. Return whether there was anything. Raises StateError if it is damaged."""
+        if not self._path.exists():
+            return False
+        try:
+            saved = torch.load(self._path, weights_only=True)
+            if saved["format"] != _VERSION:
+                raise StateError(f"{self._path} has format {saved['format']}; expected {_VERSION}")
+        except (RuntimeError, KeyError, EOFError, OSError, TypeError) as error:
+            raise StateError(f"{self._path} is no checkpoint of a server ({error}): delete it to start anew") from error
+        restore(saved)
+        return True
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,61 @@
+"""Where servers are: as host:port, or through the store that torchrun's environment names."""
+
+import os
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+_KEY = "thinwire/server/{}"
+_stores: list[dist.distributed_c10d.Store] = []  # rank 0 may host it, so it lives as long as the process
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return host and port. Raises ValueError for anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"address is {address!r}; expected host:port, such as 10.0.0.1:29400 or [::1]:29400")
+    return host.strip("[]"), int(port)
+
+
+def place(index: int | None, servers: int) -> int:
+    """Return which of the servers this is: `index`, or else the rank. Raises ValueError if there are not so many."""
+    found = int(os.environ.get("RANK", 0)) if index is None else index
+    if found >= servers:
+        raise ValueError(
+            f"this is server {found} of {servers}, counted from 0: pass index= and servers=, or serve on the first "
+            f"{servers} ranks and connect on the others"
+        )
+    return found
+
+
+def announce(index: int, address: str) -> None:
+    """Tell the environment's store where a server is, if there is one."""
+    if _has_store():
+        _store().set(_KEY.format(index), address)
+
+
+def addresses(given: str | Sequence[str] | None, servers: int) -> list[str]:
+    """Return where each server is: what was given, or what servers told the store. Waits for them there.
+
+    Raises ValueError if there are not as many addresses as servers, or no store.
+    """
+    if given is not None:
+        found = [given] if isinstance(given, str) else list(given)
+        if len(found) != servers:
+            raise ValueError(f"address has {len(found)} addresses for {servers} servers; expected one for each")
+        return found
+    if not _has_store():
+        raise ValueError("no address: pass host:port of each server, or start servers and trainers with torchrun")
+    return [_store().get(_KEY.format(index)).decode() for index in range(servers)]
+
+
+def _has_store() -> bool:
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def _store() -> dist.distributed_c10d.Store:
+    if not _stores:
+        store, _, _ = next(rendezvous("env://"))
+        _stores.append(store)
+    return _stores[0]

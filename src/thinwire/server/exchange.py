@@ -1,0 +1,234 @@
+"""What a trainer sends up, and what the server sends down: payloads, encoded on one side and read on the other."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.codecs import Codec
+from thinwire.errors import MomentumError
+from thinwire.memories import FadingMomentum, MomentumCorrection, OrthogonalMomentum
+from thinwire.payloads import Dense
+from thinwire.reducer import Reducer, Segment
+from thinwire.reducer.compressed import encoded
+from thinwire.server.central import Central, Update, flattened
+from thinwire.server.frames import Flag
+from thinwire.server.layout import Entry, Layout, Part, read_parts, read_table, table, unpack
+from thinwire.signals import Plain
+
+
+@final
+class Uplink:
+    """A recipe's memory and codec between a trainer's gradients and the bodies of its updates.
+
+    Not thread-safe. `who` seeds what this trainer draws alone.
+    """
+
+    def __init__(self, recipe: Reducer, layout: Layout, who: str) -> None:
+        check_memories(recipe)
+        self._recipe, self._layout, self._who = recipe, layout, who
+
+    def encode(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[Tensor]:
+        """Return the sections of update `number`. What they do not deliver waits; if they `drain`, nothing waits then.
+
+        Gradients are read, not kept. A parameter that has none sends zeros.
+        """
+        parts = self._layout.of_recipe(self._recipe, number - 1)
+        if drain:
+            released = {s.name: _released(s, part, gradients) for part in parts for s in part.segments}
+            sections = [_dense(part, released) for part in self._layout.dense]
+        else:
+            sections = [self._encoded(part, number, gradients) for part in parts]
+        for memory in {id(part.memory): part.memory for part in parts}.values():
+            memory.commit()
+        return [*sections, *(_rows(entry, gradients.get(entry.name)) for entry in self._layout.rows)]
+
+    def _encoded(self, part: Part, number: int, gradients: Mapping[str, Tensor]) -> Tensor:
+        payloads = []
+        for segment in part.segments:
+            gradient = _flat(gradients.get(segment.name), segment, part.dtype)
+            seed = part.draw(segment, number, self._who)
+            signal = part.memory.compensate(segment.name, gradient, 1.0, seed=seed)
+            signal.share, signal.shape = 1.0 if part.memory.stateful else None, segment.shape
+            payloads.append(encoded(part.codec, signal, seed=seed))
+        whole = part.assembled(payloads)
+        if part.memory.stateful:
+            part.memory.retain([segment.name for segment in part.segments], whole)
+        return whole.to_buffer().cpu()
+
+
+def check_memories(recipe: Reducer) -> None:
+    """Raise MomentumError for a recipe whose momentum needs the trainer's optimizer, which a server's trainer lacks."""
+    for memory in (part for each in recipe.memories() for part in each.parts):
+        if isinstance(memory, (FadingMomentum, OrthogonalMomentum)):
+            raise MomentumError(
+                f"this recipe's momentum fades ({type(memory).__name__}), which needs an optimizer on every worker: "
+                "use a recipe with error feedback or with momentum correction"
+            )
+        if isinstance(memory, MomentumCorrection) and memory.momentum is None:
+            raise MomentumError("this recipe corrects momentum: give it momentum=, and the server's optimizer none")
+
+
+def drainable(recipe: Reducer) -> bool:
+    """Whether all that waits in this recipe's memories can go out at once."""
+    return all(any(part.releases for part in memory.parts) for memory in recipe.memories() if memory.stateful)
+
+
+def read_update(
+    layout: Layout, recipe: Reducer, trainer: str, number: int, version: int, flags: Flag, body: memoryview
+) -> Update:
+    """Return the update in a frame's body. Raises FrameError or PayloadError if there is none in it."""
+    parts = layout.dense if flags & Flag.DRAINED else layout.of_recipe(recipe, number - 1)
+    sections = unpack(body, len(parts) + len(layout.rows))
+    payloads = read_parts(parts, sections[: len(parts)], number)
+    rows = [read_table(entry, x) for entry, x in zip(layout.rows, sections[len(parts) :], strict=True)]
+    return Update(trainer=trainer, number=number, version=version, parts=parts, payloads=payloads, rows=rows)
+
+
+@final
+class Draining:
+    """Says at which updates to drain: at random, every `every` updates on average, the same for the same seed."""
+
+    def __init__(self, every: int | None, seed: int) -> None:
+        self._every, self._random = every, random.Random(seed)
+
+    def due(self) -> bool:
+        """Whether the next update drains. Call it once for each."""
+        return self._every is not None and self._random.random() * self._every < 1
+
+
+@final
+class Downlink:
+    """What one trainer is told: all parameters, or by a `codec` what changed since it was last told.
+
+    With a codec, the server keeps a copy of what the trainer has: one more copy of all parameters for each trainer.
+    What a message leaves out is still in the difference next time, so this is error feedback. Of sparse embeddings, the
+    rows that changed are sent, exactly.
+    """
+
+    def __init__(self, central: Central, codec: Codec | None) -> None:
+        self._central, self._codec = central, codec
+        self._parts = () if codec is None else central.layout.of_codec(codec)
+        self._theirs: dict[torch.dtype, Tensor] = {}
+        self._version = -1
+
+    def whole(self) -> list[Tensor]:
+        """Return everything. The caller holds the server's lock."""
+        if self._codec is not None:
+            self._theirs = {dtype: flat.clone() for dtype, flat in self._central.flats.items()}
+        sections = self._flats()
+        return [*sections, *self._rows(-1)]
+
+    def news(self, number: int) -> "News":
+        """Return what the answer to update `number` says. The caller holds the lock; `News.sections` needs none."""
+        rows = self._rows(self._version)
+        if self._codec is None:
+            return News(ready=[*self._flats(), *rows], number=number)
+        return News(
+            ready=rows,
+            number=number,
+            parts=self._parts,
+            theirs=self._theirs,
+            behind={dtype: flat - self._theirs[dtype] for dtype, flat in self._central.flats.items()},
+        )
+
+    def _flats(self) -> list[Tensor]:
+        return [Dense(values=self._central.flats[part.dtype]).to_buffer().cpu() for part in self._central.layout.dense]
+
+    def _rows(self, since: int) -> list[Tensor]:
+        self._version = self._central.version
+        layout = self._central.layout
+        return [table(each, *self._central.changed_since(each, since)).to_buffer().cpu() for each in layout.rows]
+
+
+@final
+class News:
+    """An answer in the making: what was copied under the lock, to be encoded outside it."""
+
+    def __init__(
+        self,
+        *,
+        ready: Sequence[Tensor],
+        number: int,
+        parts: Sequence[Part] = (),
+        theirs: Mapping[torch.dtype, Tensor] | None = None,
+        behind: Mapping[torch.dtype, Tensor] | None = None,
+    ) -> None:
+        self._ready, self._number, self._parts = ready, number, parts
+        self._theirs, self._behind = theirs or {}, behind or {}
+
+    def sections(self) -> list[Tensor]:
+        """Encode, and note what the trainer will have. Once only."""
+        sections = []
+        for part in self._parts:
+            behind = self._behind[part.dtype]
+            payloads = []
+            for segment in part.segments:
+                signal = Plain(behind[segment.offset : segment.offset + segment.length])
+                signal.share, signal.shape = 1.0, segment.shape
+                payloads.append(encoded(part.codec, signal, seed=part.draw(segment, self._number)))
+            whole = part.assembled(payloads)
+            sections.append(whole.to_buffer().cpu())
+            whole.write(behind)
+            self._theirs[part.dtype].add_(behind)
+        return [*sections, *self._ready]
+
+
+@final
+class Copy:
+    """A trainer's copy of one server's parameters, which it overwrites with what the server says."""
+
+    def __init__(self, layout: Layout, parameters: Mapping[str, nn.Parameter], codec: Codec | None) -> None:
+        self._layout, self._parameters = layout, parameters
+        self._flats = flattened(layout, parameters)
+        self._parts = None if codec is None else layout.of_codec(codec)
+
+    @torch.no_grad()
+    def take(self, body: memoryview, number: int, *, whole: bool) -> None:
+        """Take in an answer to update `number`, or all parameters.
+
+        Raises FrameError or PayloadError, and then nothing has been written.
+        """
+        parts = self._layout.dense if whole or self._parts is None else self._parts
+        sections = unpack(body, len(parts) + len(self._layout.rows))
+        payloads = read_parts(parts, sections[: len(parts)], number)
+        rows = [read_table(each, x) for each, x in zip(self._layout.rows, sections[len(parts) :], strict=True)]
+        for part, payload in zip(parts, payloads, strict=True):
+            if parts is self._layout.dense:
+                payload.write(self._flats[part.dtype])
+            else:
+                change = torch.zeros_like(self._flats[part.dtype], device="cpu")
+                payload.write(change)
+                self._flats[part.dtype].add_(change.to(self._flats[part.dtype].device))
+        for entry, found in zip(self._layout.rows, rows, strict=True):
+            weight = self._parameters[entry.name].data
+            weight.index_copy_(
+                0, found.keys.long().to(weight.device), found.values.view(-1, *entry.shape[1:]).to(weight)
+            )
+
+
+def _released(segment: Segment, part: Part, gradients: Mapping[str, Tensor]) -> Tensor:
+    """Return a gradient and all that waits for it."""
+    total = _flat(gradients.get(segment.name), segment, part.dtype).clone()
+    for each in part.memory.parts:
+        if each.releases and each.waits(segment.name):
+            each.release(segment.name, total, 1.0)
+    return total
+
+
+def _flat(gradient: Tensor | None, segment: Segment, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(segment.length, dtype=dtype) if gradient is None else gradient.reshape(-1)
+
+
+def _dense(part: Part, values: Mapping[str, Tensor]) -> Tensor:
+    return Dense(values=torch.cat([values[segment.name] for segment in part.segments])).to_buffer().cpu()
+
+
+def _rows(entry: Entry, gradient: Tensor | None) -> Tensor:
+    if gradient is None:
+        none = torch.zeros((0, *entry.shape[1:]), dtype=entry.dtype)
+        gradient = torch.sparse_coo_tensor(torch.zeros((1, 0), dtype=torch.int64), none, entry.shape)
+    gradient = gradient.coalesce()
+    return table(entry, gradient.indices()[0], gradient.values()).to_buffer().cpu()

@@ -1,0 +1,203 @@
+"""Frames on a TCP connection: a header of fixed size, then a body whose length is checked before room is made for it.
+
+A frame is 32 bytes and its body, little-endian: `TWPS`, protocol version (u16), kind (u8), flags (u8), number (u64),
+version of the parameters (u64), length of the body (u64). A side that has nothing to say sends a ping now and then, so
+silence means that the other side is gone.
+"""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import IntEnum, IntFlag
+from typing import NamedTuple, final
+
+PROTOCOL = 1
+MAGIC = b"TWPS"
+HEADER = struct.Struct("<4sHBBQQQ")
+_TICKS = 4  # pings within the time after which silence means that the other side is gone
+
+
+class Kind(IntEnum):
+    """What a frame is. A ping from the server has the number of the trainer's latest update that is on disk."""
+
+    PING = 0
+    JOIN = 1
+    WELCOME = 2
+    REFUSED = 3
+    UPDATE = 4
+    PARAMETERS = 5
+    ROWS = 6
+    BYE = 7
+
+
+class Flag(IntFlag):
+    """What else there is to know about a frame."""
+
+    DRAINED = 1
+    """Of an update: it is not compressed, and has what waited."""
+    SAVE = 2
+    """Of an update: the trainer's log is half full, so the server should save soon."""
+    DROPPED = 4
+    """Of an answer: the update was not finite and has not been applied."""
+
+
+NONE = Flag(0)
+
+
+class FrameError(ValueError):
+    """These bytes are no frame that may come now. The connection is closed; nothing else happens."""
+
+
+class GoneError(ConnectionError):
+    """The other side is gone."""
+
+
+class Frame(NamedTuple):
+    """A frame. `body` is valid until the next one is received."""
+
+    kind: Kind
+    flags: Flag
+    number: int
+    version: int
+    body: memoryview
+
+
+def parse(header: bytes | bytearray, limits: Mapping[Kind, int]) -> tuple[Kind, Flag, int, int, int]:
+    """Return kind, flags, number, version and length. `limits`: how long a body each kind that may come now has.
+
+    Raises FrameError.
+    """
+    magic, protocol, kind, flags, number, version, length = HEADER.unpack(header)
+    if magic != MAGIC or protocol != PROTOCOL:
+        raise FrameError(f"got {bytes(magic)!r}, version {protocol}; expected {MAGIC!r}, version {PROTOCOL}")
+    if kind not in limits or flags > max_flags():
+        raise FrameError(f"got kind {kind} with flags {flags}; expected one of {[int(each) for each in limits]}")
+    if length > limits[Kind(kind)]:
+        raise FrameError(f"a {Kind(kind).name} of {length} bytes; at most {limits[Kind(kind)]} may come")
+    return Kind(kind), Flag(flags), number, version, length
+
+
+def max_flags() -> int:
+    """Return all flags together."""
+    return int(Flag.DRAINED | Flag.SAVE | Flag.DROPPED)
+
+
+@final
+class Wire:
+    """Sends and receives frames over a connected socket. One thread receives; any may send.
+
+    timeout: seconds of silence after which the other side is taken for gone. limits: for `parse`; the owner changes
+    them as the conversation goes on. note: what a ping says.
+    """
+
+    def __init__(self, connection: socket.socket, *, timeout: float, limits: Mapping[Kind, int]) -> None:
+        self._socket, self._timeout, self.limits = connection, timeout, limits
+        self._sending, self._room = threading.Lock(), bytearray(4096)
+        self._heard = time.monotonic()
+        self.note: Callable[[], int] = int
+        self.sent = self.received = 0
+        connection.settimeout(timeout / _TICKS)
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * timeout))  # of a lost host
+
+    @property
+    def tick(self) -> float:
+        """Seconds between pings."""
+        return self._timeout / _TICKS
+
+    def send(
+        self, kind: Kind, *body: "bytes | memoryview", number: int = 0, version: int = 0, flags: Flag = NONE
+    ) -> None:
+        """Send a frame whose body is these parts, and wait until it is on its way. Raises GoneError."""
+        length = sum(map(len, body))
+        header = HEADER.pack(MAGIC, PROTOCOL, kind, flags, number, version, length)
+        with self._sending:
+            self._send_all((header, *body))
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes that are no frame: the first words of a conversation. Raises GoneError."""
+        with self._sending:
+            self._send_all((data,))
+
+    def ping(self) -> None:
+        """Say that this side is alive, unless it is sending something anyway. Raises GoneError."""
+        if self._sending.acquire(blocking=False):
+            try:
+                self._send_all((HEADER.pack(MAGIC, PROTOCOL, Kind.PING, 0, self.note(), 0, 0),))
+            finally:
+                self._sending.release()
+
+    def receive(self) -> Frame:
+        """Wait for a frame. Raises FrameError for what is none, and GoneError if the other side is gone."""
+        header = bytearray(HEADER.size)
+        self.receive_raw(memoryview(header))
+        kind, flags, number, version, length = parse(header, self.limits)
+        if length > len(self._room):
+            self._room = bytearray(length)
+        body = memoryview(self._room)[:length]
+        self.receive_raw(body)
+        return Frame(kind, flags, number, version, body)
+
+    def receive_raw(self, into: memoryview, *, deadline: float | None = None) -> None:
+        """Fill `into`, until `deadline` (`time.monotonic`) if there is one. Raises GoneError if the other side is gone.
+
+        Before a deadline nothing is sent: the other side is not known yet.
+        """
+        while into:
+            self._check_heard(deadline)
+            try:
+                count = self._socket.recv_into(into)
+            except TimeoutError:
+                if deadline is None:
+                    self.ping()
+                continue
+            except OSError as error:
+                raise GoneError(str(error)) from error
+            if not count:
+                raise GoneError("the connection was closed")
+            self._heard, into = time.monotonic(), into[count:]
+            self.received += count
+
+    def gone(self) -> bool:
+        """Whether the other side has closed the connection. Reads nothing."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Close the connection; whoever sends or receives gets GoneError."""
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _check_heard(self, deadline: float | None) -> None:
+        now = time.monotonic()
+        if now > (self._heard + self._timeout if deadline is None else deadline):
+            raise GoneError(f"nothing was heard for {self._timeout:g} s")
+
+    def _send_all(self, parts: "tuple[bytes | memoryview, ...]") -> None:
+        for i, part in enumerate(parts):
+            rest, more = memoryview(part).cast("B"), socket.MSG_MORE if i + 1 < len(parts) else 0
+            while rest:
+                rest = rest[self._send_some(rest, more) :]
+                if len(part) > HEADER.size:  # whoever takes more than fits in a buffer is there
+                    self._heard = time.monotonic()
+
+    def _send_some(self, rest: memoryview, more: int) -> int:
+        try:
+            count = self._socket.send(rest, more)
+        except TimeoutError:
+            if time.monotonic() - self._heard > self._timeout:
+                raise GoneError(f"nothing could be sent for {self._timeout:g} s") from None
+            return 0
+        except OSError as error:
+            raise GoneError(str(error)) from error
+        self.sent += count
+        return count

@@ -1,0 +1,250 @@
+"""Which parameters travel together, and where in a frame's body.
+
+Both sides derive the same layout from the model and the recipe. So what may come is known to the byte before it comes,
+and a payload is read by one of the same layout, which checks it before it writes.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.codecs import Codec, Identity
+from thinwire.errors import PayloadError
+from thinwire.memories import Memory, NoMemory
+from thinwire.payloads import Blocks, Payload
+from thinwire.reducer import Compressed, MinimumSize, PerTensor, Reducer, Segment, WarmUp, WithRows
+from thinwire.server.frames import FrameError
+
+Bytes = bytes | memoryview
+_HEAD = 256  # bytes: more than the header of any payload and its padding
+_NOTHING = NoMemory()
+_LATE = 1 << 40
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A parameter: its name, shape and dtype, and whether its gradient comes as rows of a sparse embedding."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rows: bool
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return torch.Size(self.shape).numel()
+
+    def __str__(self) -> str:
+        """Return it in words, for comparison."""
+        return f"{self.shape} {self.dtype}{', in rows' if self.rows else ''}"
+
+
+def entries(model: nn.Module) -> list[Entry]:
+    """Return the model's parameters that are trained. Raises ValueError if there are none."""
+    sparse = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    }
+    found = [
+        Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=id(p) in sparse)
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no parameters that require gradients")
+    return found
+
+
+def shards(parameters: Sequence[Entry], servers: int) -> list[list[Entry]]:
+    """Divide parameters among servers: the largest first, each to whichever server has least so far.
+
+    Each server's are in the model's order. Raises ValueError if there are more servers than parameters.
+    """
+    if servers > len(parameters):
+        raise ValueError(f"{servers} servers for {len(parameters)} parameters; expected at most one server a parameter")
+    load, owner = [0] * servers, dict[str, int]()
+    for each in sorted(parameters, key=lambda each: (-each.numel, each.name)):
+        least = load.index(min(load))
+        owner[each.name], load[least] = least, load[least] + max(1, each.numel)
+    return [[each for each in parameters if owner[each.name] == i] for i in range(servers)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Parameters of one dtype whose gradients travel in one payload: `segments` of a vector of `numel` elements."""
+
+    memory: Memory
+    codec: Codec
+    segments: tuple[Segment, ...]
+    numel: int
+    dtype: torch.dtype
+
+    def assembled(self, payloads: Sequence[Payload]) -> Payload:
+        """Place the payloads of the segments side by side."""
+        return type(payloads[0]).assemble(payloads, [segment.offset for segment in self.segments], self.numel)
+
+    def draw(self, segment: Segment, number: int, who: str = "") -> int:
+        """Return the seed of an update's segment: the same for all, unless the codec lets each `who` draw alone."""
+        return zlib.crc32(f"{number}/{segment.name}/{'' if self.codec.shared_seed else who}".encode())
+
+    def like(self, number: int = 0) -> Payload:
+        """Return a payload laid out like that of update `number`."""
+        if not self.codec.shared_seed:
+            return self._like
+        return self._blank(number)
+
+    @cached_property
+    def _like(self) -> Payload:
+        return self._blank(0)
+
+    def _blank(self, number: int) -> Payload:
+        return self.assembled(
+            [
+                self.codec.encode(torch.zeros(segment.shape, dtype=self.dtype), seed=self.draw(segment, number))
+                for segment in self.segments
+            ]
+        )
+
+
+@final
+class Layout:
+    """The layout of one server's parameters.
+
+    All that are not sent as rows lie in one flat vector for each dtype: `sizes` are their lengths. `dense` has those
+    vectors uncompressed.
+    """
+
+    def __init__(self, parameters: Sequence[Entry]) -> None:
+        self.rows = [each for each in parameters if each.rows]
+        self.sizes: dict[torch.dtype, int] = {}
+        self._placed: list[tuple[Entry, Segment]] = []
+        for each in parameters:
+            if not each.rows:
+                start = self.sizes.get(each.dtype, 0)
+                segment = Segment(name=each.name, offset=start, length=each.numel, shape=each.shape)
+                self._placed.append((each, segment))
+                self.sizes[each.dtype] = start + each.numel
+        self.dense = self.parts(lambda segment: (_NOTHING, Identity()))
+        self._known: dict[tuple[tuple[int, Codec], ...], tuple[Part, ...]] = {}
+
+    def segments(self) -> Iterable[tuple[torch.dtype, Segment]]:
+        """Return each parameter's place: the dtype of its vector, and the segment of it."""
+        return [(entry.dtype, segment) for entry, segment in self._placed]
+
+    def parts(self, how: Callable[[Segment], tuple[Memory, Codec]]) -> tuple[Part, ...]:
+        """Return the parts if each segment goes through the memory and the codec that `how` returns."""
+        groups: dict[tuple[torch.dtype, int, Codec], tuple[Memory, list[Segment]]] = {}
+        for entry, segment in self._placed:
+            memory, codec = how(segment)
+            groups.setdefault((entry.dtype, id(memory), codec), (memory, []))[1].append(segment)
+        return tuple(
+            Part(memory=memory, codec=codec, segments=tuple(found), numel=self.sizes[dtype], dtype=dtype)
+            for (dtype, _, codec), (memory, found) in groups.items()
+        )
+
+    def check(self, recipe: Reducer) -> None:
+        """Raise TypeError if a recipe, now or after its warm-up, has something without memory and codec."""
+        for _, segment in self._placed:
+            for step in (0, _LATE):
+                line(recipe, segment, step)
+
+    def of_recipe(self, recipe: Reducer, step: int) -> tuple[Part, ...]:
+        """Return the parts of a recipe at a step."""
+        lines = {segment.name: line(recipe, segment, step) for _, segment in self._placed}
+        chosen = {name: (each.memory, each.codec.at(step)) for name, each in lines.items()}
+        key = tuple((id(memory), codec) for memory, codec in chosen.values())
+        if key not in self._known:
+            if len(self._known) >= 8:  # a density that changes with every step
+                self._known.clear()
+            self._known[key] = self.parts(lambda segment: chosen[segment.name])
+        return self._known[key]
+
+    def of_codec(self, codec: Codec) -> tuple[Part, ...]:
+        """Return the parts if everything goes through one codec."""
+        return self.parts(lambda segment: (_NOTHING, codec))
+
+    def limit(self, parts: Sequence[Part]) -> int:
+        """Return the most bytes that a body of such parts, or of uncompressed ones, and all rows can have.
+
+        A density may grow later, to all elements with an index of 8 bytes each.
+        """
+        sections = len(self._placed) + len(self.rows)
+        compressed, whole = (sum(part.like().nbytes for part in each) for each in (parts, self.dense))
+        return 8 * sections + max(compressed, 3 * whole) + sum(map(_most, self.rows))
+
+
+def _most(entry: Entry) -> int:
+    """The most bytes that a table of rows takes: all rows, each named by 8 bytes."""
+    return _HEAD + entry.numel * entry.dtype.itemsize + 8 * entry.shape[0]
+
+
+def line(recipe: Reducer, segment: Segment, step: int) -> Compressed:
+    """Return the memory and codec that a recipe has for a parameter at a step.
+
+    Raises TypeError for a recipe that has none: one that computes while it exchanges.
+    """
+    match recipe:
+        case Compressed():
+            return recipe
+        case MinimumSize():
+            return line(recipe.large if segment.length >= recipe.minimum_size else recipe.small, segment, step)
+        case WarmUp():
+            return line(recipe.first if step < recipe.steps else recipe.then, segment, step)
+        case PerTensor():
+            return line(recipe.of(segment.name), segment, step)
+        case WithRows():
+            return line(recipe.dense, segment, step)
+    raise TypeError(
+        f"{type(recipe).__name__} computes while it exchanges, so a parameter server cannot use it; "
+        "expected a recipe with a memory and a codec, such as recipes.dct_dp or recipes.topk"
+    )
+
+
+def pack(sections: Sequence[Tensor]) -> list[Bytes]:
+    """Return the body of a frame: the length of each section (u64), and the sections (uint8 tensors on the CPU)."""
+    lengths = struct.pack(f"<{len(sections)}Q", *(section.numel() for section in sections))
+    return [lengths, *(memoryview(section.contiguous().numpy().data) for section in sections)]
+
+
+def unpack(body: memoryview, count: int) -> list[Tensor]:
+    """Return the sections of a body, as views of it. Raises FrameError unless they fill it."""
+    if len(body) < 8 * count:
+        raise FrameError(f"a body of {len(body)} bytes; expected {count} lengths at its beginning")
+    lengths = struct.unpack_from(f"<{count}Q", body)
+    if 8 * count + sum(lengths) != len(body):
+        raise FrameError(f"sections of {sum(lengths)} bytes in a body of {len(body)}")
+    rest = torch.frombuffer(body, dtype=torch.uint8, offset=8 * count) if sum(lengths) else torch.empty(0).byte()
+    return list(rest.split(lengths))
+
+
+def read_parts(parts: Sequence[Part], sections: Sequence[Tensor], number: int = 0) -> list[Payload]:
+    """Return the payload of each section. Raises PayloadError for one that is not laid out like its part."""
+    return [part.like(number).from_buffers(section[None]) for part, section in zip(parts, sections, strict=True)]
+
+
+def table(entry: Entry, keys: Tensor, values: Tensor) -> Blocks:
+    """Return rows `values` of a parameter, numbered `keys`, as a payload."""
+    width = entry.numel // max(1, entry.shape[0])
+    return Blocks(keys=keys.to(torch.int32), values=values.reshape(-1), numel=entry.shape[0] * width, width=width)
+
+
+def read_table(entry: Entry, section: Tensor) -> Blocks:
+    """Return the rows that a section holds. Raises PayloadError unless they are rows of this parameter."""
+    found = Blocks.from_buffer(section)
+    width = entry.numel // max(1, entry.shape[0])
+    if (found.numel, found.width, found.values.dtype) != (entry.numel, width, entry.dtype):
+        raise PayloadError(
+            f"rows of {found.width} {found.values.dtype} for {found.numel} elements; "
+            f"expected {width} {entry.dtype} for {entry.numel}, as {entry.name} has"
+        )
+    return found

@@ -1,0 +1,119 @@
+"""When an update is applied, and how long its trainer waits for the others."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import final
+
+from thinwire.server.central import Central, Update
+
+Meanwhile = Callable[[], None]
+"""Called while a trainer waits, now and then; raises if that trainer is gone."""
+
+
+class Rule(ABC):
+    """Decides over the updates of all trainers. Every call but `submit` is made with the server's lock held.
+
+    trainers: how many must have joined before the first update is applied.
+    """
+
+    def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, tick: float) -> None:
+        self.central, self._lock, self._tick = central, lock, tick
+        self._wanted, self.live = trainers, dict[str, int]()
+        self.seen = set(central.applied)
+        self._open = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many trainers as are wanted have been there, before a restart perhaps."""
+        return len(self.seen) >= self._wanted
+
+    def joined(self, trainer: str) -> None:
+        """Count a trainer in, at the pace of the slowest."""
+        self.seen.add(trainer)
+        self.live[trainer] = min(self.live.values(), default=0)
+        self._lock.notify_all()
+
+    def left(self, trainer: str) -> None:
+        """Wait for this trainer no longer."""
+        self.live.pop(trainer, None)
+        self._lock.notify_all()
+
+    def stop(self) -> None:
+        """Let everyone go who waits."""
+        self._open = False
+        self._lock.notify_all()
+
+    def submit(self, update: Update, meanwhile: Meanwhile) -> bool:
+        """Have an update applied, once, and wait as long as the rule says. Return whether it was dropped as not finite.
+
+        Raises what `meanwhile` raises; the update may or may not have been applied then.
+        """
+        with self._lock:
+            self._wait(lambda: self.complete, meanwhile)
+            return self._submit(update, meanwhile)
+
+    @abstractmethod
+    def _submit(self, update: Update, meanwhile: Meanwhile) -> bool: ...
+
+    def _wait(self, until: Callable[[], bool], meanwhile: Meanwhile) -> None:
+        while self._open and not until():
+            if not self._lock.wait(self._tick):
+                meanwhile()
+
+
+@final
+class Asynchronous(Rule):
+    """Apply each update as it comes. No trainer gets more than `bound` updates ahead of the slowest; None: any number.
+
+    This is stale-synchronous parallel (Ho et al. 2013) with a bound, and plain asynchronous SGD without.
+    """
+
+    def __init__(
+        self, central: Central, lock: threading.Condition, *, trainers: int, tick: float, bound: int | None
+    ) -> None:
+        super().__init__(central, lock, trainers=trainers, tick=tick)
+        self._bound = bound
+
+    def _submit(self, update: Update, meanwhile: Meanwhile) -> bool:
+        who = update.trainer
+        dropped = bool(self.central.apply([update]))
+        if who in self.live:
+            self.live[who] += 1
+            self._lock.notify_all()
+        self._wait(lambda: not self._ahead(who), meanwhile)
+        return dropped
+
+    def _ahead(self, who: str) -> bool:
+        """Whether this trainer's next update would be one too many: it gets the newest parameters when it may go on."""
+        return self._bound is not None and who in self.live and self.live[who] - min(self.live.values()) >= self._bound
+
+
+@final
+class Synchronous(Rule):
+    """Apply the mean of one update of each live trainer, in one step."""
+
+    def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, tick: float) -> None:
+        super().__init__(central, lock, trainers=trainers, tick=tick)
+        self._round: dict[str, Update] = {}
+        self._dropped: set[str] = set()
+
+    def left(self, trainer: str) -> None:
+        """Wait for this trainer no longer. What it has sent already counts."""
+        super().left(trainer)
+        self._close_if_complete()
+
+    def _submit(self, update: Update, meanwhile: Meanwhile) -> bool:
+        who, number = update.trainer, update.number
+        self._round[who] = update
+        self._close_if_complete()
+        self._wait(lambda: self.central.applied.get(who, 0) >= number, meanwhile)
+        return who in self._dropped
+
+    def _close_if_complete(self) -> None:
+        if self._round and self.complete and self._round.keys() >= self.live.keys():
+            self._dropped = self.central.apply(list(self._round.values()))
+            for who in self.live.keys() & self._round.keys():
+                self.live[who] += 1
+            self._round.clear()
+            self._lock.notify_all()

@@ -1,0 +1,188 @@
+"""One trainer's connection, as the server sees it."""
+
+import json
+import math
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from thinwire.codecs import Codec
+from thinwire.errors import PayloadError
+from thinwire.reducer import Reducer
+from thinwire.server.central import Central
+from thinwire.server.exchange import Downlink, read_update
+from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
+from thinwire.server.joining import challenge, difference
+from thinwire.server.layout import pack
+from thinwire.server.rules import Rule
+
+LONGEST_JOIN = 1 << 24
+STANDING = struct.Struct("<QQ")
+"""At the start of an answer: the trainer's latest update that was applied, and the latest that is on disk."""
+
+
+@final
+@dataclass(kw_only=True)
+class Shared:
+    """What all sessions of a server share. `lock` guards everything that is not fixed."""
+
+    central: Central
+    rule: Rule
+    lock: threading.Condition
+    recipe: Reducer
+    codec: Codec | None
+    secret: bytes
+    timeout: float
+    agreed: Mapping[str, str]
+    durable: Callable[[str], int]
+    save_soon: Callable[[], None]
+    sessions: "dict[str, Session]" = field(default_factory=dict)
+    lost: float = -math.inf
+    """When a trainer was last gone without a goodbye, in `time.monotonic` seconds."""
+
+
+class RefusedError(ConnectionError):
+    """This trainer cannot join; it has been told why."""
+
+
+@final
+class Session:
+    """Lets a trainer in, answers its updates, and sees it off. `run` does all of it, in a thread of its own."""
+
+    def __init__(self, connection: socket.socket, shared: Shared) -> None:
+        self._shared = shared
+        self.wire = Wire(connection, timeout=shared.timeout, limits={Kind.PING: 0, Kind.JOIN: LONGEST_JOIN})
+        self.trainer = ""
+        self._downlink = Downlink(shared.central, shared.codec)
+
+    def run(self, let_in: Callable[[], None]) -> None:
+        """Converse until the trainer leaves. Calls `let_in` once it has proved that it knows the secret.
+
+        Raises StrangerError, RefusedError, GoneError, FrameError or PayloadError; then nothing has changed but by what
+        was answered before.
+        """
+        try:
+            challenge(self.wire, self._shared.secret)
+            let_in()
+            self._join()
+            while self.answer(self.wire.receive()):
+                pass
+        except (GoneError, FrameError, PayloadError):
+            self._shared.lost = time.monotonic()
+            raise
+        finally:
+            self._leave()
+
+    def answer(self, frame: Frame) -> bool:
+        """Do what a frame asks for. Return whether more may come."""
+        match frame.kind:
+            case Kind.PING:
+                return True
+            case Kind.UPDATE:
+                self._update(frame)
+                return True
+        return False
+
+    def ping(self) -> None:
+        """Tell the trainer which of its updates are on disk."""
+        self.wire.ping()
+
+    def _join(self) -> None:
+        shared = self._shared
+        asked = self._asked()
+        if found := difference(shared.agreed, asked["agreed"]):
+            self.wire.send(Kind.REFUSED, found.encode())
+            raise RefusedError(found)
+        self._replace(asked["trainer"])
+        layout = shared.central.layout
+        self.wire.limits = {
+            Kind.PING: 0,
+            Kind.BYE: 0,
+            Kind.UPDATE: layout.limit(layout.of_recipe(shared.recipe, 0)),
+        }
+        self.wire.note = self._durable
+        with shared.lock:
+            shared.rule.joined(self.trainer)
+            version, standing = shared.central.version, self._standing()
+            body = pack(self._downlink.whole())
+        self.wire.send(Kind.WELCOME, standing, *body, version=version)
+
+    def _asked(self) -> dict[str, Any]:
+        frame = self.wire.receive()
+        while frame.kind is Kind.PING:
+            frame = self.wire.receive()
+        try:
+            asked = json.loads(bytes(frame.body))
+            who, agreed = asked["trainer"], asked["agreed"]
+            if len(who) != 32 or int(who, 16) < 0 or not all(isinstance(x, str) for x in agreed.values()):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise FrameError("a JOIN without a trainer's number and what it trains") from error
+        return {"trainer": who, "agreed": agreed}
+
+    def _replace(self, trainer: str) -> None:
+        """Take the place of this trainer's earlier connection, if there is one that has not been noticed to be dead."""
+        shared = self._shared
+        with shared.lock:
+            earlier = shared.sessions.get(trainer)
+            if earlier is not None:
+                earlier.wire.close()
+            gone = shared.lock.wait_for(lambda: trainer not in shared.sessions, shared.timeout)
+            if not gone:
+                raise RefusedError("an earlier connection of this trainer does not end")
+            shared.sessions[trainer], self.trainer = self, trainer
+
+    def _leave(self) -> None:
+        self.wire.close()
+        shared = self._shared
+        with shared.lock:
+            if shared.sessions.get(self.trainer) is self:
+                del shared.sessions[self.trainer]
+                shared.rule.left(self.trainer)
+            shared.lock.notify_all()
+
+    def _update(self, frame: Frame) -> None:
+        shared, dropped = self._shared, False
+        if frame.flags & Flag.SAVE:
+            shared.save_soon()
+        known = self._applied()
+        if frame.number > known + 1:
+            raise FrameError(f"update {frame.number}; expected {known + 1}, the next of this trainer")
+        if frame.number == known + 1:
+            update = read_update(
+                shared.central.layout,
+                shared.recipe,
+                self.trainer,
+                frame.number,
+                frame.version,
+                frame.flags,
+                frame.body,
+            )
+            dropped = shared.rule.submit(update, self._meanwhile)
+        self._reply(frame.number, Flag.DROPPED if dropped else Flag(0))
+
+    def _reply(self, number: int, flags: Flag) -> None:
+        with self._shared.lock:
+            version, standing = self._shared.central.version, self._standing()
+            news = self._downlink.news(number)
+        body = pack(news.sections())
+        self.wire.send(Kind.PARAMETERS, standing, *body, number=number, version=version, flags=flags)
+
+    def _meanwhile(self) -> None:
+        if self.wire.gone():
+            raise GoneError("the connection was closed")
+        self.wire.ping()
+
+    def _applied(self) -> int:
+        with self._shared.lock:
+            return self._shared.central.applied.get(self.trainer, 0)
+
+    def _durable(self) -> int:
+        return self._shared.durable(self.trainer)
+
+    def _standing(self) -> bytes:
+        return STANDING.pack(self._shared.central.applied.get(self.trainer, 0), self._durable())

@@ -1,0 +1,234 @@
+"""A trainer: it computes gradients on its own copy of the parameters, and a server applies them."""
+
+import copy
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self, final
+
+from torch import Tensor, nn
+
+from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
+from thinwire.codecs import Codec
+from thinwire.reducer import Reducer
+from thinwire.server.channel import Channel, Settings
+from thinwire.server.environment import addresses
+from thinwire.server.exchange import Copy, Draining, Uplink, drainable
+from thinwire.server.frames import Flag
+from thinwire.server.joining import VARIABLE
+from thinwire.server.layout import Layout, entries, pack, shards
+from thinwire.server.serving import agreed
+
+Work = Callable[[nn.Module], None]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a trainer has sent and received.
+
+    updates: how many it sent. skipped: steps whose gradients were not finite, of which nothing was sent. dropped:
+    updates that a server found not to be finite. drained: updates that were uncompressed and left nothing waiting.
+    sent_bytes, received_bytes: headers included. waited: seconds that threads waited for answers, added up.
+    """
+
+    updates: int
+    skipped: int
+    dropped: int
+    drained: int
+    sent_bytes: int
+    received_bytes: int
+    waited: float
+
+
+@final
+class Trainer:
+    """A model whose parameters a server keeps; `connect` makes one. Use it as a context, or call `close`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        uplinks: Sequence[Uplink],
+        channels: Sequence[Channel],
+        *,
+        draining: Draining,
+        in_flight: int,
+        releases: bool,
+    ) -> None:
+        self.model = model
+        self._uplinks, self._channels = uplinks, channels
+        self._draining, self._in_flight, self._releases = draining, in_flight, releases
+        self._lock = threading.Lock()
+        self._number = self._skipped = self._drained = 0
+        self._waited = 0.0
+
+    def step(self, module: nn.Module | None = None) -> bool:
+        """Send the gradients of the model, or of a replica of it, and wait for new parameters.
+
+        Return whether they were sent: gradients that are not finite are not, and what waits stays as it was. Gradients
+        are left as they are, so call `zero_grad` yourself. Raises ServerError if a server is gone.
+        """
+        gradients = _gradients(self.model if module is None else module)
+        if not _finite(list(gradients.values())):
+            with self._lock:
+                self._skipped += 1
+            return False
+        self._wait(self._push(gradients, drain=False) - self._in_flight)
+        return True
+
+    def drain(self) -> None:
+        """Send all that waits, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
+        if not self._releases:
+            raise TypeError("what waits in this recipe's memory cannot be sent at once: only error feedback can")
+        self._wait(self._push({}, drain=True))
+
+    def run(self, work: Work, *, threads: int) -> None:
+        """Call `work` in so many threads at once, each with a replica of the model (Hogwild, Recht et al. 2011).
+
+        Replicas share the parameters; gradients and buffers are their own. Each calls `step(replica)`. All threads
+        share one memory. Raises what the first of them raised, when all have ended.
+        """
+        replicas = [self.replica() for _ in range(threads)]
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(work, each) for each in replicas]:
+                done.result()
+
+    def replica(self) -> nn.Module:
+        """Return a copy of the model that shares its parameters' storage, with gradients and buffers of its own."""
+        shared = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in self.model.parameters()}
+        return copy.deepcopy(self.model, dict(shared))
+
+    def traffic(self) -> Traffic:
+        """Return what has been sent and received so far."""
+        sent, received = (sum(each) for each in zip(*(channel.traffic for channel in self._channels), strict=True))
+        return Traffic(
+            updates=self._number,
+            skipped=self._skipped,
+            dropped=sum(channel.dropped for channel in self._channels),
+            drained=self._drained,
+            sent_bytes=sent,
+            received_bytes=received,
+            waited=self._waited,
+        )
+
+    @property
+    def versions(self) -> list[int]:
+        """The version of each server's parameters that this trainer has."""
+        return [channel.version for channel in self._channels]
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until servers have saved all that was sent, at most so long. Return whether they have."""
+        return all(channel.settle(seconds) for channel in self._channels)
+
+    def close(self) -> None:
+        """Leave. What waits is lost; call `drain` first to send it."""
+        with self._lock:
+            for channel in self._channels:
+                channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _push(self, gradients: dict[str, Tensor], *, drain: bool) -> int:
+        """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
+        with self._lock:
+            self._number += 1
+            drain |= self._draining.due()
+            self._drained += drain
+            flags = Flag.DRAINED if drain else Flag(0)
+            for uplink, channel in zip(self._uplinks, self._channels, strict=True):
+                channel.send(self._number, flags, pack(uplink.encode(self._number, gradients, drain=drain)))
+            return self._number
+
+    def _wait(self, number: int) -> None:
+        start = time.monotonic()
+        for channel in self._channels:
+            channel.wait(number)
+        self._waited += time.monotonic() - start
+
+
+@checked
+def connect(
+    model: nn.Module,
+    recipe: Reducer,
+    *,
+    address: str | Sequence[str] | None = None,
+    secret: str | None = None,
+    servers: Count = 1,
+    down: Codec | None = None,
+    in_flight: Size = 0,
+    drain: Count | None = None,
+    seed: Whole = 0,
+    reconnect: Seconds = 0.0,
+    log_bytes: Count = 1 << 28,
+    timeout: Positive = 30.0,
+) -> Trainer:
+    """Join the parameter servers, take over their parameters, and return the trainer.
+
+    model: the same as the servers'. Its parameters become views of flat vectors; use neither DDP nor an optimizer.
+    recipe, down, servers, secret: the same as the servers'. address: host:port of each server, in their order; under
+    torchrun trainers find them by themselves.
+    in_flight: how many updates may be unanswered when `step` returns. 0 waits for the answer to each.
+    drain: send all that waits, uncompressed, at random steps, every so many on average, drawn from `seed`.
+    reconnect: seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept, at
+    most `log_bytes` of them for each server, and sent again; each is applied once.
+    timeout: seconds of silence after which a server is taken for gone.
+
+    Raises FingerprintError if recipe or parameters are not the servers', ServerError if a server is not there or has
+    another secret, and TypeError to drain a memory that cannot be.
+    """
+    if drain is not None and not drainable(recipe):
+        raise TypeError(
+            "drain= sends what waits in error feedback; this recipe's memory keeps something else: drop drain="
+        )
+    who, known = secrets.token_hex(16), os.environ.get(VARIABLE, "") if secret is None else secret
+    parameters, uplinks, channels = dict(model.named_parameters()), list[Uplink](), list[Channel]()
+    places = addresses(address, servers)
+    try:
+        for index, (place, mine) in enumerate(zip(places, shards(entries(model), servers), strict=True)):
+            layout = Layout(mine)
+            settings = Settings(
+                address=place,
+                secret=known.encode(),
+                trainer=who,
+                agreed=agreed(recipe, down, mine, servers, index),
+                timeout=timeout,
+                patience=reconnect,
+                log_bytes=log_bytes,
+                longest_answer=1024 + layout.limit(layout.dense if down is None else layout.of_codec(down)),
+            )
+            layout.check(recipe)
+            uplinks.append(Uplink(recipe, layout, who))
+            copied = Copy(layout, {each.name: parameters[each.name] for each in mine}, down)
+            channels.append(Channel(settings, copied))
+    except BaseException:
+        for channel in channels:
+            channel.close()
+        raise
+    return Trainer(
+        model,
+        uplinks,
+        channels,
+        draining=Draining(drain, seed),
+        in_flight=in_flight,
+        releases=drainable(recipe),
+    )
+
+
+def _gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+def _finite(gradients: Sequence[Tensor]) -> bool:
+    return all(bool(_values(x).isfinite().all()) for x in gradients)
+
+
+def _values(x: Tensor) -> Tensor:
+    return x._values() if x.is_sparse else x

@@ -1,0 +1,123 @@
+"""What the tests of the server share: a model of one vector, and a trainer that sends whatever it is told to."""
+
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from thinwire import codecs, exchanges, memories, recipes
+from thinwire.reducer import Compressed, Reducer
+from thinwire.server import Server, Trainer, connect, serve
+from thinwire.server.exchange import Uplink
+from thinwire.server.frames import NONE, Flag, Frame, Kind, Wire
+from thinwire.server.joining import respond
+from thinwire.server.layout import Layout, entries, pack
+from thinwire.server.serving import agreed
+
+NUMEL = 200
+
+
+class Vector(nn.Module):
+    """Two parameters of zeros; their gradients are set by hand."""
+
+    def __init__(self, numel: int = NUMEL, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.large = nn.Parameter(torch.zeros(numel, dtype=dtype))
+        self.small = nn.Parameter(torch.zeros(3, dtype=dtype))
+
+    def give(self, gradient: Tensor) -> None:
+        """Set the gradients: `large` gets this one, `small` its first three elements."""
+        self.large.grad, self.small.grad = gradient.clone(), gradient[:3].clone()
+
+
+def thresholded(density: float = 0.05) -> Reducer:
+    """Return Top-k with error feedback for `large`, and `small` uncompressed."""
+    return recipes.topk(density=density, minimum_size=10)
+
+
+def summing(parameters: Any) -> torch.optim.Optimizer:
+    """Return SGD that subtracts each gradient as it is, so that a parameter is minus the sum of what was applied."""
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def gradients(count: int, seed: int = 0) -> list[Tensor]:
+    """Return heavy-tailed float64 gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(NUMEL, generator=generator, dtype=torch.float64) ** 3 for _ in range(count)]
+
+
+def waiting(recipe: Reducer) -> Tensor:
+    """Return what waits of `large`."""
+    (memory,) = (memory for memory in recipe.memories() if memory.stateful)
+    held = memory.state().get("large", {})
+    return held.get("residual", torch.zeros(NUMEL, dtype=torch.float64))
+
+
+def started(model: nn.Module | None = None, recipe: Reducer | None = None, **options: Any) -> Server:
+    """Return a server of a `Vector` that sums."""
+    options = {"optimizer": summing, "timeout": 20.0, **options}
+    return _kept(serve(model or Vector(), recipe or thresholded(), **options))
+
+
+def joined(server: Server, recipe: Reducer | None = None, model: nn.Module | None = None, **options: Any) -> Trainer:
+    """Return a trainer of that server."""
+    options = {"address": server.address, "timeout": 20.0, **options}
+    return _kept(connect(model or Vector(), recipe or thresholded(), **options))
+
+
+T = TypeVar("T", Server, Trainer, "Wire")
+
+
+def _kept(opened: T) -> T:
+    """Note what is open."""
+    _opened.append(opened)
+    return opened
+
+
+def close_all() -> None:
+    """Close what tests left open, trainers first."""
+    for each in reversed(_opened):
+        each.close()
+    _opened.clear()
+
+
+_opened: list[Server | Trainer | Wire] = []
+
+
+def dense() -> Reducer:
+    """Return the recipe that sends everything."""
+    return recipes.dense()
+
+
+def kept(density: float = 0.05) -> Reducer:
+    """Return a kept threshold with error feedback, as in DCT, for every parameter."""
+    memory = memories.Noted(memory=memories.ErrorFeedback())
+    return Compressed(memory=memory, codec=codecs.KeptThreshold(density=density), exchange=exchanges.AllGather())
+
+
+class Raw:
+    """A trainer that sends the frames it is told to, over one connection; it may join again with the same number."""
+
+    def __init__(self, address: str, who: str = "0" * 32, secret: str = "", recipe: Reducer | None = None) -> None:
+        self.recipe, self.who = recipe or thresholded(), who
+        mine = entries(Vector())
+        self._uplink = Uplink(self.recipe, Layout(mine), who)
+        host, port = address.split(":")
+        limits = dict.fromkeys(Kind, 1 << 24)
+        self.wire = _kept(Wire(socket.create_connection((host, int(port))), timeout=20.0, limits=limits))
+        respond(self.wire, secret.encode(), address)
+        said = {"trainer": who, "agreed": agreed(self.recipe, None, mine, 1, 0)}
+        self.wire.send(Kind.JOIN, json.dumps(said).encode())
+        self.welcome = self.wire.receive()
+
+    def body(self, number: int, gradient: Tensor) -> list[Any]:
+        """Return the body of an update."""
+        return pack(self._uplink.encode(number, {"large": gradient, "small": gradient[:3]}, drain=False))
+
+    def update(self, number: int, body: Sequence[Any], *, version: int = 0, flags: Flag = NONE) -> Frame:
+        """Send an update and return the answer."""
+        self.wire.send(Kind.UPDATE, *body, number=number, version=version, flags=flags)
+        return self.wire.receive()

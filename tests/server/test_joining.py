@@ -1,0 +1,246 @@
+"""Who gets in, and what happens to the rest: their connection is closed, and nothing else."""
+
+import logging
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import torch
+from served import Raw, Vector, dense, gradients, joined, started, thresholded
+
+from thinwire import FingerprintError, StateError, codecs, recipes
+from thinwire.errors import ServerError
+from thinwire.server import Server, serve
+from thinwire.server.frames import HEADER, MAGIC, NONE, PROTOCOL, Flag, FrameError, GoneError, Kind, Wire, parse
+from thinwire.server.joining import GREETING, VARIABLE, challenge, respond
+
+
+def test_a_secret_is_needed_beyond_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=f"has no secret: pass secret=, or set {VARIABLE}"):
+        started(address="0.0.0.0:0")
+    monkeypatch.setenv(VARIABLE, "hush")
+    server = started(address="0.0.0.0:0")
+    joined(server, address=server.address.replace("0.0.0.0", "127.0.0.1"))
+
+
+@pytest.mark.parametrize("wrong", ["", "Hush", "hush "])
+def test_whoever_does_not_know_the_secret_stays_out(wrong: str) -> None:
+    server = started(secret="hush")
+    with pytest.raises(ServerError, match="has another secret: pass the server's"):
+        joined(server, secret=wrong)
+    assert joined(server, secret="hush").step()
+
+
+def test_a_server_that_does_not_know_the_secret_is_not_believed() -> None:
+    ours, theirs = socket.socketpair()
+    trainer, impostor = (Wire(each, timeout=5.0, limits={}) for each in (ours, theirs))
+    impostor.send_raw(GREETING + bytes(32) + b"\1" + bytes(32))
+    with pytest.raises(ServerError, match="does not know the secret"):
+        respond(trainer, b"hush", "somewhere")
+    trainer.close()
+    impostor.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"recipe": thresholded(density=0.1)}, "recipe differs: the server has .*density=0.05.*density=0.1"),
+        ({"recipe": dense()}, "recipe differs"),
+        ({"down": codecs.TopK(density=0.1)}, "down differs: the server has None, this trainer has TopK"),
+        ({"model": Vector(numel=201)}, r"parameter large differs: .*\(200,\).*\(201,\)"),
+        ({"model": Vector(dtype=torch.float32)}, "parameter large differs: .*float64.*float32"),
+        ({"model": torch.nn.Linear(2, 2)}, "parameter large differs: the server has .*, this trainer has absent"),
+    ],
+)
+def test_a_trainer_of_something_else_is_told_why(options: dict[str, object], told: str) -> None:
+    server = started()
+    with pytest.raises(FingerprintError, match=f"{told}.*; give both the same"):
+        joined(server, **options)  # type: ignore[arg-type]
+    assert joined(server).step()
+
+
+def test_a_recipe_without_a_codec_is_refused() -> None:
+    with pytest.raises(TypeError, match="computes while it exchanges"):
+        started(recipe=recipes.powersgd())
+
+
+def test_no_server_is_a_clear_error() -> None:
+    server = started()
+    server.close()
+    with pytest.raises(ServerError, match=r"no server at 127.0.0.1:\d+ .*start it first, or pass reconnect="):
+        joined(server)
+
+
+def test_a_server_that_dies_ends_its_trainers() -> None:
+    server = started()
+    trainer = joined(server)
+    server.close()
+    with pytest.raises(ServerError, match=r"is gone .*start it again from its checkpoint, and pass reconnect="):
+        for _ in range(3):
+            trainer.step()
+
+
+def test_a_server_without_its_checkpoint_is_not_taken_for_the_old_one(tmp_path: "object") -> None:
+    server, model = started(), Vector()
+    trainer = joined(server, model=model, reconnect=30.0)
+    model.give(gradients(1)[0])
+    trainer.step()
+    server.close()
+    again = started(address=server.address)
+    with pytest.raises(ServerError, match="has applied 0 updates of this trainer, and had saved 1"):
+        for _ in range(3):
+            trainer.step()
+    again.close()
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: "object") -> None:
+    path = tmp_path / "server.pt"  # type: ignore[operator]
+    started(checkpoint=path).close()
+    with pytest.raises(StateError, match=r"parameter large is \(200,\) torch.float64 in the checkpoint and \(201,\)"):
+        started(Vector(numel=201), checkpoint=path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(StateError, match="is no checkpoint of a server"):
+        started(checkpoint=path)
+
+
+@pytest.fixture
+def guarded(caplog: pytest.LogCaptureFixture) -> Iterator[Server]:
+    """A server that must stand where it stood, and go on with its trainers."""
+    central, model = Vector(), Vector()
+    server = started(central)
+    trainer = joined(server, model=model)
+    model.give(gradients(1)[0])
+    trainer.step()
+    before = central.large.detach().clone()
+    yield server
+    assert torch.equal(before, central.large)
+    assert server.standing().version == 1
+    model.give(gradients(1)[0])
+    assert trainer.step()
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 1
+
+
+def _framed(kind: int, body: bytes = b"", *, number: int = 1, length: int | None = None, magic: bytes = MAGIC) -> bytes:
+    return HEADER.pack(magic, PROTOCOL, kind, 0, number, 0, len(body) if length is None else length) + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(1000),
+        GREETING + bytes(31),
+        GREETING + bytes(32),
+        GREETING + bytes(64),
+        _framed(Kind.UPDATE, bytes(100)),
+    ],
+)
+def test_a_strangers_bytes_close_its_connection_only(guarded: Server, data: bytes) -> None:
+    for _ in range(3):
+        host, port = guarded.address.split(":")
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.settimeout(20.0)
+            with suppress(ConnectionError, OSError):
+                stranger.sendall(data)
+                stranger.shutdown(socket.SHUT_WR)
+                while stranger.recv(4096):
+                    pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _framed(Kind.UPDATE, length=1 << 40),
+        _framed(Kind.UPDATE, b"x"),
+        _framed(Kind.UPDATE, struct.pack("<QQ", 1 << 63, 1 << 63)),
+        _framed(Kind.UPDATE, struct.pack("<QQ", 8, 8) + bytes(16)),
+        _framed(Kind.UPDATE, struct.pack("<QQ", 0, 0)),
+        _framed(Kind.UPDATE, number=7),
+        _framed(Kind.PING, b"x"),
+        _framed(Kind.JOIN, b"{}"),
+        _framed(Kind.WELCOME),
+        _framed(99),
+        _framed(Kind.PING, magic=b"abcd"),
+        bytes(HEADER.size),
+    ],
+)
+def test_a_malformed_frame_changes_nothing(guarded: Server, data: bytes) -> None:
+    raw = Raw(guarded.address)
+    raw.wire.send_raw(data)
+    with pytest.raises(GoneError):
+        while True:
+            raw.wire.receive()
+
+
+def test_a_damaged_update_changes_nothing(guarded: Server) -> None:
+    chance, gradient = random.Random(0), gradients(1)[0]
+    for i in range(20):
+        raw = Raw(guarded.address, who=f"{i:032}")
+        body = bytearray(b"".join(raw.body(1, gradient)))
+        for _ in range(3):
+            body[chance.randrange(8, 40)] ^= 1 << chance.randrange(8)  # lengths and headers
+        raw.wire.send(Kind.UPDATE, bytes(body), number=1)
+        with pytest.raises(GoneError):
+            raw.wire.receive()
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"trainer": "0"}', b"\xff" * 9, b"[" * 100_000])
+def test_a_malformed_request_to_join_changes_nothing(guarded: Server, body: bytes) -> None:
+    host, port = guarded.address.split(":")
+    wire = Wire(socket.create_connection((host, int(port))), timeout=20.0, limits=dict.fromkeys(Kind, 1 << 20))
+    respond(wire, b"", guarded.address)
+    wire.send(Kind.JOIN, body)
+    with pytest.raises(GoneError):
+        wire.receive()
+    wire.close()
+
+
+def test_headers_are_read_or_refused() -> None:
+    limits = {Kind.PING: 0, Kind.UPDATE: 10}
+    assert parse(_framed(Kind.UPDATE, length=10)[:32], limits) == (Kind.UPDATE, NONE, 1, 0, 10)
+    flagged = HEADER.pack(MAGIC, PROTOCOL, Kind.UPDATE, Flag.SAVE | Flag.DRAINED, 1, 2, 3)
+    assert parse(flagged, limits) == (Kind.UPDATE, Flag.SAVE | Flag.DRAINED, 1, 2, 3)
+    for wrong in (
+        _framed(Kind.UPDATE, length=11),
+        _framed(Kind.PING, length=1),
+        _framed(Kind.WELCOME),
+        HEADER.pack(MAGIC, PROTOCOL + 1, Kind.PING, 0, 0, 0, 0),
+        HEADER.pack(MAGIC, PROTOCOL, Kind.PING, 8, 0, 0, 0),
+    ):
+        with pytest.raises(FrameError):
+            parse(wrong[:32], limits)
+
+
+def test_silence_ends_a_connection() -> None:
+    ours, theirs = socket.socketpair()
+    wire, silent = (Wire(each, timeout=0.2, limits={Kind.PING: 0}) for each in (ours, theirs))
+    with pytest.raises(GoneError, match=r"nothing was heard for 0.2 s"):
+        wire.receive()
+    for each in (wire, silent):
+        each.close()
+
+
+def test_both_sides_prove_that_they_know_the_secret() -> None:
+    ours, theirs = socket.socketpair()
+    trainer, server = (Wire(each, timeout=5.0, limits={}) for each in (ours, theirs))
+
+    other = threading.Thread(target=challenge, args=(server, b"hush"))
+    other.start()
+    respond(trainer, b"hush", "here")
+    other.join()
+    for each in (trainer, server):
+        each.close()
+
+
+def test_more_servers_than_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 servers for 2 parameters"):
+        started(servers=3, index=0)
+    with pytest.raises(ValueError, match="this is server 2 of 2"):
+        started(servers=2, index=2)
+    with pytest.raises(ValueError, match="address is 'here'; expected host:port"):
+        serve(Vector(), dense(), optimizer=torch.optim.SGD, address="here")

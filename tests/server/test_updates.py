@@ -1,0 +1,379 @@
+"""What is sent is applied: all of it, once, and as plain training would."""
+
+import random
+import threading
+
+import pytest
+import torch
+from served import NUMEL, Raw, Vector, dense, gradients, joined, kept, started, summing, thresholded, waiting
+from torch import Tensor, nn
+
+from thinwire import MomentumError, codecs, recipes
+from thinwire.reducer import Reducer
+from thinwire.server import Trainer
+from thinwire.server.frames import Flag, GoneError, Kind
+
+
+def _trained(trainer: Trainer, model: Vector, steps: list[Tensor]) -> None:
+    for gradient in steps:
+        model.give(gradient)
+        trainer.step()
+
+
+def _at_once(*calls: "tuple[object, ...]") -> None:
+    """Call each function with its arguments, in a thread of its own; raise what they raise."""
+    raised: list[BaseException] = []
+
+    def calling(function: object, *args: object) -> None:
+        try:
+            function(*args)  # type: ignore[operator]
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=calling, args=call) for call in calls]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    if raised:
+        raise raised[0]
+
+
+@pytest.mark.parametrize("make", [thresholded, kept, dense])
+def test_what_is_applied_and_what_waits_are_all_gradients(make: "type[Reducer]") -> None:
+    server_model, model, recipe, steps = Vector(), Vector(), make(), gradients(30)
+    with started(server_model, make()) as server, joined(server, recipe, model) as trainer:
+        _trained(trainer, model, steps)
+        torch.testing.assert_close(waiting_or_none(recipe) - server_model.large, sum(steps))
+        assert torch.equal(model.large, server_model.large)
+
+
+def waiting_or_none(recipe: Reducer) -> Tensor:
+    stateful = any(memory.stateful for memory in recipe.memories())
+    return waiting(recipe) if stateful else torch.zeros(NUMEL, dtype=torch.float64)
+
+
+def test_nothing_is_lost_or_applied_twice_when_connections_break() -> None:
+    server_model, model, recipe, steps = Vector(), Vector(), thresholded(), gradients(60)
+    chance = random.Random(0)
+    with started(server_model) as server, joined(server, recipe, model, reconnect=30.0) as trainer:
+        for gradient in steps:
+            model.give(gradient)
+            breaking = threading.Timer(chance.random() * 0.004, _cut, [server])
+            breaking.start()
+            trainer.step()
+            breaking.join()
+        torch.testing.assert_close(waiting(recipe) - server_model.large, sum(steps))
+        assert list(server.standing().updates.values()) == [60]
+
+
+def _cut(server: object) -> None:
+    for session in list(server._shared.sessions.values()):  # type: ignore[attr-defined]
+        session.wire.close()
+
+
+def test_a_server_that_starts_again_applies_what_it_had_not_saved(tmp_path: "object") -> None:
+    path = tmp_path / "server.pt"  # type: ignore[operator]
+    model, recipe, steps = Vector(), thresholded(), gradients(30)
+    server = started(checkpoint=path, every=3600.0)
+    address = server.address
+    trainer = joined(server, recipe, model, reconnect=60.0)
+    _trained(trainer, model, steps[:10])
+    server.save()
+    _trained(trainer, model, steps[10:20])
+    _crash(server)
+    server_model = Vector()
+    with started(server_model, checkpoint=path, address=address) as server, trainer:
+        _trained(trainer, model, steps[20:])
+        torch.testing.assert_close(waiting(recipe) - server_model.large, sum(steps))
+        assert list(server.standing().updates.values()) == [30]
+
+
+def _crash(server: object) -> None:
+    """End a server as if it were killed: it saves nothing more."""
+    server._durable = None  # type: ignore[attr-defined]
+    server.close()  # type: ignore[attr-defined]
+
+
+def test_an_update_counts_once_however_often_it_comes() -> None:
+    server_model, steps = Vector(), gradients(3)
+    with started(server_model) as server:
+        raw = Raw(server.address)
+        bodies = [raw.body(i + 1, gradient) for i, gradient in enumerate(steps)]
+        for number in (1, 1, 2, 1, 2, 3, 3):
+            answer = raw.update(number, bodies[number - 1])
+            assert (answer.kind, answer.number) == (Kind.PARAMETERS, number)
+        torch.testing.assert_close(waiting(raw.recipe) - server_model.large, sum(steps))
+        again = Raw(server.address)
+        again.update(3, bodies[2])
+        torch.testing.assert_close(waiting(raw.recipe) - server_model.large, sum(steps))
+        assert server.standing().version == 3
+
+
+def test_an_update_that_is_not_the_next_ends_the_connection() -> None:
+    server_model = Vector()
+    with started(server_model) as server:
+        raw = Raw(server.address)
+        with pytest.raises(GoneError):
+            raw.update(2, raw.body(2, gradients(1)[0]))
+        assert not server_model.large.any()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_synchronous_training_is_plain_averaging(momentum: float) -> None:
+    def make(parameters: object) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=momentum)  # type: ignore[arg-type]
+
+    steps, plain = [gradients(8, seed) for seed in range(3)], Vector()
+    optimizer = make(plain.parameters())
+    for several in zip(*steps, strict=True):
+        plain.give(torch.stack(several).mean(0))
+        optimizer.step()
+    models, central = [Vector() for _ in steps], Vector()
+    with started(central, dense(), optimizer=make, staleness=0, trainers=3) as server:
+        trainers = [joined(server, dense(), model) for model in models]
+        _at_once(*((_trained, *each) for each in zip(trainers, models, steps, strict=True)))
+        torch.testing.assert_close(central.large, plain.large, rtol=1e-12, atol=1e-12)
+        assert server.standing().version == 8
+        assert all(torch.equal(model.large, central.large) for model in models)
+
+
+def test_a_round_closes_without_a_trainer_that_is_gone() -> None:
+    models, steps, central = [Vector(), Vector()], gradients(4), Vector()
+    with started(central, dense(), staleness=0, trainers=2) as server:
+        first, second = (joined(server, dense(), model) for model in models)
+        second.close()
+        _trained(first, models[0], steps)
+        torch.testing.assert_close(-central.large, sum(steps))
+
+
+def test_no_trainer_is_further_ahead_than_the_bound() -> None:
+    models, spread = [Vector(), Vector()], []
+    with started(recipe=dense(), staleness=2, trainers=2) as server:
+        rule = server._shared.rule
+        apply = rule.central.apply
+
+        def noting(updates: object) -> object:
+            dropped = apply(updates)  # type: ignore[arg-type]
+            behind = [1 if update.trainer == who else 0 for update in updates for who in rule.live]  # type: ignore[attr-defined]
+            clocks = [clock + more for clock, more in zip(rule.live.values(), behind, strict=True)]
+            spread.append(max(clocks) - min(clocks))
+            return dropped
+
+        rule.central.apply = noting  # type: ignore[assignment,method-assign]
+        fast, slow = (joined(server, dense(), model) for model in models)
+        _at_once((_trained, fast, models[0], gradients(20)), (_slowly, slow, models[1], gradients(20)))
+    assert max(spread) == 2
+
+
+def _slowly(trainer: Trainer, model: Vector, steps: list[Tensor]) -> None:
+    for gradient in steps:
+        threading.Event().wait(0.01)
+        _trained(trainer, model, [gradient])
+
+
+def test_without_a_bound_nobody_waits_for_a_slow_trainer() -> None:
+    model, central = Vector(), Vector()
+    with started(central, dense(), trainers=2) as server:
+        slow, fast = joined(server, dense()), joined(server, dense(), model)
+        _trained(fast, model, gradients(20))
+        assert server.standing().version == 20
+        slow.model.give(gradients(1)[0])  # type: ignore[operator]
+        slow.step()
+        assert server.standing().staleness[20] == 1
+
+
+def test_a_stale_update_counts_for_less_if_damped() -> None:
+    central, model = Vector(), Vector()
+    with started(central, dense(), damped=True) as server:
+        slow, fast = joined(server, dense()), joined(server, dense(), model)
+        _trained(fast, model, gradients(3))
+        before = central.large.detach().clone()
+        slow.model.give(torch.ones(NUMEL, dtype=torch.float64))  # type: ignore[operator]
+        slow.step()
+        torch.testing.assert_close(before - central.large, torch.full_like(before, 1 / 4))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_neither_sent_nor_applied(bad: float) -> None:
+    central, model, recipe = Vector(), Vector(), thresholded()
+    first, second = gradients(2)
+    with started(central) as server, joined(server, recipe, model) as trainer:
+        _trained(trainer, model, [first])
+        model.give(first.clone().fill_(bad))
+        assert not trainer.step()
+        _trained(trainer, model, [second])
+        torch.testing.assert_close(waiting(recipe) - central.large, first + second)
+        assert trainer.traffic().skipped == 1
+
+        before, raw = central.large.detach().clone(), Raw(server.address)
+        answer = raw.update(1, raw.body(1, first.clone().fill_(bad)))
+        assert answer.flags & Flag.DROPPED
+        assert torch.equal(before, central.large)
+        assert server.standing().dropped == 1
+
+
+def test_a_mean_leaves_out_what_is_not_finite() -> None:
+    central, good = Vector(), gradients(1)[0]
+    with started(central, staleness=0, trainers=2) as server:
+        trainer, bad = joined(server), Raw(server.address)
+        body = bad.body(1, good.clone().fill_(torch.nan))
+        trainer.model.give(good)  # type: ignore[operator]
+        _at_once((trainer.step,), (bad.update, 1, body))
+        assert central.large.detach().abs().max() == good.abs().max()
+
+
+@pytest.mark.parametrize("codec", [codecs.TopK(density=0.1), codecs.HashedSlots(density=0.1), codecs.CountSketch()])
+def test_a_compressed_answer_leaves_both_sides_with_the_same_copy(codec: codecs.Codec) -> None:
+    central, model = Vector(), Vector()
+    with started(central, dense(), down=codec) as server, joined(server, dense(), model, down=codec) as trainer:
+        for gradient in gradients(20):
+            _trained(trainer, model, [gradient])
+            (session,) = server._shared.sessions.values()
+            theirs = session._downlink._theirs[torch.float64]
+            assert torch.equal(theirs[:NUMEL], model.large)
+            assert torch.equal(theirs[NUMEL:], model.small)
+
+
+def test_what_an_answer_leaves_out_comes_later() -> None:
+    central, model, codec = Vector(), Vector(), codecs.TopK(density=0.1)
+    with started(central, dense(), down=codec) as server, joined(server, dense(), model, down=codec) as trainer:
+        _trained(trainer, model, gradients(5))
+        assert not torch.equal(model.large, central.large)
+        _trained(trainer, model, [torch.zeros(NUMEL, dtype=torch.float64)] * 30)
+        torch.testing.assert_close(model.large, central.large)
+
+
+def test_draining_leaves_nothing_waiting() -> None:
+    central, model, recipe, steps = Vector(), Vector(), thresholded(), gradients(20)
+    with started(central) as server, joined(server, recipe, model) as trainer:
+        _trained(trainer, model, steps)
+        assert waiting(recipe).any()
+        trainer.drain()
+        assert not waiting(recipe).any()
+        torch.testing.assert_close(-central.large, sum(steps))
+
+
+def test_draining_comes_at_the_same_steps_for_the_same_seed() -> None:
+    counts = []
+    for seed in (1, 1, 2):
+        central, model, recipe, steps = Vector(), Vector(), kept(), gradients(60)
+        with started(central, kept()) as server, joined(server, recipe, model, drain=10, seed=seed) as trainer:
+            _trained(trainer, model, steps)
+            torch.testing.assert_close(waiting(recipe) - central.large, sum(steps))
+            counts.append((trainer.traffic().drained, trainer.traffic().sent_bytes))
+    assert counts[0] == counts[1] != counts[2]
+    assert 1 <= counts[0][0] < 20
+
+
+def test_hogwild_threads_lose_nothing() -> None:
+    central, recipe, steps = Vector(), thresholded(), gradients(80)
+    lock, rest = threading.Lock(), list(steps)
+    with started(central) as server, joined(server, recipe) as trainer:
+
+        def work(module: nn.Module) -> None:
+            assert isinstance(module, Vector)
+            while True:
+                with lock:
+                    if not rest:
+                        return
+                    gradient = rest.pop()
+                module.give(gradient)
+                trainer.step(module)
+
+        trainer.run(work, threads=4)
+        assert trainer.traffic().updates == 80
+        torch.testing.assert_close(waiting(recipe) - central.large, sum(steps))
+        assert torch.equal(trainer.model.large, central.large)  # type: ignore[arg-type]
+
+
+def test_replicas_share_parameters_alone() -> None:
+    with started() as server, joined(server) as trainer:
+        one, other = trainer.replica(), trainer.replica()
+        assert isinstance(one, Vector)
+        assert isinstance(other, Vector)
+        one.give(gradients(1)[0])
+        assert other.large.grad is None
+        assert one.large.data_ptr() == other.large.data_ptr() == trainer.model.large.data_ptr()  # type: ignore[operator,union-attr]
+
+
+def test_updates_in_flight_are_applied_in_order() -> None:
+    central, model, recipe, steps = Vector(), Vector(), thresholded(), gradients(40)
+    with started(central) as server, joined(server, recipe, model, in_flight=3) as trainer:
+        _trained(trainer, model, steps)
+        trainer.drain()
+        torch.testing.assert_close(-central.large, sum(steps))
+
+
+def test_several_servers_share_the_parameters() -> None:
+    recipe, model, steps, halves = thresholded(), Vector(), gradients(20), [Vector(), Vector()]
+    options = {"servers": 2, "optimizer": summing}
+    with started(halves[0], index=0, **options) as one, started(halves[1], index=1, **options) as two:
+        with joined(one, recipe, model, address=[one.address, two.address], servers=2) as trainer:
+            _trained(trainer, model, steps)
+            torch.testing.assert_close(waiting(recipe) - halves[0].large, sum(steps))
+            torch.testing.assert_close(-halves[1].small, sum(x[:3] for x in steps))
+            assert not halves[0].small.any()
+            assert not halves[1].large.any()
+
+
+class Table(nn.Module):
+    """A sparse embedding and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.rows = nn.Embedding(50, 4, sparse=True)
+            self.out = nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.rows(ids))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.Adagrad, torch.optim.SGD])
+def test_rows_of_sparse_embeddings_stay_rows(optimizer: "type[torch.optim.Optimizer]") -> None:
+    plain, central, model, other = Table(), Table(), Table(), Table()
+    made = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "rows_optimizer": lambda p: optimizer(p, lr=0.1)}  # type: ignore[call-arg]
+    dense_one, sparse_one = made["optimizer"](plain.out.parameters()), made["rows_optimizer"](plain.rows.parameters())
+    with started(central, dense(), **made) as server:
+        trainer, watcher = joined(server, dense(), model), joined(server, dense(), other)
+        for step in range(6):
+            ids = torch.tensor([step, 7, 2 * step])
+            for each in (plain, model):
+                each.zero_grad()
+                each(ids).pow(2).sum().backward()
+            trainer.step()
+            dense_one.step()
+            sparse_one.step()
+            torch.testing.assert_close(central.rows.weight, plain.rows.weight)
+            assert torch.equal(model.rows.weight, central.rows.weight)
+        before = watcher.traffic().received_bytes
+        watcher.step()
+        assert torch.equal(other.rows.weight, central.rows.weight)
+        assert watcher.traffic().received_bytes - before < central.rows.weight.nbytes
+
+
+def test_an_optimizer_that_moves_other_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="moves rows of sparse embeddings that got no gradient"):
+        started(Table(), dense(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+
+
+def test_momentum_is_applied_once() -> None:
+    with pytest.raises(MomentumError, match="would again"):
+        started(recipe=recipes.dgc(momentum=0.9), optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    with pytest.raises(MomentumError, match="give it momentum="):
+        started(recipe=recipes.dgc())
+    with pytest.raises(MomentumError, match="fades"):
+        started(recipe=recipes.fading())
+
+
+def test_a_learning_rate_follows_the_servers_steps() -> None:
+    central, model = Vector(), Vector()
+
+    def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    with started(central, dense(), scheduler=halving) as server, joined(server, dense(), model) as trainer:
+        _trained(trainer, model, [torch.ones(NUMEL, dtype=torch.float64)] * 3)
+        torch.testing.assert_close(central.large, torch.full_like(central.large, -1.75))
