@@ -89,7 +89,9 @@ def main(
 def _segments() -> list[tuple[Segment, ...]]:
     """Return the bench's parameters as DDP puts them in buckets, the last ones first."""
     named = list(ByteGPT().named_parameters())[::-1]
-    assigned, _ = dist._compute_bucket_assignment_by_size([parameter for _, parameter in named], BUCKETS)
+    assigned, _ = dist._compute_bucket_assignment_by_size(  # type: ignore[attr-defined]  # as DDP calls it
+        [parameter for _, parameter in named], BUCKETS
+    )
     buckets = []
     for places in assigned:
         end, segments = 0, []
@@ -192,7 +194,7 @@ def _counting() -> Iterator[_Count]:
             count.add("triton")
             count.moved(args)
 
-    patches = [(Kernel, "__call__", call)]
+    patches: list[tuple[Any, str, Any]] = [(Kernel, "__call__", call)]
     dispatch.triton_is_there()
     for module in [m for n, m in sys.modules.items() if n.startswith("thinwire.kernels.") and n.endswith(".triton")]:
         patches.append((module, "launch", launch))
