@@ -1,13 +1,17 @@
 """What a codec encodes: a tensor, or a sum that one pass can both compute and select from."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol, final
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Protocol, Self, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from thinwire import kernels
-from thinwire.kernels import Chunking, Picks
+from thinwire import kernels, waits
+from thinwire.kernels import Chunking, Draw, Picks
+from thinwire.kernels.ranges import is_alone
 
 
 class Note(Protocol):
@@ -62,11 +66,19 @@ class Signal(ABC):
         Computes the vector in the same pass. Call it at most once.
         """
 
+    def pick(self, draw: Draw) -> tuple[Tensor, Tensor]:
+        """Pick with a threshold from a sample. Returns `draw.capacity` indices and values: see `limited`."""
+        threshold = draw.threshold(self.sample, self.device)
+        return limited(self.select(threshold, draw.room(self.numel)), draw.capacity)
+
+    @classmethod
+    def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+        """Pick from each of several signals of this kind, whose vectors are small and in main memory."""
+        return joined([signal.pick(draw) for signal, draw in zip(signals, draws, strict=True)])
+
     def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
         """Return the largest coefficients of every chunk, in float32 or wider: see `kernels.chunk_topk`."""
-        x = self.tensor()
-        x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
-        return kernels.chunk_topk(x, chunking)
+        return kernels.chunk_topk(wide(self.tensor()), chunking)
 
 
 @final
@@ -88,3 +100,46 @@ class Plain(Signal):
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         """Pick the elements that reach the threshold."""
         return kernels.select(self._x, threshold, capacity)
+
+
+def picked(signals: Sequence[Signal], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+    """Pick from each of n ≥ 1 signals. Small ones that lie side by side are taken together, in one call.
+
+    Returns indices (int32), which count from each signal's first element, and values: as many as the first draw's
+    capacity, then as many as the next one's. Where fewer are picked, −1 with value 0 follows.
+    """
+    found = []
+    for (kind, together), group in groupby(zip(signals, draws, strict=True), lambda pair: _company(pair[0])):
+        some, wanted = zip(*group, strict=True)
+        found.append(kind.pick_each(some, wanted) if together else Signal.pick_each(some, wanted))
+    return joined(found)
+
+
+def _company(signal: Signal) -> tuple[type[Signal], bool]:
+    return type(signal), is_alone(signal.numel) and signal.device.type in waits.HOST
+
+
+def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
+    """Return indices and values of `count` elements: the largest of the picks, then −1 with value 0."""
+    indices, values, _ = picks
+    if indices.numel() > count:
+        best = largest(values, count)
+        indices, values = indices.index_select(0, best), values.index_select(0, best)
+    missing = count - indices.numel()
+    return pad(indices, (0, missing), value=-1), pad(values, (0, missing))
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """Return the indices (int32, ascending) of the k largest magnitudes. NaN counts as largest."""
+    return kernels.largest(wide(x), min(k, x.numel()))
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return a vector in float32 or wider, contiguous, as kernels take it."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+
+
+def joined(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return indices and values of several, one after another."""
+    indices, values = zip(*found, strict=True)
+    return (indices[0], values[0]) if len(found) == 1 else (torch.cat(indices), torch.cat(values))

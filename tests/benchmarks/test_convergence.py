@@ -80,6 +80,9 @@ def _with(recipe: str, optimizer: str = "adamw()") -> Settings:
         ("dgc(density=0.05, minimum_size=100)", "sgd()"),
         ("gtopk(density=0.05, minimum_size=100)", "sgd()"),
         ("fading(density=0.1, minimum_size=100)", "adamw(betas=(0.9, 0.9))"),
+        ("orthogonal(minimum_size=100)", "adamw(betas=(0.9, 0.9))"),
+        ("randomk(density=0.1, minimum_size=100)", "sgd()"),
+        ("qsgd()", "adamw()"),
     ],
 )
 def test_virtual_workers_have_the_bits_of_real_ones(ranks: Ranks, recipe: str, optimizer: str) -> None:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.integrations.outcomes import Reduced
+from thinwire.integrations.steps import Steps
 
 RATE = 0.05
 LINEAR = [name for name, case in RECIPES.items() if not case.momentum and case.conserving]
@@ -464,6 +466,19 @@ def test_a_gradient_may_be_put_in_place_by_hand(ranks: Ranks, recipe: str) -> No
     for missing, alike in ranks.run(2, _assigned, recipe):
         assert missing < 1e-12
         assert alike
+
+
+def test_an_optimizer_of_another_model_leaves_a_reduction_alone() -> None:
+    """It may step in another thread, as virtual workers do, and a reduction must be counted once."""
+    mine, other = (torch.optim.SGD([nn.Parameter(torch.ones(3))]) for _ in range(2))
+    steps = Steps({"w": mine.param_groups[0]["params"][0]}, [])
+    assert steps.enter(["w"], joined=False)
+    _, note = steps.started(["w"])
+    note(Reduced())
+    assert not steps.stepped(other)
+    assert (steps.draw, steps.pending) == (0, set())
+    assert steps.stepped(mine)
+    assert steps.draw == 1
 
 
 def _shared_module(recipe: str) -> tuple[float, bool]:

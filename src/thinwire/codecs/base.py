@@ -1,6 +1,7 @@
 """What a codec does: it takes a vector and returns a payload."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Self, final
 
@@ -29,6 +30,16 @@ class Codec(ABC):
     @abstractmethod
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Payload:
         """Encode a vector that may not have been computed yet."""
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Payload:
+        """Encode n ≥ 1 vectors, which travel together: each as `encode_signal` does, at its offset among `numel`.
+
+        A codec that takes many small vectors in one call does so here.
+        """
+        parts = [self.encode_signal(signal, seed=seed) for signal, seed in zip(signals, seeds, strict=True)]
+        return type(parts[0]).assemble(parts, offsets, numel)
 
     @final
     def encode(self, x: Tensor, *, seed: int = 0) -> Payload:

@@ -9,11 +9,10 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Range, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import largest
 from thinwire.payloads import Blocks, Narrow, Spectral, narrowed
 from thinwire.payloads.spectral import forward, spectrum_size
 from thinwire.schedules import Density
-from thinwire.signals import Signal
+from thinwire.signals import Signal, largest
 from thinwire.waits import on_host
 
 Block = Annotated[int, Range("2 elements or more, and fewer than 2^31", least=2, most=2**31 - 1)]

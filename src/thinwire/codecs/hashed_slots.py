@@ -4,6 +4,7 @@ The slot of an index is `slot_of` in kernels/hashing/reference.py.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -12,11 +13,10 @@ import torch
 from thinwire import kernels
 from thinwire.checked import Positive, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import candidates, filled
-from thinwire.kernels import gather
-from thinwire.payloads import Narrow, Sparse, narrowed
+from thinwire.codecs.thresholding import draw, most, side_by_side
+from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signal
+from thinwire.signals import Signal, picked
 
 
 @final
@@ -43,10 +43,17 @@ class HashedSlots(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return m slots. NaN counts as largest, so a collision cannot hide it."""
-        m = kept(self.density, signal.numel)
-        picks = candidates(signal, min(signal.numel, math.ceil(self.surplus * m)), seed)
-        magnitudes = picks.values.abs().to(torch.float32).view(torch.int32)
-        slots = kernels.hashed_slots(picks.indices, magnitudes, m, signal.numel, seed)
-        values, coded = narrowed(gather(signal.tensor(), slots), self.values, signal.dtype, seed, signal.share)
-        indices = filled(slots, signal.numel)
-        return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded, seeds=(seed,))
+        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Sparse:
+        """Return the same of each. Small ones are sampled, summed, searched and hashed in one call each."""
+        slots = [kept(self.density, signal.numel) for signal in signals]
+        wanted = [min(x.numel, math.ceil(self.surplus * m)) for x, m in zip(signals, slots, strict=True)]
+        draws = [draw(x.numel, n, most(n), seed) for x, n, seed in zip(signals, wanted, seeds, strict=True)]
+        indices, values = picked(signals, draws)
+        magnitudes = values.abs().to(torch.float32).view(torch.int32)
+        runs, vectors = [each.capacity for each in draws], [signal.tensor() for signal in signals]
+        found = kernels.hashed_slots_of_each(vectors, indices, magnitudes, runs, slots, seeds)
+        return side_by_side(signals, found, slots, self.values, seeds=seeds, offsets=offsets, numel=numel, slots=True)

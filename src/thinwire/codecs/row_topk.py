@@ -9,10 +9,9 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Width, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import largest
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.schedules import Density
-from thinwire.signals import Signal
+from thinwire.signals import Signal, largest
 
 
 @final

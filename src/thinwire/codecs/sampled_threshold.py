@@ -1,15 +1,16 @@
 """Top-k with a threshold estimated from a sample, as Deep Gradient Compression selects (Lin et al. 2018)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 from thinwire.checked import Multiple, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import candidates, strongest
+from thinwire.codecs.thresholding import draw, side_by_side
 from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signal
+from thinwire.signals import Signal, picked
 
 
 @final
@@ -29,6 +30,16 @@ class SampledThreshold(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements, padding included. NaN counts as largest."""
-        k = kept(self.density, signal.numel)
-        picks = candidates(signal, min(signal.numel, math.ceil(self.surplus * k)), seed)
-        return strongest(signal, picks, k, self.values, seed)
+        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Sparse:
+        """Return the same of each. Small ones are sampled, summed and searched in one call."""
+        counts = [kept(self.density, signal.numel) for signal in signals]
+        draws = [
+            draw(signal.numel, math.ceil(self.surplus * k), k, seed)
+            for signal, k, seed in zip(signals, counts, seeds, strict=True)
+        ]
+        found = picked(signals, draws)
+        return side_by_side(signals, found, counts, self.values, seeds=seeds, offsets=offsets, numel=numel)

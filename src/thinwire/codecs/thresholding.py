@@ -4,39 +4,43 @@ Indices of picks (int32) ascend. A GPU fills them up with −1, so that nothing 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from thinwire import kernels
-from thinwire.kernels import Picks
-from thinwire.payloads import Narrow, Sparse, narrowed
-from thinwire.signals import Signal
+from thinwire.kernels import Draw, Picks
+from thinwire.kernels.memory import constant
+from thinwire.payloads import Narrow, Sparse, narrowed, narrowed_each
+from thinwire.payloads.base import Regions
+from thinwire.signals import Signal, largest, limited
 
 # The sample holds about this many of the picks. So the number of picks varies by about 1/√80 = 11 %.
 PICKS_IN_SAMPLE = 80
 
 
-def candidates(signal: Signal, picks: int, seed: int) -> Picks:
-    """Return about `picks` of the largest magnitudes, and at most about four times as many.
+def draw(numel: int, picks: int, capacity: int, seed: int) -> Draw:
+    """Return how to pick about `picks` of the largest of `numel` magnitudes, of which at most `capacity` are wanted.
 
     The threshold is the ⌈picks/d · s⌉-th largest of a sample of s magnitudes. The sample is evenly spaced, and `seed`
-    sets where it begins. If ties or a misleading sample would yield more, the largest of all are taken exactly.
+    sets where it begins.
     """
-    if signal.numel == 0:
-        return signal.select(torch.full((), torch.inf, device=signal.device), 0)
-    if picks >= signal.numel:  # everything; the smallest of a sample would leave something out
-        return signal.select(torch.zeros((), device=signal.device), signal.numel)
+    if picks >= numel:  # everything; the smallest of a sample would leave something out
+        return Draw(offset=0, stride=1, rank=0, capacity=min(numel, capacity))
     stride = max(1, picks // PICKS_IN_SAMPLE) | 1  # odd, so that it walks through all columns of a matrix
-    sample = signal.sample(seed % min(stride, signal.numel), stride).abs()
-    rank = min(sample.numel(), max(1, math.ceil(picks / signal.numel * sample.numel())))
-    return near(signal, sample.topk(rank, sorted=False).values.min(), picks)
+    offset = seed % min(stride, numel)
+    size = -(-(numel - offset) // stride)
+    return Draw(offset, stride, min(size, max(1, math.ceil(picks / numel * size))), min(numel, capacity))
 
 
 def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:
     """Return the elements that reach the threshold (0-dim), or the largest if far more than `picks` do."""
-    return signal.select(threshold, min(signal.numel, 4 * picks + PICKS_IN_SAMPLE))
+    return signal.select(threshold, min(signal.numel, most(picks)))
+
+
+def most(picks: int) -> int:
+    """Return how many picks are taken where about `picks` were expected. If there are more, the largest are."""
+    return 4 * picks + PICKS_IN_SAMPLE
 
 
 def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: int) -> Sparse:
@@ -46,25 +50,48 @@ def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: in
     return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
 
 
-def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
-    """Return indices and values of `count` elements: the largest of the picks, then −1 with value 0."""
-    indices, values, _ = picks
-    if indices.numel() > count:
-        best = largest(values, count)
-        indices, values = indices.index_select(0, best), values.index_select(0, best)
-    missing = count - indices.numel()
-    return pad(indices, (0, missing), value=-1), pad(values, (0, missing))
-
-
 def filled(indices: Tensor, numel: int) -> Tensor:
     """Replace −1 by the last index. With the value 0, that is padding."""
     return indices.masked_fill(indices < 0, numel - 1)
 
 
-def largest(x: Tensor, k: int) -> Tensor:
-    """Return the indices (int32, ascending) of the k largest magnitudes. NaN counts as largest."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
-    return kernels.largest(x, min(k, x.numel()))
+def side_by_side(
+    signals: Sequence[Signal],
+    found: tuple[Tensor, Tensor],
+    runs: Sequence[int],
+    narrow: Narrow,
+    *,
+    seeds: Sequence[int],
+    offsets: Sequence[int],
+    numel: int,
+    slots: bool = False,
+) -> Sparse:
+    """Return the payload of several signals at their offsets. `found` has indices and values, `runs` how many of each.
+
+    Indices count from the signal's first element. −1 is padding. `slots`: they are in slot order by the seeds.
+    """
+    like, counts = signals[0], tuple(runs)
+    regions = tuple((offset, signal.numel) for signal, offset in zip(signals, offsets, strict=True))
+    values, coded = narrowed_each(found[1], counts, narrow, like.dtype, seeds, like.share)
+    return Sparse(
+        indices=_moved(found[0], regions, counts),
+        values=values,
+        numel=numel,
+        regions=regions,
+        runs=counts,
+        ascending=not slots,
+        seeds=tuple(seeds) if slots else (),
+        coded=coded,
+    )
+
+
+def _moved(indices: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
+    """Count indices from the first element of all, and replace −1 by the last index of its region."""
+    counts, size = constant(runs, torch.int64, indices.device), indices.numel()
+    firsts = constant(tuple(offset for offset, _ in regions), torch.int32, indices.device)
+    lasts = constant(tuple(offset + length - 1 for offset, length in regions), torch.int32, indices.device)
+    starts, ends = (edge.repeat_interleave(counts, output_size=size) for edge in (firsts, lasts))
+    return torch.where(indices < 0, ends, indices + starts)
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:

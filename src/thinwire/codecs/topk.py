@@ -1,14 +1,16 @@
 """Exact Top-k: the largest magnitudes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import largest
-from thinwire.payloads import Narrow, Sparse, narrowed
+from thinwire.codecs.thresholding import side_by_side
+from thinwire.payloads import Narrow, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signal
+from thinwire.signals import Signal, wide
 
 
 @final
@@ -25,10 +27,15 @@ class TopK(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""
-        x = signal.tensor()
-        indices = largest(x, kept(self.density, signal.numel))
-        values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed, signal.share)
-        return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
+        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Sparse:
+        """Return the same of each. All are searched in one call."""
+        counts = [kept(self.density, signal.numel) for signal in signals]
+        found = kernels.largest_of_each([wide(signal.tensor()) for signal in signals], counts)
+        return side_by_side(signals, found, counts, self.values, seeds=seeds, offsets=offsets, numel=numel)
 
     def contraction(self, numel: int) -> float | None:
         """δ = k/d. A vector of equal magnitudes attains it (Stich et al. 2018)."""

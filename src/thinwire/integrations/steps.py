@@ -162,14 +162,19 @@ class Steps:
         return outcomes
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Keep what was staged for this optimizer's gradients. Return whether it holds any of the parameters."""
-        self.close_if_done()
+        """Keep what was staged for this optimizer's gradients. Return whether it holds any of the parameters.
+
+        One that holds none may step in another thread, while a reduction goes on here.
+        """
         owned = self._owned_by(optimizer)
+        if not owned:
+            return False
+        self.close_if_done()
         self._known.update(owned)
         if not skipped_by_scaler(optimizer):
             taken = [name for name in owned if name in self.pending and self.parameters[name].grad is not None]
             self.settle(taken, keep=True)
-        return bool(owned)
+        return True
 
     def settle(self, names: Collection[str], *, keep: bool) -> None:
         """Keep or drop what the memories staged for these. This ends the step."""

@@ -38,6 +38,7 @@ from thinwire.kernels.dispatch import Kernel
 from thinwire.kernels.fourier import inverse_fourier
 from thinwire.kernels.hashing import (
     hashed_slots,
+    hashed_slots_of_each,
     index_of,
     keys,
     mix,
@@ -47,6 +48,7 @@ from thinwire.kernels.hashing import (
     slot_of,
 )
 from thinwire.kernels.matrices import orthonormal, outer_sums, row_sums
+from thinwire.kernels.sampled import Draw, accumulate_momentum_sampled_select, accumulate_sampled_select
 from thinwire.kernels.scatter import mask, merge, scatter, scatter_add
 from thinwire.kernels.select import (
     Picks,
@@ -56,6 +58,7 @@ from thinwire.kernels.select import (
     accumulate_select,
     gather,
     largest,
+    largest_of_each,
     select,
 )
 from thinwire.kernels.sketch import sketch_insert, sketch_query
@@ -63,6 +66,7 @@ from thinwire.kernels.subsets import Numbering, subsets_decode, subsets_encode
 
 __all__ = [
     "Chunking",
+    "Draw",
     "EliasFano",
     "Kernel",
     "Numbering",
@@ -75,9 +79,11 @@ __all__ = [
     "accumulate_fading_chunk_topk",
     "accumulate_fading_select",
     "accumulate_momentum",
+    "accumulate_momentum_sampled_select",
     "accumulate_momentum_select",
     "accumulate_rounded",
     "accumulate_rounded_select",
+    "accumulate_sampled_select",
     "accumulate_select",
     "block_energies",
     "chunk_subtract",
@@ -89,12 +95,14 @@ __all__ = [
     "gather",
     "group_norms",
     "hashed_slots",
+    "hashed_slots_of_each",
     "index_of",
     "inverse_fourier",
     "keys",
     "largest",
     "largest_blocks",
     "largest_in_rows",
+    "largest_of_each",
     "levels_encode",
     "mask",
     "merge",

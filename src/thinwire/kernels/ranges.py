@@ -31,6 +31,22 @@ def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> lis
     return list(_pool(workers).map(run, edges[:-1], edges[1:]))
 
 
+def is_alone(numel: int) -> bool:
+    """Whether one thread takes a tensor of so many elements as a whole. Several such are better taken together."""
+    return numel < 2 * _RANGE
+
+
+def map_groups(run: Callable[[int, int], None], sizes: np.ndarray[Any, Any]) -> None:
+    """Call run(first, last) for groups of adjacent tensors of these sizes, about as many elements in each."""
+    ends = sizes.cumsum()
+    workers = max(1, min(torch.get_num_threads(), len(sizes), int(sizes.sum()) // _RANGE))
+    if workers == 1:
+        run(0, len(sizes))
+        return
+    edges = [0, *(int(np.searchsorted(ends, ends[-1] * i / workers)) + 1 for i in range(1, workers)), len(sizes)]
+    list(_pool(workers).map(run, edges[:-1], edges[1:]))
+
+
 def map_rows(run: Callable[[Tensor], _T], rows: Tensor) -> list[_T]:
     """Return run(row) of every row. `run` must not use this module: it would wait if all threads are taken."""
     return _map(run, list(rows), rows.numel())

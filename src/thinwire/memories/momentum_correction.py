@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Fraction, Positive, checked
-from thinwire.kernels import Picks
+from thinwire.kernels import Draw, Picks
 from thinwire.memories.base import Memory, Staged, State
 from thinwire.memories.clipping import LocalClipping
 from thinwire.payloads import Payload
@@ -153,6 +153,16 @@ class _MomentumSum(Signal):
         scale, m, nesterov = self._factors
         on_velocity, on_gradient = (m * m, scale * (1 + m)) if nesterov else (m, scale)
         return residual.add(velocity, alpha=on_velocity).add_(gradient, alpha=on_gradient)
+
+    @classmethod
+    def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+        for signal in signals:
+            signal.computed = True
+        outs, moving, residuals, velocities, gradients = zip(*(signal._tensors for signal in signals), strict=True)
+        scales, (momentum, *_), (nesterov, *_) = zip(*(signal._factors for signal in signals), strict=True)
+        return kernels.accumulate_momentum_sampled_select(
+            outs, moving, residuals, velocities, gradients, scales, momentum, nesterov, draws
+        )
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self.computed = True

@@ -1,16 +1,16 @@
 """What waits for a parameter: gradients are added, and what was delivered is subtracted. It may fade meanwhile."""
 
 from collections.abc import Collection, Sequence
-from typing import final
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Chunking, Picks
+from thinwire.kernels import Chunking, Draw, Picks
 from thinwire.memories.base import Staged
 from thinwire.payloads import Payload
-from thinwire.signals import Plain, Signal
+from thinwire.signals import Plain, Signal, joined
 
 _SECOND_DRAW = 1 << 32
 
@@ -103,6 +103,16 @@ class _Sum(Signal):
     def sample(self, offset: int, stride: int) -> Tensor:
         before, gradient, scale = self._inputs
         return before[offset::stride].mul(self._decay).add_(gradient[offset::stride], alpha=scale)
+
+    @classmethod
+    def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+        if any(signal._decay != 1 for signal in signals):
+            return joined([signal.pick(draw) for signal, draw in zip(signals, draws, strict=True)])
+        for signal in signals:
+            signal.computed = True
+        outs = [signal._out for signal in signals]
+        residuals, gradients, scales = map(list, zip(*(signal._inputs for signal in signals), strict=True))
+        return kernels.accumulate_sampled_select(outs, residuals, gradients, scales, draws)
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self.computed = True

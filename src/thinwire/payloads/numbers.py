@@ -1,5 +1,6 @@
 """The numbers of a payload on the wire: plain values, or the scales and packed codes of a format."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -27,6 +28,16 @@ def narrowed(
         return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
     coded = Coded.of(x, how, seed=seed)
     return coded.values(torch.promote_types(dtype, torch.float32)), coded
+
+
+def narrowed_each(
+    x: Tensor, runs: Sequence[int], how: Narrow, dtype: torch.dtype, seeds: Sequence[int], share: float | None = None
+) -> tuple[Tensor, Coded | None]:
+    """Return what `narrowed` does of each of several runs of values, one after another. A format scales each alone."""
+    if not isinstance(how, Format) or len(runs) == 1:
+        return narrowed(x, how, dtype, seeds[0], share)
+    parts = [narrowed(part, how, dtype, seed, share) for part, seed in zip(x.split(list(runs)), seeds, strict=True)]
+    return torch.cat([values for values, _ in parts]), joined([coded for _, coded in parts])
 
 
 def fitted(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from thinwire.checked import Multiple, Share, Whole, checked
 from thinwire.codecs.laplace_threshold import laplace_quantile
-from thinwire.codecs.thresholding import limited, near, room
+from thinwire.codecs.thresholding import near, room
 from thinwire.formats import Coded, Format
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Choice
-from thinwire.signals import Plain
+from thinwire.signals import Plain, limited
 
 _RECENT = 15
 

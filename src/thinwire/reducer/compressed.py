@@ -74,13 +74,18 @@ class Compressed(Reducer):
         return self.memory
 
     def _encode(self, bucket: Bucket, at: Round) -> Payload:
-        codec = self.codec.at(at.step)
-        parts = []
-        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
-            signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))
-            signal.share, signal.shape = at.scale if self.memory.stateful else None, segment.shape
-            parts.append(encoded(codec, signal, seed=at.seed(segment.name, shared=codec.shared_seed)))
-        return type(parts[0]).assemble(parts, [segment.offset for segment in bucket.segments], bucket.flat.numel())
+        codec, segments = self.codec.at(at.step), bucket.segments
+        signals = [self._signal(*pair, at) for pair in zip(segments, bucket.views(), strict=True)]
+        seeds = [at.seed(segment.name, shared=codec.shared_seed) for segment in segments]
+        offsets = [segment.offset for segment in segments]
+        payload = codec.encode_signals(signals, seeds=seeds, offsets=offsets, numel=bucket.flat.numel())
+        _check_computed(codec, signals)
+        return payload
+
+    def _signal(self, segment: Segment, gradient: Tensor, at: Round) -> Signal:
+        signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))
+        signal.share, signal.shape = at.scale if self.memory.stateful else None, segment.shape
+        return signal
 
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float, unread: bool) -> bool:
         if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
@@ -140,6 +145,10 @@ def _all_finite(parts: Sequence[Tensor]) -> Tensor:
 def encoded(codec: Codec, signal: Signal, *, seed: int) -> Payload:
     """Encode a signal. Raises TypeError if the codec never computed it."""
     payload = codec.encode_signal(signal, seed=seed)
-    if not signal.computed:  # retain would subtract from unwritten memory
-        raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")
+    _check_computed(codec, [signal])
     return payload
+
+
+def _check_computed(codec: Codec, signals: Sequence[Signal]) -> None:
+    if not all(signal.computed for signal in signals):  # retain would subtract from unwritten memory
+        raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")

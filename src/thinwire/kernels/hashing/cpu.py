@@ -1,5 +1,6 @@
 """Hashing indices to slots of a table, and coding indices that are in slot order."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from thinwire.kernels.compiled import compiled, exactly
 from thinwire.kernels.hashing.reference import keys
+from thinwire.kernels.several import addresses, sizes, vector
 
 
 def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -30,6 +32,23 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, se
     height = -(-numel // max(1, slots))
     _hashed_slots_loop(table, indices.numpy(), priorities.numpy(), height, _round_keys(seed))
     return torch.from_numpy(table.astype(np.int32))
+
+
+def hashed_slots_of_each(
+    xs: Sequence[Tensor],
+    indices: Tensor,
+    priorities: Tensor,
+    runs: Sequence[int],
+    slots: Sequence[int],
+    seeds: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """See `reference.hashed_slots_of_each`."""
+    ends, places = (np.concatenate([[0], np.cumsum(counts)]) for counts in (runs, slots))
+    out, values = np.empty(places[-1], np.int32), torch.empty(int(places[-1]), dtype=xs[0].dtype)
+    arrays = (indices.numpy(), priorities.numpy(), out, values.numpy())
+    keys = np.stack([_round_keys(seed) for seed in seeds])
+    _each_hashed_loop(addresses(xs), sizes(xs), ends, places, keys, *arrays)
+    return torch.from_numpy(out), values
 
 
 def _round_keys(seed: int) -> np.ndarray[Any, Any]:
@@ -95,6 +114,19 @@ def _hashed_slots_loop(table, indices, priorities, height, keys):
         if indices[i] >= 0:
             slot, _ = _slot_of(np.int64(indices[i]), table.size, height, keys)
             table[slot] = max(table[slot], np.int64(priorities[i]) << 32 | np.int64(indices[i]))
+
+
+@compiled
+def _each_hashed_loop(vectors, lengths, ends, places, keys, indices, priorities, out, values):
+    for at in range(lengths.size):
+        slots = out[places[at] : places[at + 1]]
+        table, height = np.full(slots.size, -1, np.int64), -(-lengths[at] // max(1, slots.size))
+        here, there = indices[ends[at] : ends[at + 1]], priorities[ends[at] : ends[at + 1]]
+        _hashed_slots_loop(table, here, there, height, keys[at])
+        x, elements = vector(vectors[at, 0], lengths[at], values), values[places[at] : places[at + 1]]
+        for slot in range(slots.size):
+            slots[slot] = np.int32(table[slot] & 0xFFFFFFFF)
+            elements[slot] = x[slots[slot]] if table[slot] >= 0 else 0
 
 
 @compiled

@@ -1,5 +1,6 @@
 """Hashing indices to slots of a table, and coding indices that are in slot order."""
 
+from collections.abc import Sequence
 from typing import Any, overload
 
 import torch
@@ -75,6 +76,28 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, se
     ranked = (priorities.to(torch.int64) << 32) | indices.to(torch.int64)
     table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
     return table.scatter_reduce_(0, slot, ranked, "amax").to(torch.int32)
+
+
+def hashed_slots_of_each(
+    xs: Sequence[Tensor],
+    indices: Tensor,
+    priorities: Tensor,
+    runs: Sequence[int],
+    slots: Sequence[int],
+    seeds: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """`hashed_slots` for each of n ≥ 1 vectors. `runs` says how many of the indices and priorities are each one's.
+
+    Returns the slots (int32) of one vector after another's, −1 where empty, and the elements there, 0 where empty.
+    """
+    places = zip(xs, indices.split(list(runs)), priorities.split(list(runs)), slots, seeds, strict=True)
+    found = [hashed_slots(index, rank, count, x.numel(), seed) for x, index, rank, count, seed in places]
+    return torch.cat(found), torch.cat([elements(x, at) for x, at in zip(xs, found, strict=True)])
+
+
+def elements(x: Tensor, slots: Tensor) -> Tensor:
+    """Return the elements whose indices are in the slots, and 0 for −1."""
+    return x.index_select(0, slots.clamp(min=0)).masked_fill_(slots < 0, 0)
 
 
 def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:

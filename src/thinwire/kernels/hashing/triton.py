@@ -1,11 +1,13 @@
 """Hashing indices to slots of a table."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.hashing.reference import keys
+from thinwire.kernels.hashing.reference import elements, keys
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 1024
@@ -34,6 +36,20 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, se
     args = (table, indices, priorities, indices.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
     launch(_hashed_slots, tiles_of(indices.numel(), _BLOCK), *args, BLOCK=_BLOCK)
     return table.to(torch.int32)
+
+
+def hashed_slots_of_each(
+    xs: Sequence[Tensor],
+    indices: Tensor,
+    priorities: Tensor,
+    runs: Sequence[int],
+    slots: Sequence[int],
+    seeds: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """See `reference.hashed_slots_of_each`."""
+    places = zip(xs, indices.split(list(runs)), priorities.split(list(runs)), slots, seeds, strict=True)
+    found = [hashed_slots(index, rank, count, x.numel(), seed) for x, index, rank, count, seed in places]
+    return torch.cat(found), torch.cat([elements(x, at) for x, at in zip(xs, found, strict=True)])
 
 
 def signed_keys(seed: int) -> tuple[int, int]:

@@ -12,11 +12,13 @@ __all__ = [
     "accumulate_select",
     "gather",
     "largest",
+    "largest_of_each",
     "select",
 ]
 
 select = Kernel(reference.select, cpu.select, by="x")
 largest = Kernel(reference.largest, cpu.largest, by="x")
+largest_of_each = Kernel(reference.largest_of_each, cpu.largest_of_each, by="*xs")
 # Where a kernel widens the gradient first, the gradient does not decide.
 accumulate_select = Kernel(reference.accumulate_select, cpu.accumulate_select, by="out residual")
 accumulate_fading_select = Kernel(reference.accumulate_fading_select, cpu.accumulate_fading_select, by="out residual")

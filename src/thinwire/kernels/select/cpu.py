@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate.cpu import accumulate_rounded
 from thinwire.kernels.memory import empty
-from thinwire.kernels.ranges import map_pieces, map_ranges
+from thinwire.kernels.ranges import map_groups, map_pieces, map_ranges
 from thinwire.kernels.select import loops
 from thinwire.kernels.select.reference import Picks
+from thinwire.kernels.several import addresses, sizes
 
 Array = np.ndarray[Any, Any]
 REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -21,7 +22,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SIGNS = {np.dtype(kind): kind(np.iinfo(kind).max) for kind in (np.int16, np.int32, np.int64)}
 STREAM_BYTES = 1 << 23
 """Results of this size or more are written past the cache, which would not hold them anyway."""
-FEW, _SAMPLE = 1 << 20, 1 << 16
+FEW, _SAMPLE, _SMALL_SAMPLE = 1 << 20, 1 << 16, 1 << 12
 
 
 def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
@@ -92,8 +93,35 @@ def largest(x: Tensor, k: int) -> Tensor:
             found = _found(loops.select, x, _counted(x, k), x.numel())
         if found.number >= k:  # the loop skips zeros, but they may be needed
             return largest_of_pieces(found.indices, found.bits, k)
-    bits, _ = as_integers(x)
-    return largest_of_pieces([np.arange(bits.size, dtype=np.int32)], [bits], k)
+    return _largest_of_small([x], [k])[0]
+
+
+def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `reference.largest_of_each`. A large vector is divided among threads, and small ones are taken together."""
+    found = []
+    for small, group in groupby(zip(xs, counts, strict=True), lambda pair: pair[0].numel() <= FEW):
+        some, wanted = zip(*group, strict=True)
+        found += [_largest_of_small(some, wanted)] if small else list(map(_largest_of_large, some, wanted))
+    indices, values = zip(*found, strict=True)
+    return (indices[0], values[0]) if len(found) == 1 else (torch.cat(indices), torch.cat(values))
+
+
+def _largest_of_large(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    indices = largest(x, k)
+    return indices, x.index_select(0, indices)
+
+
+def _largest_of_small(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    lengths, table = sizes(xs), addresses(xs)
+    starts = np.concatenate([[0], np.minimum(counts, lengths).cumsum()])
+    indices, values = np.empty(starts[-1], np.int32), torch.empty(int(starts[-1]), dtype=xs[0].dtype)
+    bits, sign = as_integers(values)
+
+    def run(first: int, last: int) -> None:
+        loops.largest_of_each(table, lengths, starts, indices, bits, sign, first, last, _SMALL_SAMPLE)
+
+    map_groups(run, lengths)
+    return torch.from_numpy(indices), values
 
 
 def sampled(take: Callable[[int], Tensor], k: int, numel: int) -> tuple[Tensor, int]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled
+from thinwire.kernels.several import vector
 
 BLOCK = simd.BLOCK
 
@@ -176,3 +177,49 @@ def take(indices, bits, sign, bar, ties, out):
         if tied or magnitude > bar:
             out[count] = indices[i]
             count += 1
+
+
+@compiled
+def take_largest(indices, bits, sign, out, found):
+    # The largest, as many as `out` holds, or all, in their order; `found` takes the bits. Returns how many.
+    known, ties = (0, bits.size) if bits.size <= out.size else kth(bits, sign, out.size)
+    count = 0
+    for i in range(bits.size if out.size else 0):
+        magnitude = bits[i] & sign
+        tied = magnitude == known and ties > 0
+        ties -= tied
+        if tied or magnitude > known:
+            out[count], found[count] = indices[i], bits[i]
+            count += 1
+    return count
+
+
+@compiled
+def largest_of_each(table, lengths, starts, indices, found, sign, first, last, sampled):
+    # The largest of vectors `first` to `last`, as many as there is room from one of `starts` to the next.
+    peaks = np.zeros(64 // found.itemsize, found.dtype)
+    for at in range(first, last):
+        bits, k = vector(table[at, 0], lengths[at], found), starts[at + 1] - starts[at]
+        here, there = indices[starts[at] : starts[at + 1]], found[starts[at] : starts[at + 1]]
+        bar, room = _likely(bits, sign, k, sampled)
+        picks, reaching = np.empty(room + 1, np.int32), np.empty(room + 1, found.dtype)
+        count = select(bits, sign, bar, 0, bits.size, picks, reaching, room, peaks) if room else 0
+        if room and k <= count <= room:
+            take_largest(picks[:count], reaching[:count], sign, here, there)
+        else:  # also where zeros are needed, which are not selected
+            take_largest(np.arange(bits.size).astype(np.int32), bits, sign, here, there)
+
+
+@compiled
+def _likely(bits, sign, k, sampled):
+    # A threshold that a few more than k magnitudes should reach, by four standard deviations of the sample's count, and
+    # the most that may reach it; room for none if a sample is not worth while.
+    stride = bits.size // sampled | 1
+    sample = bits[::stride].copy()
+    expected = k / max(1, bits.size) * sample.size
+    rank = np.int64(np.ceil(expected + 4 * np.sqrt(expected) + 1))
+    if stride == 1 or 2 * rank > sample.size:
+        return bits.dtype.type(1), 0
+    bar, _ = kth(sample, sign, rank)
+    room = np.int64(np.ceil((rank + 4 * np.sqrt(rank)) / sample.size * bits.size))
+    return max(bits.dtype.type(1), bits.dtype.type(bar)), min(bits.size, room)

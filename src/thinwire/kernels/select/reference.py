@@ -4,6 +4,7 @@ Magnitudes are compared so that NaN ranks above infinity, and infinity above eve
 finite are always selected, never hidden.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -93,6 +94,12 @@ def largest(x: Tensor, k: int) -> Tensor:
     """Return the indices (int32, ascending) of the k largest magnitudes, or of all. Lower indices win ties."""
     order = magnitude_bits(x).sort(descending=True, stable=True).indices
     return order[:k].sort().values.to(torch.int32)
+
+
+def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the `largest` of each of n ≥ 1 vectors, and the elements there, one vector's after another's."""
+    picks = [largest(x, k) for x, k in zip(xs, counts, strict=True)]
+    return torch.cat(picks), torch.cat([x.index_select(0, at) for x, at in zip(xs, picks, strict=True)])
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:

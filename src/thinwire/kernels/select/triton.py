@@ -9,6 +9,7 @@ it from them again, which takes a few loads and costs the host nothing. Integer 
 atomics are deterministic here.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -86,6 +87,12 @@ def largest(x: Tensor, k: int) -> Tensor:
     out = torch.empty(min(k, x.numel()), dtype=torch.int32, device=x.device)
     _write_largest(out, x)
     return out
+
+
+def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """See `reference.largest_of_each`."""
+    picks = [largest(x, k) for x, k in zip(xs, counts, strict=True)]
+    return torch.cat(picks), torch.cat([x.index_select(0, at) for x, at in zip(xs, picks, strict=True)])
 
 
 def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:

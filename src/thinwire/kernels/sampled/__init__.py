@@ -1,0 +1,21 @@
+"""Adding gradients to what waits, and picking with a threshold from a sample: several vectors in one call."""
+
+from thinwire.kernels.dispatch import Kernel
+from thinwire.kernels.sampled import cpu, reference
+from thinwire.kernels.sampled.reference import Draw
+
+__all__ = ["Draw", "accumulate_momentum_sampled_select", "accumulate_sampled_select"]
+
+# On a GPU, signals go one by one: see thinwire/signals.py.
+accumulate_sampled_select = Kernel(
+    reference.accumulate_sampled_select,
+    cpu.accumulate_sampled_select,
+    reference.accumulate_sampled_select,
+    by="*outs *residuals",
+)
+accumulate_momentum_sampled_select = Kernel(
+    reference.accumulate_momentum_sampled_select,
+    cpu.accumulate_momentum_sampled_select,
+    reference.accumulate_momentum_sampled_select,
+    by="*outs *velocity_outs *residuals *velocities",
+)
