@@ -3,12 +3,12 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch import nn
 from convergence_parts.group import VirtualGroup, on_ranks
 from convergence_parts.optimizers import OPTIMIZERS, Make, Schedule, scheduler
 from thinwire import codecs, exchanges, formats, memories, recipes, reducer, replicate, schedules
+from thinwire.memories import Memory
 from thinwire.reducer import Reducer
 from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.base import Batch
@@ -99,18 +100,28 @@ class Run:
         return cls(settings=Settings(**settings), looks=looks, seconds=document["seconds"])
 
 
+class Watch(Protocol):
+    """Looks on as workers train, in a thread of each."""
+
+    def before(self, rank: int, model: nn.Module) -> None:
+        """Look at this worker's own gradients."""
+
+    def after(self, rank: int, model: nn.Module, memories: Sequence[Memory]) -> None:
+        """Look at the gradients that have arrived, which the optimizers have just taken, and at what waits."""
+
+
 def problem_of(model: str, seed: int, data: Path | None) -> Problem:
     """Build the problem; its file lies in the folder `data`."""
     return build(model, seed=seed, data=data / DATA[model] if data is not None and model in DATA else None)
 
 
-def train(settings: Settings, problem: Problem, every: int | None = None) -> Run:
+def train(settings: Settings, problem: Problem, every: int | None = None, watch: Watch | None = None) -> Run:
     """Train from the problem's weights. `every`: steps between two looks at the held-out loss."""
     every = every or max(1, settings.steps // LOOKS)
     models = [copy.deepcopy(problem.model).to(settings.device) for _ in range(settings.workers)]
     turn, began = Lock(), time.perf_counter()
     logs = on_ranks(
-        settings.workers, lambda group: _worker(settings, problem, models[group.rank()], every, group, turn)
+        settings.workers, lambda group: _worker(settings, problem, models[group.rank()], every, group, turn, watch)
     )
     seconds = (time.perf_counter() - began) / logs[0][-1].step
     bits = [sum(look.bits for look in looks) / len(looks) for looks in zip(*logs, strict=True)]
@@ -119,7 +130,13 @@ def train(settings: Settings, problem: Problem, every: int | None = None) -> Run
 
 
 def _worker(
-    settings: Settings, problem: Problem, model: nn.Module, every: int, group: VirtualGroup, turn: Lock
+    settings: Settings,
+    problem: Problem,
+    model: nn.Module,
+    every: int,
+    group: VirtualGroup,
+    turn: Lock,
+    watch: Watch | None,
 ) -> list[Look]:
     """Train one replica as a user would. It stops where the loss is not finite.
 
@@ -134,10 +151,14 @@ def _worker(
         model.zero_grad(set_to_none=True)
         with turn:
             problem.loss(model, _moved(batch_of(settings, problem, step, group.rank()), settings.device)).backward()
+        if watch:
+            watch.before(group.rank(), model)
         replicas.reduce()
         for optimizer, rates in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             rates.step()
+        if watch:
+            watch.after(group.rank(), model, replicas.attachment.recipe.memories())
         done = step + 1
         if done % every == 0 or done == settings.steps:
             looks.append(Look(done, _held_out(problem, model, group, settings.device), 8 * group.payload_bytes / numel))
