@@ -3,13 +3,13 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import nn
 from convergence_parts.group import VirtualGroup, on_ranks
 from convergence_parts.optimizers import OPTIMIZERS, Make, Schedule, scheduler
 from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, recipes, reducer, replicate, schedules
+from thinwire.memories import Memory
 from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
 from thinwire.tools.problems import Problem, build
@@ -107,18 +108,28 @@ class Run:
         return cls(settings=Settings(**settings), looks=looks, seconds=document["seconds"])
 
 
+class Watch(Protocol):
+    """Looks on as workers train, in a thread of each."""
+
+    def before(self, rank: int, model: nn.Module) -> None:
+        """Look at this worker's own gradients."""
+
+    def after(self, rank: int, model: nn.Module, memories: Sequence[Memory]) -> None:
+        """Look at the gradients that have arrived, which the optimizers have just taken, and at what waits."""
+
+
 def problem_of(model: str, seed: int, data: Path | None) -> Problem:
     """Build the problem; its file lies in the folder `data`."""
     return build(model, seed=seed, data=data / DATA[model] if data is not None and model in DATA else None)
 
 
-def train(settings: Settings, problem: Problem, every: int | None = None) -> Run:
+def train(settings: Settings, problem: Problem, every: int | None = None, watch: Watch | None = None) -> Run:
     """Train from the problem's weights. `every`: steps between two looks at the held-out loss."""
     every = every or max(1, settings.steps // LOOKS)
     models = [copy.deepcopy(problem.model).to(settings.device) for _ in range(settings.workers)]
     turn, began = Lock(), time.perf_counter()
     logs = on_ranks(
-        settings.workers, lambda group: _worker(settings, problem, models[group.rank()], every, group, turn)
+        settings.workers, lambda group: _worker(settings, problem, models[group.rank()], every, group, turn, watch)
     )
     seconds = (time.perf_counter() - began) / logs[0][-1].step
     bits = [sum(look.bits for look in looks) / len(looks) for looks in zip(*logs, strict=True)]
@@ -127,7 +138,13 @@ def train(settings: Settings, problem: Problem, every: int | None = None) -> Run
 
 
 def _worker(
-    settings: Settings, problem: Problem, model: nn.Module, every: int, group: VirtualGroup, turn: Lock
+    settings: Settings,
+    problem: Problem,
+    model: nn.Module,
+    every: int,
+    group: VirtualGroup,
+    turn: Lock,
+    watch: Watch | None,
 ) -> list[Look]:
     """Train one replica as a user would. It stops where the loss is not finite.
 
@@ -135,33 +152,46 @@ def _worker(
     """
     optimizers = settings.make_optimizers(model)
     schedulers = [scheduler(optimizer, settings.schedule, settings.steps, settings.warm_up) for optimizer in optimizers]
-    reduce, held_out = _kept_together(settings, model, optimizers, group)
+    ties = _tied(settings, model, optimizers, group)
     numel, looks = sum(p.numel() for p in model.parameters()), list[Look]()
     for step in range(settings.steps):
         model.train()
         model.zero_grad(set_to_none=True)
         with turn:
             problem.loss(model, _moved(batch_of(settings, problem, step, group.rank()), settings.device)).backward()
-        reduce()
+        if watch:
+            watch.before(group.rank(), model)
+        ties.reduce()
         for optimizer, rates in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             rates.step()
+        if watch:
+            watch.after(group.rank(), model, ties.memories())
         done = step + 1
         if done % every == 0 or done == settings.steps:
-            loss = _held_out(problem, held_out(), group, settings.device)
+            loss = _held_out(problem, ties.model(), group, settings.device)
             looks.append(Look(done, loss, 8 * group.payload_bytes / numel))
             if not math.isfinite(looks[-1].loss):
                 break
     return looks
 
 
-def _kept_together(
-    settings: Settings, model: nn.Module, optimizers: list[torch.optim.Optimizer], group: VirtualGroup
-) -> tuple[Callable[[], None], Callable[[], nn.Module]]:
-    """Return what to call before an optimizer steps, and the model to look at: with outer steps, the global one."""
+class _Ties(NamedTuple):
+    """What ties a worker to the others.
+
+    `reduce` is called before an optimizer steps. `model` gives what to look at: with outer steps, the global parameters.
+    """
+
+    reduce: Callable[[], None]
+    model: Callable[[], nn.Module]
+    memories: Callable[[], Sequence[Memory]]
+
+
+def _tied(settings: Settings, model: nn.Module, optimizers: list[torch.optim.Optimizer], group: VirtualGroup) -> _Ties:
     steps = settings.make_outer_steps()
     if steps is None:
-        return replicate(model, settings.make_recipe(), group=group, optimizer=optimizers).reduce, lambda: model
+        replicas = replicate(model, settings.make_recipe(), group=group, optimizer=optimizers)
+        return _Ties(replicas.reduce, lambda: model, replicas.attachment.recipe.memories)
     handle = outer(model, optimizers, steps, group=group)
     shown = copy.deepcopy(model)
 
@@ -169,7 +199,8 @@ def _kept_together(
         shown.load_state_dict({**model.state_dict(), **handle.parameters})
         return shown
 
-    return lambda: None, look
+    memories = [m for fragment in handle.fragments for m in fragment.attachment.recipe.memories()]
+    return _Ties(lambda: None, look, lambda: memories)
 
 
 def batch_of(settings: Settings, problem: Problem, step: int, rank: int) -> Batch:
