@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
-from thinwire.errors import FingerprintError, MomentumError, StateError
+from thinwire.errors import FingerprintError, StateError
 from thinwire.integrations import state
 from thinwire.integrations.arrivals import Arrivals
 from thinwire.integrations.assembly import (
+    ASSEMBLY_ERRORS,
     Optimizers,
     assembled,
     check_fingerprint,
@@ -248,8 +249,7 @@ def shard(
             may_be_unused=False,
         )
 
-    errors = FingerprintError, MomentumError, RuntimeError
-    attachment = agreed(everybody, put_together, *errors, undo=Attachment.end)
+    attachment = agreed(everybody, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(local(tensor).detach(), group=group, group_src=0)
     return Shards(model, attachment, island, overlap=overlap)
