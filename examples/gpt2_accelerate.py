@@ -1,6 +1,6 @@
-"""A small GPT-2 with Accelerate, on bytes: accelerate launch --cpu --num_processes 2 examples/gpt2_accelerate.py TEXT.
+"""A small GPT-2 with Accelerate, on bytes: torchrun --nproc-per-node 2 examples/gpt2_accelerate.py TEXT.
 
-torchrun --nproc-per-node 2 does as well. --recipe fading | dense, --rate, --steps, --checkpoint FOLDER (saved in the
+On GPUs, accelerate launch does as well. --recipe fading | dense, --rate, --steps, --checkpoint FOLDER (saved in the
 middle; --resume goes on from it).
 """
 

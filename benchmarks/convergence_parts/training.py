@@ -179,7 +179,7 @@ def _worker(
 class _Ties(NamedTuple):
     """What ties a worker to the others.
 
-    `reduce` is called before an optimizer steps. `model` gives what to look at: with outer steps, the global parameters.
+    `reduce` is called before an optimizer steps. `model`: what to look at; of outer steps, the global one.
     """
 
     reduce: Callable[[], None]

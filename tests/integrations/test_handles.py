@@ -29,6 +29,89 @@ def test_every_handle_has_the_verbs() -> None:
         assert callable(kind.verify_replicas)
 
 
+# --- what one rank alone does wrong ---
+
+
+def _one_alone(wrong: int) -> dict[str, str]:
+    """Have one rank give what no rank should, and return what all are told."""
+    mine = dist.get_rank() == wrong
+
+    def module() -> nn.Module:
+        return mlp(torch.float32)
+
+    def attach(recipe: Any, **options: Any) -> str:
+        return told(lambda: tw.attach(DistributedDataParallel(module()), recipe, **options))
+
+    def replicate(modules: Any, recipe: Any, **options: Any) -> str:
+        return told(lambda: tw.replicate(modules, recipe, **options))
+
+    used, whole = tw.recipes.topk(), module()
+    at_work = tw.replicate(module(), used)
+    imaginary = nn.Linear(2, 2, dtype=torch.complex64)
+    sgd = torch.optim.SGD((module() if mine else whole).parameters(), lr=0.1, momentum=0.9)
+    said = {
+        "attach: recipe": attach(3 if mine else tw.recipes.topk()),
+        "attach: both": attach(tw.recipes.topk(), plan="auto" if mine else None),
+        "attach: used": attach(used if mine else tw.recipes.topk()),
+        "attach: momentum": told(lambda: tw.attach(DistributedDataParallel(whole), tw.recipes.dgc(), optimizer=sgd)),
+        "replicate: recipe": replicate(module(), None if mine else tw.recipes.topk()),
+        "replicate: modules": replicate([] if mine else [module()], tw.recipes.topk()),
+        "replicate: complex": replicate(imaginary if mine else module(), tw.recipes.topk()),
+        "replicate: used": replicate(module(), used if mine else tw.recipes.topk()),
+    }
+    assert at_work.attachment.step == 0
+    return said
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong: int) -> None:
+    expected = {
+        "attach: recipe": ("TypeError: ", "attach takes a recipe"),
+        "attach: both": ("TypeError: ", "a recipe or a plan, not both"),
+        "attach: used": ("RuntimeError: ", "at work on a model already"),
+        "attach: momentum": ("MomentumError: ", "optimizer"),
+        "replicate: recipe": ("TypeError: ", "replicate takes a recipe"),
+        "replicate: modules": ("ValueError: ", "modules is []"),
+        "replicate: complex": ("TypeError: ", "view_as_real"),
+        "replicate: used": ("RuntimeError: ", "at work on a model already"),
+    }
+    for rank, messages in enumerate(ranks.run(2, _one_alone, wrong)):
+        for name, (kind, words) in expected.items():
+            blamed = "" if rank == wrong else f"rank {wrong}: "
+            assert messages[name].startswith(kind + blamed), (name, messages[name])
+            assert words in messages[name], (name, messages[name])
+
+
+def _one_loads_nothing(kind: str) -> str:
+    """Have one rank train where the others load. DDP sends the batch norm's buffers in its forward pass."""
+
+    def made() -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        if kind == "replicate":
+            return module, tw.replicate(module, tw.recipes.topk())
+        model = DistributedDataParallel(module)
+        return model, tw.attach(model, tw.recipes.topk())
+
+    def train(model: nn.Module, handle: Any) -> None:
+        model(torch.randn(8, 4)).square().sum().backward()
+        if kind == "replicate":
+            handle.reduce()
+
+    model, handle = made()
+    train(model, handle)
+    handle.keep_step()
+    saved = handle.state_dict()
+    model, handle = made()
+    return told(train, model, handle) if dist.get_rank() else told(handle.load_state_dict, saved)
+
+
+@pytest.mark.parametrize("kind", ["attach", "replicate"])
+def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, kind: str) -> None:
+    for said in ranks.run(2, _one_loads_nothing, kind):
+        assert said.startswith("StateError: rank 0 goes on from {'step': 1"), said
+
+
 # --- stats ---
 
 

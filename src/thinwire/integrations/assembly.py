@@ -21,6 +21,8 @@ from thinwire.reducer import Reducer
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 _SAMPLE = 1 << 12
+ASSEMBLY_ERRORS = FingerprintError, MomentumError, RuntimeError
+"""What `assembled` raises, special ones first."""
 
 
 def assembled(
@@ -38,14 +40,12 @@ def assembled(
 ) -> Attachment:
     """Return the attachment of a recipe to these parameters. `names`: those with dense gradients. A collective.
 
-    If an earlier attachment serves any of them, the new one takes over what waits there. Raises FingerprintError if
-    ranks disagree, MomentumError if momentum would be applied twice or not at all, and RuntimeError if something waits
-    that this recipe cannot keep.
+    If an earlier attachment serves any of them, the new one takes over what waits there; call `check_takeover` first.
+    Raises FingerprintError if ranks disagree, and MomentumError if momentum would be applied twice or not at all.
     """
     earlier = _earlier(parameters)
     since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
     check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
-    check_takeover(recipe, parameters)
     kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
     recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds_of_tensor])
     attachment = Attachment(

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked
 from thinwire.collectives import Group
-from thinwire.integrations.assembly import Optimizers, assembled, check_free, listed
+from thinwire.integrations.agreement import compare_before_buffers
+from thinwire.integrations.assembly import (
+    ASSEMBLY_ERRORS,
+    Optimizers,
+    assembled,
+    check_free,
+    check_takeover,
+    listed,
+)
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
 from thinwire.integrations.fading import movable
@@ -23,6 +31,7 @@ from thinwire.integrations.fsdp import refuse_sharded
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.membership import Divisor
 from thinwire.integrations.plain_steps import PlainSteps
+from thinwire.integrations.together import agreed
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
 from thinwire.planner.losses import OptimizerName
@@ -65,41 +74,34 @@ def attach(
     MomentumError where momentum would be applied twice or not at all; and RuntimeError where the model has a hook
     already, or where something waits in an earlier attachment that this recipe cannot keep.
     """
-    optimizers = listed(optimizer)
-    asked = _asked(recipe, plan, family(optimizers))
-    _check(model, asked)
-    parameters = managed(model)
-    group = model.process_group
-    if asked == Budget() and group.rank() == 0:
-        _say_that_none_is_known()
-    sparse = sparse_weights(model.module)
-    names = {p: name for name, p in parameters.items() if p not in sparse}
-    may_be_unused = model.find_unused_parameters or model.static_graph
-    if isinstance(asked, Budget):
-        asked = _leaving_out(asked, asked.switchable(), _NOT_IN_TRAINING, group)
-        if not (optimizers and movable(optimizers, names)):
-            asked = _leaving_out(asked, asked.without_momentum(), _NONE_TO_TAKE_FROM, group)
-    recipe, why = _chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
+    groups = [model.process_group] if isinstance(model, DistributedDataParallel) else []
+    found = agreed(groups, lambda: _looked_at(model, recipe, plan, optimizer), *_REFUSALS)
     ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
-    attachment = assembled(
-        recipe,
-        parameters,
-        names,
-        group,
-        settings=f"{ddp}, rebroadcast={rebroadcast}",
-        optimizers=optimizers,
-        scaler=scaler,
-        divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
-        may_be_unused=may_be_unused,
-        why=why,
-    )
-    if isinstance(recipe, Adaptive) and names and not may_be_unused and rebroadcast is None:
-        PlainSteps(model, {name: p for p, name in names.items()}, attachment, recipe, install)
-    elif not isinstance(asked, Plan) or asked.pays or rebroadcast is not None:
+
+    def put_together() -> Attachment:
+        return assembled(
+            found.recipe,
+            found.parameters,
+            found.names,
+            model.process_group,
+            settings=f"{ddp}, rebroadcast={rebroadcast}",
+            optimizers=found.optimizers,
+            scaler=scaler,
+            divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
+            may_be_unused=found.may_be_unused,
+            why=found.why,
+        )
+
+    attachment = agreed(groups, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
+    if isinstance(found.recipe, Adaptive) and found.names and not found.may_be_unused and rebroadcast is None:
+        dense = {name: p for p, name in found.names.items()}
+        PlainSteps(model, dense, attachment, found.recipe, install)
+    elif found.pays or rebroadcast is not None:
         install(model, attachment)
+    compare_before_buffers(model, attachment.membership)
     _attached.add(model)
     if rebroadcast is not None:
-        rebroadcast_every(rebroadcast, attachment.steps, group)
+        rebroadcast_every(rebroadcast, attachment.steps, model.process_group)
     return attachment
 
 
@@ -109,6 +111,39 @@ def install(model: DistributedDataParallel, attachment: Attachment) -> None:
 
 
 _Asked = Reducer | Plan | Budget
+_REFUSALS = (TypeError, ValueError, RuntimeError)
+
+
+class _Found(NamedTuple):
+    """What one rank finds before ranks compare anything. `names`: of the parameters with dense gradients."""
+
+    recipe: Reducer
+    why: Callable[[], Why] | None
+    pays: bool
+    parameters: dict[str, nn.Parameter]
+    names: dict[nn.Parameter, str]
+    optimizers: list[torch.optim.Optimizer]
+    may_be_unused: bool
+
+
+def _looked_at(model: DistributedDataParallel, recipe: object, plan: object, optimizer: Optimizers) -> _Found:
+    """Return what was asked for and of what. Raises what `attach` does about this rank alone."""
+    optimizers = listed(optimizer)
+    asked = _asked(recipe, plan, family(optimizers))
+    _check(model, asked)
+    parameters, sparse = managed(model), sparse_weights(model.module)
+    if asked == Budget() and model.process_group.rank() == 0:
+        _say_that_none_is_known()
+    names = {p: name for name, p in parameters.items() if p not in sparse}
+    may_be_unused = model.find_unused_parameters or model.static_graph
+    if isinstance(asked, Budget):
+        asked = _leaving_out(asked, asked.switchable(), _NOT_IN_TRAINING, model.process_group)
+        if not (optimizers and movable(optimizers, names)):
+            asked = _leaving_out(asked, asked.without_momentum(), _NONE_TO_TAKE_FROM, model.process_group)
+    reducer, why = _chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
+    check_takeover(reducer, parameters)
+    pays = not isinstance(asked, Plan) or asked.pays
+    return _Found(reducer, why, pays, parameters, names, optimizers, may_be_unused)
 
 
 def _asked(recipe: object, plan: object, optimizer: OptimizerName | None) -> _Asked:

@@ -32,7 +32,8 @@ class Membership:
     """One rank among those that exchange the gradients of a model.
 
     `recipe`: what reduces gradients, with the memories that hold what waits. `group`: the ranks. `loss_scale`: of what
-    waits. `handover` hands momentum over to the memories, and `steps` says which step this is.
+    waits. `handover` hands momentum over to the memories, and `steps` says which step this is. `agreed`: whether ranks
+    have compared where they stand.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Membership:
         self.recipe, self.group, self.handover = recipe, group, handover
         self.parameters, self.steps = parameters, Steps(parameters, recipe.memories())
         self.meter, self.loss_scale = Meter(), 1.0
-        self._divisor, self._agreed = divisor, False
+        self._divisor, self.agreed = divisor, False
 
     @property
     def waits(self) -> bool:
@@ -58,9 +59,9 @@ class Membership:
 
     def agree(self) -> None:
         """Compare where the ranks stand, once. A collective. Raises StateError where they differ."""
-        if not self._agreed:
+        if not self.agreed:
             state.agree(self.group, self._standing)
-            self._agreed = True
+            self.agreed = True
 
     def share(self, *, joined: bool) -> float:
         """Return by what a gradient is multiplied to become a share of the mean. `joined`: this rank has no data."""
@@ -89,7 +90,7 @@ class Membership:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. A collective. Raises ValueError on every rank, or on none."""
         state.agree(self.group, lambda: self.check_state_dict(saved))
-        self._agreed = True
+        self.agreed = True
         self._go_on_from(saved)
         state.load(saved, self.recipe.memories(), self.parameters)
         if self.recipe.changes:
@@ -113,7 +114,7 @@ class Membership:
         for memory in self.recipe.memories() if factor != 1 else ():
             held = memory.state()
             memory.restore(noting_from(held, held, factor))
-        self.group, self._divisor, self._agreed = group, divisor, True
+        self.group, self._divisor, self.agreed = group, divisor, True
 
     def join(self, saved: Mapping[str, Any]) -> None:
         """Go on where another rank is, from its `state_dict`: its step and its notes. What waits there stays there.

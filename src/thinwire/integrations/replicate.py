@@ -16,12 +16,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
-from thinwire.integrations.assembly import Optimizers, assembled, check_fingerprint, check_free, listed
+from thinwire.integrations.assembly import (
+    ASSEMBLY_ERRORS,
+    Optimizers,
+    assembled,
+    check_fingerprint,
+    check_free,
+    check_takeover,
+    listed,
+)
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.buckets import GradientBucket, buckets, used_anywhere
 from thinwire.integrations.fsdp import refuse_sharded
 from thinwire.integrations.managed import sparse_weights
 from thinwire.integrations.served import Served
+from thinwire.integrations.together import agreed
 from thinwire.reducer import Reducer
 
 _BUCKET_BYTES = 25 << 20
@@ -56,6 +65,7 @@ class Replicas(Served):
         """
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate anew")
+        self.attachment.membership.agree()  # a rank that loads a state compares first, too
         self._notice_replaced()
         used = used_anywhere(list(self.attachment.parameters.values()), self.group)
         started = [(bucket, self._start(bucket)) for bucket in self._buckets]
@@ -121,6 +131,34 @@ def replicate(
     overlaps with backward, and gradients take twice the memory. Raises TypeError for anything but a recipe, for complex
     parameters, and for DistributedDataParallel, which reduces gradients itself; and whatever `thinwire.attach` raises.
     """
+    group = group or dist.group.WORLD
+    groups = [] if group is None else [group]
+    whole = agreed(groups, lambda: _looked_at(modules, recipe), TypeError, ValueError, RuntimeError)
+    assert group is not None  # torch raises where there is none
+    parameters = _trained(whole)
+    sparse, size = sparse_weights(whole), group.size()
+
+    def put_together() -> Attachment:
+        return assembled(
+            recipe,
+            parameters,
+            {p: name for name, p in parameters.items() if p not in sparse},
+            group,
+            settings="replicate",
+            optimizers=listed(optimizer),
+            scaler=scaler,
+            divisor=lambda joined, continues: size,
+            may_be_unused=False,
+        )
+
+    attachment = agreed(groups, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
+    for tensor in (*whole.parameters(), *whole.buffers()):
+        dist.broadcast(tensor.detach(), group=group, group_src=0)
+    return Replicas(whole, attachment)
+
+
+def _looked_at(modules: nn.Module | Iterable[nn.Module], recipe: object) -> nn.Module:
+    """Return the modules as one. Raises what `replicate` does about this rank alone."""
     if not isinstance(recipe, Reducer):
         raise TypeError(f"replicate takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
     check_free(recipe)
@@ -132,27 +170,15 @@ def replicate(
     for module in modules:
         refuse_sharded(module, "replicate")
     whole = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
-    group = group or dist.group.WORLD
-    assert group is not None  # torch raises where there is none
-    parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+    parameters = _trained(whole)
     if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
         raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
-    names = {p: name for name, p in parameters.items() if p not in sparse_weights(whole)}
-    size = group.size()
-    attachment = assembled(
-        recipe,
-        parameters,
-        names,
-        group,
-        settings="replicate",
-        optimizers=listed(optimizer),
-        scaler=scaler,
-        divisor=lambda joined, continues: size,
-        may_be_unused=False,
-    )
-    for tensor in (*whole.parameters(), *whole.buffers()):
-        dist.broadcast(tensor.detach(), group=group, group_src=0)
-    return Replicas(whole, attachment)
+    check_takeover(recipe, parameters)
+    return whole
+
+
+def _trained(whole: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in whole.named_parameters() if p.requires_grad}
 
 
 def _rows(p: nn.Parameter) -> Tensor:

@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
-from thinwire.errors import FingerprintError, MomentumError, StateError
+from thinwire.errors import FingerprintError, StateError
 from thinwire.integrations import state
 from thinwire.integrations.arrivals import Arrivals
 from thinwire.integrations.assembly import (
+    ASSEMBLY_ERRORS,
     Optimizers,
     assembled,
     check_fingerprint,
@@ -81,13 +82,23 @@ class Shards(Served):
         If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
         nothing.
         """
-        together(self._everybody, lambda group: state.agree(group, lambda: self._check(saved)), ValueError, StateError)
+        self._compare(lambda: self.check_state_dict(saved))
         self.attachment.load_state_dict(saved)
-        self._agreed = True
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
-        return self._check(saved)
+        standing = self.attachment.check_state_dict(saved)
+        if saved.get("shard") != self.layout.shard:
+            raise ValueError(
+                f"the state is of shard {saved.get('shard')}, a rank and size for each dimension of the mesh, and this "
+                f"is {self.layout.shard}; each rank saves its own and loads that"
+            )
+        if saved.get("dims", {}) != self.layout.cuts.dims:
+            raise ValueError(
+                f"parameters were cut along other dimensions than the first: {saved.get('dims', {})}, and now "
+                f"{dict(self.layout.cuts.dims)}; shard the model as it was"
+            )
+        return standing
 
     def remove(self) -> None:
         """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
@@ -101,20 +112,6 @@ class Shards(Served):
     @property
     def _everybody(self) -> Sequence[Group]:
         return self.layout.groups
-
-    def _check(self, saved: Mapping[str, Any]) -> state.Standing:
-        standing = self.attachment.check_state_dict(saved)
-        if saved.get("shard") != self.layout.shard:
-            raise ValueError(
-                f"the state is of shard {saved.get('shard')}, a rank and size for each dimension of the mesh, and this "
-                f"is {self.layout.shard}; each rank saves its own and loads that"
-            )
-        if saved.get("dims", {}) != self.layout.cuts.dims:
-            raise ValueError(
-                f"parameters were cut along other dimensions than the first: {saved.get('dims', {})}, and now "
-                f"{dict(self.layout.cuts.dims)}; shard the model as it was"
-            )
-        return standing
 
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
         """Before the first collective of a training, agree on where to go on from: a rank may not have loaded."""
@@ -178,8 +175,11 @@ class Shards(Served):
     def _agree(self) -> None:
         """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
         steps = self.attachment.steps
-        standing = state.Standing(step=steps.step, draw=steps.draw)
-        together(self._everybody, lambda group: state.agree(group, lambda: standing), ValueError, StateError)
+        self._compare(lambda: state.Standing(step=steps.step, draw=steps.draw))
+
+    def _compare(self, mine: Callable[[], state.Standing]) -> None:
+        """Compare where the ranks of the mesh stand. Raises on every rank of it or on none."""
+        together(self._everybody, lambda group: state.agree(group, mine), ValueError, StateError)
         self._agreed = True
 
     def _unhook(self) -> None:
@@ -248,8 +248,7 @@ def shard(
             may_be_unused=False,
         )
 
-    errors = FingerprintError, MomentumError, RuntimeError
-    attachment = agreed(everybody, put_together, *errors, undo=Attachment.end)
+    attachment = agreed(everybody, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(local(tensor).detach(), group=group, group_src=0)
     return Shards(model, attachment, island, overlap=overlap)

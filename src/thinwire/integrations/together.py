@@ -42,8 +42,7 @@ def agreed(
         done.append(work())
     except errors as raised:
         own = raised
-    told = None if own is None else (_kind(own, errors), f"rank {dist.get_rank()}: {own}")
-    found = first_found(groups, told)
+    found = first_found(groups, None if own is None else (_kind(own, errors), f"{_me(groups)}: {own}"))
     if own is not None:
         raise own
     if found is not None:
@@ -68,6 +67,11 @@ def union(groups: Sequence[Group], mine: dict[int, str]) -> dict[int, str]:
         dist.all_gather_object(everyone, mine, group=group)
         mine = {rank: what for each in everyone for rank, what in each.items()}
     return mine
+
+
+def _me(groups: Sequence[Group]) -> str:
+    """Return what the others call this rank."""
+    return f"rank {dist.get_rank() if dist.is_initialized() else [each.rank() for each in groups]}"
 
 
 def _kind(raised: Exception, errors: Sequence[type[Exception]]) -> int:
