@@ -63,16 +63,17 @@ def main(
     steps: Annotated[int, typer.Option(min=3, help="Steps that are timed, after some that warm up.")] = 60,
     before: Annotated[Path | None, typer.Option(help="Another checkout's src, to compare with.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each checkout is timed, with --before.")] = 5,
+    count: Annotated[bool, typer.Option(help="Count too, which takes longer than timing.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables here.")] = None,
 ) -> None:
     """Count calls and launches, and time encoding and decoding."""
     names = recipes.split(",")
     if before is None:
-        rows = {"now": {name: {**_counted(name), **_timed(name, steps)} for name in names}}
+        rows = {"now": {name: _timed(name, steps) | (_counted(name) if count else {}) for name in names}}
     else:
-        rows = _paired(names, steps, before.resolve(), rounds)
-    tables = [_calls(rows[when], when) for when in rows]
+        rows = _paired(names, steps, before.resolve(), rounds, count=count)
+    tables = [_calls(rows[when], when) for when in rows if count]
     if before is not None:
         tables.append(_times(rows))
     for table in tables:
@@ -234,7 +235,7 @@ def _patched(*places: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def _timed(name: str, steps: int) -> dict[str, Any]:
-    """Return the median of each phase's milliseconds in a step."""
+    """Return each phase's milliseconds in a step: the 20th percentile, as other programs hold some steps up."""
     torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {"encode": [], "decode": []}
     with trace.listen(trace.Recorder()) as recorder:
@@ -245,26 +246,27 @@ def _timed(name: str, steps: int) -> dict[str, Any]:
             recorder.clear()
 
         _steps(name, steps + 10, note, fake=False)
-    return {"ms": {phase: 1e3 * median(found[10:]) for phase, found in seconds.items()}}
+    return {"ms": {phase: 1e3 * sorted(found[10:])[steps // 5] for phase, found in seconds.items()}}
 
 
-def _paired(names: list[str], steps: int, before: Path, rounds: int) -> dict[str, Any]:
+def _paired(names: list[str], steps: int, before: Path, rounds: int, *, count: bool) -> dict[str, Any]:
     """Run both checkouts in turn. Times are medians over rounds; each round has processes of its own."""
     sources = {"before": before, "now": Path(trace.__file__).parents[1]}
-    found = {when: [_elsewhere(names, steps, source)] for when, source in sources.items()}
-    for _ in range(rounds - 1):
+    found: dict[str, Any] = {when: [] for when in sources}
+    for number in range(rounds):
         for when, source in sources.items():
-            found[when].append(_elsewhere(names, steps, source))
+            found[when].append(_elsewhere(names, steps, source, count=count and not number))
     for each in found.values():
         for name in names:
             each[0][name]["rounds"] = [one[name]["ms"] for one in each]
     return {when: each[0] for when, each in found.items()}
 
 
-def _elsewhere(names: list[str], steps: int, source: Path) -> dict[str, Any]:
+def _elsewhere(names: list[str], steps: int, source: Path, *, count: bool) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         found = Path(folder) / "rows.json"
         command = [sys.executable, __file__, "--recipes", ",".join(names), "--steps", str(steps), "--json", str(found)]
+        command += [] if count else ["--no-count"]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": str(source)}, stdout=subprocess.DEVNULL, check=True)
         rows: dict[str, Any] = js.loads(found.read_text())["rows"]["now"]
     return rows

@@ -1,12 +1,15 @@
 """Kernels that pick: by threshold, exactly, into slots, by block."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels_parts.work import Case, Place, Work
 from thinwire import kernels
+from thinwire.codecs.thresholding import draw
+from thinwire.kernels import Draw, Kernel
 
 _SCALE, _MOMENTUM = 0.25, 0.5  # powers of two: a fused multiply-add rounds like two steps
 _BLOCK = 32
@@ -153,6 +156,56 @@ def _largest_blocks(place: Place) -> Work:
     )
 
 
+def _pieces(x: Tensor) -> list[Tensor]:
+    """Return a vector as ten, as a bucket has several parameters."""
+    return list(x.tensor_split(10))
+
+
+def _draws(place: Place) -> list[Draw]:
+    sizes = [x.numel() for x in _pieces(place.gradient())]
+    counts = [max(1, place.picks * size // place.numel) for size in sizes]
+    return [draw(size, -(-5 * count // 4), count, 0) for size, count in zip(sizes, counts, strict=True)]
+
+
+def _sampled_select(place: Place, *, momentum: bool = False) -> Work:
+    outs = [torch.empty_like(place.gradient()) for _ in range(1 + momentum)]
+    inputs = [place.gradient(number) for number in ((1, 2, 0) if momentum else (1, 0))]
+    columns, draws = [_pieces(x) for x in (*outs, *inputs)], _draws(place)
+    scales, rest = [_SCALE] * len(draws), (_MOMENTUM, False) if momentum else ()
+    kernel: Kernel[..., Any] = (
+        kernels.accumulate_momentum_sampled_select if momentum else kernels.accumulate_sampled_select
+    )
+
+    def floor() -> None:
+        torch.add(inputs[0], inputs[-1], out=outs[0])
+        if momentum:
+            outs[1].copy_(inputs[1])
+
+    return Work(
+        run=lambda: (*kernel(*columns, scales, *rest, draws), *outs),
+        floor=floor,
+        reset=lambda: [out.fill_(torch.nan) for out in outs],
+        moved=(len(outs) + len(inputs)) * outs[0].nbytes + 8 * place.picks,
+    )
+
+
+def _largest_of_each(place: Place) -> Work:
+    x, counts = place.gradient(), [draw.capacity for draw in _draws(place)]
+    return Work(run=lambda: kernels.largest_of_each(_pieces(x), counts), floor=x.sum, moved=x.nbytes + 8 * place.picks)
+
+
+def _hashed_slots_of_each(place: Place) -> Work:
+    pieces, slots = _pieces(place.gradient()), [draw.capacity for draw in _draws(place)]
+    runs = [min(x.numel(), 2 * count) for x, count in zip(pieces, slots, strict=True)]
+    indices, values = kernels.largest_of_each.reference(pieces, runs)
+    priorities, spare = values.abs().view(torch.int32), torch.empty_like(indices)
+    return Work(
+        run=lambda: kernels.hashed_slots_of_each(pieces, indices, priorities, runs, slots, range(len(pieces))),
+        floor=lambda: (spare.copy_(indices), spare.copy_(priorities)),
+        moved=indices.nbytes + priorities.nbytes + 8 * sum(slots),
+    )
+
+
 CASES = {
     "select": Case(make=_select, group="select", floor="x.sum()", sweep=True),
     "accumulate_select": Case(make=_accumulate_select, group="select", floor="add(r, g, out=)", sweep=True),
@@ -170,6 +223,14 @@ CASES = {
     "largest": Case(make=_largest, group="select", floor="x.sum()", baseline="abs, topk", sweep=True, most=1 << 22),
     "largest_in_rows": Case(
         make=_largest_in_rows, group="select", floor="x.sum()", baseline="abs, topk", sweep=True, most=1 << 22
+    ),
+    "accumulate_sampled_select": Case(make=_sampled_select, group="select", floor="add(r, g, out=)", sweep=True),
+    "accumulate_momentum_sampled_select": Case(
+        make=partial(_sampled_select, momentum=True), group="select", floor="add(r, g, out=) and copy_(u)", sweep=True
+    ),
+    "largest_of_each": Case(make=_largest_of_each, group="select", floor="x.sum()", sweep=True, most=1 << 22),
+    "hashed_slots_of_each": Case(
+        make=_hashed_slots_of_each, group="index", floor="copy_ of the picks", sweep=True, most=1 << 22
     ),
     "hashed_slots": Case(make=_hashed_slots, group="index", floor="copy_ of the picks", sweep=True),
     "largest_blocks": Case(make=_largest_blocks, group="select", floor="x.sum()", sweep=True, most=1 << 24),

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CODECS, SIZES, CodecCase, vector
+from cases import CODECS, MEMORIES, SIZES, CodecCase, vector
 from torch import Tensor
 
-from thinwire import codecs, formats, schedules
+from thinwire import codecs, formats, schedules, signals
 from thinwire.kernels import Transform
-from thinwire.payloads import Sparse
+from thinwire.memories import Memory
+from thinwire.payloads import Payload, Sparse
 from thinwire.signals import Plain
 
 codec_cases = pytest.mark.parametrize("case", CODECS.values(), ids=CODECS)
@@ -285,3 +286,38 @@ def test_a_spectrum_in_parts_is_the_spectrum(monkeypatch: pytest.MonkeyPatch, nu
             parts = codec.encode(x)
         assert torch.equal(parts.values.nan_to_num(), whole.values.nan_to_num())
         torch.testing.assert_close(parts.dense(), whole.dense(), equal_nan=True)
+
+
+def _of_a_bucket(codec: codecs.Codec, memory: Memory, *, together: bool) -> Payload:
+    """Encode parameters of several sizes, of which the second comes in two parts; together, or one by one."""
+    found, lengths = [], [2000, 63, 300, 1, 700]
+    memory.compensate("1", vector(63, 8), 0.5).tensor()
+    for name, length in enumerate(lengths):
+        gradient = vector(length, name)
+        gradient[length // 2] = torch.inf if length == 700 else 0
+        found.append(memory.compensate(str(name), gradient, 0.5, seed=name))
+        found[-1].share, found[-1].shape = 0.5 if memory.stateful else None, (length,)
+    offsets, seeds = [3000 - 700 * name for name in range(len(lengths))], list(range(5, 10))
+    if together:
+        return codec.encode_signals(found, seeds=seeds, offsets=offsets, numel=5000)
+    parts = [codec.encode_signal(signal, seed=seed) for signal, seed in zip(found, seeds, strict=True)]
+    return type(parts[0]).assemble(parts, offsets, 5000)
+
+
+@pytest.mark.grid
+@codec_cases
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_bucket_holds_what_each_of_its_tensors_would_send(
+    case: CodecCase, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, in what travels and in what stays, whether small tensors are taken in one call or not."""
+    bucket, kept = MEMORIES[memory](), MEMORIES[memory]()
+    sent = _of_a_bucket(case.codec, bucket, together=True)
+    monkeypatch.setattr(signals, "is_alone", lambda numel: False)
+    expected = _of_a_bucket(case.codec, kept, together=False)
+    assert torch.equal(sent.to_buffer(), expected.to_buffer())
+    assert (sent.regions, sent.counts()) == (expected.regions, expected.counts())
+    for each in (bucket, kept):
+        each.commit()
+    for name, fields in kept.state().items():
+        assert all(torch.equal(bucket.state()[name][field].nan_to_num(), x.nan_to_num()) for field, x in fields.items())

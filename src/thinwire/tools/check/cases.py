@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Chunking, Numbering, OffsetGrid
+from thinwire.kernels import Chunking, Draw, Numbering, OffsetGrid
 from thinwire.tools.check.material import CONTENTS, Kit, Near, Trial, framed
 
 Trials = Iterator[Trial]
@@ -78,6 +78,37 @@ def _select(kit: Kit, n: int) -> Trials:
 def _largest(kit: Kit, n: int) -> Trials:
     for k in {1, n // 100, n}:
         yield Trial((kit.vector(n), k))
+
+
+def _pieces(x: Tensor) -> list[Tensor]:
+    """Return a vector as several, of which some may be empty."""
+    return list(x.tensor_split([x.numel() // 9, x.numel() // 2, x.numel() // 2]))
+
+
+def _largest_of_each(kit: Kit, n: int) -> Trials:
+    pieces = _pieces(kit.vector(n))
+    for share in (100, 1):
+        yield Trial((pieces, [-(-x.numel() // share) for x in pieces]))
+
+
+def _draw(numel: int, capacity: int) -> Draw:
+    if numel < 10:
+        return Draw(offset=0, stride=1, rank=0, capacity=min(numel, capacity))
+    return Draw(offset=2, stride=3, rank=numel // 60 + 1, capacity=min(numel, capacity))
+
+
+def _sampled(kit: Kit, n: int, momentum: tuple[float | bool, ...] = ()) -> Trials:
+    outs = 2 if momentum else 1
+    for capacity in (n // 16 + 8, n // 50):
+        rooms = [_pieces(kit.room(n)) for _ in range(outs)]
+        inputs = [_pieces(kit.vector(n, seed)) for seed in range(outs + 1)]
+        scales, draws = [_SCALE] * len(rooms[0]), [_draw(x.numel(), capacity) for x in rooms[0]]
+        yield Trial((*rooms, *inputs, scales, *momentum, draws), tuple(range(outs)))
+
+
+def _momentum_sampled(kit: Kit, n: int) -> Trials:
+    for nesterov in (False, True):
+        yield from _sampled(kit, n, (_DECAY, nesterov))
 
 
 def _largest_in_rows(kit: Kit, n: int) -> Trials:
@@ -169,6 +200,14 @@ def _index_of(kit: Kit, n: int) -> Trials:
 def _hashed_slots(kit: Kit, n: int) -> Trials:
     for most in (3, 2**31 - 1):
         yield Trial((kit.picks(n), kit.whole(kit.picks(n).numel(), 0, most), n // 40 + 1, n, _SEED))
+
+
+def _hashed_slots_of_each(kit: Kit, n: int) -> Trials:
+    pieces = _pieces(kit.vector(n))
+    picks = [kit.picks(x.numel()) if x.numel() else kit.whole(0, 0, 1) for x in pieces]
+    runs, slots = [each.numel() for each in picks], [-(-x.numel() // 40) for x in pieces]
+    priorities = kit.whole(sum(runs), 0, 2**31 - 1)
+    yield Trial((pieces, framed(torch.cat(picks)), priorities, runs, slots, [_SEED, 1, 2, 3]))
 
 
 def _slot_codes(kit: Kit, n: int) -> Trials:
@@ -316,8 +355,10 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "accumulate_fading_select": Case(make=_selecting(_fading)),
         "accumulate_momentum": Case(make=_momentum),
         "accumulate_momentum_select": Case(make=_selecting(_momentum)),
+        "accumulate_momentum_sampled_select": Case(make=_momentum_sampled),
         "accumulate_rounded": Case(make=_rounded),
         "accumulate_rounded_select": Case(make=_selecting(_rounded)),
+        "accumulate_sampled_select": Case(make=_sampled),
         "accumulate_select": Case(make=_selecting(_accumulate)),
         "block_energies": Case(make=_block_energies, near=_ADDING),
         "chunk_subtract": Case(make=_decoding_chunks, contents=_FINITE, near_on_gpu=_LIBRARY, nbytes=100),
@@ -330,11 +371,13 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "elias_fano_encode": Case(make=_elias_fano(encode=True), dtypes=_ONLY_32, contents=("normal",)),
         "group_norms": Case(make=_group_norms, dtypes=_ONLY_32, near=Near(relative=1e-12)),
         "hashed_slots": Case(make=_hashed_slots, dtypes=_ONLY_32, contents=("normal",)),
+        "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
         "index_of": Case(make=_index_of, dtypes=_ONLY_32, contents=("normal",), nbytes=100),
         "inverse_fourier": Case(make=_inverse_fourier, contents=_FINITE, near_on_gpu=_LIBRARY, nbytes=100),
         "largest": Case(make=_largest, dtypes=_ALL_FLOATS),
         "largest_blocks": Case(make=_largest_blocks, contents=("whole", "zeros")),  # sums without rounding
         "largest_in_rows": Case(make=_largest_in_rows, dtypes=_ALL_FLOATS),
+        "largest_of_each": Case(make=_largest_of_each, dtypes=_ALL_FLOATS),
         "levels_encode": Case(make=_encoding(7, _SEED), dtypes=_ONLY_32),
         "mask": Case(make=_mask),
         "merge": Case(make=_merge),

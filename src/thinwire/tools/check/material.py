@@ -85,12 +85,16 @@ class Trial:
         """Return what was written and what was returned. Raises RuntimeError for a write outside the results."""
         args = [_moved(arg, device) for arg in self.args]
         for place in self.writes:
-            args[place] = framed(args[place])
+            args[place] = _each_framed(args[place])
         returned = call(*args)
-        written = [args[place] for place in self.writes]
+        written = [*_flat([args[place] for place in self.writes])]
         if not all(map(intact, written)):
             raise RuntimeError("wrote outside of its result")
         return [*written, *_flat(returned)]
+
+
+def _each_framed(arg: Any) -> Any:
+    return [framed(each) for each in arg] if isinstance(arg, list) else framed(arg)
 
 
 def _moved(arg: Any, device: torch.device) -> Any:

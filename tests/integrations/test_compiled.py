@@ -1,0 +1,81 @@
+"""torch.compile of a model in DistributedDataParallel: a hook of ours breaks no graph that a plain hook leaves whole.
+
+Hooks run while the reducer of DDP, in C++, calls them in backward, outside of any compiled graph. So nothing that
+thinwire does is traced, and no kernel needs to be known to the compiler.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire
+from thinwire import recipes
+from thinwire.reducer import Reducer
+
+
+class _Compiled(NamedTuple):
+    """What compiling took, and where training ended."""
+
+    graphs: int
+    breaks: int
+    parameters: list[Tensor]
+
+
+def _plain_hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    future: Future[Tensor] = Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _plain(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    model.register_comm_hook(None, _plain_hook)
+
+
+class _Thinwire:
+    """Attaches a recipe."""
+
+    def __init__(self, recipe: Reducer) -> None:
+        self._recipe = recipe
+
+    def __call__(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+        thinwire.attach(model, self._recipe, optimizer=optimizer)
+
+
+def _train(hook: Callable[[DistributedDataParallel, Any], None], backend: str | None) -> _Compiled:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10))
+    model = DistributedDataParallel(inner, bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    hook(model, optimizer)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    called = model if backend is None else torch.compile(model, backend=backend)
+    for step in range(3):
+        optimizer.zero_grad()
+        called(torch.randn(8, 40, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        optimizer.step()
+    found = torch._dynamo.utils.counters
+    parameters = [parameter.detach().clone() for parameter in inner.parameters()]
+    return _Compiled(found["stats"]["unique_graphs"], sum(found["graph_break"].values()), parameters)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_has_no_more_graph_breaks_than_with_a_plain_hook(ranks: Ranks, backend: str) -> None:
+    (plain,) = ranks.run(1, _train, _plain, backend)
+    assert plain.graphs, "something was compiled"
+    for recipe in (recipes.topk(density=0.1), recipes.dgc(density=0.1), recipes.dragonn(density=0.1)):
+        (ours,) = ranks.run(1, _train, _Thinwire(recipe), backend)
+        assert (ours.graphs, ours.breaks) == (plain.graphs, plain.breaks)
+
+
+def test_a_compiled_model_trains_as_without_a_compiler(ranks: Ranks) -> None:
+    (compiled,) = ranks.run(1, _train, _Thinwire(recipes.dgc(density=0.1)), "eager")
+    (plain,) = ranks.run(1, _train, _Thinwire(recipes.dgc(density=0.1)), None)
+    assert all(map(torch.equal, compiled.parameters, plain.parameters))
