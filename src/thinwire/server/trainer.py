@@ -31,12 +31,13 @@ Work = Callable[[nn.Module], None]
 class Traffic:
     """What a trainer has sent and received.
 
-    updates: how many it sent. skipped: steps whose gradients were not finite, of which nothing was sent. dropped:
+    updates: how many it sent. saved: the number of the latest that outlives this trainer and all servers. skipped: steps whose gradients were not finite, of which nothing was sent. dropped:
     updates that a server found not to be finite. drained: updates that were uncompressed and left nothing waiting.
     sent_bytes, received_bytes: headers included. waited: seconds that threads waited for answers, added up.
     """
 
     updates: int
+    saved: int
     skipped: int
     dropped: int
     drained: int
@@ -107,6 +108,7 @@ class Trainer:
         sent, received = (sum(each) for each in zip(*(channel.traffic for channel in self._channels), strict=True))
         return Traffic(
             updates=self._number,
+            saved=min(channel.saved for channel in self._channels),
             skipped=self._skipped,
             dropped=sum(channel.dropped for channel in self._channels),
             drained=self._drained,
