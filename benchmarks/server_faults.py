@@ -18,6 +18,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -191,26 +192,32 @@ def main(
     seed: Annotated[int, typer.Option(help="What draws who is killed, and when")] = 0,
 ) -> None:
     """Kill and restart; then run undisturbed."""
-    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        run = _begun(Path(first))
+    with begun() as run:
         disturbed(run, seconds, random.Random(seed))
         run.stop()
         found = result(run)
-        print("disturbed", json.dumps(found))
-        calm = _begun(Path(second))
-        while calm.check() < found["updates"]:
+    print("disturbed", json.dumps(found), flush=True)
+    with begun() as run:
+        while run.check() < found["updates"]:
             time.sleep(0.5)
-        calm.stop()
-        print("undisturbed", json.dumps(result(calm)))
+        run.stop()
+        print("undisturbed", json.dumps(result(run)))
 
 
-def _begun(folder: Path) -> Run:
-    run = Run(folder)
-    run.start_server()
-    for _ in range(TRAINERS):
-        run.start_trainer()
-    run.settle()
-    return run
+@contextmanager
+def begun() -> Iterator[Run]:
+    """A run that has begun; whatever of it is left at the end is killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder))
+        try:
+            run.start_server()
+            for _ in range(TRAINERS):
+                run.start_trainer()
+            run.settle()
+            yield run
+        finally:
+            for process in run.running.values():
+                process.kill()
 
 
 if __name__ == "__main__":
