@@ -140,9 +140,10 @@ class Run:
             assert process.exitcode == 0, f"{name} ended with {process.exitcode}"
 
     def settle(self) -> None:
-        """Wait until every trainer has sent something."""
-        while any(not (self.folder / f"{name}.json").exists() for name in self.running.keys() - {"server"}):
-            self.check()
+        """Wait until every trainer has sent something, and the server has saved something new."""
+        before = self.version()
+        trainers = [self.folder / f"{name}.json" for name in self.running.keys() - {"server"}]
+        while self.check() <= before or not all(path.exists() for path in trainers):
             time.sleep(0.2)
 
     def check(self) -> int:
@@ -164,6 +165,7 @@ def disturbed(run: Run, seconds: float, chance: random.Random) -> None:
         run.kill(name)
         time.sleep(chance.uniform(0.0, 2.0))
         run.start_server() if name == "server" else run.start_trainer()
+        run.settle()
         print(f"killed {'the server' if name == 'server' else 'a trainer'} at update {run.version()}", flush=True)
     run.settle()
 
