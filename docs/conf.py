@@ -94,6 +94,7 @@ CONTENTS = {
         "ray",
         "torchtitan",
         "torchft",
+        "parameter-server",
         "watch",
         "read-a-report",
         "add-a-codec",

@@ -7,8 +7,10 @@ import ast
 import importlib
 import inspect
 import math
+import socket
 import tempfile
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,6 +48,11 @@ from thinwire.integrations.weights import Weights
 from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue
+from thinwire.server.central import Central
+from thinwire.server.exchange import Draining
+from thinwire.server.layout import entries
+from thinwire.server.rules import Synchronous
+from thinwire.server.session import Shared
 
 ROOMS = (
     "thinwire",
@@ -149,6 +156,8 @@ FURTHER: Mapping[str, str] = {
     "sparsify.density": "None",  # wants a boundary then
     "sparsify.boundary": "None",  # wants a density then
     "through.points": "[]",
+    "serve.address": "x",  # host:port
+    "serve.index": "1",  # of one server
     "candidate.name": "x",
     "spans.choice": "x",
     "step_seconds.choice": "x",
@@ -270,6 +279,36 @@ def _blocks() -> payloads.Blocks:
     return payloads.Blocks(keys=_ints(), values=torch.ones(8), numel=8, width=2)
 
 
+def _shared() -> Shared:
+    model, sgd = nn.Linear(2, 2), lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    central = Central(model, entries(model), optimizer=sgd, rows_optimizer=None, scheduler=None, damped=False)
+    lock = threading.Condition()
+    return Shared(
+        central=central,
+        rule=Synchronous(central, lock, trainers=1, tick=1.0),
+        lock=lock,
+        recipe=recipes.dense(),
+        codec=None,
+        secret=b"",
+        timeout=1.0,
+        agreed={},
+        durable=lambda trainer: 0,
+        save_soon=lambda: None,
+    )
+
+
+def _listener() -> socket.socket:
+    with socket.socket() as closed:
+        return closed
+
+
+class _Unreached(nn.Module):
+    """It raises when it is asked for its parameters."""
+
+    def named_parameters(self, *_: Any, **__: Any) -> Any:
+        raise Reached
+
+
 def _handover() -> Handover:
     return Correction([], [], {})
 
@@ -385,6 +424,24 @@ VALID: Mapping[str, Callable[[], object]] = {
     "torchtitan.compressed.recipe": lambda: recipes.dense,
     "torchft.replicate.links": lambda: _framework("torchft"),
     "step()": lambda: _reach,
+    # the parameter server
+    "serve.model": lambda: nn.Linear(2, 2),
+    "serve.optimizer": lambda: lambda parameters: _reach(),
+    "connect.model": _Unreached,
+    "shared": _shared,
+    "listener": _listener,
+    "address": lambda: "127.0.0.1:1",
+    "durable": lambda: None,
+    "every": lambda: 1.0,
+    "uplinks": tuple,
+    "channels": tuple,
+    "draining": lambda: Draining(None, 0),
+    "releases": lambda: True,
+    **dict.fromkeys(("staleness", "updates"), dict),
+    **dict.fromkeys(("Traffic.updates", "saved", "skipped", "drained", "received_bytes", "version"), lambda: 1),
+    **dict.fromkeys(("in_flight", "Standing.sent_bytes", "Traffic.sent_bytes", "dropped"), lambda: 1),
+    "Standing.trainers": tuple,
+    "waited": lambda: 1.0,
 }
 
 

@@ -2,9 +2,10 @@
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -77,8 +78,10 @@ def _kept(opened: T) -> T:
     return opened
 
 
-def close_all() -> None:
-    """Close what tests left open, trainers first."""
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close what a test has left open, trainers first. Modules that import this have it done after every test."""
+    yield
     for each in reversed(_opened):
         each.close()
     _opened.clear()

@@ -10,7 +10,16 @@ from contextlib import suppress
 
 import pytest
 import torch
-from served import Raw, Vector, dense, gradients, joined, started, thresholded
+from served import (
+    Raw,
+    Vector,
+    closed,  # noqa: F401 - a fixture
+    dense,
+    gradients,
+    joined,
+    started,
+    thresholded,
+)
 
 from thinwire import FingerprintError, StateError, codecs, recipes
 from thinwire.errors import ServerError

@@ -5,7 +5,20 @@ import threading
 
 import pytest
 import torch
-from served import NUMEL, Raw, Vector, dense, gradients, joined, kept, started, summing, thresholded, waiting
+from served import (
+    NUMEL,
+    Raw,
+    Vector,
+    closed,  # noqa: F401 - a fixture
+    dense,
+    gradients,
+    joined,
+    kept,
+    started,
+    summing,
+    thresholded,
+    waiting,
+)
 from torch import Tensor, nn
 
 from thinwire import MomentumError, codecs, recipes

@@ -88,9 +88,9 @@ class Channel:
         return self._version
 
     @property
-    def logged(self) -> int:
-        """How many updates the server has not reported to be on disk."""
-        return len(self._log)
+    def saved(self) -> int:
+        """The number of the latest update that the server has on disk; of one without a checkpoint, that it applied."""
+        return self._durable
 
     def send(self, number: int, flags: Flag, body: Sequence[Bytes]) -> None:
         """Log an update and send it. Waits while the log is full. Raises ServerError. One thread at a time."""

@@ -18,6 +18,11 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def joint(host: str, port: int) -> str:
+    """Return host:port, as `split` takes it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def place(index: int | None, servers: int) -> int:
     """Return which of the servers this is: `index`, or else the rank. Raises ValueError if there are not so many."""
     found = int(os.environ.get("RANK", 0)) if index is None else index

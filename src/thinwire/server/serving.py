@@ -6,8 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self, final
@@ -23,7 +22,7 @@ from thinwire.reducer import Reducer
 from thinwire.reducer.base import words
 from thinwire.server.central import Central, MakeOptimizer, MakeScheduler
 from thinwire.server.durable import Durable
-from thinwire.server.environment import announce, place, split
+from thinwire.server.environment import announce, joint, place, split
 from thinwire.server.exchange import check_memories
 from thinwire.server.frames import FrameError, GoneError
 from thinwire.server.joining import StrangerError, secret_of
@@ -36,6 +35,7 @@ _STRANGERS = 64  # that may be at the door at one time
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Standing:
     """Where a server stands.
@@ -45,36 +45,43 @@ class Standing:
     many updates were not finite. sent_bytes, received_bytes: over all connections, headers included.
     """
 
-    version: int
-    staleness: Counter[int]
-    updates: dict[str, int]
+    version: Size
+    staleness: Mapping[Size, Size]
+    updates: Mapping[str, Size]
     trainers: Sequence[str]
-    dropped: int
-    sent_bytes: int
-    received_bytes: int
+    dropped: Size
+    sent_bytes: Size
+    received_bytes: Size
 
 
 @final
+@checked
 class Server:
     """A parameter server at work; `serve` makes one. Use it as a context, or call `close`."""
 
-    def __init__(self, shared: Shared, listener: socket.socket, *, durable: Durable | None, every: float) -> None:
-        self._shared, self._listener, self._durable, self._every = shared, listener, durable, every
-        self._closing, self._place = threading.Event(), listener.getsockname()[:2]
-        self._saving, self._saved = threading.Event(), dict(shared.central.applied)
+    def __init__(
+        self, shared: Shared, listener: socket.socket, *, address: str, durable: Durable | None, every: Positive
+    ) -> None:
+        self._shared, self._listener, self._durable = shared, listener, durable
+        self._address, self._every = address, every
+        self._closing, self._saving = threading.Event(), threading.Event()
+        self._saved = dict(shared.central.applied)
         self._counted, self._met = [0, 0], set[str]()
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._threads: set[threading.Thread] = set()
         shared.durable, shared.save_soon = self._durable_of, self._saving.set
-        self._jobs = [threading.Thread(target=job, daemon=True) for job in (self._accept, self._keep_saving)]
-        for each in self._jobs:
-            each.start()
+
+    def start(self) -> None:
+        """Begin to let trainers in, and to save. `serve` has done so."""
+        for job in (self._accept, self._keep_saving):
+            thread = threading.Thread(target=job, daemon=True)
+            self._threads.add(thread)
+            thread.start()
 
     @property
     def address(self) -> str:
         """Where it listens, as host:port."""
-        host, port = self._place
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return self._address
 
     def standing(self) -> Standing:
         """Return where it stands now."""
@@ -83,7 +90,7 @@ class Server:
             wires = [session.wire for session in shared.sessions.values()]
             return Standing(
                 version=shared.central.version,
-                staleness=Counter(shared.central.staleness),
+                staleness=dict(shared.central.staleness),
                 updates=dict(shared.central.applied),
                 trainers=tuple(shared.sessions),
                 dropped=shared.central.dropped,
@@ -126,7 +133,7 @@ class Server:
             self._shared.rule.stop()
             for session in self._shared.sessions.values():
                 session.wire.close()
-        for each in (*self._jobs, *list(self._threads)):
+        for each in list(self._threads):
             each.join(self._shared.timeout)
         if self._durable is not None:
             self.save()
@@ -285,12 +292,9 @@ def serve(
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=128)
-    server = Server(
-        shared,
-        listener,
-        durable=durable,
-        every=every,
-    )
+    at, free = listener.getsockname()[:2]
+    server = Server(shared, listener, address=joint(at, free), durable=durable, every=every)
+    server.start()
     if address is None:
         announce(here, server.address)
     return server

@@ -27,25 +27,29 @@ Work = Callable[[nn.Module], None]
 
 
 @final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """What a trainer has sent and received.
 
-    updates: how many it sent. skipped: steps whose gradients were not finite, of which nothing was sent. dropped:
-    updates that a server found not to be finite. drained: updates that were uncompressed and left nothing waiting.
-    sent_bytes, received_bytes: headers included. waited: seconds that threads waited for answers, added up.
+    updates: how many it sent. saved: the number of the latest that all servers have on disk; without a checkpoint, have
+    applied. skipped: steps whose gradients were not finite, of which nothing was sent. dropped: updates that a server
+    found not to be finite. drained: updates that were uncompressed and left nothing waiting. sent_bytes,
+    received_bytes: headers included. waited: seconds that threads waited for answers, added up.
     """
 
-    updates: int
-    skipped: int
-    dropped: int
-    drained: int
-    sent_bytes: int
-    received_bytes: int
-    waited: float
+    updates: Size
+    saved: Size
+    skipped: Size
+    dropped: Size
+    drained: Size
+    sent_bytes: Size
+    received_bytes: Size
+    waited: Seconds
 
 
 @final
+@checked
 class Trainer:
     """A model whose parameters a server keeps; `connect` makes one. Use it as a context, or call `close`."""
 
@@ -56,7 +60,7 @@ class Trainer:
         channels: Sequence[Channel],
         *,
         draining: Draining,
-        in_flight: int,
+        in_flight: Size,
         releases: bool,
     ) -> None:
         self.model = model
@@ -86,7 +90,8 @@ class Trainer:
             raise TypeError("what waits in this recipe's memory cannot be sent at once: only error feedback can")
         self._wait(self._push({}, drain=True))
 
-    def run(self, work: Work, *, threads: int) -> None:
+    @checked
+    def run(self, work: Work, *, threads: Count) -> None:
         """Call `work` in so many threads at once, each with a replica of the model (Hogwild, Recht et al. 2011).
 
         Replicas share the parameters; gradients and buffers are their own. Each calls `step(replica)`. All threads
@@ -107,6 +112,7 @@ class Trainer:
         sent, received = (sum(each) for each in zip(*(channel.traffic for channel in self._channels), strict=True))
         return Traffic(
             updates=self._number,
+            saved=min(channel.saved for channel in self._channels),
             skipped=self._skipped,
             dropped=sum(channel.dropped for channel in self._channels),
             drained=self._drained,
@@ -184,12 +190,13 @@ def connect(
     Raises FingerprintError if recipe or parameters are not the servers', ServerError if a server is not there or has
     another secret, and TypeError to drain a memory that cannot be.
     """
+    parameters = dict(model.named_parameters())
     if drain is not None and not drainable(recipe):
         raise TypeError(
             "drain= sends what waits in error feedback; this recipe's memory keeps something else: drop drain="
         )
     who, known = secrets.token_hex(16), os.environ.get(VARIABLE, "") if secret is None else secret
-    parameters, uplinks, channels = dict(model.named_parameters()), list[Uplink](), list[Channel]()
+    uplinks, channels = list[Uplink](), list[Channel]()
     places = addresses(address, servers)
     try:
         for index, (place, mine) in enumerate(zip(places, shards(entries(model), servers), strict=True)):

@@ -1,0 +1,180 @@
+"""Send a parameter server what it must not accept: `python fuzz/server.py 1000000 [SEED]`.
+
+Frames of every kind, damaged at random, go to sessions that have let their sender in: over a socket pair, as bytes, or
+straight to the reader of a frame or of an update. Each must be refused or be what it was before the damage; the
+parameters, the versions and the counts of what was applied never change but by a whole update. Once in a hundred, the
+stranger does not know the secret either. Prints how many messages met what.
+"""
+
+import json
+import logging
+import random
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+import thinwire
+from thinwire import PayloadError
+from thinwire.server.exchange import Uplink, read_update
+from thinwire.server.frames import HEADER, MAGIC, PROTOCOL, Flag, FrameError, Kind, Wire, parse
+from thinwire.server.joining import respond
+from thinwire.server.layout import Layout, entries, pack
+from thinwire.server.serving import Server, agreed
+from thinwire.server.session import Session
+
+WHO = "0" * 32
+
+
+class Model(nn.Module):
+    """A few parameters of every sort: large, small, half precision, and rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(40, 4, sparse=True)
+        self.large = nn.Parameter(torch.ones(300))
+        self.small = nn.Parameter(torch.ones(3))
+        self.narrow = nn.Parameter(torch.ones(100, dtype=torch.float16))
+
+
+class Fuzzed:
+    """A server, a body that it would accept, and what it must still be after all that follows."""
+
+    def __init__(self, recipe: thinwire.reducer.Reducer, chance: random.Random) -> None:
+        self.recipe, self.chance, model = recipe, chance, Model()
+        self.server: Server = thinwire.serve(model, recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), timeout=5.0)
+        self.central = self.server._shared.central
+        mine = entries(model)
+        self.agreed = agreed(recipe, None, mine, 1, 0)
+        gradients = {name: torch.randn_like(p) for name, p in model.named_parameters() if name != "rows.weight"}
+        keys = torch.tensor([[1, 5, 30]])
+        gradients["rows.weight"] = torch.sparse_coo_tensor(keys, torch.ones(3, 4), (40, 4))
+        self.body = b"".join(
+            bytes(x) for x in pack(Uplink(recipe, Layout(mine), WHO).encode(1, gradients, drain=False))
+        )
+        self.limits = {
+            Kind.PING: 0,
+            Kind.BYE: 0,
+            Kind.UPDATE: self.central.layout.limit(self.central.layout.of_recipe(recipe, 0)),
+        }
+        self.before = self.state()
+
+    def state(self) -> tuple[object, ...]:
+        """What must not change."""
+        flat = [bytes(x.detach().view(torch.uint8).numpy()) for x in self.central.parameters.values()]
+        return self.central.version, dict(self.central.applied), tuple(flat)
+
+    def damaged(self, data: bytes, *, resized: bool = True) -> bytes:
+        """Flip and overwrite a few bytes; if `resized`, cut and add some too."""
+        found = bytearray(data)
+        for _ in range(self.chance.choice((1, 1, 2, 5, 20))):
+            at = self.chance.randrange(len(found) + 1)
+            match self.chance.choice((0, 1, 2, 3, 4) if resized else (0, 1)):
+                case 0 if at < len(found):
+                    found[at] ^= 1 << self.chance.randrange(8)
+                case 1 if at + 8 <= len(found):
+                    found[at : at + 8] = self.chance.choice((0, 1, 2**31, 2**63, 2**64 - 1)).to_bytes(8, "little")
+                case 2:
+                    del found[at : at + self.chance.choice((1, 8, 64))]
+                case 3:
+                    found[at:at] = self.chance.randbytes(self.chance.choice((1, 8, 64)))
+                case _:
+                    found[at : at + 4] = self.chance.randbytes(4)
+        return bytes(found)
+
+    def frame(self) -> bytes:
+        """A frame of any kind, with a body that may be an update's."""
+        body = self.chance.choice((b"", self.body, self.chance.randbytes(self.chance.randrange(200))))
+        kind, number = self.chance.randrange(10), self.chance.choice((0, 1, 2, 2**64 - 1))
+        return HEADER.pack(MAGIC, PROTOCOL, kind, self.chance.randrange(9), number, 0, len(body)) + body
+
+    def read(self) -> str:
+        """Give the readers a damaged header, or a damaged body."""
+        try:
+            if self.chance.random() < 0.3:
+                *_, length = parse(self.damaged(self.frame())[: HEADER.size].ljust(HEADER.size), self.limits)
+                assert length <= max(self.limits.values())
+                return "header read"
+            flags = self.chance.choice((Flag(0), Flag.DRAINED))
+            body = bytearray(self.damaged(self.body, resized=self.chance.random() < 0.3))
+            update = read_update(self.central.layout, self.recipe, WHO, 1, 0, flags, memoryview(body))
+            self.inspect(update)
+        except (FrameError, PayloadError) as error:
+            return type(error).__name__
+        return "update read"
+
+    def inspect(self, update: object) -> None:
+        """Apply what was read to a scratch copy, so that an index out of bounds would show."""
+        for part, payload in zip(update.parts, update.payloads, strict=True):  # type: ignore[attr-defined]
+            payload.write(torch.empty(part.numel, dtype=part.dtype))
+        for rows in update.rows:  # type: ignore[attr-defined]
+            assert not rows.keys.numel() or 0 <= int(rows.keys.min()) <= int(rows.keys.max()) < 40
+            assert bool((rows.keys.diff() > 0).all())
+
+    def converse(self) -> Iterator[str]:
+        """Open a session over a socket pair, get in or not, and send damaged frames until it ends."""
+        ours, theirs = socket.socketpair()
+        session = Session(theirs, self.server._shared)
+        met: list[str] = []
+
+        def running() -> None:
+            try:
+                session.run(lambda: None)
+                met.append("left")
+            except Exception as error:
+                met.append(type(error).__name__)
+
+        thread = threading.Thread(target=running)
+        thread.start()
+        yield from self._sent(Wire(ours, timeout=5.0, limits=dict.fromkeys(Kind, 1 << 20)))
+        ours.close()
+        thread.join()
+        assert met[0] in {"left", "StrangerError", "FrameError", "PayloadError", "GoneError", "RefusedError"}, met
+        yield met[0]
+
+    def _sent(self, wire: Wire) -> Iterator[str]:
+        try:
+            if self.chance.random() < 0.2:
+                wire.send_raw(self.chance.randbytes(self.chance.randrange(1, 120)))
+                return
+            respond(wire, b"" if self.chance.random() < 0.9 else b"wrong", "here")
+            said = json.dumps({"trainer": WHO, "agreed": self.agreed}).encode()
+            wire.send(Kind.JOIN, said if self.chance.random() < 0.8 else self.damaged(said))
+            wire.receive()
+            for _ in range(100):
+                wire.send_raw(self.damaged(self.frame()))
+                yield "frame sent"
+        except (ConnectionError, FrameError, OSError) as error:
+            yield f"trainer: {type(error).__name__}"
+
+
+def main(messages: int, seed: int) -> Counter[str]:
+    """Send so many messages, and return what they met."""
+    chance, met = random.Random(seed), Counter[str]()
+    recipes = [thinwire.recipes.dct_dp(density=0.05, minimum_size=50), thinwire.recipes.dragonn(momentum=0.9)]
+    fuzzed = [Fuzzed(recipe, chance) for recipe in recipes]
+    while met.total() < messages:
+        each = chance.choice(fuzzed)
+        for _ in range(500):
+            met[each.read()] += 1
+        met.update(each.converse())
+        now = each.state()
+        if now != each.before:  # the damage may have left a whole update
+            assert now[0] == each.before[0] + 1, "an update was applied in part"
+            assert all(torch.isfinite(p).all() for p in each.central.parameters.values())
+            each.before = now
+    for each in fuzzed:
+        each.server.close()
+    return met
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    logging.disable()
+    for name, count in main(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 0).most_common():
+        print(f"{count:>9,}  {name}")
