@@ -354,7 +354,7 @@ def test_sign_is_scaled_by_the_mean_magnitude() -> None:
 
 
 def test_magnitudes_have_the_scale_of_least_error() -> None:
-    """Of all scales that go with the codes; and of what Laplace has above a threshold, two levels leave half the sign's error."""
+    """Of what Laplace has above a threshold, two levels then leave half the error of the sign alone."""
     x, form = 4.16 - torch.linspace(0.01, 0.99, 64).log(), Magnitudes(group_size=None)
     codes, scales = form.encode(x, seed=0)
     errors = [float((form.decode(codes, scales * factor) - x).square().sum()) for factor in (0.99, 1.0, 1.01)]
