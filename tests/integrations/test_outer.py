@@ -18,6 +18,8 @@ import torch.distributed.checkpoint
 from cases import RECIPES
 from ranks import Ranks, told
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
@@ -448,6 +450,47 @@ def _islands() -> tuple[bool, bool, bool]:
 
 def test_two_levels(ranks: Ranks) -> None:
     assert ranks.run(4, _islands) == [(True, True, True)] * 4
+
+
+def _sharded_islands() -> tuple[bool, bool, bool, float]:
+    """Two islands of two ranks: FSDP2 shards the model within, outer steps between. Beside it, two whole workers."""
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    module = _model()
+    for p in module.parameters():
+        dist.broadcast(p.detach(), 0)
+    whole = copy.deepcopy(module)
+    fully_shard(module, mesh=mesh["shard"])
+    between = mesh["replicate"].get_group()
+    handles = list[tw.Outer]()
+    for model in (module, whole):
+        optimizer = ADAMW(model.parameters())
+        handles.append(tw.outer(model, optimizer, tw.OuterSteps(every=H, optimizer=NESTEROV), group=between))
+        for step in range(2 * H):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(10 * step + rank // 2)  # one island, one batch
+            x = torch.randn(8, 24, dtype=torch.float64, generator=generator)
+            (model(x) - x[:, :16]).square().mean().backward()
+            optimizer.step()
+    far = max(
+        float((p.full_tensor() - q).detach().abs().max())  # type: ignore[attr-defined]  # a DTensor
+        for p, q in zip(module.parameters(), whole.parameters(), strict=True)
+    )
+    sharded, plain = handles
+    again = copy.deepcopy(sharded.state_dict())
+    sharded.load_state_dict(again)
+    half = all(
+        p.numel() * 2 == q.numel() for p, q in zip(sharded.parameters.values(), plain.parameters.values(), strict=True)
+    )
+    return sharded.verify_replicas(), plain.verify_replicas(), half, far
+
+
+def test_sharded_islands_are_workers_too(ranks: Ranks) -> None:
+    for alike, plain, half, far in ranks.run(4, _sharded_islands):
+        assert alike
+        assert plain
+        assert half
+        assert far < 1e-12
 
 
 # --- workers that come and go ---
