@@ -74,6 +74,11 @@ CODECS = {
     "chunk topk, sign": CodecCase(
         codec=codecs.ChunkTopK(density=0.1, chunk=8, values=formats.Sign()), exact=False, shaped=True
     ),
+    "chunk topk, two bits": CodecCase(
+        codec=codecs.ChunkTopK(density=0.1, chunk=8, transform=None, values=formats.Magnitudes()),
+        exact=False,
+        shaped=True,
+    ),
     "kept threshold": CodecCase(codec=codecs.KeptThreshold(density=0.05, refresh=0.0)),
     "steered threshold": CodecCase(codec=codecs.SteeredThreshold(density=0.05)),
     "laplace threshold": CodecCase(codec=codecs.LaplaceThreshold(density=0.05)),

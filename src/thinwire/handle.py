@@ -1,4 +1,4 @@
-"""What `attach`, `replicate`, `shard` and `pipeline.sparsify` return has these verbs in common."""
+"""What `attach`, `replicate`, `shard`, `outer` and `pipeline.sparsify` return has these verbs in common."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from thinwire.stats import Stats
 
 
 class Handle(Protocol):
-    """thinwire at work on one model. `Attachment`, `Replicas`, `Shards` and `Sparsified` are handles."""
+    """thinwire at work on one model. `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
 
     @property
     def memory_bytes(self) -> int:

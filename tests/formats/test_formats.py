@@ -11,7 +11,7 @@ from cases import vector
 from torch import Tensor
 
 from thinwire.errors import PayloadError
-from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary, balanced_eps, tuned_eps
+from thinwire.formats import Coded, Format, Levels, Magnitudes, OffsetFloat, Sign, Ternary, balanced_eps, tuned_eps
 
 Bound = Callable[[Tensor, Tensor], Tensor]
 
@@ -56,6 +56,13 @@ FORMATS = {
     "ternary by groups": FormatCase(form=Ternary(group_size=32), bound=lambda x, scale: scale, stochastic=True),
     "ternary clipped": FormatCase(form=Ternary(clip=2.5), bound=torch.maximum, stochastic=True),
     "sign": FormatCase(form=Sign(), bound=torch.maximum),
+    "magnitudes": FormatCase(
+        form=Magnitudes(levels=(0.57, 1.89)), bound=lambda x, scale: torch.maximum(x, 1.89 * scale)
+    ),
+    "magnitudes of 3 bits": FormatCase(
+        form=Magnitudes(levels=(0.31, 0.95, 1.68, 2.70), group_size=None),
+        bound=lambda x, scale: torch.maximum(x, 2.70 * scale),
+    ),
 }
 UNBIASED = {name: case for name, case in FORMATS.items() if case.form.unbiased}
 STOCHASTIC = {name: case for name, case in FORMATS.items() if case.stochastic}
@@ -187,8 +194,13 @@ def test_zeros_stay_zeros(case: FormatCase) -> None:
         assert not bool(_decoded(case.form, zeros).any())
     mixed = vector(500).index_fill(0, torch.arange(100, 300), 0.0)
     zeros = _decoded(case.form, mixed)[100:300]
-    scale = _scales(Coded.of(mixed, case.form))[100:300] * isinstance(case.form, Sign)  # counts zero as plus
-    assert torch.equal(zeros.double(), scale)
+    scale = _scales(Coded.of(mixed, case.form))[100:300].float() * _plus(case.form)
+    assert torch.equal(zeros, scale)
+
+
+def _plus(form: Format) -> Tensor:
+    """What a zero among others becomes, at scale 1."""
+    return form.decode(form.encode(torch.tensor([0.0, 1.0]), seed=0)[0][:1], torch.ones(1))
 
 
 @pytest.mark.grid
@@ -341,9 +353,22 @@ def test_sign_is_scaled_by_the_mean_magnitude() -> None:
     assert _decoded(Sign(), torch.tensor([1.0, -2.0, 6.0, -0.0])).tolist() == [2.25, -2.25, 2.25, 2.25]
 
 
+def test_magnitudes_have_the_scale_of_least_error() -> None:
+    """Of what Laplace has above a threshold, two levels then leave half the error of the sign alone."""
+    x, form = 4.16 - torch.linspace(0.01, 0.99, 64).log(), Magnitudes(group_size=None)
+    codes, scales = form.encode(x, seed=0)
+    errors = [float((form.decode(codes, scales * factor) - x).square().sum()) for factor in (0.99, 1.0, 1.01)]
+    assert min(errors) == errors[1]
+    assert errors[1] < 0.5 * float((_decoded(Sign(), x) - x).square().sum())
+    assert (form.bits, Magnitudes(levels=(1.0, 2.0, 3.0, 4.0)).bits) == (2, 3)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Magnitudes(levels=(1.0,)), "expected 2, 4, 8 or so on"),
+        (lambda: Magnitudes(levels=(1.0, 2.0, 3.0)), "expected 2, 4, 8 or so on"),
+        (lambda: Magnitudes(levels=(2.0, 1.0)), "in ascending order"),
         (lambda: OffsetFloat(bits=6, eps=0.01, max=1.0), r"are \d+ numbers; expected at most 2\^6 = 64"),
         (lambda: OffsetFloat(eps=2.0, max=1.0), "take a smaller eps"),
         (lambda: OffsetFloat(eps=0.5, max=1.0, min=-0.1), "take a smaller eps"),

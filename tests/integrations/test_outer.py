@@ -3,7 +3,9 @@
 import copy
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,10 +18,13 @@ import torch.distributed.checkpoint
 from cases import RECIPES
 from ranks import Ranks, told
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.integrations.fragments import cut
+from thinwire.integrations.regrouping import Part
 
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
 H = 3
@@ -42,11 +47,11 @@ class Worker:
         *,
         inner: Callable[..., torch.optim.Optimizer] = ADAMW,
         dtype: torch.dtype = torch.float64,
-        group: Any = None,
+        **options: Any,
     ) -> None:
         self.model, self.dtype = _model(dtype), dtype
         self.optimizer = inner(self.model.parameters())
-        self.handle = tw.outer(self.model, self.optimizer, steps, group=group)
+        self.handle = tw.outer(self.model, self.optimizer, steps, **options)
 
     def train(self, steps: range, *, poison: int | None = None) -> "Worker":
         """Take inner steps; before the step `poison`, a parameter becomes NaN."""
@@ -445,6 +450,194 @@ def _islands() -> tuple[bool, bool, bool]:
 
 def test_two_levels(ranks: Ranks) -> None:
     assert ranks.run(4, _islands) == [(True, True, True)] * 4
+
+
+def _sharded_islands() -> tuple[bool, bool, bool, float]:
+    """Two islands of two ranks: FSDP2 shards the model within, outer steps between. Beside it, two whole workers."""
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    module = _model()
+    for p in module.parameters():
+        dist.broadcast(p.detach(), 0)
+    whole = copy.deepcopy(module)
+    fully_shard(module, mesh=mesh["shard"])
+    between = mesh["replicate"].get_group()
+    handles = list[tw.Outer]()
+    for model in (module, whole):
+        optimizer = ADAMW(model.parameters())
+        handles.append(tw.outer(model, optimizer, tw.OuterSteps(every=H, optimizer=NESTEROV), group=between))
+        for step in range(2 * H):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(10 * step + rank // 2)  # one island, one batch
+            x = torch.randn(8, 24, dtype=torch.float64, generator=generator)
+            (model(x) - x[:, :16]).square().mean().backward()
+            optimizer.step()
+    far = max(
+        float((p.full_tensor() - q).detach().abs().max())  # type: ignore[attr-defined]  # a DTensor
+        for p, q in zip(module.parameters(), whole.parameters(), strict=True)
+    )
+    sharded, plain = handles
+    again = copy.deepcopy(sharded.state_dict())
+    sharded.load_state_dict(again)
+    half = all(
+        p.numel() * 2 == q.numel() for p, q in zip(sharded.parameters.values(), plain.parameters.values(), strict=True)
+    )
+    return sharded.verify_replicas(), plain.verify_replicas(), half, far
+
+
+def test_sharded_islands_are_workers_too(ranks: Ranks) -> None:
+    for alike, plain, half, far in ranks.run(4, _sharded_islands):
+        assert alike
+        assert plain
+        assert half
+        assert far < 1e-12
+
+
+# --- workers that come and go ---
+
+
+def _waiting(worker: Worker) -> dict[str, Tensor]:
+    """Return what waits on this worker, and is committed."""
+    memories = [m for each in worker.handle.fragments for m in each.attachment.recipe.memories()]
+    return {n: f["residual"].clone() for memory in memories for n, f in memory.state().items() if "residual" in f}
+
+
+def _one_goes_and_another_comes(method: str) -> dict[str, bool]:
+    """Of four workers the last goes, the others train on, and a new one comes in its place."""
+    rank, world, three = dist.get_rank(), dist.group.WORLD, dist.new_group([0, 1, 2])
+    assert world is not None
+    worker, found = Worker(METHODS[method]()).train(range(9)), dict[str, bool]()
+    worker.handle.state_dict()  # what is under way lands
+    before = worker.common(), _waiting(worker)
+    if rank < 3:
+        worker.handle.regroup(three)
+        found["kept"] = _same(before[1], _waiting(worker))
+        worker.train(range(9, 17))
+        found["alike"] = worker.handle.verify_replicas()
+    else:
+        alone = [dist.new_group([3], use_local_synchronization=True)]
+        worker = Worker(METHODS[method](), group=alone[0])
+    common = worker.common()
+    worker.handle.regroup(world, joining=rank == 3)
+    found["taken over"] = worker.handle.verify_replicas() and worker.handle.ticks == 17
+    found["nothing waits"] = rank < 3 or not any(bool(x.any()) for x in _waiting(worker).values())
+    found["from global"] = rank < 3 or _same(worker.own(), worker.common())
+    worker.train(range(17, 25))
+    found["goes on"] = worker.handle.verify_replicas() and not _same(common, worker.common())
+    return found
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming, error feedback", "sparseloco", "low rank"])
+def test_one_goes_and_another_comes(ranks: Ranks, method: str) -> None:
+    for found in ranks.run(4, _one_goes_and_another_comes, method):
+        assert set(found.values()) == {True}, found
+
+
+def _dies(where: str) -> dict[str, Any]:
+    """The last of four workers dies in the second outer step: before its exchange, or after it. The others go on."""
+    rank, world = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=3))
+    three = dist.new_group([0, 1, 2])
+    assert world is not None
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV)
+    worker = Worker(steps, group=world, elastic=True).train(range(2 * H - 1))
+    before = worker.common(), _waiting(worker)
+    confirm = worker.handle._confirm
+    if (where, rank) in (("in doubt", 3), ("one has heard", 0)):
+        worker.handle._confirm = lambda: None  # type: ignore[method-assign]  # it never takes part
+    if where == "exchange" and rank == 3:
+        dist.barrier()
+        return {}
+    said = told(worker.train, range(2 * H - 1, 2 * H))
+    worker.handle._confirm = confirm  # type: ignore[method-assign]  # as it was
+    found: dict[str, Any] = {"failed": said.startswith("RuntimeError")}
+    if said != "nothing":
+        found["unchanged"] = _same(before[0], worker.common()) and _same(before[1], _waiting(worker))
+    dist.barrier()
+    if rank == 3:
+        return {}
+    worker.handle.regroup(three)
+    found["stepped"] = not _same(before[0], worker.common()) and not _same(before[1], _waiting(worker))
+    found["alike"] = worker.handle.verify_replicas()
+    worker.train(range(2 * H, 4 * H))
+    return found | {"goes on": worker.handle.verify_replicas(), "ticks": worker.handle.ticks == 4 * H}
+
+
+@pytest.mark.parametrize("where", ["exchange", "in doubt", "one has heard"])
+def test_a_worker_dies_within_an_outer_step(ranks: Ranks, where: str) -> None:
+    *survivors, _ = ranks.run(4, _dies, where)
+    for rank, found in enumerate(survivors):
+        assert found.pop("failed") == (where != "one has heard" or rank > 0)
+        assert set(found.values()) == {True}, (rank, found)
+
+
+def test_what_all_decide_about_an_exchange() -> None:
+    done, ahead = Part(2, 1, landed=True), Part(2, 2, landed=False)
+    lost, before = Part(2, 1, landed=False), Part(1, 1, landed=False)
+    assert done.verdict([done, done]) == "keep"
+    assert done.verdict([done, ahead]) == "keep"
+    assert ahead.verdict([done, ahead]) == "nothing"
+    assert done.verdict([done, lost]) == lost.verdict([done, lost]) == "repeat"
+    assert done.verdict([done, before]) == "repeat"
+    assert before.verdict([done, before]) == "nothing"
+
+
+def _all_join() -> str:
+    world = dist.group.WORLD
+    assert world is not None
+    return told(partial(Worker(METHODS["diloco"]()).handle.regroup, world, joining=True))
+
+
+def test_somebody_must_go_on(ranks: Ranks) -> None:
+    assert all("expected one at least that goes on" in said for said in ranks.run(2, _all_join))
+
+
+# --- workers of unequal speed ---
+
+
+def _weighed() -> float:
+    """Return how far an outer step is from the mean in which one worker's samples count three times."""
+    odd = dist.get_rank() == 1
+    worker = Worker(tw.OuterSteps(every=H, optimizer=partial(SGD, lr=1.0)), samples=3 if odd else 1)
+    own = dict[str, Tensor]()
+    worker.handle.fragments[0].start = _noting(worker, own)  # type: ignore[method-assign]  # to see what it sends
+    worker.train(range(H))
+    total = {name: (3 if odd else 1) * x / (dist.get_world_size() + 2) for name, x in own.items()}
+    for x in total.values():
+        dist.all_reduce(x)
+    return _far(worker.common(), total)
+
+
+def _noting(worker: Worker, own: dict[str, Tensor]) -> Callable[..., None]:
+    start = worker.handle.fragments[0].start
+
+    def noting(**options: Any) -> None:
+        own.update(worker.own())
+        start(**options)
+
+    return noting
+
+
+def test_samples_weigh(ranks: Ranks) -> None:
+    assert max(ranks.run(3, _weighed)) < 1e-14
+
+
+def _by_time() -> tuple[int, int, bool]:
+    """One worker takes thrice the time for a step."""
+    every = timedelta(milliseconds=60)
+    worker, step = Worker(tw.OuterSteps(every=every, optimizer=partial(SGD, lr=1.0))), 0
+    while worker.handle.ticks < 3:
+        time.sleep(0.03 if dist.get_rank() == 1 else 0.01)
+        worker.train(range(step, step + 1))
+        step += 1
+    return worker.handle.ticks, worker.handle.inner_steps, worker.handle.verify_replicas()
+
+
+def test_the_slow_take_fewer_steps(ranks: Ranks) -> None:
+    (ticks, many, alike), (also, few, alike_too) = ranks.run(2, _by_time)
+    assert ticks == also == 3
+    assert many > few >= 3
+    assert alike
+    assert alike_too
 
 
 # --- models and loops ---

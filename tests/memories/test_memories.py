@@ -99,6 +99,22 @@ def test_fading_momentum_follows_its_equation(case: CodecCase, decay: float) -> 
     assert torch.equal(waiting, memory.state()["w"]["momentum"])
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.95])
+def test_error_feedback_may_fade(decay: float) -> None:
+    """r ← decay · r + g − delivered in float64: once a step, also where it has several parts or is called off."""
+    case, memory = CODECS["chunk topk, two bits"], memories.ErrorFeedback(decay=decay)
+    expected = torch.zeros(NUMEL, dtype=torch.float64)
+    for step in range(12):
+        gradients = [vector(NUMEL, seed=10 * step + part, dtype=torch.float64) for part in range(1 + step % 3)]
+        arrived = sum(_step(memory, case, gradient, step) for gradient in gradients)
+        if step % 4 == 3:
+            memory.rollback()
+            continue
+        memory.commit()
+        expected = decay * expected + 0.5 * torch.stack(gradients).sum(dim=0) - arrived
+        torch.testing.assert_close(memory.state()["w"]["residual"], expected, rtol=1e-13, atol=1e-13)
+
+
 def test_each_parameter_fades_as_the_optimizer_has_it() -> None:
     memory = memories.FadingMomentum()
     for step in range(2):

@@ -1,7 +1,8 @@
 """Fragments: parts of a model's parameters, each with its global ones, the exchange of Δ and the outer optimizer."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import final
 
 import torch
@@ -19,7 +20,8 @@ class Fragment:
     """Some parameters of one worker (`own`) and the same as all workers have agreed on them (`parameters`), by name.
 
     `attachment` reduces Δ = global − own to its mean, and `optimizer` takes that as the gradient of the global ones.
-    `arrived`: whether a mean is here and not applied yet. `waited`: seconds that this worker has waited for means.
+    `arrived`: whether a mean is here and not applied yet. `landed`: whether one is here of which it is not known yet if
+    all workers have it. `finished`: exchanges that are over. `waited`: seconds that this worker has waited for means.
     """
 
     def __init__(
@@ -29,7 +31,8 @@ class Fragment:
         self.parameters: Mapping[str, nn.Parameter] = attachment.parameters
         self._buckets: Sequence[GradientBucket] = list(buckets(list(self.parameters.values()), _BUCKET_BYTES))
         self._flying: list[torch.futures.Future[Tensor]] = []
-        self.arrived = False
+        self.arrived = self.landed = False
+        self.finished = 0
         self.waited = 0.0
 
     @property
@@ -65,25 +68,44 @@ class Fragment:
                 bucket.flat.zero_()
         self._flying = [self.attachment.reduce(each.flat, each.parameters, each.views) for each in self._buckets]
 
-    def arrive(self) -> None:
-        """Wait for what is under way, and keep what it left waiting; if it is not finite, nothing has been sent."""
+    def arrive(self, confirm: Callable[[], None] = lambda: None) -> None:
+        """Wait for what is under way, and keep what it left waiting; if it is not finite, nothing has been sent.
+
+        `confirm` returns once all workers have it. Where it raises, the mean stays `landed`.
+        """
+        self._land()
+        if self.landed:
+            confirm()
+            self.landed, self.finished = False, self.finished + 1
+            self.arrived = self._finite()
+            self.attachment.steps.settle_all(keep=self.arrived)
+
+    def land_if_possible(self) -> None:
+        """Wait for what is under way. If that fails, nothing has been sent."""
+        with suppress(RuntimeError):
+            self._land()
+
+    def take_back(self) -> None:
+        """Drop what has landed: nothing has been sent."""
+        self.landed = False
+        self.attachment.steps.take_back()
+
+    def _land(self) -> None:
         if not self._flying:
             return
         began, flying, self._flying = time.perf_counter(), self._flying, []
         try:
             futures.wait_all(flying)
-            self.arrived = self._finite()
+            self.landed = True
         except BaseException:
-            self.attachment.steps.take_back()
+            self.take_back()
             raise
         finally:
             self.waited += time.perf_counter() - began
-        self.attachment.steps.settle_all(keep=self.arrived)
 
     @torch.no_grad()
     def apply(self) -> bool:
         """Have the outer optimizer take the mean that has arrived. Return whether there was one."""
-        self.arrive()
         if not self.arrived:
             return False
         for bucket in self._buckets:
@@ -118,7 +140,7 @@ class Fragment:
     @torch.no_grad()
     def take_means(self, means: Mapping[str, Tensor]) -> None:
         """Go on from means that `means` returned, or from none."""
-        self._flying, self.arrived = [], bool(means)
+        self._flying, self.landed, self.arrived = [], False, bool(means)
         for bucket in self._buckets if means else ():
             for p, view in zip(bucket.parameters, bucket.views, strict=True):
                 view.copy_(means[self.attachment.names[p]])

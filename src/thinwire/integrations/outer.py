@@ -20,6 +20,7 @@ from thinwire.integrations.assembly import Optimizers, assembled, check_fingerpr
 from thinwire.integrations.drift import differing
 from thinwire.integrations.fragments import Fragment, cut
 from thinwire.integrations.gradients import local
+from thinwire.integrations.regrouping import Verdict, confirm, standing, verdicts
 from thinwire.integrations.running import average, running_statistics
 from thinwire.integrations.state import Standing, agree
 from thinwire.integrations.together import agreed
@@ -44,7 +45,10 @@ class Outer:
         optimizers: Sequence[torch.optim.Optimizer],
         running: Sequence[Tensor],
         weights: Weights,
+        *,
+        elastic: bool = False,
     ) -> None:
+        self._elastic = elastic
         self.steps, self.fragments, self._optimizers, self._running = steps, fragments, optimizers, running
         self._weights, self._clock = weights, Clock(steps.every)
         self.inner_steps = self.ticks = 0
@@ -106,6 +110,31 @@ class Outer:
             for p in [p for p, held in optimizer.state.items() if not _finite(held.values())]:
                 del optimizer.state[p]
 
+    def regroup(self, group: Group, *, joining: bool = False) -> None:
+        """Go on among the workers of another group, of whom some may be `joining`. A collective of the new group.
+
+        A worker that joins has made its handle of the same model, optimizers and steps, in a group of its own. It takes
+        over the global parameters, the outer optimizers' state and the running statistics from the first worker that
+        goes on, and nothing waits there yet. What waits on the others stays, and who goes takes its share along. An
+        exchange that failed, because a worker died within it, is repeated among those who are left.
+
+        Raises FingerprintError where workers disagree, and RuntimeError if all are joining.
+        """
+        self._check_alike(group)
+        mine = None if joining else standing(self.fragments, self.steps, self.ticks)
+        found, first = verdicts(mine, group)
+        for part, verdict in enumerate(found):
+            self._settle(part, verdict)
+        self._weights.regroup(group)
+        for fragment in self.fragments:
+            fragment.attachment.membership.regroup(group, self._weights.divide)
+        self._admit(first, joining=joining)
+        for part, verdict in enumerate(found):
+            if verdict == "repeat":
+                self._start(part)
+                if self.steps.done(part, self.ticks - self.steps.delay) > self.fragments[part].finished:
+                    self._finish(part)
+
     def forget(self) -> None:
         """Drop everything that waits in memories. Call it on every worker."""
         for fragment in self.fragments:
@@ -114,11 +143,12 @@ class Outer:
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's memories and step, and the global parameters with their optimizers' state.
 
-        Waits for what is under way. Save it on every worker, and each worker's own model and optimizer beside it.
+        Waits for what is under way. Save it on every worker, and each worker's own model and optimizer beside it. Of
+        elastic workers this is a collective.
         """
         for fragment in self.fragments:
-            fragment.arrive()
-        return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, self._clock.steps]}
+            fragment.arrive(self._confirm)
+        return self._state()
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
         """Return where this worker would go on from. Raises ValueError if `load_state_dict` would, on it alone."""
@@ -141,7 +171,7 @@ class Outer:
             hook.remove()
         self._hooks = []
         for fragment in self.fragments:
-            fragment.arrive()
+            fragment.land_if_possible()
             fragment.attachment.end()
 
     def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -172,14 +202,55 @@ class Outer:
         fragment.start(nothing=not counts)
 
     def _finish(self, part: int) -> None:
+        self.fragments[part].arrive(self._confirm)
+        if self._apply(part) and part == 0:
+            average(self._running, self.group)
+
+    def _apply(self, part: int) -> bool:
+        """Apply the mean that has arrived, and go on from there. Return whether there was one."""
         fragment = self.fragments[part]
         applied = fragment.apply()
-        if part == 0 and applied:
-            average(self._running, self.group)
         if not fragment.sound():
             self.go_back()
         elif applied:
             fragment.merge(self.steps.mixing)
+        return applied
+
+    def _confirm(self) -> None:
+        if self._elastic:
+            confirm(self.group, self.fragments[0].device)
+
+    def _check_alike(self, group: Group) -> None:
+        recipe = self.fragments[0].attachment.recipe
+        check_fingerprint(recipe, self.parameters, group, f"outer steps {self.steps.settings()}")
+
+    def _settle(self, part: int, verdict: Verdict) -> None:
+        """Do with the latest exchange of a fragment what all have decided."""
+        fragment = self.fragments[part]
+        if verdict == "keep":
+            fragment.arrive()
+            if self.steps.done(part, self.ticks - self.steps.delay) == fragment.finished:
+                self._apply(part)
+        elif fragment.landed:
+            fragment.take_back()
+
+    def _admit(self, first: int, *, joining: bool) -> None:
+        """Give those who join what they need, from the worker of this rank in the group. A collective."""
+        told: list[Any] = [None]
+        if self.group.rank() == first:
+            told = [(outer_state.without_waiting(self._state()), [x.clone() for x in self._running])]
+        dist.broadcast_object_list(told, group=self.group, group_src=first)
+        if not joining:
+            return
+        saved, running = told[0]
+        self.ticks = outer_state.join(saved, self.fragments, self.steps)
+        for mine, theirs in zip(self._running, running, strict=True):
+            mine.copy_(theirs)
+        self._clock.restart()
+        self.go_back()
+
+    def _state(self) -> dict[str, Any]:
+        return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, self._clock.steps]}
 
 
 @checked
@@ -190,6 +261,7 @@ def outer(
     *,
     group: Group | None = None,
     samples: Count | None = None,
+    elastic: bool = False,
 ) -> Outer:
     """Have workers train on their own, and exchange every H steps how far they have moved.
 
@@ -202,6 +274,9 @@ def outer(
     `group` then has one rank of every island: those that hold the same parameters.
 
     `samples`: how many samples this worker takes in an inner step, where workers differ in that: Δ then counts by them.
+
+    `elastic`: workers may die and others come, see `Outer.regroup`. Each outer step then waits until all workers have
+    the mean, which takes a round trip more.
 
     If a Δ is not finite, nobody takes that outer step: global parameters and memories stay as they were, sound workers
     go on with what they have, which travels with their next Δ, and the worker itself goes back to the global
@@ -219,13 +294,15 @@ def outer(
     whole = model.module if isinstance(model, DistributedDataParallel) else model
     optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps), TypeError, ValueError, RuntimeError)
     own = {name: p for part in parts for name, p in part.items()}
-    settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
+    settings = (
+        f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}, elastic {elastic}"
+    )
     check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
     for tensor in (*whole.parameters(), *whole.buffers()):
         dist.broadcast(local(tensor).detach(), group=group, group_src=0)
     weights = Weights(group, steps, samples)
     fragments = [_fragment(part, steps, weights) for part in parts]
-    return Outer(steps, fragments, optimizers, running_statistics(whole), weights)
+    return Outer(steps, fragments, optimizers, running_statistics(whole), weights, elastic=elastic)
 
 
 def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:

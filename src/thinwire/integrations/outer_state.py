@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.integrations.fragments import Fragment
-from thinwire.integrations.redistribution import COMMON
+from thinwire.integrations.redistribution import COMMON, waits
 from thinwire.integrations.state import Standing
 from thinwire.outer_steps import OuterSteps
 
@@ -59,12 +59,39 @@ def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSt
     for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
         done = steps.done(number, ticks)
         fragment.attachment.load_state_dict(_part(saved, fragment) | {"step": done, "draw": done})
-        with torch.no_grad():
-            for name, p in fragment.parameters.items():
-                p.copy_(common[name][_GLOBAL])
-        fragment.take_means({n: common[n][_MEAN] for n in fragment.parameters if _MEAN in common[n]})
-        _load_optimizer(fragment, common, settings)
+        _load_common(fragment, common, settings)
+        fragment.finished = done
     return ticks
+
+
+def without_waiting(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state as a worker wants it that joins: what waits stays where it is."""
+    kept = [
+        {name: {f: x for f, x in fields.items() if not waits(f)} for name, fields in memory.items()}
+        for memory in saved["memories"]
+    ]
+    return {**saved, "memories": [{name: each for name, each in memory.items() if each} for memory in kept]}
+
+
+def join(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps) -> int:
+    """Take over from another worker's state, `without_waiting`, where all of them are. Return the ticks done."""
+    ticks, common = int(saved["step"]), saved["memories"][-1]
+    for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
+        done = steps.done(number, ticks)
+        fragment.attachment.join(_part(saved, fragment) | {"step": done, "draw": done})
+        _load_common(fragment, common, settings)
+        fragment.finished = done
+    return ticks
+
+
+@torch.no_grad()
+def _load_common(
+    fragment: Fragment, common: Mapping[str, Mapping[str, Tensor]], settings: Sequence[Mapping[str, Any]]
+) -> None:
+    for name, p in fragment.parameters.items():
+        p.copy_(common[name][_GLOBAL])
+    fragment.take_means({n: common[n][_MEAN] for n in fragment.parameters if _MEAN in common[n]})
+    _load_optimizer(fragment, common, settings)
 
 
 def _common(fragment: Fragment) -> dict[str, dict[str, Tensor]]:

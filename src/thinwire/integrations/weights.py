@@ -42,6 +42,10 @@ class Weights:
         self._differ = samples is not None or steps.leave_out or isinstance(steps.every, timedelta)
         self._divisor = float(group.size())
 
+    def regroup(self, group: Group) -> None:
+        """Go on among other workers."""
+        self.group, self._divisor = group, float(group.size())
+
     def take(self, steps: int, device: torch.device) -> None:
         """Weigh the Δ of so many inner steps; none, if this worker is left out. A collective, where weights differ."""
         if not self._differ:

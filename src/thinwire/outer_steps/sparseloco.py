@@ -7,7 +7,7 @@ import torch
 from thinwire.checked import Count, Part, Size, checked
 from thinwire.codecs import ChunkTopK
 from thinwire.exchanges import AllGather
-from thinwire.formats import Levels
+from thinwire.formats import Magnitudes
 from thinwire.memories import ErrorFeedback
 from thinwire.outer_steps.base import OuterSteps
 from thinwire.payloads import Narrow
@@ -15,7 +15,7 @@ from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize
 from thinwire.schedules import Density
 
-_TWO_BITS = Levels(bits=2)
+_TWO_BITS = Magnitudes()
 
 
 @checked

@@ -1,0 +1,69 @@
+"""A sign, and one of a few magnitudes: two bits and more, for what waits until it is right."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import final
+
+import torch
+from torch import Tensor
+
+from thinwire.checked import Positive, checked
+from thinwire.formats.base import Format, GroupSize, finite, flat32, norms, widths
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Magnitudes(Format):
+    """The sign, and which of 2, 4, 8, … `levels` is nearest to the magnitude over its group's mean magnitude.
+
+    The scale is then set so that the group's squared error is least. The default levels are those of least error for
+    what is left of a Laplace distribution above a threshold: for the largest of many values, as Top-k chooses them. For
+    all values of a normal distribution they are (0.57, 1.89) and, with 3 bits, (0.31, 0.95, 1.68, 2.70) (Max 1960).
+
+    It is biased and needs error feedback. A zero counts as plus. A group of zeros stays zero, because its scale is 0.
+    Raises ValueError unless the levels ascend and are a power of two in number, at least two.
+    """
+
+    levels: tuple[Positive, ...] = (0.92, 1.31)
+    group_size: GroupSize = 64
+    bits: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.levels)
+        if count < 2 or count & (count - 1) or count > 2**14 or any(a >= b for a, b in pairwise(self.levels)):
+            raise ValueError(f"levels is {self.levels}; expected 2, 4, 8 or so on, in ascending order")
+        object.__setattr__(self, "bits", count.bit_length())
+
+    @property
+    def unbiased(self) -> bool:
+        """Never."""
+        return False
+
+    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+        """Return codes, those of negative values from 2^(bits-1) on, and scales of least squared error."""
+        x = flat32(x)
+        means = finite(norms(x, self.group_size, 1.0) / widths(x, self.group_size))
+        magnitudes = x.abs()
+        levels = torch.tensor(self.levels, device=x.device)
+        between = (levels[1:] + levels[:-1]) / 2
+        nearest = torch.bucketize(magnitudes / self._of_each(means, x), between)
+        codes = (nearest + len(self.levels) * (x < 0)).to(self.code_dtype)
+        return codes, self._fitted(magnitudes, levels[nearest.clamp(max=len(self.levels) - 1)], means)
+
+    def table(self) -> Tensor:
+        """Return the levels, and minus the levels."""
+        levels = torch.tensor(self.levels)
+        return torch.cat((levels, -levels))
+
+    def _of_each(self, scales: Tensor, x: Tensor) -> Tensor:
+        return scales.repeat_interleave(self.width(x.numel()))[: x.numel()]
+
+    def _fitted(self, magnitudes: Tensor, chosen: Tensor, means: Tensor) -> Tensor:
+        """Return Σ |x| · level / Σ level² of each group: where the derivative of its squared error is zero."""
+        group = torch.arange(means.numel(), device=means.device)
+        group = group.repeat_interleave(self.width(magnitudes.numel()))[: magnitudes.numel()]
+        above, below = (torch.zeros(means.numel(), dtype=torch.float64, device=means.device) for _ in range(2))
+        above.index_add_(0, group, magnitudes.double() * chosen)
+        below.index_add_(0, group, chosen.double().square())
+        return torch.where(means > 0, (above / below).float(), means)
