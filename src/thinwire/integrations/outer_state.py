@@ -78,7 +78,7 @@ def join(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSt
     ticks, common = int(saved["step"]), saved["memories"][-1]
     for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
         done = steps.done(number, ticks)
-        fragment.attachment.join(_part(saved, fragment) | {"step": done, "draw": done})
+        fragment.attachment.membership.join(_part(saved, fragment) | {"step": done, "draw": done})
         _load_common(fragment, common, settings)
         fragment.finished = done
     return ticks
