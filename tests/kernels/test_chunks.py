@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 BACKENDS: tuple[Backend, ...] = ("cpu", "reference")
 SHAPES = [
     *((1, 1), (17, 33), (16, 16), (5, 3, 3, 3), (256, 65), (257, 7), (13, 29), (1000, 2), (1, 300), (300, 1)),
-    *((700,), (1,), (0,), (0, 5), (5, 0)),
+    *((700,), (7,), (1,), (0,), (0, 5), (5, 0)),
 ]
 TRANSFORMS: tuple[Transform, ...] = ("dct", "hadamard", None)
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
