@@ -136,6 +136,7 @@ CONTENTS = {
         "exchanges",
         "gpu",
         "kernels",
+        "launches",
         "loops",
         "pipeline",
         "planner",
