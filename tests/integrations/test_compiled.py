@@ -40,7 +40,7 @@ class _Compiled(NamedTuple):
     parameters: list[Tensor]
 
 
-def _plain_hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
+def _plain_hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
     future: Future[Tensor] = Future()
     future.set_result(bucket.buffer())
     return future
