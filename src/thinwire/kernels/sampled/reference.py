@@ -28,7 +28,7 @@ class Draw(NamedTuple):
         return sample(self.offset, self.stride).abs().topk(self.rank, sorted=False).values.min()
 
     def room(self, numel: int) -> int:
-        """Return how many picks to look at: about three times what the sample promises, and no fewer than are wanted."""
+        """Return how many picks to look at: some three times what the sample promises, and no fewer than are wanted."""
         return min(numel, max(self.capacity, 3 * self.rank * self.stride + 80 if self.rank else numel))
 
 
