@@ -19,6 +19,7 @@ import json as js
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -235,10 +236,10 @@ def _patched(*places: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def _timed(name: str, steps: int) -> dict[str, Any]:
-    """Return each phase's milliseconds in a step: the 20th percentile, as other programs hold some steps up."""
+    """Return the median of each phase's milliseconds in a step: the thread's processor time, as others may run too."""
     torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {"encode": [], "decode": []}
-    with trace.listen(trace.Recorder()) as recorder:
+    with _patched((time, "perf_counter", time.thread_time)), trace.listen(trace.Recorder()) as recorder:
 
         def note(step: int) -> None:
             for phase, found in seconds.items():
@@ -246,7 +247,7 @@ def _timed(name: str, steps: int) -> dict[str, Any]:
             recorder.clear()
 
         _steps(name, steps + 10, note, fake=False)
-    return {"ms": {phase: 1e3 * sorted(found[10:])[steps // 5] for phase, found in seconds.items()}}
+    return {"ms": {phase: 1e3 * median(found[10:]) for phase, found in seconds.items()}}
 
 
 def _paired(names: list[str], steps: int, before: Path, rounds: int, *, count: bool) -> dict[str, Any]:

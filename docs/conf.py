@@ -139,6 +139,7 @@ CONTENTS = {
         "exchanges",
         "gpu",
         "kernels",
+        "launches",
         "loops",
         "pipeline",
         "planner",

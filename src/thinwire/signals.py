@@ -126,6 +126,8 @@ def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
         best = largest(values, count)
         indices, values = indices.index_select(0, best), values.index_select(0, best)
     missing = count - indices.numel()
+    if not missing:
+        return indices, values
     return pad(indices, (0, missing), value=-1), pad(values, (0, missing))
 
 

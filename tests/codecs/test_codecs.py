@@ -291,6 +291,9 @@ def test_a_spectrum_in_parts_is_the_spectrum(monkeypatch: pytest.MonkeyPatch, nu
 def _of_a_bucket(codec: codecs.Codec, memory: Memory, *, together: bool) -> Payload:
     """Encode parameters of several sizes, of which the second comes in two parts; together, or one by one."""
     found, lengths = [], [2000, 63, 300, 1, 700]
+    for name, length in enumerate(lengths):  # a step before, so that something waits and moves
+        memory.compensate(str(name), vector(length, name + 20), 0.5, seed=name).tensor()
+    memory.commit()
     memory.compensate("1", vector(63, 8), 0.5).tensor()
     for name, length in enumerate(lengths):
         gradient = vector(length, name)

@@ -74,7 +74,7 @@ def momentum_sums(table, lengths, drawn, starts, indices, found, like, sign, fir
 @compiled
 def _room(size, draw):
     # `Draw.room`.
-    promised = 4 * draw[2] * draw[1] + 80 if draw[2] else size
+    promised = 3 * draw[2] * draw[1] + 80 if draw[2] else size
     return min(size, max(promised, draw[3]))
 
 

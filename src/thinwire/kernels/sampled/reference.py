@@ -28,8 +28,8 @@ class Draw(NamedTuple):
         return sample(self.offset, self.stride).abs().topk(self.rank, sorted=False).values.min()
 
     def room(self, numel: int) -> int:
-        """Return how many picks to look at: about four times what the sample promises, and no fewer than are wanted."""
-        return min(numel, max(self.capacity, 4 * self.rank * self.stride + 80 if self.rank else numel))
+        """Return how many picks to look at: some three times what the sample promises, and no fewer than are wanted."""
+        return min(numel, max(self.capacity, 3 * self.rank * self.stride + 80 if self.rank else numel))
 
 
 def accumulate_sampled_select(
