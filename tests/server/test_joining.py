@@ -71,7 +71,7 @@ def test_a_recipe_without_a_codec_is_refused() -> None:
 def test_no_server_is_a_clear_error() -> None:
     server = started()
     server.close()
-    with pytest.raises(ServerError, match=r"no server at 127.0.0.1:\d+ .*start it first, or pass reconnect="):
+    with pytest.raises(ServerError, match=r"no server of this version of thinwire at 127.0.0.1:\d+ .*start it first, or"):
         joined(server)
 
 
