@@ -36,7 +36,9 @@ def recipe(density: float) -> Reducer:
 
 def run(density: float, threads: int, drain: int, updates: int, seed: int) -> dict[str, Any]:
     problem, served, sent = dlrm.make(Options(seed=seed)), dlrm.make(Options(seed=seed)), recipe(density)
-    made = {"optimizer": lambda p: torch.optim.SGD(p, lr=problem.learning_rate, momentum=problem.momentum)}
+    made: dict[str, Any] = {
+        "optimizer": lambda p: torch.optim.SGD(p, lr=problem.learning_rate, momentum=problem.momentum)
+    }
     looks = []
     with (
         thinwire.serve(served.model, recipe(density), address="127.0.0.1:0", **made) as server,
