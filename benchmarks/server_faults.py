@@ -68,7 +68,7 @@ def serve(port: int, path: Path) -> None:
     ended = []
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
     model = Counting()
-    options = {"checkpoint": path, "every": 1.0, "timeout": 10.0}
+    options: dict[str, Any] = {"checkpoint": path, "every": 1.0, "timeout": 10.0}
     with thinwire.serve(model, recipe(), optimizer=optimizer, address=f"127.0.0.1:{port}", **options):
         while not ended:
             time.sleep(0.1)
@@ -79,7 +79,7 @@ def train(port: int, path: Path, slot: int) -> None:
     ended = []
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
     model, generator = Counting(), torch.Generator().manual_seed(slot)
-    options = {"reconnect": 60.0, "timeout": 10.0}
+    options: dict[str, Any] = {"reconnect": 60.0, "timeout": 10.0}
     with thinwire.connect(model, recipe(), address=f"127.0.0.1:{port}", **options) as trainer:
         while not ended:
             loss = loss_of(model, generator)

@@ -1,4 +1,4 @@
-"""Gloo's send and recv, or our own frames? Both over loopback, in turns, two processes: `python benchmarks/server_transport.py`.
+"""Gloo's send and recv, or our own frames? `python benchmarks/server_transport.py`: two processes, loopback, in turns.
 
 Prints, for each round, the bytes a second of a message of 25 MB that is answered by one byte, and the microseconds of a
 round trip of 1 kB; then the median of the rounds.
@@ -22,7 +22,7 @@ Talk = Callable[[int, int], None]
 
 
 def gloo(rank: int, port: int) -> Talk:
-    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)  # type: ignore[attr-defined]  # torch's stubs do not export it
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     room: dict[int, torch.Tensor] = {}
 

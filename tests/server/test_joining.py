@@ -7,6 +7,8 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from served import (
 
 from thinwire import FingerprintError, StateError, codecs, recipes
 from thinwire.errors import ServerError
-from thinwire.server import Server, serve
+from thinwire.server import Server, Trainer, serve
 from thinwire.server.frames import HEADER, MAGIC, NONE, PROTOCOL, Flag, FrameError, GoneError, Kind, Wire, parse
 from thinwire.server.joining import GREETING, VARIABLE, challenge, respond
 
@@ -65,10 +67,10 @@ def test_a_server_that_does_not_know_the_secret_is_not_believed() -> None:
         ({"model": torch.nn.Linear(2, 2)}, "parameter large differs: the server has .*, this trainer has absent"),
     ],
 )
-def test_a_trainer_of_something_else_is_told_why(options: dict[str, object], told: str) -> None:
+def test_a_trainer_of_something_else_is_told_why(options: dict[str, Any], told: str) -> None:
     server = started()
     with pytest.raises(FingerprintError, match=f"{told}.*; give both the same"):
-        joined(server, **options)  # type: ignore[arg-type]
+        joined(server, **options)
     assert joined(server).step()
 
 
@@ -80,8 +82,15 @@ def test_a_recipe_without_a_codec_is_refused() -> None:
 def test_no_server_is_a_clear_error() -> None:
     server = started()
     server.close()
-    with pytest.raises(ServerError, match=r"no server at 127.0.0.1:\d+ .*start it first, or pass reconnect="):
+    with pytest.raises(
+        ServerError, match=r"no server of this version of thinwire at 127.0.0.1:\d+ .*start it first, or"
+    ):
         joined(server)
+
+
+def _steps(trainer: Trainer) -> None:
+    for _ in range(3):
+        trainer.step()
 
 
 def test_a_server_that_dies_ends_its_trainers() -> None:
@@ -89,11 +98,10 @@ def test_a_server_that_dies_ends_its_trainers() -> None:
     trainer = joined(server)
     server.close()
     with pytest.raises(ServerError, match=r"is gone .*start it again from its checkpoint, and pass reconnect="):
-        for _ in range(3):
-            trainer.step()
+        _steps(trainer)
 
 
-def test_a_server_without_its_checkpoint_is_not_taken_for_the_old_one(tmp_path: "object") -> None:
+def test_a_server_without_its_checkpoint_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     server, model = started(), Vector()
     trainer = joined(server, model=model, reconnect=30.0)
     model.give(gradients(1)[0])
@@ -101,13 +109,12 @@ def test_a_server_without_its_checkpoint_is_not_taken_for_the_old_one(tmp_path: 
     server.close()
     again = started(address=server.address)
     with pytest.raises(ServerError, match="has applied 0 updates of this trainer, and had saved 1"):
-        for _ in range(3):
-            trainer.step()
+        _steps(trainer)
     again.close()
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: "object") -> None:
-    path = tmp_path / "server.pt"  # type: ignore[operator]
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "server.pt"
     started(checkpoint=path).close()
     with pytest.raises(StateError, match=r"parameter large is \(200,\) torch.float64 in the checkpoint and \(201,\)"):
         started(Vector(numel=201), checkpoint=path)
@@ -182,8 +189,12 @@ def test_a_malformed_frame_changes_nothing(guarded: Server, data: bytes) -> None
     raw = Raw(guarded.address)
     raw.wire.send_raw(data)
     with pytest.raises(GoneError):
-        while True:
-            raw.wire.receive()
+        _read_on(raw)
+
+
+def _read_on(raw: Raw) -> None:
+    while True:
+        raw.wire.receive()
 
 
 def test_a_damaged_update_changes_nothing(guarded: Server) -> None:

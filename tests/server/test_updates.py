@@ -2,6 +2,9 @@
 
 import random
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +26,7 @@ from torch import Tensor, nn
 
 from thinwire import MomentumError, codecs, recipes
 from thinwire.reducer import Reducer
-from thinwire.server import Trainer
+from thinwire.server import Server, Trainer
 from thinwire.server.frames import Flag, GoneError, Kind
 
 
@@ -33,13 +36,13 @@ def _trained(trainer: Trainer, model: Vector, steps: list[Tensor]) -> None:
         trainer.step()
 
 
-def _at_once(*calls: "tuple[object, ...]") -> None:
+def _at_once(*calls: tuple[Any, ...]) -> None:
     """Call each function with its arguments, in a thread of its own; raise what they raise."""
     raised: list[BaseException] = []
 
-    def calling(function: object, *args: object) -> None:
+    def calling(function: Callable[..., object], *args: object) -> None:
         try:
-            function(*args)  # type: ignore[operator]
+            function(*args)
         except BaseException as error:
             raised.append(error)
 
@@ -53,7 +56,7 @@ def _at_once(*calls: "tuple[object, ...]") -> None:
 
 
 @pytest.mark.parametrize("make", [thresholded, kept, dense])
-def test_what_is_applied_and_what_waits_are_all_gradients(make: "type[Reducer]") -> None:
+def test_what_is_applied_and_what_waits_are_all_gradients(make: Callable[[], Reducer]) -> None:
     server_model, model, recipe, steps = Vector(), Vector(), make(), gradients(30)
     with started(server_model, make()) as server, joined(server, recipe, model) as trainer:
         _trained(trainer, model, steps)
@@ -80,13 +83,13 @@ def test_nothing_is_lost_or_applied_twice_when_connections_break() -> None:
         assert list(server.standing().updates.values()) == [60]
 
 
-def _cut(server: object) -> None:
-    for session in list(server._shared.sessions.values()):  # type: ignore[attr-defined]
+def _cut(server: Server) -> None:
+    for session in list(server._shared.sessions.values()):
         session.wire.close()
 
 
-def test_a_server_that_starts_again_applies_what_it_had_not_saved(tmp_path: "object") -> None:
-    path = tmp_path / "server.pt"  # type: ignore[operator]
+def test_a_server_that_starts_again_applies_what_it_had_not_saved(tmp_path: Path) -> None:
+    path = tmp_path / "server.pt"
     model, recipe, steps = Vector(), thresholded(), gradients(30)
     server = started(checkpoint=path, every=3600.0)
     address = server.address
@@ -102,10 +105,10 @@ def test_a_server_that_starts_again_applies_what_it_had_not_saved(tmp_path: "obj
         assert list(server.standing().updates.values()) == [30]
 
 
-def _crash(server: object) -> None:
+def _crash(server: Server) -> None:
     """End a server as if it were killed: it saves nothing more."""
-    server._durable = None  # type: ignore[attr-defined]
-    server.close()  # type: ignore[attr-defined]
+    server._durable = None
+    server.close()
 
 
 def test_an_update_counts_once_however_often_it_comes() -> None:
@@ -134,8 +137,8 @@ def test_an_update_that_is_not_the_next_ends_the_connection() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_synchronous_training_is_plain_averaging(momentum: float) -> None:
-    def make(parameters: object) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.1, momentum=momentum)  # type: ignore[arg-type]
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=momentum)
 
     steps, plain = [gradients(8, seed) for seed in range(3)], Vector()
     optimizer = make(plain.parameters())
@@ -160,23 +163,28 @@ def test_a_round_closes_without_a_trainer_that_is_gone() -> None:
         torch.testing.assert_close(-central.large, sum(steps))
 
 
-def test_no_trainer_is_further_ahead_than_the_bound() -> None:
+def test_no_trainer_is_further_ahead_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     models, spread = [Vector(), Vector()], []
     with started(recipe=dense(), staleness=2, trainers=2) as server:
         rule = server._shared.rule
         apply = rule.central.apply
 
-        def noting(updates: object) -> object:
-            dropped = apply(updates)  # type: ignore[arg-type]
-            behind = [1 if update.trainer == who else 0 for update in updates for who in rule.live]  # type: ignore[attr-defined]
+        def noting(updates: Any) -> set[str]:
+            dropped = apply(updates)
+            behind = [1 if update.trainer == who else 0 for update in updates for who in rule.live]
             clocks = [clock + more for clock, more in zip(rule.live.values(), behind, strict=True)]
             spread.append(max(clocks) - min(clocks))
             return dropped
 
-        rule.central.apply = noting  # type: ignore[assignment,method-assign]
+        monkeypatch.setattr(rule.central, "apply", noting)
         fast, slow = (joined(server, dense(), model) for model in models)
         _at_once((_trained, fast, models[0], gradients(20)), (_slowly, slow, models[1], gradients(20)))
     assert max(spread) == 2
+
+
+def vector_of(trainer: Trainer) -> Vector:
+    assert isinstance(trainer.model, Vector)
+    return trainer.model
 
 
 def _slowly(trainer: Trainer, model: Vector, steps: list[Tensor]) -> None:
@@ -191,7 +199,7 @@ def test_without_a_bound_nobody_waits_for_a_slow_trainer() -> None:
         slow, fast = joined(server, dense()), joined(server, dense(), model)
         _trained(fast, model, gradients(20))
         assert server.standing().version == 20
-        slow.model.give(gradients(1)[0])  # type: ignore[operator]
+        vector_of(slow).give(gradients(1)[0])
         slow.step()
         assert server.standing().staleness[20] == 1
 
@@ -202,7 +210,7 @@ def test_a_stale_update_counts_for_less_if_damped() -> None:
         slow, fast = joined(server, dense()), joined(server, dense(), model)
         _trained(fast, model, gradients(3))
         before = central.large.detach().clone()
-        slow.model.give(torch.ones(NUMEL, dtype=torch.float64))  # type: ignore[operator]
+        vector_of(slow).give(torch.ones(NUMEL, dtype=torch.float64))
         slow.step()
         torch.testing.assert_close(before - central.large, torch.full_like(before, 1 / 4))
 
@@ -231,7 +239,7 @@ def test_a_mean_leaves_out_what_is_not_finite() -> None:
     with started(central, staleness=0, trainers=2) as server:
         trainer, bad = joined(server), Raw(server.address)
         body = bad.body(1, good.clone().fill_(torch.nan))
-        trainer.model.give(good)  # type: ignore[operator]
+        vector_of(trainer).give(good)
         _at_once((trainer.step,), (bad.update, 1, body))
         assert central.large.detach().abs().max() == good.abs().max()
 
@@ -297,7 +305,7 @@ def test_hogwild_threads_lose_nothing() -> None:
         trainer.run(work, threads=4)
         assert trainer.traffic().updates == 80
         torch.testing.assert_close(waiting(recipe) - central.large, sum(steps))
-        assert torch.equal(trainer.model.large, central.large)  # type: ignore[arg-type]
+        assert torch.equal(vector_of(trainer).large, central.large)
 
 
 def test_replicas_share_parameters_alone() -> None:
@@ -307,7 +315,7 @@ def test_replicas_share_parameters_alone() -> None:
         assert isinstance(other, Vector)
         one.give(gradients(1)[0])
         assert other.large.grad is None
-        assert one.large.data_ptr() == other.large.data_ptr() == trainer.model.large.data_ptr()  # type: ignore[operator,union-attr]
+        assert one.large.data_ptr() == other.large.data_ptr() == vector_of(trainer).large.data_ptr()
 
 
 def test_updates_in_flight_are_applied_in_order() -> None:
@@ -320,14 +328,14 @@ def test_updates_in_flight_are_applied_in_order() -> None:
 
 def test_several_servers_share_the_parameters() -> None:
     recipe, model, steps, halves = thresholded(), Vector(), gradients(20), [Vector(), Vector()]
-    options = {"servers": 2, "optimizer": summing}
-    with started(halves[0], index=0, **options) as one, started(halves[1], index=1, **options) as two:
-        with joined(one, recipe, model, address=[one.address, two.address], servers=2) as trainer:
-            _trained(trainer, model, steps)
-            torch.testing.assert_close(waiting(recipe) - halves[0].large, sum(steps))
-            torch.testing.assert_close(-halves[1].small, sum(x[:3] for x in steps))
-            assert not halves[0].small.any()
-            assert not halves[1].large.any()
+    options: dict[str, Any] = {"servers": 2, "optimizer": summing}
+    one, two = (started(half, index=i, **options) for i, half in enumerate(halves))
+    trainer = joined(one, recipe, model, address=[one.address, two.address], servers=2)
+    _trained(trainer, model, steps)
+    torch.testing.assert_close(waiting(recipe) - halves[0].large, sum(steps))
+    torch.testing.assert_close(-halves[1].small, sum(x[:3] for x in steps))
+    assert not halves[0].small.any()
+    assert not halves[1].large.any()
 
 
 class Table(nn.Module):
@@ -345,9 +353,12 @@ class Table(nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.Adagrad, torch.optim.SGD])
-def test_rows_of_sparse_embeddings_stay_rows(optimizer: "type[torch.optim.Optimizer]") -> None:
+def test_rows_of_sparse_embeddings_stay_rows(optimizer: Any) -> None:
     plain, central, model, other = Table(), Table(), Table(), Table()
-    made = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "rows_optimizer": lambda p: optimizer(p, lr=0.1)}  # type: ignore[call-arg]
+    made: dict[str, Any] = {
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.1),
+        "rows_optimizer": lambda p: optimizer(p, lr=0.1),
+    }
     dense_one, sparse_one = made["optimizer"](plain.out.parameters()), made["rows_optimizer"](plain.rows.parameters())
     with started(central, dense(), **made) as server:
         trainer, watcher = joined(server, dense(), model), joined(server, dense(), other)

@@ -92,7 +92,7 @@ class Channel:
         """The number of the latest update that the server has on disk; of one without a checkpoint, that it applied."""
         return self._durable
 
-    def send(self, number: int, flags: Flag, body: Sequence[Bytes]) -> None:
+    def send(self, number: int, version: int, flags: Flag, body: Sequence[Bytes]) -> None:
         """Log an update and send it. Waits while the log is full. Raises ServerError. One thread at a time."""
         with self._changed:
             self._check()
@@ -102,7 +102,7 @@ class Channel:
                 flags |= Flag.SAVE
             self._changed.wait_for(lambda: self._error or not self._log or self._logged + size <= room)
             self._check()
-            update = _Sent(number=number, version=self._version, flags=flags, body=body)
+            update = _Sent(number=number, version=version, flags=flags, body=body)
             self._log.append(update)
             self._logged += size
             wire, direct = self._wire, self._direct
@@ -189,8 +189,8 @@ class Channel:
                     raise
                 if time.monotonic() > deadline:
                     raise ServerError(
-                        f"no server at {self._settings.address} ({error}): start it first, or pass reconnect=, in "
-                        "seconds, to wait for it"
+                        f"no server of this version of thinwire at {self._settings.address} ({error}): start it "
+                        "first, or pass reconnect=, in seconds, to wait for it"
                     ) from error
                 time.sleep(_PAUSE)
 

@@ -18,6 +18,8 @@ from thinwire.server.frames import Flag
 from thinwire.server.layout import Entry, Layout, Part, read_parts, read_table, table, unpack
 from thinwire.signals import Plain
 
+_CPU = torch.device("cpu")
+
 
 @final
 class Uplink:
@@ -26,9 +28,9 @@ class Uplink:
     Not thread-safe. `who` seeds what this trainer draws alone.
     """
 
-    def __init__(self, recipe: Reducer, layout: Layout, who: str) -> None:
+    def __init__(self, recipe: Reducer, layout: Layout, who: str, device: torch.device = _CPU) -> None:
         check_memories(recipe)
-        self._recipe, self._layout, self._who = recipe, layout, who
+        self._recipe, self._layout, self._who, self._device = recipe, layout, who, device
 
     def encode(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[Tensor]:
         """Return the sections of update `number`. What they do not deliver waits; if they `drain`, nothing waits then.
@@ -37,7 +39,7 @@ class Uplink:
         """
         parts = self._layout.of_recipe(self._recipe, number - 1)
         if drain:
-            released = {s.name: _released(s, part, gradients) for part in parts for s in part.segments}
+            released = {s.name: self._released(s, part, gradients) for part in parts for s in part.segments}
             sections = [_dense(part, released) for part in self._layout.dense]
         else:
             sections = [self._encoded(part, number, gradients) for part in parts]
@@ -48,15 +50,29 @@ class Uplink:
     def _encoded(self, part: Part, number: int, gradients: Mapping[str, Tensor]) -> Tensor:
         payloads = []
         for segment in part.segments:
-            gradient = _flat(gradients.get(segment.name), segment, part.dtype)
+            gradient = self._flat(gradients.get(segment.name), segment, part.dtype)
             seed = part.draw(segment, number, self._who)
             signal = part.memory.compensate(segment.name, gradient, 1.0, seed=seed)
             signal.share, signal.shape = 1.0 if part.memory.stateful else None, segment.shape
             payloads.append(encoded(part.codec, signal, seed=seed))
         whole = part.assembled(payloads)
+        sent = whole.to_buffer().cpu()  # first: a payload may be a view of what waits
         if part.memory.stateful:
             part.memory.retain([segment.name for segment in part.segments], whole)
-        return whole.to_buffer().cpu()
+        return sent
+
+    def _released(self, segment: Segment, part: Part, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return a gradient and all that waits for it."""
+        total = self._flat(gradients.get(segment.name), segment, part.dtype).clone()
+        for each in part.memory.parts:
+            if each.releases and each.waits(segment.name):
+                each.release(segment.name, total, 1.0)
+        return total
+
+    def _flat(self, gradient: Tensor | None, segment: Segment, dtype: torch.dtype) -> Tensor:
+        if gradient is None:
+            return torch.zeros(segment.length, dtype=dtype, device=self._device)
+        return gradient.reshape(-1)
 
 
 def check_memories(recipe: Reducer) -> None:
@@ -207,19 +223,6 @@ class Copy:
             weight.index_copy_(
                 0, found.keys.long().to(weight.device), found.values.view(-1, *entry.shape[1:]).to(weight)
             )
-
-
-def _released(segment: Segment, part: Part, gradients: Mapping[str, Tensor]) -> Tensor:
-    """Return a gradient and all that waits for it."""
-    total = _flat(gradients.get(segment.name), segment, part.dtype).clone()
-    for each in part.memory.parts:
-        if each.releases and each.waits(segment.name):
-            each.release(segment.name, total, 1.0)
-    return total
-
-
-def _flat(gradient: Tensor | None, segment: Segment, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(segment.length, dtype=dtype) if gradient is None else gradient.reshape(-1)
 
 
 def _dense(part: Part, values: Mapping[str, Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 
 from thinwire.errors import ServerError
-from thinwire.server.frames import PROTOCOL, GoneError, Wire
+from thinwire.server.frames import PROTOCOL, Wire
 
 VARIABLE = "THINWIRE_SECRET"
 GREETING = b"thinwire server " + PROTOCOL.to_bytes(4, "little")
@@ -57,13 +57,7 @@ def respond(wire: Wire, secret: bytes, address: str) -> None:
     """Do the trainer's part. Raises ServerError if the two do not have the same secret, and GoneError."""
     mine = secrets.token_bytes(_NONCE)
     wire.send_raw(GREETING + mine)
-    try:
-        theirs = _read(wire, len(GREETING) + _NONCE)
-    except GoneError as error:
-        raise ServerError(
-            f"{address} closed the connection at the greeting ({error}): it is no server of thinwire, or one of "
-            f"another version; expected protocol {PROTOCOL}"
-        ) from error
+    theirs = _read(wire, len(GREETING) + _NONCE)
     if theirs[: len(GREETING)] != GREETING:
         raise ServerError(f"{address} answers {theirs[:20]!r}; expected a server of thinwire, protocol {PROTOCOL}")
     both = mine + theirs[len(GREETING) :]

@@ -158,6 +158,12 @@ class Layout:
             for step in (0, _LATE):
                 line(recipe, segment, step)
 
+    def compile(self, recipe: Reducer, codec: Codec | None) -> None:
+        """Compile the kernels that read payloads, now: later, somebody would wait for that."""
+        for part in (*self.of_recipe(recipe, 0), *(self.of_codec(codec) if codec else ()), *self.dense):
+            blank = part.like()
+            blank.from_buffers(blank.to_buffer()[None]).write(torch.empty(part.numel, dtype=part.dtype))
+
     def of_recipe(self, recipe: Reducer, step: int) -> tuple[Part, ...]:
         """Return the parts of a recipe at a step."""
         lines = {segment.name: line(recipe, segment, step) for _, segment in self._placed}

@@ -1,6 +1,7 @@
 """When an update is applied, and how long its trainer waits for the others."""
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import final
@@ -8,7 +9,7 @@ from typing import final
 from thinwire.server.central import Central, Update
 
 Meanwhile = Callable[[], None]
-"""Called while a trainer waits, now and then; raises if that trainer is gone."""
+"""Called while a trainer waits, now and then, with the server's lock held; raises if that trainer is gone."""
 
 
 class Rule(ABC):
@@ -57,9 +58,12 @@ class Rule(ABC):
     def _submit(self, update: Update, meanwhile: Meanwhile) -> bool: ...
 
     def _wait(self, until: Callable[[], bool], meanwhile: Meanwhile) -> None:
+        due = time.monotonic() + self._tick
         while self._open and not until():
-            if not self._lock.wait(self._tick):
+            self._lock.wait(max(0.0, due - time.monotonic()))
+            if time.monotonic() >= due:  # others may notify more often than that
                 meanwhile()
+                due = time.monotonic() + self._tick
 
 
 @final

@@ -73,7 +73,7 @@ class Server:
 
     def start(self) -> None:
         """Begin to let trainers in, and to save. `serve` has done so."""
-        for job in (self._accept, self._keep_saving):
+        for job in (self._accept, self._keep_saving, self._keep_pinging):
             thread = threading.Thread(target=job, daemon=True)
             self._threads.add(thread)
             thread.start()
@@ -199,6 +199,14 @@ class Server:
         if not known:
             logger.warning("closed a connection from %s: %s. Further ones from there are not logged", host, error)
 
+    def _keep_pinging(self) -> None:
+        """Let trainers know that the server is there, whatever their sessions wait for or compute."""
+        while not self._closing.wait(self._shared.timeout / 4):
+            with self._shared.lock:
+                sessions = list(self._shared.sessions.values())
+            for session in sessions:
+                _told(session)
+
     def _keep_saving(self) -> None:
         while not self._closing.is_set():
             self._saving.wait(self._every)
@@ -260,20 +268,23 @@ def serve(
     checkpoint: a file to save to, every `every` seconds, and to resume from if it is there.
     timeout: seconds of silence after which a trainer is taken for gone.
 
-    Raises ValueError for an address without a secret or an optimizer that moves rows without a gradient, MomentumError
-    if momentum would be applied twice, TypeError for a recipe without memory and codec, StateError for a checkpoint of
-    something else, and OSError if the address is taken.
+    Raises ValueError for a model that is not on the CPU, a public address without a secret, or an optimizer that moves
+    rows without a gradient; MomentumError if momentum would be applied twice, TypeError for a recipe without memory and
+    codec, StateError for a checkpoint of something else, and OSError if the address is taken.
     """
     here = place(index, servers)
     check_memories(recipe)
     host, port = split(address or "127.0.0.1:0")
     known = secret_of(secret, host)
     mine = shards(entries(model), servers)[here]
+    if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
+        raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
     central = Central(
         model, mine, optimizer=optimizer, rows_optimizer=rows_optimizer, scheduler=scheduler, damped=damped
     )
     _check_momentum(recipe, central.optimizers)
     central.layout.check(recipe)
+    central.layout.compile(recipe, down)
     durable = None if checkpoint is None else Durable(checkpoint)
     if durable is not None:
         durable.load(central.restore)

@@ -175,7 +175,6 @@ class Session:
     def _meanwhile(self) -> None:
         if self.wire.gone():
             raise GoneError("the connection was closed")
-        self.wire.ping()
 
     def _applied(self) -> int:
         with self._shared.lock:

@@ -69,6 +69,7 @@ class Trainer:
         self._lock = threading.Lock()
         self._number = self._skipped = self._drained = 0
         self._waited = 0.0
+        self._begun: dict[int, list[int]] = {}  # what each replica's next gradient will have been computed on, at least
 
     def step(self, module: nn.Module | None = None) -> bool:
         """Send the gradients of the model, or of a replica of it, and wait for new parameters.
@@ -76,19 +77,22 @@ class Trainer:
         Return whether they were sent: gradients that are not finite are not, and what waits stays as it was. Gradients
         are left as they are, so call `zero_grad` yourself. Raises ServerError if a server is gone.
         """
-        gradients = _gradients(self.model if module is None else module)
+        module = self.model if module is None else module
+        gradients = _gradients(module)
         if not _finite(list(gradients.values())):
             with self._lock:
                 self._skipped += 1
             return False
-        self._wait(self._push(gradients, drain=False) - self._in_flight)
+        versions = self._begun.get(id(module), self.versions)
+        self._wait(self._push(gradients, versions, drain=False) - self._in_flight)
+        self._begun[id(module)] = self.versions
         return True
 
     def drain(self) -> None:
         """Send all that waits, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
         if not self._releases:
             raise TypeError("what waits in this recipe's memory cannot be sent at once: only error feedback can")
-        self._wait(self._push({}, drain=True))
+        self._wait(self._push({}, self.versions, drain=True))
 
     @checked
     def run(self, work: Work, *, threads: Count) -> None:
@@ -142,15 +146,16 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _push(self, gradients: dict[str, Tensor], *, drain: bool) -> int:
+    def _push(self, gradients: dict[str, Tensor], versions: Sequence[int], *, drain: bool) -> int:
         """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
         with self._lock:
             self._number += 1
             drain |= self._draining.due()
             self._drained += drain
             flags = Flag.DRAINED if drain else Flag(0)
-            for uplink, channel in zip(self._uplinks, self._channels, strict=True):
-                channel.send(self._number, flags, pack(uplink.encode(self._number, gradients, drain=drain)))
+            for uplink, channel, version in zip(self._uplinks, self._channels, versions, strict=True):
+                body = pack(uplink.encode(self._number, gradients, drain=drain))
+                channel.send(self._number, version, flags, body)
             return self._number
 
     def _wait(self, number: int) -> None:
@@ -212,7 +217,8 @@ def connect(
                 longest_answer=1024 + layout.limit(layout.dense if down is None else layout.of_codec(down)),
             )
             layout.check(recipe)
-            uplinks.append(Uplink(recipe, layout, who))
+            layout.compile(recipe, down)
+            uplinks.append(Uplink(recipe, layout, who, next(iter(parameters.values())).device))
             copied = Copy(layout, {each.name: parameters[each.name] for each in mine}, down)
             channels.append(Channel(settings, copied))
     except BaseException:

@@ -1,0 +1,135 @@
+"""Asynchronous training of DLRM on generated clicks, as in DCT's section 3.3.
+
+    python benchmarks/server_clicks.py runs.jsonl --updates 2000 --densities 1,0.05,0.01 --threads 1,4 --drains 0
+    python benchmarks/server_clicks.py runs.jsonl --only-table
+
+One server and one trainer with so many Hogwild threads, in one process. A density of 1 is uncompressed; others keep a
+threshold for 1,000 updates. Each run is a line in a file: held-out loss (nats), bytes of the updates, the norm of what
+waits on the trainer, and how stale updates were. `drain`: updates between two drains on average; 0 never drains.
+"""
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+import thinwire
+from thinwire.reducer import Reducer
+from thinwire.tools.problems import dlrm
+from thinwire.tools.problems.base import Options, Problem
+
+LIFE, PARTS = 1000, 4
+"""How many updates a threshold is kept; at how many points of a run to look."""
+
+
+def recipe(density: float) -> Reducer:
+    return thinwire.recipes.dense() if density == 1 else thinwire.recipes.dct_dp(density=density, life=LIFE)
+
+
+def run(density: float, threads: int, drain: int, updates: int, seed: int) -> dict[str, Any]:
+    problem, served, sent = dlrm.make(Options(seed=seed)), dlrm.make(Options(seed=seed)), recipe(density)
+    made: dict[str, Any] = {
+        "optimizer": lambda p: torch.optim.SGD(p, lr=problem.learning_rate, momentum=problem.momentum)
+    }
+    looks = []
+    with (
+        thinwire.serve(served.model, recipe(density), address="127.0.0.1:0", **made) as server,
+        thinwire.connect(problem.model, sent, address=server.address, drain=drain or None, seed=seed) as trainer,
+    ):
+        steps = iter(range(updates))
+        for part in range(1, PARTS + 1):
+            _until(part * updates // PARTS, steps, problem, trainer, threads)
+            looks.append((part * updates // PARTS, _held_out(problem), _waiting(sent)))
+            print(f"density {density} threads {threads} drain {drain}: {looks[-1]}", flush=True)
+        stale, traffic = server.standing().staleness, trainer.traffic()
+    return {
+        "density": density,
+        "threads": threads,
+        "drain": drain,
+        "seed": seed,
+        "updates": updates,
+        "looks": looks,
+        "staleness": sum(k * n for k, n in stale.items()) / sum(stale.values()),
+        "bytes": traffic.sent_bytes,
+        "drained": traffic.drained,
+    }
+
+
+def _until(end: int, steps: Iterator[int], problem: Problem, trainer: thinwire.Trainer, threads: int) -> None:
+    lock, rest = threading.Lock(), [next(steps) for _ in range(end - trainer.traffic().updates)]
+
+    def work(module: nn.Module) -> None:
+        while True:
+            with lock:
+                if not rest:
+                    return
+                step = rest.pop(0)
+            module.zero_grad()
+            problem.loss(module, problem.batch(step, 0, 1)).backward()
+            trainer.step(module)
+
+    trainer.run(work, threads=threads)
+
+
+@torch.no_grad()
+def _held_out(problem: Problem) -> float:
+    return mean(problem.loss(problem.model, batch).item() for batch in problem.held_out(0, 1))
+
+
+def _waiting(sent: Reducer) -> float:
+    parts = [x.square().sum() for memory in sent.memories() for x in memory.waiting()]
+    return float(torch.stack(parts).sum().sqrt()) if parts else 0.0
+
+
+def table(path: Path) -> str:
+    groups = defaultdict(list)
+    for line in path.read_text().splitlines():
+        found = json.loads(line)
+        groups[found["density"], found["threads"], found["drain"]].append(found)
+    rows = [
+        "| density | threads | drain | held-out loss | staleness | norm of what waits, midway and last | bytes up |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (density, threads, drain), found in sorted(groups.items(), key=lambda item: (-item[0][0], *item[0][1:])):
+        losses = [each["looks"][-1][1] for each in found]
+        spread = f" ± {stdev(losses):.4f}" if losses[1:] else ""
+        middle, end = (mean(each["looks"][i][2] for each in found) for i in (PARTS // 2 - 1, -1))
+        stale, sent = mean(each["staleness"] for each in found), mean(each["bytes"] for each in found)
+        cells = (density, threads, drain or "never", f"{mean(losses):.4f}{spread}", f"{stale:.2f}")
+        rows.append(f"| {' | '.join(map(str, cells))} | {middle:.3f}, {end:.3f} | {sent / 1e6:.0f} MB |")
+    return "\n".join(rows)
+
+
+app = typer.Typer()
+
+
+@app.command()
+def main(
+    path: Annotated[Path, typer.Argument(help="Where runs are kept, a line each")],
+    updates: Annotated[int, typer.Option(help="How many updates each run has")] = 2000,
+    densities: Annotated[str, typer.Option(help="1 is uncompressed")] = "1,0.05,0.01",
+    threads: Annotated[str, typer.Option(help="Hogwild threads")] = "1,4",
+    drains: Annotated[str, typer.Option(help="Updates between drains, on average; 0 for never")] = "0",
+    seeds: Annotated[str, typer.Option(help="Of the batches and the weights")] = "0",
+    only_table: Annotated[bool, typer.Option(help="Run nothing")] = False,
+) -> None:
+    """Run, add to the file, and print the table."""
+    torch.set_num_threads(1)
+    if not only_table:
+        for seed, density, count, drain in product(*(each.split(",") for each in (seeds, densities, threads, drains))):
+            found = run(float(density), int(count), int(drain), updates, int(seed))
+            with path.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+    print(table(path))
+
+
+if __name__ == "__main__":
+    app()
