@@ -767,6 +767,9 @@ def test_what_is_wrong_on_one_worker_is_refused_on_all(ranks: Ranks, wrong: str)
     [
         ({"every": 0}, "every is 0; expected a whole number, from 1 on"),
         ({"every": 3, "delay": 3}, "expected a delay below it"),
+        ({"every": timedelta(0)}, "expected more than no time"),
+        ({"every": timedelta(1), "fragments": 2}, "a time, with 2 fragments and a delay of 0; expected one"),
+        ({"every": timedelta(1), "delay": 1}, "a time, with 1 fragments and a delay of 1; expected one"),
         ({"every": 3, "mixing": 1.0}, "mixing is 1.0"),
         ({"every": 3, "fragments": 0}, "fragments is 0"),
     ],

@@ -18,7 +18,7 @@ from thinwire.collectives import Group
 from thinwire.integrations import outer_state
 from thinwire.integrations.assembly import Optimizers, assembled, check_fingerprint, check_free, described, listed
 from thinwire.integrations.drift import differing
-from thinwire.integrations.fragments import Fragment, cut
+from thinwire.integrations.fragments import Fragment, all_finite, cut
 from thinwire.integrations.gradients import local
 from thinwire.integrations.layout import Layout
 from thinwire.integrations.regrouping import Verdict, confirm, standing, verdicts
@@ -113,8 +113,9 @@ class Outer:
         for fragment in self.fragments:
             fragment.merge()
         for optimizer in self._optimizers:
-            for p in [p for p, held in optimizer.state.items() if not _finite(held.values())]:
-                del optimizer.state[p]
+            for p, held in list(optimizer.state.items()):
+                if not all_finite([x for x in held.values() if isinstance(x, Tensor)]):
+                    del optimizer.state[p]
 
     def regroup(self, group: Group, *, joining: bool = False) -> None:
         """Go on among the workers of another group, of whom some may be `joining`. A collective of the new group.
@@ -203,7 +204,8 @@ class Outer:
 
     def _start(self, part: int) -> None:
         fragment = self.fragments[part]
-        counts = fragment.measure() or not self.steps.leave_out
+        fragment.measure()
+        counts = not self.steps.leave_out or fragment.finite()
         self._weights.take(self._clock.steps if counts else 0, fragment.device)
         fragment.start(nothing=not counts)
 
@@ -370,7 +372,3 @@ def _check_owned(parameters: Mapping[str, nn.Parameter], optimizers: Iterable[to
             f"the optimizer holds {strangers} parameters that the model lacks, and workers would drift apart in them: "
             "pass a module that has them all, such as nn.ModuleList([encoder, decoder])"
         )
-
-
-def _finite(held: Iterable[object]) -> bool:
-    return all(bool(x.isfinite().all()) for x in held if isinstance(x, Tensor))
