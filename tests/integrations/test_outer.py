@@ -313,6 +313,28 @@ def test_what_is_not_finite_calls_the_outer_step_off(ranks: Ranks) -> None:
         assert set(found.values()) == {True}, found
 
 
+def _one_number() -> dict[str, bool]:
+    """One worker has a single NaN, in a bias, when the second outer step begins."""
+    poisoned = list[bool]()
+
+    def inner(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = ADAMW(parameters)
+        bias = optimizer.param_groups[0]["params"][1]
+        optimizer.register_step_post_hook(lambda *_: bias.data[:1].fill_(math.nan) if poisoned else None)
+        return optimizer
+
+    worker = Worker(tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV), inner=inner)
+    worker.train(range(2 * H - 1))
+    before = worker.common(), _waiting(worker)
+    poisoned.extend([True] * (dist.get_rank() == 1))
+    worker.train(range(2 * H - 1, 2 * H))
+    return {"global": _same(before[0], worker.common()), "memory": _same(before[1], _waiting(worker))}
+
+
+def test_a_single_number_calls_all_of_it_off(ranks: Ranks) -> None:
+    assert ranks.run(3, _one_number) == [{"global": True, "memory": True}] * 3
+
+
 def test_or_that_worker_is_left_out(ranks: Ranks) -> None:
     for found in ranks.run(3, _called_off, True):
         assert not found.pop("unchanged")
@@ -767,6 +789,9 @@ def test_what_is_wrong_on_one_worker_is_refused_on_all(ranks: Ranks, wrong: str)
     [
         ({"every": 0}, "every is 0; expected a whole number, from 1 on"),
         ({"every": 3, "delay": 3}, "expected a delay below it"),
+        ({"every": timedelta(0)}, "expected more than no time"),
+        ({"every": timedelta(1), "fragments": 2}, "a time, with 2 fragments and a delay of 0; expected one"),
+        ({"every": timedelta(1), "delay": 1}, "a time, with 1 fragments and a delay of 1; expected one"),
         ({"every": 3, "mixing": 1.0}, "mixing is 1.0"),
         ({"every": 3, "fragments": 0}, "fragments is 0"),
     ],

@@ -19,7 +19,7 @@ from thinwire.integrations import state
 from thinwire.integrations.attachment import Attachment
 from thinwire.integrations.entries import Header, header_name, named, opened, parameter_of, paths, state_of
 from thinwire.integrations.layout import Layout
-from thinwire.integrations.outer import Outer
+from thinwire.integrations.outer_handle import Outer
 from thinwire.integrations.recut import Piece, recut
 from thinwire.integrations.redistribution import noting, redistribute, taken_over
 from thinwire.integrations.replicate import Replicas

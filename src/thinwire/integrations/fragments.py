@@ -52,13 +52,16 @@ class Fragment:
         return {name: local(p).detach() for name, p in self._own.items()}
 
     @torch.no_grad()
-    def measure(self) -> bool:
-        """Take down Δ = global − own, and return whether it is finite."""
+    def measure(self) -> None:
+        """Take down Δ = global − own."""
         own = self.own()
         for bucket in self._buckets:
             for p, view in zip(bucket.parameters, bucket.views, strict=True):
                 torch.sub(p.detach(), own[self.attachment.names[p]], out=view)
-        return self._finite()
+
+    def finite(self) -> bool:
+        """Whether what has been taken down, or has arrived since, is finite."""
+        return all_finite([bucket.flat for bucket in self._buckets])
 
     def start(self, *, nothing: bool = False) -> None:
         """Start reducing Δ; with `nothing`, zeros in its place."""
@@ -77,7 +80,7 @@ class Fragment:
         if self.landed:
             confirm()
             self.landed, self.finished = False, self.finished + 1
-            self.arrived = self._finite()
+            self.arrived = self.finite()
             self.attachment.steps.settle_all(keep=self.arrived)
 
     def land_if_possible(self) -> None:
@@ -118,7 +121,7 @@ class Fragment:
 
     def sound(self) -> bool:
         """Whether this worker's own parameters are finite."""
-        return all(bool(x.isfinite().all()) for x in self.own().values())
+        return all_finite(list(self.own().values()))
 
     @torch.no_grad()
     def merge(self, mixing: float = 0.0) -> None:
@@ -145,8 +148,11 @@ class Fragment:
             for p, view in zip(bucket.parameters, bucket.views, strict=True):
                 view.copy_(means[self.attachment.names[p]])
 
-    def _finite(self) -> bool:
-        return all(bool(bucket.flat.isfinite().all()) for bucket in self._buckets)
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all of these tensors are finite. On a GPU the host waits once."""
+    found = [x.isfinite().all() for x in tensors]
+    return not found or bool(torch.stack([each.to(found[0].device) for each in found]).all())
 
 
 def cut(parameters: Mapping[str, nn.Parameter], parts: int | Sequence[Sequence[str]]) -> list[dict[str, nn.Parameter]]:
