@@ -432,7 +432,6 @@ VALID: Mapping[str, Callable[[], object]] = {
     "listener": _listener,
     "address": lambda: "127.0.0.1:1",
     "durable": lambda: None,
-    "every": lambda: 1.0,
     "uplinks": tuple,
     "channels": tuple,
     "draining": lambda: Draining(None, 0),
