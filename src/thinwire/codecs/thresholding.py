@@ -11,7 +11,8 @@ from torch import Tensor
 
 from thinwire.kernels import Draw, Picks
 from thinwire.kernels.memory import constant
-from thinwire.payloads import Narrow, Sparse, narrowed, narrowed_each
+from thinwire.payloads import Narrow, Sparse, narrowed
+from thinwire.payloads.numbers import narrowed_each
 from thinwire.payloads.base import Regions
 from thinwire.signals import Signal, largest, limited
 

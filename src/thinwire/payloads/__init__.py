@@ -5,7 +5,7 @@ from thinwire.payloads.blocks import Blocks
 from thinwire.payloads.chunks import Chunks
 from thinwire.payloads.dense import Dense
 from thinwire.payloads.keyed import Keyed
-from thinwire.payloads.numbers import Narrow, fitted, narrowed, narrowed_each
+from thinwire.payloads.numbers import Narrow, fitted, narrowed
 from thinwire.payloads.sketch import Sketch, SketchTable
 from thinwire.payloads.sparse import Sparse
 from thinwire.payloads.spectral import Spectral
@@ -25,5 +25,4 @@ __all__ = [
     "Words",
     "fitted",
     "narrowed",
-    "narrowed_each",
 ]
