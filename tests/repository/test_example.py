@@ -75,3 +75,26 @@ def test_stages_and_replicas_train_together() -> None:
     assert losses[-1] < losses[0] / 2, done.stderr
     assert done.stdout.count("replicas identical: True") == 4
     assert done.stdout.count("5.1% of the activations crossed") == 2
+
+
+@pytest.mark.slow
+def test_a_server_and_its_trainers_find_each_other_under_torchrun() -> None:
+    script, port = EXAMPLE.with_name("parameter_server.py"), str(_free_port())
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=3",
+            f"--master-port={port}",
+            str(script),
+            "60",
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "120 updates" in done.stdout, done.stderr
+    assert len(re.findall(r"rank [12]: loss", done.stdout)) == 2

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from thinwire import MomentumError, codecs, recipes
 from thinwire.reducer import Reducer
 from thinwire.server import Server, Trainer
 from thinwire.server.frames import Flag, GoneError, Kind
+from thinwire.server.rules import Synchronous
 
 
 def _trained(trainer: Trainer, model: Vector, steps: list[Tensor]) -> None:
@@ -158,9 +160,16 @@ def test_a_round_closes_without_a_trainer_that_is_gone() -> None:
     models, steps, central = [Vector(), Vector()], gradients(4), Vector()
     with started(central, dense(), staleness=0, trainers=2) as server:
         first, second = (joined(server, dense(), model) for model in models)
-        second.close()
-        _trained(first, models[0], steps)
+        _at_once((_trained, first, models[0], steps), (_leaving, server, second))
         torch.testing.assert_close(-central.large, sum(steps))
+
+
+def _leaving(server: Server, trainer: Trainer) -> None:
+    rule = server._shared.rule
+    assert isinstance(rule, Synchronous)
+    while not rule._round:  # until the other one waits
+        time.sleep(0.01)
+    trainer.close()
 
 
 def test_no_trainer_is_further_ahead_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
