@@ -34,11 +34,9 @@ def recipe(density: float) -> Reducer:
     return thinwire.recipes.dense() if density == 1 else thinwire.recipes.dct_dp(density=density, life=LIFE)
 
 
-def run(density: float, threads: int, drain: int, updates: int, seed: int) -> dict[str, Any]:
+def run(density: float, threads: int, drain: int, updates: int, seed: int, sgd: tuple[float, float]) -> dict[str, Any]:
     problem, served, sent = dlrm.make(Options(seed=seed)), dlrm.make(Options(seed=seed)), recipe(density)
-    made: dict[str, Any] = {
-        "optimizer": lambda p: torch.optim.SGD(p, lr=problem.learning_rate, momentum=problem.momentum)
-    }
+    made: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, lr=sgd[0], momentum=sgd[1])}
     looks = []
     with (
         thinwire.serve(served.model, recipe(density), address="127.0.0.1:0", **made) as server,
@@ -53,6 +51,7 @@ def run(density: float, threads: int, drain: int, updates: int, seed: int) -> di
     return {
         "density": density,
         "threads": threads,
+        "sgd": sgd,
         "drain": drain,
         "seed": seed,
         "updates": updates,
@@ -119,13 +118,15 @@ def main(
     threads: Annotated[str, typer.Option(help="Hogwild threads")] = "1,4",
     drains: Annotated[str, typer.Option(help="Updates between drains, on average; 0 for never")] = "0",
     seeds: Annotated[str, typer.Option(help="Of the batches and the weights")] = "0",
+    rate: Annotated[float, typer.Option(help="Learning rate of the server's SGD")] = 0.3,
+    momentum: Annotated[float, typer.Option(help="Its momentum; asynchrony acts like some already")] = 0.0,
     only_table: Annotated[bool, typer.Option(help="Run nothing")] = False,
 ) -> None:
     """Run, add to the file, and print the table."""
     torch.set_num_threads(1)
     if not only_table:
         for seed, density, count, drain in product(*(each.split(",") for each in (seeds, densities, threads, drains))):
-            found = run(float(density), int(count), int(drain), updates, int(seed))
+            found = run(float(density), int(count), int(drain), updates, int(seed), (rate, momentum))
             with path.open("a") as file:
                 file.write(json.dumps(found) + "\n")
     print(table(path))
