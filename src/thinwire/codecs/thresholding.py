@@ -12,8 +12,8 @@ from torch import Tensor
 from thinwire.kernels import Draw, Picks
 from thinwire.kernels.memory import constant
 from thinwire.payloads import Narrow, Sparse, narrowed
-from thinwire.payloads.numbers import narrowed_each
 from thinwire.payloads.base import Regions
+from thinwire.payloads.numbers import narrowed_each
 from thinwire.signals import Signal, largest, limited
 
 # The sample holds about this many of the picks. So the number of picks varies by about 1/√80 = 11 %.
