@@ -15,7 +15,7 @@ if os.environ["RANK"] == "0":
         print(f"{server.standing().version} updates, staleness {dict(server.standing().staleness)}")
 else:
     with thinwire.connect(model, recipe) as trainer:
-        for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
+        for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
             x = torch.randn(64, 256)
             loss = (model(x) - x.mean(1, keepdim=True)).square().mean()
             model.zero_grad()
