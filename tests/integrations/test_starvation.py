@@ -212,4 +212,4 @@ def test_auto_says_once_that_it_does_not_know_the_optimizer(ranks: Ranks) -> Non
     assert "attach(..., optimizer=optimizer)" in said[0]
     assert names == tw.Budget().names
     ((_, names),) = ranks.run(1, _unasked, True)
-    assert names == tw.Budget.under("adamw").names
+    assert names == tw.Budget.under("adamw").switchable().names

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thinwire.checked import Positive, checked
 from thinwire.formats.base import Format, GroupSize, finite, flat32, norms, widths
+from thinwire.kernels.memory import constant
 
 
 @final
@@ -45,7 +46,7 @@ class Magnitudes(Format):
         x = flat32(x)
         means = finite(norms(x, self.group_size, 1.0) / widths(x, self.group_size))
         magnitudes = x.abs()
-        levels = torch.tensor(self.levels, device=x.device)
+        levels = constant(self.levels, torch.float32, x.device)
         between = (levels[1:] + levels[:-1]) / 2
         nearest = torch.bucketize(magnitudes / self._of_each(means, x), between)
         codes = (nearest + len(self.levels) * (x < 0)).to(self.code_dtype)

@@ -25,7 +25,7 @@ def empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def constant(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers on a device. Cached, because a copy waits for a GPU and layouts stay the same; do not write to it.
 
     A copy that differs from step to step would make the host wait each time: use `sent`.
