@@ -698,7 +698,7 @@ class Signum(torch.optim.Optimizer):
 class SignAdamW(torch.optim.AdamW):
     """An AdamW by name alone."""
 
-    step = Signum.step
+    step = Signum.step  # type: ignore[assignment]  # torch overloads it
 
 
 class NamedAdamW(torch.optim.AdamW):

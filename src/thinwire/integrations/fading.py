@@ -263,7 +263,8 @@ class Fading(Handover):
         refuse_second_momentum(optimizer, self._memory, _FIX)
         if self._lost_length.meets(optimizer):
             _say_if_unknown(optimizer, self._memory, self._group.rank())
-            held = {name for memory in self._memories for name in memory.state()}
+            states = [each for memory in self._memories for each in memory.state().items()]
+            held = {name for name, fields in states if any(bool(x.any()) for x in fields.values())}
             for p in (p for group in optimizer.param_groups for p in group["params"] if self._names.get(p) not in held):
                 self._lost_length.begins(optimizer, p)
 
