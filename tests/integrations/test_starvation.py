@@ -98,6 +98,18 @@ def test_it_says_what_it_costs_and_what_to_take_once(
     assert f"topk:0.01 ended at {cost:.2f} times" in text
     assert INSTEAD[kind] in text
     assert instead in text
+    assert "; others differ" in text, "the figure is topk's, whatever was attached"
+
+
+@pytest.mark.parametrize("make", [Lion, lambda: _made("Rprop")])
+def test_of_what_takes_signs_nothing_is_known_and_that_is_said_once(make: Any) -> None:
+    with Listener() as listener:
+        starvation = Starvation([ErrorFeedback()], 0)
+        for _ in range(2):
+            starvation.attached(make())
+    (text,) = listener.said
+    assert text.startswith(type(make()).__name__)
+    assert "Nothing was measured of it" in text
 
 
 @pytest.mark.parametrize(
