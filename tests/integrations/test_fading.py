@@ -681,6 +681,30 @@ class FirstBeta(torch.optim.Optimizer):
                 p.add_(p.grad, alpha=-group["lr"])
 
 
+class Signum(torch.optim.Optimizer):
+    """Sign of a momentum whose decay has a name of its own, and may be one of three betas."""
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, {"lr": 1e-3} | settings)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("slow", torch.zeros_like(p))
+                p.add_(torch.sign(m.lerp_(p.grad, 0.1)), alpha=-group["lr"])
+
+
+class SignAdamW(torch.optim.AdamW):
+    """An AdamW by name alone."""
+
+    step = Signum.step  # type: ignore[assignment]  # torch overloads it
+
+
+class NamedAdamW(torch.optim.AdamW):
+    """AdamW with a name of its own."""
+
+
 OTHERS: dict[str, tuple[Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], float | None, str]] = {
     "lion": (lambda ps: Lion(ps, (0.9, 0.99)), 0.9, "Lion has momentum that cannot be moved"),
     "beta1": (lambda ps: FirstBeta(ps, 0.9), 0.9, "FirstBeta has momentum that cannot be moved"),
@@ -693,6 +717,11 @@ OTHERS: dict[str, tuple[Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer
     "nadam without": (lambda ps: torch.optim.NAdam(ps, betas=(0.0, 0.9)), 0.9, ""),
     "rmsprop without": (lambda ps: torch.optim.RMSprop(ps), 0.9, ""),
     "adafactor": (lambda ps: torch.optim.Adafactor(ps), 0.9, ""),
+    "beta": (lambda ps: Signum(ps, beta=0.9), 0.9, "Signum has momentum that cannot be moved"),
+    "mu": (lambda ps: Signum(ps, mu=0.9), 0.9, "all of its betas but the second, to 0"),
+    "third beta": (lambda ps: Signum(ps, betas=(0, 0.9, 0.99)), 0.9, "Signum has momentum that cannot be moved"),
+    "adamw's subclass": (lambda ps: SignAdamW(ps), 0.9, "SignAdamW has momentum that cannot be moved"),
+    "adamw by another name": (lambda ps: NamedAdamW(ps), None, ""),
     "adamw without": (lambda ps: torch.optim.AdamW(ps, betas=(0.0, 0.9)), 0.9, ""),
 }
 
@@ -729,6 +758,23 @@ def test_what_is_missing_has_the_name_that_the_memory_has_for_it(ranks: Ranks, r
     zero = ranks.run(1, told, _wanting, recipe, "adamw without")[0]
     assert f"takes its {own} from the optimizer" in zero
     assert zero.endswith(f"or give the memory a {own}")
+
+
+def _said_of_unknown(betas: tuple[float, ...], given: bool) -> list[str]:
+    run, listener = Run(lambda m: [Signum(m.parameters(), betas=betas)]), logging.Handler()
+    said: list[str] = []
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]  # a listener
+    logging.getLogger("thinwire").addHandler(listener)
+    run.attachment = tw.attach(run.training.model, _recipe(0.05, decay=0.9), optimizer=run.optimizers if given else [])
+    run.steps(range(2))
+    return [text for text in said if "Signum has a step that thinwire does not know" in text]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_a_step_from_elsewhere_does_cannot_be_seen_and_that_is_said(ranks: Ranks, given: bool) -> None:
+    assert len(ranks.run(1, _said_of_unknown, (0.0, 0.9), given)[0]) == 1
+    refused = ranks.run(1, told, _said_of_unknown, (0.0, 0.9, 0.99), given)[0]
+    assert "momentum a second time" in refused or "momentum that cannot be moved" in refused
 
 
 def _forgetting() -> bool:

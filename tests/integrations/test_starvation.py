@@ -1,5 +1,6 @@
 """Which optimizers are recognised, and the warnings where a recipe meets one that it does not suit."""
 
+import copy
 import logging
 from typing import Any
 
@@ -97,6 +98,18 @@ def test_it_says_what_it_costs_and_what_to_take_once(
     assert f"topk:0.01 ended at {cost:.2f} times" in text
     assert INSTEAD[kind] in text
     assert instead in text
+    assert "; others differ" in text, "the figure is topk's, whatever was attached"
+
+
+@pytest.mark.parametrize("make", [Lion, lambda: _made("Rprop")])
+def test_of_what_takes_signs_nothing_is_known_and_that_is_said_once(make: Any) -> None:
+    with Listener() as listener:
+        starvation = Starvation([ErrorFeedback()], 0)
+        for _ in range(2):
+            starvation.attached(make())
+    (text,) = listener.said
+    assert text.startswith(type(make()).__name__)
+    assert "Nothing was measured of it" in text
 
 
 @pytest.mark.parametrize(
@@ -195,6 +208,53 @@ def test_orthogonal_warns_once_of_what_does_not_normalise(
     for text in (*first[0], *first[1]):
         assert text.startswith(f"{optimizer} ")
         assert "Take AdamW" in text
+
+
+def _in_mid_run(dense_steps: int, cleared: bool, given: bool) -> tuple[list[str], list[str], list[str]]:
+    """Return what was said up to the first steps with `orthogonal`, on resuming them, and by `remove`."""
+    betas = (0.9 if given else 0.0, 0.999)
+    layer = nn.Linear(20, 60)
+    made = torch.optim.AdamW(layer.parameters(), lr=1e-3, betas=betas)
+    _steps(DistributedDataParallel(layer), made, dense_steps)
+    made.state.clear() if cleared else None
+    with Listener() as listener:
+        model = DistributedDataParallel(layer)
+        attachment = tw.attach(model, _mid_run_recipe(), optimizer=made if given else None)
+        _steps(model, made, 3)
+        begun, listener.said = listener.said, []
+        other, layer = copy.deepcopy(layer), copy.deepcopy(layer)
+        again = torch.optim.AdamW(other.parameters(), lr=1e-3, betas=betas)
+        again.load_state_dict(made.state_dict())
+        model = DistributedDataParallel(other)
+        resumed = tw.attach(model, _mid_run_recipe(), optimizer=again if given else None)
+        resumed.load_state_dict(attachment.state_dict())
+        _steps(model, again, 2)
+        gone_on, listener.said = listener.said, []
+        resumed.remove()
+    return begun, gone_on, listener.said
+
+
+def _mid_run_recipe() -> Any:
+    return tw.recipes.orthogonal(momentum=0.9, minimum_size=100)
+
+
+def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 20)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(("dense_steps", "cleared", "warned"), [(2, False, 1), (2, True, 0), (0, False, 0)])
+def test_orthogonal_in_mid_run_says_what_the_second_moment_does(
+    ranks: Ranks, dense_steps: int, cleared: bool, warned: int, given: bool
+) -> None:
+    first, other = ranks.run(2, _in_mid_run, dense_steps, cleared, given)
+    assert [("too long" in text, "state.clear() before attach" in text) for text in first[0]] == [(True, True)] * warned
+    assert first[1] == [], "a run with it that goes on"
+    assert sum("too short" in text and "state.clear()" in text for text in first[2]) == 1
+    assert other[:2] == ([], [])
 
 
 def _unasked(given: bool) -> tuple[list[str], tuple[str, ...]]:

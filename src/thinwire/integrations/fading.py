@@ -16,8 +16,11 @@ from thinwire.integrations.handover import (
     Holdings,
     Settings,
     first_moment_of,
+    from_elsewhere,
+    has_momentum,
     marked,
     refuse_second_momentum,
+    steps_as,
     summed,
 )
 from thinwire.integrations.lost_length import LostLength
@@ -56,7 +59,8 @@ class FirstMoment:
 
 _ADAM = FirstMoment(setting="betas", buffer="exp_avg", averaged=True, alone=False)
 _KINDS = {
-    torch.optim.Adam: _ADAM,  # and AdamW, which derives from it
+    torch.optim.Adam: _ADAM,
+    torch.optim.AdamW: _ADAM,
     torch.optim.RAdam: _ADAM,
     torch.optim.Adamax: _ADAM,
     torch.optim.Muon: FirstMoment(setting="momentum", buffer="momentum_buffer", averaged=True, alone=True),
@@ -65,8 +69,10 @@ _KINDS = {
 """The optimizers whose first moment is linear in the gradients, so that it can be applied to them beforehand.
 
 RMSprop's momentum is of what it has divided by the second moment. NAdam keeps a product of its momenta, which zeros
-would end. Without momentum they work, as do optimizers that have none, such as Adafactor.
+would end. Without momentum they work, as do optimizers that have none, such as Adafactor. A class that derives from one
+of these and has a step of its own may do anything, and counts as one from elsewhere.
 """
+_STEPS = {steps_as(kind): where for kind, where in _KINDS.items()}
 
 
 def fading(memories: Iterable[Memory]) -> list[AppliedMomentum]:
@@ -118,6 +124,8 @@ class Fading(Handover):
         self._lost_length = LostLength(lost, group.rank())
         for optimizer in optimizers:
             self._lost_length.meets(optimizer)
+            _say_if_unknown(optimizer, self._memory, group.rank())
+        self._begin({p for _, settings, p in self._held.parameters() if not marked(settings)})
         if self.active:
             take_part(self)
 
@@ -149,9 +157,8 @@ class Fading(Handover):
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Lay momentum aside. Raises MomentumError for another optimizer that has momentum."""
-        self._lost_length.meets(optimizer)
         if optimizer not in self._held:
-            return refuse_second_momentum(optimizer, self._memory, _FIX)
+            return self._meet_another(optimizer)
         self._held.check_mark()  # a step may come before the first reduction: DDP takes some without a hook
         self.give_back()
         self._take_over()
@@ -188,6 +195,7 @@ class Fading(Handover):
         waited = any(bool(x.any()) for memory in stuck for x in memory.waiting())
         self._return(self._in_memory(), group)
         _drop(stuck, logging.DEBUG if group.rank() else logging.WARNING, waited=waited)
+        self._lost_length.ends()
         self._held.unmark()
         self.end()
 
@@ -240,8 +248,25 @@ class Fading(Handover):
         """Adopt the optimizers' decays, and move what is in the buffers of groups that are not marked."""
         self._follow()
         unmarked = {p for _, group, p in self._held.parameters() if p in self._memory and not marked(group)}
+        self._begin(unmarked)
         self._move(unmarked)
         self._held.mark_those_of(self._in_memory())
+
+    def _begin(self, parameters: Collection[nn.Parameter]) -> None:
+        """Say what it means for the optimizers' second moments that these, which were dense, fade from now on."""
+        for optimizer, _, p in self._held.parameters():
+            if p in parameters:
+                self._lost_length.begins(optimizer, p)
+
+    def _meet_another(self, optimizer: torch.optim.Optimizer) -> None:
+        """Meet an optimizer that `attach` was not given. Raises MomentumError if it has momentum."""
+        refuse_second_momentum(optimizer, self._memory, _FIX)
+        if self._lost_length.meets(optimizer):
+            _say_if_unknown(optimizer, self._memory, self._group.rank())
+            states = [each for memory in self._memories for each in memory.state().items()]
+            held = {name for name, fields in states if any(bool(x.any()) for x in fields.values())}
+            for p in (p for group in optimizer.param_groups for p in group["params"] if self._names.get(p) not in held):
+                self._lost_length.begins(optimizer, p)
 
     def _move(self, parameters: Collection[nn.Parameter]) -> None:
         """Move the buffers of these into the memories."""
@@ -293,12 +318,23 @@ def _drop(memories: Sequence[AppliedMomentum], level: int, *, waited: bool) -> N
         memory.restore({})
 
 
+def _say_if_unknown(optimizer: torch.optim.Optimizer, memories: Collection[nn.Parameter], rank: int) -> None:
+    """Warn if this optimizer has a step of its own, whose settings name no momentum."""
+    if from_elsewhere(optimizer) and any(p in memories for group in optimizer.param_groups for p in group["params"]):
+        _log.log(
+            logging.DEBUG if rank else logging.WARNING,
+            "%s has a step that thinwire does not know, and no setting that is called momentum or beta. If it applies "
+            "momentum all the same, that comes on top of the memory's: turn it off, or take AdamW",
+            type(optimizer).__name__,
+        )
+
+
 def _segment(p: nn.Parameter, name: str) -> Segment:
     return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> FirstMoment | None:
-    return next((_KINDS[base] for base in type(optimizer).__mro__ if base in _KINDS), None)
+    return _STEPS.get(steps_as(type(optimizer)))
 
 
 @torch.no_grad()
@@ -320,11 +356,11 @@ def _filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, 
 def _check_movable(optimizer: torch.optim.Optimizer, group: Settings, own: str) -> None:
     if group.get("dampening"):
         raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
-    if _kind(optimizer) is None and first_moment_of(group):
+    if _kind(optimizer) is None and has_momentum(optimizer, group):
         raise MomentumError(
-            f"{type(optimizer).__name__} has momentum that cannot be moved into the memory: set its momentum, or the "
-            f"first of its betas, to 0 and give the recipe's memory a {own}; or use AdamW, Adam, RAdam, Adamax, Muon "
-            "or SGD"
+            f"{type(optimizer).__name__} has momentum that cannot be moved into the memory: set its momentum, or all "
+            f"of its betas but the second, to 0 and give the recipe's memory a {own}; or use AdamW, Adam, RAdam, "
+            "Adamax, Muon or SGD"
         )
 
 

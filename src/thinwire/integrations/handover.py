@@ -1,9 +1,10 @@
 """What handing momentum over takes: the optimizers, their settings during a step, and where their momentum is."""
 
+import inspect
 import uuid
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -178,10 +179,37 @@ def first_moment_of(group: Settings) -> float:
     return float(group.get("momentum") or first or group.get("beta1") or 0.0)
 
 
+def steps_as(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """Return the function that is this class's step, without what torch wraps around it."""
+    return inspect.unwrap(kind.step)
+
+
+def from_elsewhere(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step is not one of torch's, so that only the names of its settings say what it does."""
+    return not steps_as(type(optimizer)).__module__.startswith("torch.")
+
+
+def has_momentum(optimizer: torch.optim.Optimizer, group: Settings) -> bool:
+    """Whether an optimizer applies momentum to a group.
+
+    For one from elsewhere, every setting that is called so counts: `beta`, `mu`, or a third of the `betas`. The second
+    of `betas`, and `beta2`, are taken for the second moment's.
+    """
+    named = from_elsewhere(optimizer) and any(_of_momentum(key, value) for key, value in group.items())
+    return named or bool(first_moment_of(group))
+
+
+def _of_momentum(key: str, value: Any) -> bool:
+    if key == "betas":
+        return any(float(beta) for beta in (*value[:1], *value[2:]))
+    called = key == "mu" or "momentum" in key or key.startswith("beta")
+    return called and key not in (_MARK, "beta2", "beta_2") and isinstance(value, float | Tensor) and float(value) != 0
+
+
 def refuse_second_momentum(optimizer: torch.optim.Optimizer, names: Collection[nn.Parameter], fix: str) -> None:
     """Raise MomentumError if an optimizer applies momentum to any of these parameters."""
     for group in optimizer.param_groups if names else ():
-        if first_moment_of(group) and any(p in names for p in group["params"]):
+        if has_momentum(optimizer, group) and any(p in names for p in group["params"]):
             raise MomentumError(f"{type(optimizer).__name__} applies momentum a second time: {fix}")
 
 

@@ -26,10 +26,11 @@ class Starvation:
 
     def attached(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn if what will wait meets this optimizer."""
-        kind = family([optimizer])
-        if self._feedback and kind not in (None, "sgd"):
+        kind, name = family([optimizer]), type(optimizer).__name__
+        text = _warning(name, kind) if kind not in (None, "sgd") else _unmeasured(name) if _rescales(optimizer) else ""
+        if self._feedback and text:
             self._feedback = []
-            _log.log(self._level, "%s", _warning(type(optimizer).__name__, kind))
+            _log.log(self._level, "%s", text)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn if what waits now meets this optimizer."""
@@ -39,8 +40,25 @@ class Starvation:
 
 def _warning(name: str, kind: OptimizerName) -> str:
     row = measured(_SAID_OF, kind)
-    cost = f": in the bench, {_SAID_OF} ended at {row.ratio:.2f} times the loss of uncompressed training" if row else ""
+    cost = (
+        f": in the bench, {_SAID_OF} ended at {row.ratio:.2f} times uncompressed training's loss; others differ"
+        if row
+        else ""
+    )
     return (
         f"{name} rescales each update, so error feedback in front of it starves what is sent rarely{cost}. Take "
         f"{INSTEAD[kind]} or a recipe without error feedback: docs/how-to/choose-a-recipe.md"
     )
+
+
+def _unmeasured(name: str) -> str:
+    return (
+        f"{name} may take signs or rescale each update, so error feedback in front of it may starve what is sent "
+        "rarely. Nothing was measured of it: compare with uncompressed training, or take a recipe without error "
+        "feedback: docs/how-to/choose-a-recipe.md"
+    )
+
+
+def _rescales(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether one that is of no known family has the settings of Lion and its like, or of Rprop."""
+    return family([optimizer]) is None and any("betas" in g or "etas" in g for g in optimizer.param_groups)
