@@ -30,6 +30,14 @@ def test_every_row_is_of_a_method_and_no_figure_is_given_twice() -> None:
         assert (density is None) == (METHODS[method].density is None)
 
 
+def test_each_measurement_has_one_dense_run_and_says_whether_it_was_tuned() -> None:
+    runs: dict[tuple[str, str], set[tuple[float, bool]]] = {}
+    for row in LOSSES:
+        runs.setdefault((row.source, row.optimizer), set()).add((row.dense, row.tuned))
+    assert all(len(found) == 1 for found in runs.values()), runs
+    assert {tuned for found in runs.values() for _, tuned in found} == {False, True}
+
+
 def test_a_figure_counts_for_its_density_and_its_optimizer() -> None:
     row = measured("sampled_topk:0.01", "sgd")
     assert row is not None
