@@ -137,6 +137,16 @@ def test_a_plan_takes_orthogonal_under_adamw_and_says_with_which_betas() -> None
     assert memory.momentum is None, "it takes AdamW's"
 
 
+def test_a_plan_names_what_it_might_have_chosen_had_it_been_measured() -> None:
+    plan = _plan("bf16", Budget.under("adamw"))
+    assert plan.unmeasured == ("qsgd", "orthogonal:0.0234375")
+    assert plan.why().decision.endswith(plan.missing)
+    assert plan.missing.startswith("Not measured in this profile, though adamw bears it: qsgd, orthogonal:0.0234375.")
+    assert json.loads(plan.to_json())["unmeasured"] == ["qsgd", "orthogonal:0.0234375"]
+    whole = _plan("bf16", Budget(names=("bf16",)))
+    assert (whole.missing, "unmeasured" in json.loads(whole.to_json())) == ("", False)
+
+
 def test_without_an_optimizer_a_plan_says_nothing_of_it() -> None:
     plan = _plan("topk:0.01", Budget(names=("topk",)))
     assert plan.pays
