@@ -101,10 +101,8 @@ class Plan:
 
     def why(self) -> Why:
         """Return the reasons, tensor by tensor."""
-        return Why(
-            ". ".join(filter(None, (self.verdict, self.expected_loss, self.missing))),
-            {row.name: row for row in self.rows},
-        )
+        told = " ".join(filter(None, (self.expected_loss, self.missing)))
+        return Why(". ".join(filter(None, (self.verdict, told))), {row.name: row for row in self.rows})
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
         """Return a reducer that follows the plan. What waits goes to `memory` (by default ErrorFeedback).
