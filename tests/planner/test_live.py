@@ -326,6 +326,19 @@ def _updated() -> tuple[bool, bool]:
     return moved, tw.attach(model, tw.recipes.dense()).verify_replicas()
 
 
+def _planned_for_adamw() -> tuple[str | None, list[str]]:
+    model = _model()
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(8, 20)
+    plan = tw.plan(model, lambda: model(x).square().mean(), optimizer=optimizer)
+    assert not optimizer.state, "it is not stepped"
+    return plan.optimizer, sorted(plan.profile.costs)
+
+
+def test_a_plan_that_is_given_the_optimizer_considers_what_that_bears(ranks: Ranks) -> None:
+    expected = ("adamw", ["bf16", "orthogonal:0.0234375", "qsgd"])
+    assert ranks.run(2, _planned_for_adamw) == [expected] * 2
+
+
 def test_an_update_that_is_timed_leaves_replicas_alike(ranks: Ranks) -> None:
     assert ranks.run(2, _updated) == [(True, True)] * 2
 

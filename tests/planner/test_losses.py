@@ -30,6 +30,14 @@ def test_every_row_is_of_a_method_and_no_figure_is_given_twice() -> None:
         assert (density is None) == (METHODS[method].density is None)
 
 
+def test_each_measurement_has_one_dense_run_and_says_whether_it_was_tuned() -> None:
+    runs: dict[tuple[str, str], set[tuple[float, bool]]] = {}
+    for row in LOSSES:
+        runs.setdefault((row.source, row.optimizer), set()).add((row.dense, row.tuned))
+    assert all(len(found) == 1 for found in runs.values()), runs
+    assert {tuned for found in runs.values() for _, tuned in found} == {False, True}
+
+
 def test_a_figure_counts_for_its_density_and_its_optimizer() -> None:
     row = measured("sampled_topk:0.01", "sgd")
     assert row is not None
@@ -127,6 +135,16 @@ def test_a_plan_takes_orthogonal_under_adamw_and_says_with_which_betas() -> None
     (memory,) = (memory for memory in plan.reducer().memories() if memory.stateful)
     assert isinstance(memory, OrthogonalMomentum)
     assert memory.momentum is None, "it takes AdamW's"
+
+
+def test_a_plan_names_what_it_might_have_chosen_had_it_been_measured() -> None:
+    plan = _plan("bf16", Budget.under("adamw"))
+    assert plan.unmeasured == ("qsgd", "orthogonal:0.0234375")
+    assert plan.why().decision.endswith(plan.missing)
+    assert plan.missing.startswith("Not measured in this profile, though adamw bears it: qsgd, orthogonal:0.0234375.")
+    assert json.loads(plan.to_json())["unmeasured"] == ["qsgd", "orthogonal:0.0234375"]
+    whole = _plan("bf16", Budget(names=("bf16",)))
+    assert (whole.missing, "unmeasured" in json.loads(whole.to_json())) == ("", False)
 
 
 def test_without_an_optimizer_a_plan_says_nothing_of_it() -> None:

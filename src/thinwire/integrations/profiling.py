@@ -1,16 +1,20 @@
 """Profiling and planning a DDP model on the machines where it will train."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import Fraction, checked
 from thinwire.collectives import Group
+from thinwire.integrations.assembly import Optimizers, listed
+from thinwire.integrations.fading import movable
+from thinwire.integrations.families import family
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
@@ -68,13 +72,33 @@ def plan(
     update: Callable[[], object] | None = None,
     budget: Budget | None = None,
     tolerance: Fraction = 0.03,
+    optimizer: Optimizers = None,
 ) -> Plan:
     """Measure as `profile` does, and decide what to compress and how. A collective.
 
-    Within `tolerance` of the fastest step, the plan that is kinder to the loss wins. Raises ValueError for a tolerance
+    Within `tolerance` of the fastest step, the plan that is kinder to the loss wins. `optimizer`, one or several as
+    `attach` takes them, is not stepped: the plan says what it is expected to cost under it and, unless there is a
+    `budget`, considers what was measured within 1 % of uncompressed training's loss. Raises ValueError for a tolerance
     outside [0, 1).
     """
+    optimizers = listed(optimizer)
+    if budget is None:
+        sparse = sparse_weights(model.module)
+        budget = borne(Budget(), optimizers, [p for p in managed(model).values() if p not in sparse])
+    budget = replace(budget, optimizer=budget.optimizer or family(optimizers))
     return decide(profile(model, step, update=update, budget=budget), budget, tolerance=tolerance)
+
+
+def borne(budget: Budget, optimizers: Sequence[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> Budget:
+    """Return what these optimizers bear, at the budget's densities; the budget itself where that is not known.
+
+    Methods that take momentum out of an optimizer are in it if these have some for all `parameters`.
+    """
+    kind = family(optimizers)
+    if kind is None:
+        return budget
+    found = Budget.under(kind, densities=budget.densities, error_feedback=budget.error_feedback)
+    return found if movable(optimizers, parameters) else found.without_momentum()
 
 
 def _timeline(backward: Backward, gradients: Sequence[Gradient], caps: Sequence[int]) -> Timeline:

@@ -30,7 +30,7 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
     """
     if math.isinf(step_seconds(profile)):
         raise ValueError(f"the links of this profile carry nothing: {profile.links}; expected a bandwidth above 0")
-    budget = budget or Budget()
+    asked, budget = budget, budget or Budget()
     choice = chosen(profile, budget, tolerance)
     dense, planned = step_seconds(profile), step_seconds(profile, choice)
     return Plan(
@@ -41,7 +41,15 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
         break_even=break_even(profile, budget, tolerance),
         advice=tuple(advice(profile, budget, choice)),
         optimizer=budget.optimizer,
+        unmeasured=() if asked is None else _unmeasured(profile, asked),
     )
+
+
+def _unmeasured(profile: Profile, budget: Budget) -> tuple[str, ...]:
+    """Return the candidates that the profile lacks; none where there is nothing to exchange, or nobody to do so."""
+    if profile.world_size == 1 or not profile.timeline.gradients:
+        return ()
+    return tuple(each.name for each in budget.candidates() if each.name not in {DENSE.name, *profile.costs})
 
 
 def _among(profile: Profile, budget: Budget) -> Profile:

@@ -52,7 +52,7 @@ class Plan:
 
     dense_seconds, seconds: of a step, uncompressed and as planned. break_even: the bandwidth in bytes per second above
     which compression stops paying; infinite where it always pays, 0 where it never does. advice: what else would help.
-    optimizer: what will train, if that is known.
+    optimizer: what will train, if that is known. unmeasured: candidates that the budget allows and `profile` lacks.
     """
 
     profile: Profile
@@ -62,6 +62,7 @@ class Plan:
     break_even: Bandwidth
     advice: Sequence[str]
     optimizer: OptimizerName | None = None
+    unmeasured: Sequence[str] = ()
 
     @property
     def choice(self) -> dict[str, str]:
@@ -90,9 +91,18 @@ class Plan:
         """What the candidates in use cost where it was measured, in words; empty without an optimizer or candidates."""
         return "" if self.optimizer is None else in_words(list(self.choice.values()), self.optimizer)
 
+    @property
+    def missing(self) -> str:
+        """What might have been chosen too, had it been measured, in words; empty where nothing is missing."""
+        if not self.unmeasured:
+            return ""
+        borne = f"{self.optimizer} bears" if self.optimizer else "the budget allows"
+        return f"Not measured in this profile, though {borne} it: {', '.join(self.unmeasured)}. Measure anew to know."
+
     def why(self) -> Why:
         """Return the reasons, tensor by tensor."""
-        return Why(". ".join(filter(None, (self.verdict, self.expected_loss))), {row.name: row for row in self.rows})
+        told = " ".join(filter(None, (self.expected_loss, self.missing)))
+        return Why(". ".join(filter(None, (self.verdict, told))), {row.name: row for row in self.rows})
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
         """Return a reducer that follows the plan. What waits goes to `memory` (by default ErrorFeedback).
@@ -104,9 +114,11 @@ class Plan:
     def to_json(self) -> str:
         """Return all of it as JSON."""
         whole = {"schema": "thinwire.plan/2", "verdict": self.verdict, "pays": self.pays}
-        whole |= {k: v for k, v in asdict(self).items() if k not in ("profile", "optimizer")}
+        whole |= {k: v for k, v in asdict(self).items() if k not in ("profile", "optimizer", "unmeasured")}
         if self.optimizer is not None:
             whole |= {"optimizer": self.optimizer, "expected_loss": self.expected_loss}
+        if self.unmeasured:
+            whole |= {"unmeasured": self.unmeasured}
         whole["break_even"] = self.break_even if self.break_even != float("inf") else None
         whole["boundaries"] = []  # those of a model in one piece; `boundaries.PipelinePlan` has more
         return json.dumps(whole | {"profile": json.loads(self.profile.to_json())}, indent=1)

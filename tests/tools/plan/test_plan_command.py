@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from thinwire.exchanges import Link
@@ -19,7 +21,7 @@ from thinwire.planner import Bucket, Budget, Cost, Curve, Gradient, Profile, Tim
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.tools.cli import app
 from thinwire.tools.inputs import BadInput
-from thinwire.tools.plan import options, sources, subject
+from thinwire.tools.plan import options, sources, subject, worker
 from thinwire.tools.plan.plots import least_ratio, passes
 from thinwire.tools.plan.report import html
 from thinwire.tools.plan.tensors import every, folded
@@ -304,6 +306,18 @@ def test_without_an_optimizer_the_plan_is_as_it_was_and_standard_error_says_how_
     assert CliRunner().invoke(app, [*command, "--optimizer", "sgd"]).stderr == ""
 
 
+def test_a_profile_that_lacks_what_the_optimizer_bears_does_not_say_that_nothing_pays(tmp_path: Path) -> None:
+    said = _joined(_plan(tmp_path, _profile(TWO, SLOW), "--optimizer", "adamw"))
+    assert "though adamw bears it: bf16, qsgd, orthogonal:0.0234375. Measure anew" in said
+    assert "Compression never pays" not in said
+    assert "Nothing pays" not in said
+    named = _joined(_plan(tmp_path, _profile(TWO, SLOW), "--optimizer", "adamw", "--candidates", "fp16"))
+    assert "Not measured" not in named
+    whole = replace(_profile(TWO, FAST), costs={name: _cost(2) for name in Budget.under("adamw").names})
+    assert "Nothing pays here" in _joined(_plan(tmp_path, whole, "--optimizer", "adamw"))
+    assert "Not measured" not in _joined(_plan(tmp_path, _profile(TWO, SLOW), "--optimizer", "adamw", "--workers", "1"))
+
+
 def test_what_is_measured_is_what_the_optimizer_bears() -> None:
     wishes = options.wishes(densities=None, candidates=None, error_feedback=True, optimizer="sgd", loss=1.15)
     assert wishes.budget() == Budget.under("sgd", loss=1.15)
@@ -469,6 +483,35 @@ def test_what_workers_refuse_is_bad_input(user_file: Path, build: str, message: 
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "named", "expected"),
+    [
+        (torch.optim.AdamW, False, ("bf16", "qsgd", "orthogonal:0.0234375")),
+        (torch.optim.NAdam, False, ("bf16", "qsgd")),  # momentum cannot be moved out of it
+        (torch.optim.AdamW, True, Budget().names),
+        (None, False, Budget().names),
+    ],
+)
+def test_the_optimizer_that_build_returns_says_what_may_be_chosen(
+    optimizer: Callable[..., torch.optim.Optimizer] | None, named: bool, expected: Sequence[str]
+) -> None:
+    module = nn.Linear(4, 4)
+    several = [] if optimizer is None else [optimizer(module.parameters(), lr=0.1)]
+    built = subject.Subject("mine", module, lambda model: model(torch.ones(4)).sum(), None, several)
+    budget = worker._budget(Budget(), built, named=named)
+    assert tuple(budget.names) == tuple(expected)
+    assert budget.optimizer == (optimizer and "adamw")
+    asked = Budget.under("sgd")
+    assert worker._budget(asked, built, named=named) == asked, "what the user says comes first"
+
+
+def test_the_optimizer_is_kept_with_the_model(user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (found,) = subject.of_user(f"{user_file}:with_optimizer").optimizers
+    assert isinstance(found, torch.optim.SGD)
+    assert not subject.of_user(f"{user_file}:build").optimizers
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """`thinwire plan`, from a request to the printed plan and written files."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -52,7 +52,6 @@ def run(
     files = {name: path if first else None for name, path in {"json": json, "html": html, "profile": profile}.items()}
     outputs = Outputs(console=Console(quiet=not first), unfolded=unfolded, **files)
     code = guarded(lambda: _plan(source, wishes, outputs))
-    hint(wishes)
     return code
 
 
@@ -84,3 +83,4 @@ def _plan(source: Source, wishes: Wishes, outputs: Outputs) -> None:
         outputs.keep(known.measured)
         plan = decided(known)
     outputs.show(known.measured, plan)
+    hint(replace(wishes, optimizer=known.budget.optimizer))

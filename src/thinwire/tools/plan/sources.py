@@ -78,6 +78,13 @@ class Wishes:
             raise BadInput(f"the profile was not measured for {lacking[0]}; it has {has}: measure anew")
         return budget
 
+    def allowed(self, profile: Profile) -> Budget:
+        """Return `among` with what the optimizer bears and the profile lacks: the plan names that. Raises likewise."""
+        usual = self.among(profile)
+        if self.optimizer is None or self.names is not None:
+            return usual
+        return self._over(self._borne(usual.densities))
+
     def _borne(self, densities: Sequence[float]) -> Budget:
         """Return the budget of what the optimizer bears; if it is not known, the usual one."""
         try:
@@ -115,13 +122,14 @@ class Measured:
 
     def known(self, wishes: Wishes) -> Known:
         """Start the workers, let them measure, and end them."""
-        budget = wishes.budget()
+        budget, named = wishes.budget(), wishes.names is not None
         with started(self.workers, self.rate, measure) as workers:
-            job = {"kind": self.kind, "subject": self.subject, "budget": asdict(budget)}
-            found = {rank: Profile.from_json(accepted(event)["profile"]) for rank, event in workers.run(job)}
+            job = {"kind": self.kind, "subject": self.subject, "budget": asdict(budget), "named": named}
+            found = {rank: accepted(event) for rank, event in workers.run(job)}
             label = workers.label
-        measured = replace(found[0], made={**found[0].made, "link": label})
-        return Known(measured, measured, budget)
+        measured = Profile.from_json(found[0]["profile"])
+        measured = replace(measured, made={**measured.made, "link": label})
+        return Known(measured, measured, Budget(**found[0]["budget"]))
 
 
 def accepted(event: dict[str, Any]) -> dict[str, Any]:
@@ -150,4 +158,4 @@ class Saved:
         profile = measured.on(self.asked and self.asked.link, world_size=self.workers)
         if self.asked is not None:
             profile = replace(profile, made={**profile.made, "link": self.asked.label})
-        return Known(measured, profile, wishes.among(measured))
+        return Known(measured, profile, wishes.allowed(measured))

@@ -4,11 +4,12 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -21,12 +22,16 @@ _LOADED = "thinwire_plan_model"  # the module name of a user's file: its own nam
 
 
 class Subject(NamedTuple):
-    """A module, a function from the (wrapped) module to its loss, and the optimizer's step, if you want it timed."""
+    """A module, a function from the (wrapped) module to its loss, and the optimizer's step, if you want it timed.
+
+    optimizers: those that `build` returned, for what they bear.
+    """
 
     description: str
     module: nn.Module
     loss: Callable[[nn.Module], Tensor]
     update: Callable[[], object] | None
+    optimizers: Sequence[torch.optim.Optimizer] = ()
 
 
 def of_bench(name: str, seed: int, data: str | None, scale: float, optimizer: str) -> Subject:
@@ -52,19 +57,27 @@ def of_user(target: str) -> Subject:
     Raises BadInput if there is no such function, or if it returns the wrong thing.
     """
     build = _function(target)
+    update, several = None, list[torch.optim.Optimizer]()
     match build():
         case (nn.Module() as module, step):
-            update = None
+            pass  # nothing to time
         case (nn.Module() as module, step, optimizer):
             update = getattr(optimizer, "step", None)
             if not callable(update):
                 raise BadInput(f"{target} returned {_kind(optimizer)} as the optimizer; expected one with step()")
+            several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else []
         case other:
             raise BadInput(f"{target} returned {_kind(other)}; {_EXPECTED}")
     if not callable(step):
         raise BadInput(f"{target} returned {_kind(step)} as the step; {_EXPECTED}")
     parameters = sum(p.numel() for p in module.parameters())
-    return Subject(f"{target}, {parameters:,} parameters", module, functools.partial(_loss, target, step), update)
+    return Subject(
+        description=f"{target}, {parameters:,} parameters",
+        module=module,
+        loss=functools.partial(_loss, target, step),
+        update=update,
+        optimizers=several,
+    )
 
 
 def _loss(target: str, step: Callable[[nn.Module], Any], model: nn.Module) -> Tensor:

@@ -49,8 +49,8 @@ def network(profile: Profile) -> list[tuple[str, str, str]]:
 
 def conclusions(plan: Plan) -> list[str]:
     """Return the predicted step, the break-even, and what happens where nothing pays."""
-    lines = [_step(plan), _break_even(plan), plan.expected_loss]
-    if not plan.pays:
+    lines = [_step(plan), _break_even(plan), plan.expected_loss, plan.missing]
+    if not plan.pays and not plan.missing:
         lines.insert(0, 'Nothing pays here: thinwire.attach(model, plan="auto") then leaves plain DDP.')
     return [line for line in lines if line]
 
@@ -81,8 +81,8 @@ def _break_even(plan: Plan) -> str:
         return ""
     if math.isinf(plan.break_even):
         return "Compression pays here at any bandwidth that these processors can keep up with."
-    if not plan.break_even:
-        return "Compression never pays here, however slow the link."
+    if not plan.break_even:  # what was not measured may pay
+        return "" if plan.missing else "Compression never pays here, however slow the link."
     if plan.pays:
         return f"Compression stops paying above {bit_rate(plan.break_even)} here."
     return f"Compression would pay below {bit_rate(plan.break_even)} here."

@@ -1,7 +1,7 @@
 """What a worker process does for `thinwire plan`: measure a model, or with --pipeline its own stage of one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.collectives import Group
-from thinwire.integrations.profiling import profile
+from thinwire.integrations.families import family
+from thinwire.integrations.profiling import borne, profile
 from thinwire.pipeline.profiling import probe_crossings
 from thinwire.planner import Budget, Profile
 from thinwire.tools import problems
@@ -29,22 +30,33 @@ _SUBJECTS: Mapping[str, Callable[..., Subject]] = MappingProxyType({"bench": of_
 
 
 def measure(job: dict[str, Any], emit: Emit) -> None:
-    """Measure what `job` names. Emit the "profile", the same on all ranks, or why it is "refused"."""
+    """Measure what `job` names. Emit the "profile", the same on all ranks, and its "budget", or why it is "refused"."""
     try:
-        emit({"profile": _measured(job).to_json()})
+        found, budget = _measured(job)
+        emit({"profile": found.to_json(), "budget": asdict(budget)})
     except BadInput as error:
         emit({"refused": str(error)})
 
 
-def _measured(job: dict[str, Any]) -> Profile:
+def _measured(job: dict[str, Any]) -> tuple[Profile, Budget]:
     subject = _SUBJECTS[job["kind"]](**job["subject"])
     if not any(p.requires_grad for p in subject.module.parameters()):
         raise BadInput(f"{subject.description}: no parameter takes a gradient, so there is nothing to exchange")
     if not dist.is_initialized():  # the user's code may have chosen a backend
         join_group()
     model = wrapped(subject.module)
-    found = profile(model, lambda: subject.loss(model), update=subject.update, budget=Budget(**job["budget"]))
-    return replace(found, made={**found.made, "model": subject.description})
+    budget = _budget(Budget(**job["budget"]), subject, named=job["named"])
+    found = profile(model, lambda: subject.loss(model), update=subject.update, budget=budget)
+    return replace(found, made={**found.made, "model": subject.description}), budget
+
+
+def _budget(given: Budget, subject: Subject, *, named: bool) -> Budget:
+    """Return the budget for the subject's own optimizer, if the user named none. `named`: whether candidates were."""
+    if given.optimizer is not None:
+        return given
+    if named:
+        return replace(given, optimizer=family(subject.optimizers))
+    return borne(given, subject.optimizers, [p for p in subject.module.parameters() if p.requires_grad])
 
 
 class Micro(NamedTuple):
