@@ -166,7 +166,7 @@ class _Loading:
             if not cut:
                 raise
             raise ValueError(
-                f"{error}; shards are of other sizes than they were, and a smaller minimum_size keeps more of them "
+                f"{str(error).removesuffix(state.AS_SAVED)}; shards are of other sizes than they were, and a smaller minimum_size keeps more of them "
                 "compressed"
             ) from error
 
