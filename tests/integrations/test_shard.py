@@ -543,6 +543,30 @@ def test_a_grad_scaler_skips_the_bad_step_and_changes_no_bit(ranks: Ranks, recip
         assert len(set(found)) == 5
 
 
+def _in_bf16(recipe: str) -> float:
+    """Return how far from HSDP's a gradient of bfloat16 parameters is, over the largest that any rank has for it."""
+    use = Use(dtype=torch.bfloat16, policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    native, sharded, alone = Native(use), Sharded(use, recipe), Net()
+    alone.load_state_dict({name: x.full_tensor() for name, x in native.net.state_dict().items()})
+    alone = alone.to(use.dtype)
+    for each in (native, sharded):
+        each.backward(0)
+    alone(batch(0).to(use.dtype)).square().mean().backward()
+    worst = 0.0
+    for p, q, own in zip(native.net.parameters(), sharded.net.parameters(), alone.parameters(), strict=True):
+        assert own.grad is not None
+        largest = own.grad.float().abs()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        far = (p.grad.full_tensor().float() - q.grad.full_tensor().float()).abs()  # type: ignore[union-attr]
+        worst = max(worst, float((far / largest.clamp_min(1e-30)).max()))
+    return worst
+
+
+@pytest.mark.parametrize("recipe", ["dense", "all"])
+def test_bf16_parameters_differ_from_hsdp_by_roundings(ranks: Ranks, recipe: str) -> None:
+    assert all(0 < far <= 2**-6 for far in ranks.run(4, _in_bf16, recipe))
+
+
 def _resumed(recipe: str) -> tuple[str, str]:
     make = _adam if recipe in ("fading", "demo") else None
     old = Sharded(recipe=recipe, make=make).run(range(3))
