@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray.train", reason="Ray Train is not installed: pip install 'thinwire[ray]'")
+pytest.importorskip("ray.train", reason="Ray Train is not installed: pip install -e '.[ray]'")
 
 import torch
+from ddp_models import same
+from ranks import Ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+import thinwire as tw
 from thinwire.frameworks import ray as ours
 
 STEPS, SAVED = 24, 12
@@ -102,3 +107,25 @@ def test_workers_go_on_from_what_all_of_them_reported(tmp_path: Path, monkeypatc
 def test_ray_shards_in_a_way_that_no_recipe_can_serve() -> None:
     with pytest.raises(ValueError, match="parallel_strategy is 'fsdp'; expected \"ddp\""):
         ours.prepare_model(nn.Linear(2, 2), parallel_strategy="fsdp")
+
+
+def _sharded(folder: str) -> tuple[int, int]:
+    """Save and load what waits for shards. Return the step of both handles."""
+    mesh, handles = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), []
+    for _ in range(2):
+        net = nn.Linear(8, 8)
+        fully_shard(net, mesh=mesh["shard"])
+        handles.append(tw.shard(net, tw.recipes.topk(density=0.1, minimum_size=0), mesh=mesh))
+        if len(handles) == 1:
+            net(torch.ones(2, 8)).sum().backward()
+            torch.optim.SGD(net.parameters(), lr=0.1).step()
+            ours.save(handles[0], folder)
+    ours.load(handles[1], folder)
+    saved, loaded = (handle.state_dict() for handle in handles)
+    assert same(saved["memories"], loaded["memories"])
+    assert any("weight" in memory for memory in saved["memories"])
+    return saved["step"], loaded["step"]
+
+
+def test_what_waits_for_shards_is_saved_too(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(4, _sharded, str(tmp_path)) == [(1, 1)] * 4

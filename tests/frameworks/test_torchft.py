@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torchft", reason="torchft is not installed: pip install 'thinwire[torchft]'")
+pytest.importorskip("torchft", reason="torchft is not installed: pip install -e '.[torchft]'")
 
 import torch.distributed as dist
 from torch import nn

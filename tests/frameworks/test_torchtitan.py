@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install 'thinwire[torchtitan]'")
+pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install -e '.[torchtitan]'")
 
 import torch
 import torch.distributed as dist

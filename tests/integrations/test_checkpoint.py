@@ -265,6 +265,22 @@ def test_a_model_is_not_loaded_where_what_waits_cannot_be(ranks: Ranks, tmp_path
         assert said.endswith("or go on without what waited there: Checkpoint(..., partial=True)")
 
 
+def _of_two_steps(path: str) -> str:
+    """Load a checkpoint in which one rank's file is that of a later one."""
+    for name, steps in (("early", range(4)), ("late", range(11))):
+        _saved(_trained("topk", steps), f"{path}/{name}")
+    if dist.get_rank() == 0:
+        shutil.copy(f"{path}/late/__1_0.distcp", f"{path}/early/__1_0.distcp")
+    dist.barrier()
+    return _tried(_trained("topk", range(7)), f"{path}/early")
+
+
+def test_a_file_of_another_step_is_an_error_that_says_so(ranks: Ranks, tmp_path: Path) -> None:
+    for said in ranks.run(2, _of_two_steps, str(tmp_path)):
+        assert said.startswith("StateError")
+        assert "step" in said
+
+
 def _other_recipe(path: str) -> str:
     _saved(_trained("dgc"), path)
     return _tried(_trained("topk", range(7)), path)

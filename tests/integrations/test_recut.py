@@ -13,12 +13,15 @@ import torch.distributed.checkpoint
 from cases import MEMORIES, RECIPES
 from ddp_models import same
 from ranks import Ranks, told
-from test_shard import STATEFUL, Sharded
-from torch import Tensor
+from test_shard import STATEFUL, Sharded, grid
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
 
 import thinwire as tw
 from thinwire.errors import StateError
 from thinwire.integrations import state
+from thinwire.integrations.gradients import local
 from thinwire.integrations.momentum import corrections
 from thinwire.integrations.recut import Cuts, Piece, recut
 from thinwire.memories import Memory
@@ -276,6 +279,108 @@ def test_with_the_same_mesh_training_goes_on_as_if_uninterrupted(ranks: Ranks, t
     assert ranks.run(4, _uninterrupted, recipe, str(tmp_path)) == [(True, True)] * 4
 
 
+class _Normed(nn.Module):
+    """Half of a norm is smaller than `minimum_size`, and the whole is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.last = nn.Linear(8, 1536, bias=False), nn.LayerNorm(1536), nn.Linear(1536, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.norm(self.inner(x)))
+        return y
+
+
+class _App:
+    """Model and optimizer as torch's own helpers save them."""
+
+    def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.net, self.optimizer = net, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.net, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        options = StateDictOptions(strict=False)
+        parts = {"model_state_dict": saved["model"], "optim_state_dict": saved["optimizer"]}
+        set_state_dict(self.net, self.optimizer, **parts, options=options)
+
+
+class _Fading:
+    """A model in training by AdamW, whose optimizer has one group or two."""
+
+    def __init__(self, groups: int, replicas: int, minimum_size: int = 1024) -> None:
+        mesh = grid(replicas)
+        torch.manual_seed(0)
+        self.net = _Normed()
+        fully_shard(self.net, mesh=mesh["shard"])
+        norm, every = list(self.net.norm.parameters()), list(self.net.parameters())
+        rest = [p for p in every if not any(p is each for each in norm)]
+        split: list[Any] = [{"params": rest}, {"params": norm, "weight_decay": 0.0}] if groups == 2 else every
+        self.optimizer = torch.optim.AdamW(split, lr=1e-3, betas=(0.9, 0.99))
+        recipe = tw.recipes.fading(minimum_size=minimum_size)
+        self.handle = tw.shard(self.net, recipe, mesh=mesh, optimizer=self.optimizer)
+
+    def run(self, steps: range) -> None:
+        for step in steps:
+            self.optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+            self.net(torch.randn(4, 8, generator=generator)).square().mean().backward()
+            self.optimizer.step()
+
+    def parts(self, path: str | None = None) -> dict[str, Any]:
+        return {"app": _App(self.net, self.optimizer), "thinwire": tw.Checkpoint(self.handle, path)}
+
+
+def _norm_before(groups: int, path: str) -> dict[str, Tensor]:
+    """Return the norm's momentum, which AdamW has."""
+    training = _Fading(groups, 2)
+    training.run(range(3))
+    dcp.save(training.parts(), checkpoint_id=path)
+    held = training.optimizer.state
+    return {name: held[p]["exp_avg"].full_tensor() for name, p in training.net.norm.named_parameters()}
+
+
+def _norm_after(groups: int, path: str) -> tuple[dict[str, Tensor], bool]:
+    """Return what of the norm's momentum the memories have, as AdamW would."""
+    training = _Fading(groups, 4)
+    dcp.load(training.parts(path), checkpoint_id=path)
+    training.handle.attachment.membership.handover.prepare(1.0)
+    held = {name: fields for m in training.handle.attachment.recipe.memories() for name, fields in m.state().items()}
+    found = {}
+    for name, p in training.net.norm.named_parameters():
+        found[name] = (1 - 0.9) * held[f"norm.{name}"]["momentum"].view(local(p).shape)
+        dist.all_reduce(found[name], group=training.handle.group)
+    training.run(range(3, 5))
+    return found, training.handle.verify_replicas()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_momentum_comes_along_where_a_shard_that_was_too_small_fades(ranks: Ranks, tmp_path: Path, groups: int) -> None:
+    before = ranks.run(4, _norm_before, groups, str(tmp_path))[0]
+    for after, alike in ranks.run(4, _norm_after, groups, str(tmp_path)):
+        assert alike
+        for name, momentum in before.items():
+            assert bool(momentum.any())
+            assert torch.allclose(after[name], momentum, rtol=1e-5, atol=1e-9)
+
+
+def _nothing_faded(path: str) -> str:
+    """Save where every tensor is too small to fade, and load where all of them fade."""
+    small = _Fading(2, 2, minimum_size=1 << 20)
+    small.run(range(3))
+    dcp.save(small.parts(), checkpoint_id=path)
+    large = _Fading(2, 4)
+    said = told(lambda: dcp.load(large.parts(path), checkpoint_id=path))
+    large.run(range(3, 5))
+    return said
+
+
+def test_an_optimizer_loads_where_nothing_faded(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(4, _nothing_faded, str(tmp_path)) == ["nothing"] * 4
+
+
 def _warned(path: str) -> list[str]:
     said: list[str] = []
     handler = logging.Handler()
@@ -329,6 +434,7 @@ def _refused(path: str) -> dict[str, str]:
 def test_what_cannot_be_loaded_is_refused_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     for found in ranks.run(4, _refused, str(tmp_path)):
         assert found["attachment"].startswith("TypeError: this attachment is at work for shards")
+        assert "minimum_size with which" not in found["small"]
         assert found["small"].endswith("and a smaller minimum_size keeps more of them compressed")
         assert "the checkpoint is of shards, and these parameters are whole" in found["into whole"]
         assert "the checkpoint is of whole parameters, and these are sharded" in found["into shards"]

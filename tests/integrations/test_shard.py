@@ -18,7 +18,13 @@ from ddp_models import same
 from ranks import Ranks, told
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -543,6 +549,31 @@ def test_a_grad_scaler_skips_the_bad_step_and_changes_no_bit(ranks: Ranks, recip
         assert len(set(found)) == 5
 
 
+def _in_bf16(recipe: str) -> float:
+    """Return how far from HSDP's a gradient of bfloat16 parameters is, over the largest that any rank has for it."""
+    use = Use(dtype=torch.bfloat16, policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    native, sharded, alone = Native(use), Sharded(use, recipe), Net()
+    alone.load_state_dict({name: x.full_tensor() for name, x in native.net.state_dict().items()})
+    alone = alone.to(use.dtype)
+    for each in (native, sharded):
+        each.backward(0)
+    alone(batch(0).to(use.dtype)).square().mean().backward()
+    worst = 0.0
+    for p, q, own in zip(native.net.parameters(), sharded.net.parameters(), alone.parameters(), strict=True):
+        if own.grad is None:
+            continue
+        largest = own.grad.float().abs()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        far = (p.grad.full_tensor().float() - q.grad.full_tensor().float()).abs()  # type: ignore[union-attr]
+        worst = max(worst, float((far / largest.clamp_min(1e-30)).max()))
+    return worst
+
+
+@pytest.mark.parametrize("recipe", ["dense", "all"])
+def test_bf16_parameters_differ_from_hsdp_by_roundings(ranks: Ranks, recipe: str) -> None:
+    assert all(0 < far <= 2**-6 for far in ranks.run(4, _in_bf16, recipe))
+
+
 def _resumed(recipe: str) -> tuple[str, str]:
     make = _adam if recipe in ("fading", "demo") else None
     old = Sharded(recipe=recipe, make=make).run(range(3))
@@ -677,6 +708,8 @@ def _refusals() -> Mapping[str, str]:
     with meta:
         ghost = Net()
         fully_shard(ghost, mesh=half)
+    offloaded = Net()
+    fully_shard(offloaded, mesh=half, offload_policy=CPUOffloadPolicy(pin_memory=False))
     unlike = tw.recipes.topk(density=0.01 if rank != 1 else 0.02)
     used = tw.recipes.topk()
     tw.shard(build(use, half), used, mesh=mesh)
@@ -693,6 +726,7 @@ def _refusals() -> Mapping[str, str]:
         "plain": lambda: tw.shard(Net(), tw.recipes.topk(), mesh=mesh),
         "mixed": lambda: tw.shard(mixed, tw.recipes.topk(), mesh=mesh),
         "meta": lambda: tw.shard(ghost, tw.recipes.topk(), mesh=mesh),
+        "offloaded": lambda: tw.shard(offloaded, tw.recipes.topk(), mesh=mesh),
         "unlike recipes": lambda: one(unlike, mesh=mesh),
         "no momentum": lambda: one(tw.recipes.dgc(), mesh=mesh),
         "used": lambda: one(used, mesh=mesh),
@@ -714,6 +748,7 @@ def test_shard_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "plain": ("TypeError", "call fully_shard"),
         "mixed": ("TypeError", "ignored_params"),
         "meta": ("TypeError", "to_empty"),
+        "offloaded": ("TypeError", "fully_shard without offload_policy"),
         "unlike recipes": ("FingerprintError", "recipe differs"),
         "no momentum": ("MomentumError", "optimizer="),
         "used": ("RuntimeError", "make another"),

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import checked
-from thinwire.integrations import Attachment, Checkpoint, Replicas
+from thinwire.integrations import Attachment, Checkpoint, Replicas, Shards
 
 _FOLDER = "thinwire"
 _dcp: Any = dcp  # whose names are not exported, as mypy has it
@@ -38,7 +38,7 @@ def prepare_model(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
 
 @checked
-def save(handle: Attachment | Replicas, directory: str | Path) -> None:
+def save(handle: Attachment | Replicas | Shards, directory: str | Path) -> None:
     """Save this worker's part of what waits in `directory`, beside your own files. A collective.
 
     Report the directory from every worker: `ray.train.report(metrics, checkpoint=Checkpoint.from_directory(...))`. What
@@ -48,7 +48,7 @@ def save(handle: Attachment | Replicas, directory: str | Path) -> None:
 
 
 @checked
-def load(handle: Attachment | Replicas, directory: str | Path, *, partial: bool = False) -> None:
+def load(handle: Attachment | Replicas | Shards, directory: str | Path, *, partial: bool = False) -> None:
     """Resume from what all workers have saved, after model and optimizer have been loaded. A collective.
 
     `directory` is that of the merged checkpoint: `with ray.train.get_checkpoint().as_directory() as directory`. There

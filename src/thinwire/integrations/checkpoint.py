@@ -166,8 +166,8 @@ class _Loading:
             if not cut:
                 raise
             raise ValueError(
-                f"{error}; shards are of other sizes than they were, and a smaller minimum_size keeps more of them "
-                "compressed"
+                f"{str(error).removesuffix(state.AS_SAVED)}; shards are of other sizes than they were, and a smaller "
+                "minimum_size keeps more of them compressed"
             ) from error
 
     def _replicas(self, left: Mapping[int, Header]) -> dict[int, dict[int, int]]:

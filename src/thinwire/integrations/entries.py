@@ -45,7 +45,10 @@ def opened(header: Tensor) -> Header:
     raw = header.numpy().tobytes()
     checksum, text = raw[:_CHECKSUM], raw[_CHECKSUM:]
     if checksum != _checksum(text):
-        raise ValueError("its header has changed since it was saved")
+        raise ValueError(
+            "its header has changed since it was saved, or its file is another checkpoint's, such as that of "
+            "another step"
+        )
     found: Header = json.loads(text)
     return found
 

@@ -117,8 +117,10 @@ class Fading(Handover):
         self._own = " or a ".join(dict.fromkeys(memory.own for memory in self._memories))
         self._group, self._loss_scale, self.active = group, 1.0, bool(self._names)
         self._memory = self._chosen()  # of those that fade now
-        self._held = Holdings(optimizers if self.active else (), self._names)
+        self._held = Holdings(optimizers if self._memories else (), self._names)
+        self._held.say_unmarked()
         self._stepping: torch.optim.Optimizer | None = None  # its closure may run
+        self._loaded: set[str] = set()  # whose momentum a state that was just loaded has
         self._follow()
         lost = [p for p, memory in self._memory.items() if not memory.keeps_length]
         self._lost_length = LostLength(lost, group.rank())
@@ -149,10 +151,15 @@ class Fading(Handover):
     def accept(self) -> None:
         """Accept the optimizers' state as it is. What it does not say is in memories is still to be moved."""
         self._held.accept()
+        self._loaded = set()
 
     def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
-        """Accept the optimizers' state. Where the recipe changes, what faded is what the memories have now."""
+        """Accept the optimizers' state. What faded is what the memories have now, whatever the marks say.
+
+        Marks are by group. Where the model is cut anew, parameters of a group may fade that did not before.
+        """
         self.accept()
+        self._loaded = {name for memory in self._memories for name in memory.state()}
         self._memory = {} if self._recipe.changes else self._memory
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -247,10 +254,15 @@ class Fading(Handover):
     def _take_over(self) -> None:
         """Adopt the optimizers' decays, and move what is in the buffers of groups that are not marked."""
         self._follow()
-        unmarked = {p for _, group, p in self._held.parameters() if p in self._memory and not marked(group)}
-        self._begin(unmarked)
-        self._move(unmarked)
+        arrived = {p for _, group, p in self._held.parameters() if p in self._memory and self._is_dense(group, p)}
+        self._begin(arrived)
+        self._move(arrived)
         self._held.mark_those_of(self._in_memory())
+        self._loaded = set()
+
+    def _is_dense(self, group: Settings, p: nn.Parameter) -> bool:
+        """Whether the momentum of `p` is with the optimizer still."""
+        return self._names[p] not in self._loaded if self._loaded else not marked(group)
 
     def _begin(self, parameters: Collection[nn.Parameter]) -> None:
         """Say what it means for the optimizers' second moments that these, which were dense, fade from now on."""

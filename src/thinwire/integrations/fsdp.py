@@ -20,6 +20,7 @@ def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> d
     That is a model without a sharded parameter, or with others that are neither frozen nor `ignored`.
     """
     _check_kind(model)
+    _refuse_offloading(sharded_modules(model))
     for module in sharded_modules(model):
         module.reshard()  # what an evaluation has left whole is no DTensor
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
@@ -54,6 +55,16 @@ def _check_kind(model: nn.Module) -> None:
         raise TypeError(_FSDP1)
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise TypeError("DistributedDataParallel keeps whole replicas: call thinwire.attach on it")
+
+
+def _refuse_offloading(modules: Iterable[nn.Module]) -> None:
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    if any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in _groups(modules)):
+        raise TypeError(
+            "with CPUOffloadPolicy, FSDP copies gradients to the host while thinwire would read them: call "
+            "fully_shard without offload_policy"
+        )
 
 
 def refuse_sharded(model: object, verb: str) -> None:

@@ -132,7 +132,7 @@ class Holdings:
 
     def check_mark(self) -> None:
         """Raise MomentumError if an optimizer's state was saved with memories that have not been loaded."""
-        if not self._accepted and any(group.get(_MARK, self._token) != self._token for _, group in self.groups()):
+        if not self._accepted and any((group.get(_MARK) or self._token) != self._token for _, group in self.groups()):
             raise MomentumError(
                 "when this optimizer's state was saved, its momentum was in the memory of an attachment: load that "
                 "attachment's state too, with load_state_dict, or go on without what it held: attachment.forget()"
@@ -146,12 +146,15 @@ class Holdings:
 
     def mark_those_of(self, parameters: Collection[nn.Parameter]) -> None:
         """Mark the groups that hold any of these: momentum of theirs is in the memories, and that of no others."""
+        self.say_unmarked()
         for _, group in self.groups():
-            if any(p in parameters for p in group["params"]):
-                group[_MARK] = self._token
-            else:
-                group.pop(_MARK, None)
+            group[_MARK] = self._token if any(p in parameters for p in group["params"]) else False
         self._accepted = False
+
+    def say_unmarked(self) -> None:
+        """Have groups without a mark say so: which are marked depends on how a model is cut, and keys must not."""
+        for group in self._every_group():
+            group.setdefault(_MARK, False)
 
     def accept(self) -> None:
         """Accept marks of other attachments until the next `mark`, also those of a state that is yet to be loaded."""
@@ -159,18 +162,23 @@ class Holdings:
 
     def unmark(self) -> None:
         """Say that the optimizers' state has all of their momentum."""
-        for _, group in self.groups():
-            group.pop(_MARK, None)
+        held = [group for _, group in self.groups()]
+        for group in self._every_group():
+            if any(group is each for each in held) or not marked(group):
+                group.pop(_MARK, None)
 
     def end(self) -> None:
         """Give everything back, and let go of the optimizers."""
         self.give_back()
         self._optimizers = weakref.WeakSet()
 
+    def _every_group(self) -> list[Settings]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
 
 def marked(group: Settings) -> bool:
     """Whether the momentum of this group is in memories."""
-    return _MARK in group
+    return bool(group.get(_MARK))
 
 
 def first_moment_of(group: Settings) -> float:

@@ -93,7 +93,7 @@ class Membership:
         self.agreed = True
         self._go_on_from(saved)
         state.load(saved, self.recipe.memories(), self.parameters)
-        if self.recipe.changes:
+        if self.recipe.changes or self.handover.active:
             state.hold_alike(self.group, self.recipe.memories(), self.parameters)
         self.handover.restore(saved["momentum"], saved.get("weight_decay", {}))
         self.meter.end()
@@ -127,6 +127,7 @@ class Membership:
         for memory, theirs in zip(self.recipe.memories(), saved["memories"], strict=True):
             memory.restore(noting_from(memory.state(), theirs, place.world_size / self.group.size()))
         self.handover.restore(saved["momentum"], {})
+        self.handover.accept()  # what waits there tells nothing of what waits here
         self.meter.end()
 
     def take_over(self, earlier: "Membership") -> None:

@@ -20,6 +20,8 @@ from thinwire.reducer import Reducer, Segment
 from thinwire.reducer.base import words as words
 
 VERSION = 2
+AS_SAVED = ": attach it with the minimum_size with which the state was saved"
+"""What to do where a recipe keeps nothing for a parameter, unless it is cut anew."""
 _ALWAYS = {"version", "step", "loss_scale", "momentum", "fields", "memories"}
 _KEYS = {1: _ALWAYS | {"weight_decay"}, 2: _ALWAYS | {"draw", "rank", "world_size", "recipe"}}
 
@@ -244,7 +246,7 @@ def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: 
     if waits and not any(held is memory for held in recipe.holding(segment)):
         raise ValueError(
             f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of {part.numel()} "
-            "elements: attach it with the minimum_size with which the state was saved"
+            f"elements{AS_SAVED}"
         )
 
 

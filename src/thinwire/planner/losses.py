@@ -12,8 +12,9 @@ ALLOWED = 1.01
 INSTEAD: Mapping[OptimizerName, str] = MappingProxyType(
     {"adamw": "recipes.orthogonal, which is made for it,", "muon": "METHODS['bf16'], which costs Muon nothing,"}
 )
-"""What to take where error feedback starves what is sent rarely. Who uses
-Muon may take AdamW with `orthogonal`, which ended where Muon does uncompressed."""
+"""What to take where error feedback starves what is sent rarely.
+
+Who uses Muon may take AdamW with `orthogonal`, which ended where uncompressed Muon did at its one rate tried."""
 
 
 class Measured(NamedTuple):
