@@ -25,8 +25,8 @@ from thinwire.integrations.assembly import (
 )
 from thinwire.integrations.attachment import Attachment, LossScaler
 from thinwire.integrations.drift import rebroadcast_every
-from thinwire.integrations.fading import movable
 from thinwire.integrations.families import family
+from thinwire.integrations.first_moments import movable
 from thinwire.integrations.fsdp import refuse_sharded
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.membership import Divisor

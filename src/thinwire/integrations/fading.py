@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -10,17 +9,16 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.gradients import in_memory_order, local, shape_in_memory, shaped_like
+from thinwire.integrations.first_moments import check_movable, filled, kind_of
+from thinwire.integrations.gradients import in_memory_order, local, shape_in_memory
 from thinwire.integrations.handover import (
     Handover,
     Holdings,
     Settings,
     first_moment_of,
     from_elsewhere,
-    has_momentum,
     marked,
     refuse_second_momentum,
-    steps_as,
     summed,
 )
 from thinwire.integrations.lost_length import LostLength
@@ -31,48 +29,6 @@ from thinwire.reducer import Reducer, Segment
 _log = logging.getLogger("thinwire")
 _NONE = torch.zeros(())
 _FIX = "pass attach(..., optimizer=optimizer), which moves momentum out of it, or set its momentum to 0"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstMoment:
-    """Where an optimizer has the momentum of its gradients.
-
-    `setting` is its decay β in a group, and `buffer` its tensor in the state: Σ βᵏ·g, times 1 − β if `averaged`.
-    `alone`: whether the optimizer works on if the buffer is there and the rest of the state is not.
-    """
-
-    setting: str
-    buffer: str
-    averaged: bool
-    alone: bool
-
-    def without(self, group: Settings) -> dict[str, Any]:
-        """Return the group's setting with β = 0."""
-        value = group[self.setting]
-        return {self.setting: (value[0] * 0, *value[1:]) if self.setting == "betas" else 0.0}
-
-    def unit(self, group: Settings) -> float:
-        """Return what one gradient adds to the buffer: 1 or 1 − β, negative where the optimizer maximizes."""
-        sign = -1.0 if group.get("maximize") else 1.0
-        return sign * (1 - first_moment_of(group)) if self.averaged else sign
-
-
-_ADAM = FirstMoment(setting="betas", buffer="exp_avg", averaged=True, alone=False)
-_KINDS = {
-    torch.optim.Adam: _ADAM,
-    torch.optim.AdamW: _ADAM,
-    torch.optim.RAdam: _ADAM,
-    torch.optim.Adamax: _ADAM,
-    torch.optim.Muon: FirstMoment(setting="momentum", buffer="momentum_buffer", averaged=True, alone=True),
-    torch.optim.SGD: FirstMoment(setting="momentum", buffer="momentum_buffer", averaged=False, alone=True),
-}
-"""The optimizers whose first moment is linear in the gradients, so that it can be applied to them beforehand.
-
-RMSprop's momentum is of what it has divided by the second moment. NAdam keeps a product of its momenta, which zeros
-would end. Without momentum they work, as do optimizers that have none, such as Adafactor. A class that derives from one
-of these and has a step of its own may do anything, and counts as one from elsewhere.
-"""
-_STEPS = {steps_as(kind): where for kind, where in _KINDS.items()}
 
 
 def fading(memories: Iterable[Memory]) -> list[AppliedMomentum]:
@@ -238,14 +194,14 @@ class Fading(Handover):
         given = {
             leaving[p]
             for o, g, p in self._held.parameters()
-            if p in leaving and _filled(o, g, p, momenta.get(p)) and p in free
+            if p in leaving and filled(o, g, p, momenta.get(p)) and p in free
         }
         for memory in self._memories:
             memory.drop(given)
 
     def _lay_aside(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the optimizer step without momentum of what fades."""
-        self._stepping, kind = optimizer, _kind(optimizer)
+        self._stepping, kind = optimizer, kind_of(optimizer)
         for _, group in list(self._held.groups(optimizer)) if kind else ():
             ours = {p: None for p in group["params"] if p in self._memory}
             if kind and ours:
@@ -283,7 +239,7 @@ class Fading(Handover):
     def _move(self, parameters: Collection[nn.Parameter]) -> None:
         """Move the buffers of these into the memories."""
         for optimizer, group, p in self._held.parameters():
-            kind = _kind(optimizer)
+            kind = kind_of(optimizer)
             if p in parameters and kind and first_moment_of(group):
                 self._empty(p, optimizer.state.get(p, {}).get(kind.buffer), kind.unit(group))
 
@@ -299,19 +255,12 @@ class Fading(Handover):
         """Adopt the optimizers' decays. Raises MomentumError where one cannot be moved, or is missing."""
         decays: dict[str, float] = {}
         for optimizer, group in self._held.groups():
-            _check_movable(optimizer, group, self._own)
+            check_movable(optimizer, group, self._own)
             decays |= {self._names[p]: first_moment_of(group) for p in group["params"] if p in self._names}
         for memory in self._memories:
             memory.adopt(decays)
         wanting = [self._names[p] for p, memory in self._memory.items() if memory.own_decay is None]
         _check_decays({name: decays.get(name) for name in wanting}, self._own)
-
-
-def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> bool:
-    """Whether all of these have momentum in these optimizers that can be moved into a memory."""
-    groups = [group for each in optimizers if _kind(each) for group in each.param_groups]
-    held = {p for group in groups if first_moment_of(group) and not group.get("dampening") for p in group["params"]}
-    return held.issuperset(parameters)
 
 
 def _drop(memories: Sequence[AppliedMomentum], level: int, *, waited: bool) -> None:
@@ -343,37 +292,6 @@ def _say_if_unknown(optimizer: torch.optim.Optimizer, memories: Collection[nn.Pa
 
 def _segment(p: nn.Parameter, name: str) -> Segment:
     return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
-
-
-def _kind(optimizer: torch.optim.Optimizer) -> FirstMoment | None:
-    return _STEPS.get(steps_as(type(optimizer)))
-
-
-@torch.no_grad()
-def _filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, momentum: Tensor | None) -> bool:
-    """Put momentum back into the buffer of `p`, if the optimizer has one; none leaves the buffer without."""
-    kind, state = _kind(optimizer), optimizer.state.get(p, {})
-    if kind is None or not first_moment_of(group) or not (kind.alone or kind.buffer in state):
-        return False
-    buffer = state.get(kind.buffer)
-    if buffer is None:
-        buffer = optimizer.state[p][kind.buffer] = torch.zeros_like(p, memory_format=torch.preserve_format)
-    if marked(group):
-        buffer.zero_()  # Adam has put there what was delivered last
-    if momentum is not None:
-        local(buffer).add_(shaped_like(p, momentum), alpha=kind.unit(group))
-    return True
-
-
-def _check_movable(optimizer: torch.optim.Optimizer, group: Settings, own: str) -> None:
-    if group.get("dampening"):
-        raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
-    if _kind(optimizer) is None and has_momentum(optimizer, group):
-        raise MomentumError(
-            f"{type(optimizer).__name__} has momentum that cannot be moved into the memory: set its momentum, or all "
-            f"of its betas but the second, to 0 and give the recipe's memory a {own}; or use AdamW, Adam, RAdam, "
-            "Adamax, Muon or SGD"
-        )
 
 
 def _check_decays(decays: Mapping[str, float | None], own: str) -> None:

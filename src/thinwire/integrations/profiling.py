@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.checked import Fraction, checked
 from thinwire.collectives import Group
 from thinwire.integrations.assembly import Optimizers, listed
-from thinwire.integrations.fading import movable
 from thinwire.integrations.families import family
+from thinwire.integrations.first_moments import movable
 from thinwire.integrations.managed import bucket_caps, managed, sparse_weights
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
