@@ -14,7 +14,7 @@ INSTEAD: Mapping[OptimizerName, str] = MappingProxyType(
 )
 """What to take where error feedback starves what is sent rarely.
 
-Who uses Muon may take AdamW with `orthogonal`, which ended where uncompressed Muon did at its one rate tried."""
+Who uses Muon may take AdamW with `orthogonal`, which ended where uncompressed Muon did."""
 
 
 class Measured(NamedTuple):
