@@ -87,6 +87,10 @@ class Payload(ABC):
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of payloads over the same space."""
 
+    def tensors(self) -> Sequence[Tensor]:
+        """Return the tensors that it holds."""
+        return [x for x in vars(self).values() if isinstance(x, Tensor)]
+
     def dense(self) -> Tensor:
         """Return the vector as a new flat tensor of the values' dtype."""
         out = self.values.new_zeros(self.numel)
