@@ -12,6 +12,7 @@ from thinwire.kernels.accumulate import (
     accumulate_fading,
     accumulate_momentum,
     accumulate_rounded,
+    subtract_rounded,
 )
 from thinwire.kernels.bits import (
     EliasFano,
@@ -137,6 +138,7 @@ __all__ = [
     "slots_encode",
     "subsets_decode",
     "subsets_encode",
+    "subtract_rounded",
     "table_decode",
     "ternary_encode",
     "unpack_bits",

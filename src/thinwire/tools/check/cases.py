@@ -180,12 +180,18 @@ def _scatter_add(kit: Kit, n: int) -> Trials:
     yield Trial((kit.vector(n, 1), indices, values, runs, -1.0), (0,))
 
 
+def _subtract_rounded(kit: Kit, n: int) -> Trials:
+    indices, room = kit.picks(n), framed(kit.vector(n, 1).bfloat16())
+    yield Trial((room, indices, framed(kit.vector(indices.numel()).round()), _SEED), (0,))
+
+
 def _in_pieces(kit: Kit, n: int) -> tuple[list[Tensor], list[int], Tensor, Tensor, list[int]]:
     """Return vectors, offsets, and a run of indices and values for each."""
     pieces, offsets = _pieces(kit.vector(n, 1)), [7, 0, 0, 1 << 20]
     picks = [kit.picks(x.numel()) if x.numel() else kit.whole(0, 0, 1) for x in pieces]
     indices = framed(torch.cat([found + offset for found, offset in zip(picks, offsets, strict=True)]))
-    return pieces, offsets, indices, kit.vector(indices.numel()), [each.numel() for each in picks]
+    values = framed(kit.vector(indices.numel()).round())  # some are 0
+    return pieces, offsets, indices, values, [each.numel() for each in picks]
 
 
 def _scatter_add_each(kit: Kit, n: int) -> Trials:
@@ -443,6 +449,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "slots_encode": Case(make=_slots_encode, dtypes=_ONLY_32, contents=("normal",)),
         "subsets_decode": Case(make=_subsets(decode=True), dtypes=_ONLY_32, contents=("normal",)),
         "subsets_encode": Case(make=_subsets(decode=False), dtypes=_ONLY_32, contents=("normal",)),
+        "subtract_rounded": Case(make=_subtract_rounded),
         "table_decode": Case(make=_table_decode, dtypes=(torch.float32, torch.float16)),
         "ternary_encode": Case(make=_encoding(_SEED), dtypes=_ONLY_32),
         "unpack_bits": Case(make=_unpack_bits, dtypes=_ONLY_32, contents=("normal",), nbytes=300),
