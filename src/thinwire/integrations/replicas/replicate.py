@@ -31,6 +31,7 @@ from thinwire.integrations.membership.together import agreed
 from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.buckets import GradientBucket, buckets, used_anywhere
+from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
 
 _BUCKET_BYTES = 25 << 20
@@ -152,8 +153,7 @@ def replicate(
         )
 
     attachment = agreed(groups, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
-    for tensor in (*whole.parameters(), *whole.buffers()):
-        dist.broadcast(tensor.detach(), group=group, group_src=0)
+    start_alike(whole, group)
     return Replicas(whole, attachment)
 
 

@@ -23,6 +23,7 @@ from thinwire.integrations.attachments.assembly import (
     listed,
 )
 from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers.fragments import Fragment, cut
 from thinwire.integrations.workers.outer_handle import Outer
@@ -76,8 +77,7 @@ def outer(
         f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}, elastic {elastic}"
     )
     check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
-    for tensor in (*whole.parameters(), *whole.buffers()):
-        dist.broadcast(local(tensor).detach(), group=group, group_src=0)
+    start_alike(whole, group)
     weights = Weights(group, steps, samples)
     fragments = [_fragment(part, steps, weights) for part in parts]
     return Outer(steps, fragments, optimizers, running_statistics(whole), weights, elastic=elastic)
