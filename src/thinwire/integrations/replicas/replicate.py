@@ -22,6 +22,7 @@ from thinwire.integrations.attachments.assembly import (
     assembled,
     check_fingerprint,
     check_free,
+    check_real,
     check_takeover,
     listed,
 )
@@ -171,8 +172,7 @@ def _looked_at(modules: nn.Module | Iterable[nn.Module], recipe: object) -> nn.M
         refuse_sharded(module, "replicate")
     whole = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
     parameters = _trained(whole)
-    if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
-        raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
+    check_real(parameters)
     check_takeover(recipe, parameters)
     return whole
 

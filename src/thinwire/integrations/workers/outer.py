@@ -19,6 +19,7 @@ from thinwire.integrations.attachments.assembly import (
     assembled,
     check_fingerprint,
     check_free,
+    check_real,
     described,
     listed,
 )
@@ -122,8 +123,7 @@ def _checked(
     if not optimizers:
         raise TypeError("optimizer is None; expected the torch.optim.Optimizer that trains the model, or several")
     parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
-    if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
-        raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
+    check_real(parameters)
     _check_owned(parameters, optimizers)
     return optimizers, cut({name: p for name, p in parameters.items() if local(p).numel()}, steps.fragments)
 
