@@ -8,7 +8,6 @@ import copy
 from collections.abc import Iterable, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,7 +22,7 @@ from thinwire.integrations.attachments.assembly import (
     described,
     listed,
 )
-from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.membership.together import agreed, group_or_all
 from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers.fragments import Fragment, cut
@@ -66,11 +65,10 @@ def outer(
     stay each worker's own.
 
     Raises, on every worker if on any: ValueError unless the optimizers hold exactly the parameters to train, and unless
-    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe already at work;
-    FingerprintError where workers disagree; and MomentumError as `thinwire.attach`.
+    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe already at work, and
+    where there is no process group; FingerprintError where workers disagree; and MomentumError as `thinwire.attach`.
     """
-    group = group or dist.group.WORLD
-    assert group is not None  # torch raises where there is none
+    group = group_or_all(group)
     whole = model.module if isinstance(model, DistributedDataParallel) else model
     optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps), TypeError, ValueError, RuntimeError)
     own = {name: p for part in parts for name, p in part.items()}
