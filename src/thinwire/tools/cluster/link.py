@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.planner.texts import bits_per_second
+from thinwire.exchanges import Link
+from thinwire.planner.texts import parse_link
 from thinwire.tools.inputs import BadInput
 
 INTERFACE_VARIABLE = "THINWIRE_INTERFACE"
@@ -16,28 +17,44 @@ INTERFACE_VARIABLE = "THINWIRE_INTERFACE"
 
 _PREFIXES = "kMG"
 _SLOWEST, _FASTEST = 8_000, 32_000_000_000  # bits per second; the kernel's field ends at 34e9
+_FARTHEST = 5.0  # seconds
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The rate of a link in bits per second; all headers count, including Ethernet's."""
+    """The rate of a link in bits per second; all headers count, including Ethernet's.
+
+    latency: seconds from one worker to another, which is half of what a ping takes.
+    """
 
     bits_per_second: int
+    latency: float = 0.0
 
     def __str__(self) -> str:
-        """Return it as in ``100 Mbit/s``."""
+        """Return it as in ``100 Mbit/s``, or ``100 Mbit/s and 50 ms``."""
         thousands = min(max((len(str(self.bits_per_second)) - 1) // 3, 1), 3)
-        return f"{self.bits_per_second / 1000**thousands:g} {_PREFIXES[thousands - 1]}bit/s"
+        rate = f"{self.bits_per_second / 1000**thousands:g} {_PREFIXES[thousands - 1]}bit/s"
+        return f"{rate} and {1e3 * self.latency:g} ms" if self.latency else rate
 
 
 def parse_rate(text: str) -> Rate | None:
-    """Read ``100mbit``, ``1.5 Gbit/s``, ``300kbps`` (kilobits) or ``none``; raise BadInput for anything else."""
+    """Read ``100mbit``, ``1.5 Gbit/s``, ``300kbps`` (kilobits), ``10mbit/50ms`` or ``none``.
+
+    Raises BadInput for anything else.
+    """
     if text.strip().lower() == "none":
         return None
-    bits = bits_per_second(text)
-    if not _SLOWEST <= bits <= _FASTEST:
-        raise BadInput(f"link rate {text!r}: expected 8kbit to 32gbit, such as 100mbit or 1.5gbit, or none")
-    return Rate(round(bits))
+    try:
+        found = parse_link(text)
+    except ValueError:
+        found = Link(latency=0.0, bandwidth=0.0)
+    bits = 8 * found.bandwidth
+    if not (_SLOWEST <= bits <= _FASTEST and found.latency <= _FARTHEST):
+        raise BadInput(
+            f"link rate {text!r}: expected 8kbit to 32gbit, such as 100mbit or 1.5gbit, with up to {_FARTHEST:g} s of "
+            "latency behind it if wanted, as in 10mbit/50ms; or none"
+        )
+    return Rate(round(bits), found.latency)
 
 
 class Traffic(NamedTuple):
