@@ -140,6 +140,7 @@ CONTENTS = {
         "gpu",
         "kernels",
         "launches",
+        "compiled",
         "loops",
         "outer",
         "pipeline",
