@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import recipes, trace
 from thinwire.collectives import Group
+from thinwire.errors import MomentumError
 from thinwire.integrations import attach, shard
 from thinwire.integrations.families import family
 from thinwire.integrations.gradients import local
@@ -23,6 +24,8 @@ from thinwire.integrations.momentum import corrections
 from thinwire.planner import Budget
 from thinwire.recipes import Method
 from thinwire.schedules import Schedule
+from thinwire.server.exchange import check_memories
+from thinwire.server.layout import Entry, Layout
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
 
@@ -55,7 +58,8 @@ class Entrant:
     `density` is for methods that do not use the run's own. A method that cannot work with several buckets gets a single
     one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
     pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's. Without
-    `install_sharded` it cannot work on shards. If `shards_natively`, FSDP2 itself exchanges between the islands.
+    `install_sharded` it cannot work on shards. If `shards_natively`, FSDP2 itself exchanges between the islands. If
+    `served`, trainers of a parameter server can use it.
     """
 
     description: str
@@ -69,6 +73,7 @@ class Entrant:
     needs_sgd: bool = False
     install_sharded: InstallSharded | None = None
     shards_natively: bool = False
+    served: bool = False
 
 
 def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
@@ -145,7 +150,19 @@ def _entrant(method: Method) -> Entrant:
         pipelines=method.pipelines,
         needs_sgd=method.momentum and bool(corrections(method.make().memories())),
         install_sharded=install_sharded,
+        served=_serves(method),
     )
+
+
+def _serves(method: Method) -> bool:
+    """Whether trainers of a parameter server can use this method as it is."""
+    recipe, large = method.make(), Entry(name="large", shape=(1 << 12, 1 << 12), dtype=torch.float32, rows=False)
+    try:
+        check_memories(recipe)
+        Layout([large]).check(recipe)
+    except (MomentumError, TypeError):
+        return False
+    return True
 
 
 ENTRANTS = {
@@ -154,6 +171,7 @@ ENTRANTS = {
         install=_plain,
         install_sharded=_hsdp,
         shards_natively=True,
+        served=True,
     ),
     "torch_fp16": Entrant(description="PyTorch's fp16_compress_hook", install=_fp16, sparse_embeddings=False),
     "torch_powersgd": Entrant(
