@@ -37,7 +37,7 @@ from thinwire.integrations import (
 )
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget, Plan, Profile, Why
-from thinwire.server import Server, Standing, Traffic, Trainer, connect, serve
+from thinwire.server import Server, ServerStatus, Traffic, Trainer, TrainerStatus, connect, serve
 from thinwire.stats import Figures, Stats
 
 __version__ = version("thinwire")
@@ -58,12 +58,13 @@ __all__ = [
     "Replicas",
     "Server",
     "ServerError",
+    "ServerStatus",
     "Shards",
-    "Standing",
     "StateError",
     "Stats",
     "Traffic",
     "Trainer",
+    "TrainerStatus",
     "Why",
     "__version__",
     "attach",

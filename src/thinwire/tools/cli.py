@@ -54,6 +54,19 @@ def bench(
             "moved: each number is a row of diloco, streaming_diloco and sparseloco."
         ),
     ] = None,
+    servers: Annotated[
+        int,
+        typer.Option(
+            help="Parameter servers, besides the workers: every recipe that can is trained on them as well, each "
+            "worker at its own pace."
+        ),
+    ] = 0,
+    slow: Annotated[
+        float, typer.Option(help="With --servers: the last worker computes so many times as long as the others.")
+    ] = 1.0,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="With --servers: the last worker vanishes midway, where it is served.")
+    ] = False,
     pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
     boundary: Annotated[
         str | None,
@@ -95,6 +108,9 @@ def bench(
             densities=density,
             shard=shard,
             outer=outer,
+            servers=servers,
+            slow=slow,
+            kill=kill,
             pipeline=pipeline,
             boundaries=boundary,
             micro_batches=micro_batches,
@@ -304,6 +320,26 @@ def check(
         code = command.run(command.asked(quick=quick, device=device, only=only), json=json, html=html)
     except BadInput as error:
         typer.echo(f"thinwire check: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
+@app.command()
+def watch(
+    addresses: Annotated[
+        list[str], typer.Argument(metavar="HOST:PORT...", help="Parameter servers. THINWIRE_SECRET must be theirs.")
+    ],
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and exit.")] = False,
+) -> None:
+    """Show the trainers of parameter servers: steps a second, staleness, bytes and loss, drawn anew every second."""
+    from thinwire.tools.inputs import BadInput
+    from thinwire.tools.watch import command
+
+    try:
+        code = command.run(addresses, every=every, once=once)
+    except BadInput as error:
+        typer.echo(f"thinwire watch: {error}", err=True)
         code = BAD_INPUT
     raise typer.Exit(code)
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import outer_steps, recipes, trace
 from thinwire.collectives import Group
+from thinwire.errors import MomentumError
 from thinwire.integrations import attach, shard
 from thinwire.integrations.momentum.correction import corrections
 from thinwire.integrations.momentum.families import family
@@ -24,6 +25,8 @@ from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget
 from thinwire.recipes import Method
 from thinwire.schedules import Schedule
+from thinwire.server.exchange import check_memories
+from thinwire.server.layout import Entry, Layout
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
 
@@ -57,7 +60,8 @@ class Entrant:
     one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
     pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's. Without
     `install_sharded` it cannot work on shards. If `shards_natively`, FSDP2 itself exchanges between the islands. With
-    `outer_steps`, which makes them of a density and H, workers train on their own, and nothing is installed.
+    `outer_steps`, which makes them of a density and H, workers train on their own, and nothing is installed. If
+    `served`, trainers of a parameter server can use it.
     """
 
     description: str
@@ -72,6 +76,7 @@ class Entrant:
     install_sharded: InstallSharded | None = None
     shards_natively: bool = False
     outer_steps: Callable[[float, int], OuterSteps] | None = None
+    served: bool = False
 
 
 def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
@@ -148,6 +153,7 @@ def _entrant(method: Method) -> Entrant:
         pipelines=method.pipelines,
         needs_sgd=method.momentum and bool(corrections(method.make().memories())),
         install_sharded=install_sharded,
+        served=_serves(method),
     )
 
 
@@ -171,12 +177,24 @@ def _streaming(density: float, every: int) -> OuterSteps:
     return outer_steps.streaming_diloco(every=every, delay=min(usual.delay, every - 1))
 
 
+def _serves(method: Method) -> bool:
+    """Whether trainers of a parameter server can use this method as it is."""
+    recipe, large = method.make(), Entry(name="large", shape=(1 << 12, 1 << 12), dtype=torch.float32, rows=False)
+    try:
+        check_memories(recipe)
+        Layout([large]).check(recipe)
+    except (MomentumError, TypeError):
+        return False
+    return True
+
+
 ENTRANTS = {
     "dense": Entrant(
         description="plain DistributedDataParallel, uncompressed; with --shard FSDP2's own HSDP",
         install=_plain,
         install_sharded=_hsdp,
         shards_natively=True,
+        served=True,
     ),
     "torch_fp16": Entrant(description="PyTorch's fp16_compress_hook", install=_fp16, sparse_embeddings=False),
     "torch_powersgd": Entrant(

@@ -1,7 +1,7 @@
 """What the user asked of a bench run, checked."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,8 @@ _WITH_OUTER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """The same with --outer, by optimizer: the best of the methods that exchange at each step, and all others."""
+_SERVED = ("dense", "topk", "dct_dp")
+"""The same with --servers."""
 _SECOND_ACT: dict[str, Any] = {
     "recipes": ("dense", "torch_powersgd", "topk", "fading"),
     "steps": 120,
@@ -37,13 +39,15 @@ _SECOND_ACT: dict[str, Any] = {
 class Setting(NamedTuple):
     """What a row trains with: a recipe, its density, and the share of activations sent between pipeline stages.
 
-    outer: the inner steps between two outer steps; 0 for a method that exchanges gradients at each step.
+    outer: the inner steps between two outer steps; 0 for a method that exchanges gradients at each step. served:
+    asynchronously, on parameter servers.
     """
 
     recipe: str
     density: float
     boundary: float = 1.0
     outer: int = 0
+    served: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,8 @@ class Options:
     left_out: recipes of the default list that this optimizer cannot train with. seeds: how often each row is trained,
     with `seed` and those after it. shard: how many neighbours hold a model together, None where each holds a whole one.
     outer: after how many inner steps workers meet, each a row of every method that takes outer steps.
+    servers: parameter servers, on processes of their own; then each recipe has a second row that trains on them. slow:
+    how many times as long the last worker computes. kill: whether that one vanishes midway from rows that are served.
     then: the second act, if there is one.
     """
 
@@ -75,6 +81,9 @@ class Options:
     seeds: int = 1
     shard: int | None = None
     outer: tuple[int, ...] = ()
+    servers: int = 0
+    slow: float = 1.0
+    kill: bool = False
     then: "Options | None" = None
 
     def __post_init__(self) -> None:
@@ -100,6 +109,12 @@ class Options:
         self._check_pipeline()
         if self.shard is not None:
             self._check_shard(self.shard)
+        self._check_servers()
+
+    @property
+    def processes(self) -> int:
+        """How many processes that takes."""
+        return self.workers + self.servers
 
     @property
     def island(self) -> int:
@@ -126,11 +141,12 @@ class Options:
         """Return what each row trains with; dense comes first because the others are compared with it."""
         recipes = sorted(self.recipes, key=lambda name: name != "dense")
         settings = (
-            Setting(_named(recipe)[0], density, boundary, outer)
+            Setting(_named(recipe)[0], density, boundary, outer, served)
             for recipe in recipes
             for density in self._densities(*_named(recipe))
             for boundary in sorted(self.boundaries, reverse=True)
             for outer in (self.outer if _apart(recipe) else (0,))
+            for served in ((False, True) if self.servers and ENTRANTS[_named(recipe)[0]].served else (False,))
         )
         return list(dict.fromkeys(settings))
 
@@ -201,6 +217,18 @@ class Options:
                 "give a multiple of it as --steps"
             )
 
+    def _check_servers(self) -> None:
+        if self.servers < 0:
+            raise BadInput(f"--servers is {self.servers}; expected 0 or more")
+        if not 1 <= self.slow < math.inf:
+            raise BadInput(f"--slow is {self.slow:g}; expected 1 (as fast as the others) or more")
+        if not self.servers and (self.slow > 1 or self.kill):
+            raise BadInput("--slow and --kill compare with parameter servers: give --servers 1 as well")
+        if self.servers and (self.pipeline > 1 or self.shard is not None):
+            raise BadInput("on parameter servers each worker has the whole model: leave --pipeline and --shard out")
+        if self.servers and self.optimizer == "muon":
+            raise BadInput("a parameter server has one optimizer for all matrices: give --optimizer sgd or adamw")
+
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
         """Return the densities given with the recipe, else the method's own, else the run's."""
         if not ENTRANTS[name].sparse:
@@ -215,7 +243,9 @@ class RowJob:
 
     Steps before `skip` do not count. With `stages` above 1 the model is split into that many, each on its own worker;
     a batch is split into `micro_batches`, and `boundary` is the share of activations sent between stages. With `shards`
-    above 1, so many neighbours hold the model together. With `outer`, workers meet every so many steps.
+    above 1, so many neighbours hold the model together. With `outer`, workers meet every so many steps. With
+    `trainers`, only so many ranks train, and the `servers` after them serve if the row is `served`; `ports` are those
+    of the trainers' store and of each server. The last trainer is `slow`, and if `kill` it vanishes midway.
     """
 
     recipe: str
@@ -232,6 +262,20 @@ class RowJob:
     optimizer: str = "sgd"
     shards: int = 1
     outer: int = 0
+    served: bool = False
+    trainers: int = 0
+    servers: int = 0
+    ports: Sequence[int] = ()
+    slow: float = 1.0
+    kill: bool = False
+
+    def slowness(self, rank: int) -> float:
+        """Return how many times as long this rank computes."""
+        return self.slow if rank == self.trainers - 1 else 1.0
+
+    def own_steps(self, rank: int) -> float:
+        """Return after how many steps of its own this rank vanishes."""
+        return self.steps // 2 if self.kill and rank == self.trainers - 1 else math.inf
 
     @property
     def scheduled_density(self) -> float | Schedule:
@@ -253,6 +297,7 @@ def read(
     optimizer: str = "sgd",
     shard: int | None = None,
     outer: str | None = None,
+    servers: int = 0,
     **others: Any,
 ) -> Options:
     """Read options from text. Under torchrun the group decides on workers and link. Raises BadInput.
@@ -262,8 +307,10 @@ def read(
     if in_group():
         if workers not in (None, world_size()) or link not in (None, "none"):
             raise BadInput("under torchrun the group has its size and its network: leave --workers and --link out")
+        if servers:
+            raise BadInput("--servers starts its own processes: leave torchrun out")
         workers, link = world_size(), "none"
-    usual = DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
+    usual = _SERVED if servers else DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
     if outer is not None:
         usual = _WITH_OUTER.get(optimizer, usual)
     asked = usual if recipes is None else names(recipes, "--recipes", "dense,topk")
@@ -280,6 +327,7 @@ def read(
         left_out=left_out,
         shard=shard,
         outer=() if outer is None else counts(outer, "--outer"),
+        servers=servers,
         **others,
     )
     return replace(found, then=replace(found, **_SECOND_ACT)) if found == _USUAL else found
