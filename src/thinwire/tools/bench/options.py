@@ -17,6 +17,8 @@ DEFAULT = ("dense", "torch_fp16", "torch_powersgd", "topk", "dgc", "dragonn")
 """The rows of a run for which the user names none."""
 _ON_SHARDS = ("dense", "topk", "dgc", "powersgd", "fading")
 """The same with --shard; `fading` only where momentum is Adam's."""
+_WITHOUT_REPLICAS = ("dense", "topk", "qsgd", "signsgd")
+"""The same where the only island has all workers."""
 _SECOND_ACT: dict[str, Any] = {
     "recipes": ("dense", "torch_powersgd", "topk", "fading"),
     "steps": 120,
@@ -87,8 +89,8 @@ class Options:
 
     @property
     def island(self) -> int:
-        """How many workers share a link."""
-        return self.shard or 1
+        """How many workers share a link. Where one island has all of them, each has its own."""
+        return 1 if self.shard == self.workers else self.shard or 1
 
     @property
     def every(self) -> int:
@@ -154,10 +156,10 @@ class Options:
             raise BadInput(
                 f"--shard is {shards}; expected 2 or more: so many workers of an island hold a model together"
             )
-        if self.workers % shards or self.workers == shards:
+        if self.workers % shards:
             raise BadInput(
-                f"--shard {shards} does not divide --workers {self.workers} into two islands or more: give --workers "
-                f"{2 * shards}, or another multiple of {shards}"
+                f"--shard {shards} does not divide --workers {self.workers} into islands: give --workers {2 * shards}, "
+                f"another multiple of {shards}, or {shards} for one island without replicas"
             )
         if self.pipeline > 1:
             raise BadInput("--shard and --pipeline both split the model: give one of the two")
@@ -165,6 +167,11 @@ class Options:
         if unable:
             raise BadInput(
                 f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard"
+            )
+        apart = [name for name, _ in map(_named, self.recipes) if ENTRANTS[name].install_scattered is None]
+        if self.workers == shards and apart:
+            raise BadInput(
+                f"{apart[0]} needs replicas of the shards: leave it out of --recipes, or give --workers {2 * shards}"
             )
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings:
             raise BadInput(f"FSDP2 cannot shard the sparse embeddings of {self.model}; try --model transformer")
@@ -230,6 +237,7 @@ def read(
             raise BadInput("under torchrun the group has its size and its network: leave --workers and --link out")
         workers, link = world_size(), "none"
     usual = DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
+    usual = _WITHOUT_REPLICAS if shard is not None and workers == shard else usual
     asked = usual if recipes is None else names(recipes, "--recipes", "dense,topk")
     unable = recipes is None and optimizer != "sgd"
     left_out = tuple(name for name in asked if unable and ENTRANTS[name].needs_sgd)

@@ -143,7 +143,8 @@ class Results:
             link = UNTHROTTLED if link == UNTHROTTLED.lower() else f"{UNTHROTTLED} ({link})"
         workers = f"{self.environment.get('workers', '?')} workers"
         split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
-        split += f" in islands of {self.shards}" if self.shards > 1 else ""
+        split += f" in islands of {self.shards}" if self.islands else ""
+        split += " that hold one model" if self.shards > 1 and not self.islands else ""
         optimizer = self.environment.get("optimizer", "sgd")
         trained = "" if optimizer == "sgd" and self.then is None else f" with {optimizer}"
         return f"{self.environment.get('model', 'model')}{trained} · {workers}{split} · {link}"
@@ -164,9 +165,14 @@ class Results:
         return int(self.environment.get("shard", 1))
 
     @property
+    def islands(self) -> bool:
+        """Whether shards have replicas, in islands whose workers share a link."""
+        return 1 < self.shards != self.environment.get("workers")
+
+    @property
     def sender(self) -> str:
         """Whose bytes are counted: those of all who share a link."""
-        return "island" if self.shards > 1 else "worker"
+        return "island" if self.islands else "worker"
 
     @property
     def incomplete(self) -> str | None:
