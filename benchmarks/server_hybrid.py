@@ -83,7 +83,8 @@ def train(job: dict[str, Any], problem: Problem, stages: list[nn.Module], emit: 
             args, kwargs, target = parts.feed(problem.batch(step, trainer, TRAINERS))
             module.zero_grad()
             start = time.perf_counter()
-            schedule.step(*(args if stage == 0 else ()), **kwargs, target=target if stage else None)
+            fed: dict[str, Any] = {**kwargs, "target": target if stage else None}
+            schedule.step(*(args if stage == 0 else ()), **fed)
             connected.step()
             seconds.append(time.perf_counter() - start)
         sent = connected.traffic().sent_bytes

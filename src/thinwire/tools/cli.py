@@ -44,7 +44,8 @@ def bench(
         int | None,
         typer.Option(
             help="Shard the model over so many neighbours, an island, with FSDP2. --link is then between islands, "
-            "whose workers share it; dense is FSDP2's own HSDP."
+            "whose workers share it; dense is FSDP2's own HSDP. With as many --workers there is one "
+            "island, whose workers have a link each, and dense is FSDP2."
         ),
     ] = None,
     outer: Annotated[

@@ -24,6 +24,7 @@ from thinwire.integrations.membership.together import agreed, first_found, toget
 from thinwire.integrations.replicas.replicate import Replicas
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.integrations.sharding.recut import Piece, recut
+from thinwire.integrations.sharding.scatter import Scattered
 from thinwire.integrations.sharding.shard import Shards
 from thinwire.integrations.workers.outer_handle import Outer
 from thinwire.memories import Noted
@@ -60,7 +61,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        handle: Attachment | Replicas | Shards | Outer,
+        handle: Attachment | Replicas | Scattered | Shards | Outer,
         saved: Saved | None = None,
         *,
         key: str | None = None,
@@ -98,7 +99,12 @@ class _Loading:
     """Reading what a handle's ranks need of a checkpoint. Every method is a collective but `one_entry`."""
 
     def __init__(
-        self, handle: Attachment | Replicas | Shards | Outer, saved: Saved, key: str | None, *, partial: bool
+        self,
+        handle: Attachment | Replicas | Scattered | Shards | Outer,
+        saved: Saved,
+        key: str | None,
+        *,
+        partial: bool,
     ) -> None:
         self._handle, self._layout, self._partial = handle, _layout(handle), partial
         groups, mine = self._layout.groups, self._layout.ranks
@@ -248,6 +254,11 @@ def _of_attachment(handle: Attachment) -> Layout:
 @_layout.register
 def _of_workers(handle: Outer) -> Layout:
     return Layout.whole(handle.group, handle.parameters)
+
+
+@_layout.register
+def _of_senders(handle: Scattered) -> Layout:
+    return handle.layout
 
 
 @_layout.register

@@ -1,21 +1,18 @@
 """Sharded models: FSDP2 shards within an island, and replicas between islands exchange the gradients of their shards.
 
-The handle follows FSDP's backward passes; arrivals.py exchanges what they deliver.
+backward.py follows FSDP's backward passes, and arrivals.py exchanges what they deliver.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import Variable
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_leaves
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
-from thinwire.errors import FingerprintError, StateError
+from thinwire.errors import FingerprintError
 from thinwire.integrations.attachments.assembly import (
     ASSEMBLY_ERRORS,
     Optimizers,
@@ -31,10 +28,9 @@ from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import agreed, together
 from thinwire.integrations.sharding.arrivals import Arrivals
+from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.fsdp import (
     averages,
-    exchanges_now,
-    held_parameters,
     islands,
     replicate_group,
     sharded_modules,
@@ -57,13 +53,7 @@ class Shards(Served):
         self.attachment = attachment
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
-        self._modules = sharded_modules(model)
-        self._queued = self._agreed = self._now = False
-        self._hooks = [module.register_forward_hook(self._after_forward) for module in self._modules]
-        for module in self._modules:  # before FSDP's own, which gathers parameters
-            self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
-        for name, p in attachment.parameters.items():
-            self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._note_arrived, name)))
+        self._backwards = Backwards(sharded_modules(model), attachment, self.layout.groups, self._arrivals)
 
     @property
     def memory_bytes(self) -> int:
@@ -81,7 +71,7 @@ class Shards(Served):
         If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
         nothing.
         """
-        self._compare(lambda: self.check_state_dict(saved))
+        self._backwards.compare(lambda: self.check_state_dict(saved))
         self.attachment.load_state_dict(saved)
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
@@ -105,85 +95,8 @@ class Shards(Served):
         What waits goes out as `Attachment.remove` says. If it raises RuntimeError on any rank, it does on every rank.
         """
         membership = self.attachment.membership
-        agreed(self._everybody, membership.handover.check_returnable, RuntimeError)
+        agreed(self.layout.groups, membership.handover.check_returnable, RuntimeError)
         membership.release(averages="what thinwire.shard returned does that")
-
-    @property
-    def _everybody(self) -> Sequence[Group]:
-        return self.layout.groups
-
-    def _before_forward(self, module: nn.Module, inputs: object) -> None:
-        """Before the first collective of a training, agree on where to go on from: a rank may not have loaded."""
-        if not self._agreed and module.training and torch.is_grad_enabled():
-            self._agree()
-
-    def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Learn of the backward that starts at this output, before FSDP adds to any gradient."""
-        if not torch.is_grad_enabled():
-            return
-        if torch._C._current_graph_task_id() < 0:  # else a checkpoint recomputes
-            self._queued = False  # a backward may have raised
-        for x in tree_leaves(output):
-            if isinstance(x, Tensor) and x.requires_grad:
-                x.register_hook(self._before_backward)
-
-    def _before_backward(self, gradient: object) -> None:
-        if self._queued:
-            return
-        if self.attachment.ended:
-            return self._unhook()
-        steps = self.attachment.steps
-        steps.close_if_done()
-        for name in list(steps.gradients.reduced):
-            if steps.gradients.gone(name):
-                steps.thrown_away(name)
-        self._queue()
-
-    def _queue(self) -> None:
-        self._check_served()
-        self._queued, self._now = True, exchanges_now(self._modules)
-        self._arrivals.clear()
-        # Once more at the end, behind what FSDP has queued since.
-        _at_the_end(lambda: _at_the_end(self._after_backward))
-
-    def _check_served(self) -> None:
-        """Raise RuntimeError if FSDP reduces other parameters than those whose gradients are exchanged."""
-        held, served = held_parameters(self._modules), self.attachment.names.keys()
-        if not served <= held or any(p.requires_grad for p in held - served):
-            raise RuntimeError(
-                "parameters have been replaced or thawed since shard(), as load_state_dict(assign=True) does: call "
-                "thinwire.shard anew, with an optimizer of those that there are now"
-            )
-
-    def _note_arrived(self, name: str, p: nn.Parameter) -> None:
-        """Note that FSDP has added to the gradient of this shard."""
-        if not self._queued:
-            raise RuntimeError(
-                f"the gradient of {name!r} came from an output that no hook has seen: return tensors, or containers "
-                "of them that torch.utils._pytree knows, from the modules that fully_shard was called with"
-            )
-        self._arrivals.note(name, p, now=self._now)
-
-    def _after_backward(self) -> None:
-        self._queued = False
-        if self._arrivals.some and self._now:
-            if not self._agreed:
-                self._agree()
-            self._arrivals.exchange()
-
-    def _agree(self) -> None:
-        """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
-        steps = self.attachment.steps
-        self._compare(lambda: state.Standing(step=steps.step, draw=steps.draw))
-
-    def _compare(self, mine: Callable[[], state.Standing]) -> None:
-        """Compare where the ranks of the mesh stand. Raises on every rank of it or on none."""
-        together(self._everybody, lambda group: state.agree(group, mine), ValueError, StateError)
-        self._agreed = True
-
-    def _unhook(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
 
 
 @checked
@@ -290,8 +203,3 @@ def _put_together(model: nn.Module, recipe: Reducer, found: _Found, scaler: Loss
         divisor=lambda joined, continues: size if averages(modules) else 1,
         may_be_unused=False,
     )
-
-
-def _at_the_end(call: Callable[[], None]) -> None:
-    """Call this when the backward pass that is under way is over."""
-    Variable._execution_engine.queue_callback(call)

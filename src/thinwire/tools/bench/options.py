@@ -28,6 +28,8 @@ _WITH_OUTER: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """The same with --outer, by optimizer: the best of the methods that exchange at each step, and all others."""
 _SERVED = ("dense", "topk", "dct_dp")
 """The same with --servers."""
+_WITHOUT_REPLICAS = ("dense", "topk", "qsgd", "signsgd")
+"""The same where the only island has all workers."""
 _SECOND_ACT: dict[str, Any] = {
     "recipes": ("dense", "torch_powersgd", "topk", "fading"),
     "steps": 120,
@@ -118,8 +120,8 @@ class Options:
 
     @property
     def island(self) -> int:
-        """How many workers share a link."""
-        return self.shard or 1
+        """How many workers share a link. Where one island has all of them, each has its own."""
+        return 1 if self.shard == self.workers else self.shard or 1
 
     @property
     def every(self) -> int:
@@ -188,10 +190,10 @@ class Options:
             raise BadInput(
                 f"--shard is {shards}; expected 2 or more: so many workers of an island hold a model together"
             )
-        if self.workers % shards or self.workers == shards:
+        if self.workers % shards:
             raise BadInput(
-                f"--shard {shards} does not divide --workers {self.workers} into two islands or more: give --workers "
-                f"{2 * shards}, or another multiple of {shards}"
+                f"--shard {shards} does not divide --workers {self.workers} into islands: give --workers {2 * shards}, "
+                f"another multiple of {shards}, or {shards} for one island without replicas"
             )
         if self.pipeline > 1:
             raise BadInput("--shard and --pipeline both split the model: give one of the two")
@@ -199,6 +201,11 @@ class Options:
         if unable:
             raise BadInput(
                 f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard"
+            )
+        apart = [name for name, _ in map(_named, self.recipes) if ENTRANTS[name].install_scattered is None]
+        if self.workers == shards and apart:
+            raise BadInput(
+                f"{apart[0]} needs replicas of the shards: leave it out of --recipes, or give --workers {2 * shards}"
             )
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings:
             raise BadInput(f"FSDP2 cannot shard the sparse embeddings of {self.model}; try --model transformer")
@@ -311,6 +318,7 @@ def read(
             raise BadInput("--servers starts its own processes: leave torchrun out")
         workers, link = world_size(), "none"
     usual = _SERVED if servers else DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
+    usual = _WITHOUT_REPLICAS if shard is not None and workers == shard else usual
     if outer is not None:
         usual = _WITH_OUTER.get(optimizer, usual)
     asked = usual if recipes is None else names(recipes, "--recipes", "dense,topk")

@@ -165,7 +165,12 @@ def _notes(results: Results) -> list[str]:
             f"{results.stages} stages: of the first one's worker. exchange: all waiting. | 0.05: share of activations "
             "that crosses, in bf16. dense: activations as they are, and float32 all-reduce between replicas."
         )
-    if results.shards > 1:
+    if results.shards > 1 and not results.islands:
+        lines.append(
+            f"{results.shards} shards, no replicas: measured has FSDP2's all-gathers of parameters, too; declared and "
+            "dense are gradients alone, reduce-scattered. dense: FSDP2's own. exchange: all waiting."
+        )
+    if results.islands:
         lines.append(
             f"{results.shards} shards: bytes are what crosses between islands. dense: FSDP2's own HSDP. exchange: all "
             "waiting, within the island and for the processor too."

@@ -154,7 +154,8 @@ class Results:
         workers = f"{self.environment.get('workers', '?')} workers"
         workers += f" and {_counted(self.servers, 'server')}" if self.servers else ""
         split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
-        split += f" in islands of {self.shards}" if self.shards > 1 else ""
+        split += f" in islands of {self.shards}" if self.islands else ""
+        split += " that hold one model" if self.shards > 1 and not self.islands else ""
         optimizer = self.environment.get("optimizer", "sgd")
         trained = "" if optimizer == "sgd" and self.then is None else f" with {optimizer}"
         return f"{self.environment.get('model', 'model')}{trained} · {workers}{split} · {link}"
@@ -180,9 +181,14 @@ class Results:
         return int(self.environment.get("servers", 0))
 
     @property
+    def islands(self) -> bool:
+        """Whether shards have replicas, in islands whose workers share a link."""
+        return 1 < self.shards != self.environment.get("workers")
+
+    @property
     def sender(self) -> str:
         """Whose bytes are counted: those of all who share a link."""
-        return "island" if self.shards > 1 else "worker"
+        return "island" if self.islands else "worker"
 
     @property
     def incomplete(self) -> str | None:

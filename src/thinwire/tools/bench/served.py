@@ -108,7 +108,7 @@ class Bell:
 
     def ring(self, word: bytes) -> None:
         """Tell the others."""
-        self._store.set(str(self._heard), word)
+        self._store.set(str(self._heard), word.decode())
         self._heard += 1
 
     def has_ended(self) -> bool:
