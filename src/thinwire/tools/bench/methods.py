@@ -1,6 +1,6 @@
 """What a bench row can be: the catalogue's methods, plain DDP, and PyTorch's own hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -13,13 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import recipes, trace
+from thinwire import outer_steps, recipes, trace
 from thinwire.collectives import Group
 from thinwire.integrations import attach, shard
 from thinwire.integrations.families import family
 from thinwire.integrations.gradients import local
 from thinwire.integrations.managed import sparse_weights
 from thinwire.integrations.momentum import corrections
+from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget
 from thinwire.recipes import Method
 from thinwire.schedules import Schedule
@@ -55,7 +56,8 @@ class Entrant:
     `density` is for methods that do not use the run's own. A method that cannot work with several buckets gets a single
     one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
     pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's. Without
-    `install_sharded` it cannot work on shards. If `shards_natively`, FSDP2 itself exchanges between the islands.
+    `install_sharded` it cannot work on shards. If `shards_natively`, FSDP2 itself exchanges between the islands. With
+    `outer_steps`, which makes them of a density and H, workers train on their own, and nothing is installed.
     """
 
     description: str
@@ -69,6 +71,7 @@ class Entrant:
     needs_sgd: bool = False
     install_sharded: InstallSharded | None = None
     shards_natively: bool = False
+    outer_steps: Callable[[float, int], OuterSteps] | None = None
 
 
 def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
@@ -148,6 +151,26 @@ def _entrant(method: Method) -> Entrant:
     )
 
 
+def _nothing(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+    raise TypeError("this method takes outer steps, and has nothing to install in DistributedDataParallel")
+
+
+def _apart(description: str, make: Callable[[float, int], OuterSteps], density: float | None = None) -> Entrant:
+    return Entrant(
+        description=f"{description}; with --outer",
+        install=_nothing,
+        sparse=density is not None,
+        density=density,
+        pipelines=False,
+        outer_steps=make,
+    )
+
+
+def _streaming(density: float, every: int) -> OuterSteps:
+    usual = outer_steps.streaming_diloco()
+    return outer_steps.streaming_diloco(every=every, delay=min(usual.delay, every - 1))
+
+
 ENTRANTS = {
     "dense": Entrant(
         description="plain DistributedDataParallel, uncompressed; with --shard FSDP2's own HSDP",
@@ -169,4 +192,13 @@ ENTRANTS = {
         pipelines=False,
     ),
     **{name: _entrant(method) for name, method in recipes.METHODS.items() if method.benched},
+    "diloco": _apart(
+        "DiLoCo: every H steps all of Δ, uncompressed", lambda density, every: outer_steps.diloco(every=every)
+    ),
+    "streaming_diloco": _apart("Streaming DiLoCo: fragments of Δ in 4 bits, while training goes on", _streaming),
+    "sparseloco": _apart(
+        "SparseLoCo: every H steps the largest of what waits of Δ, in 2 bits",
+        lambda density, every: outer_steps.sparseloco(every=every, density=density),
+        density=64 / 4096,
+    ),
 }

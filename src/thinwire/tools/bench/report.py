@@ -148,6 +148,11 @@ def _notes(results: Results) -> list[str]:
             f"{results.shards} shards: bytes are what crosses between islands. dense: FSDP2's own HSDP. exchange: all "
             "waiting, within the island and for the processor too."
         )
+    if any(row.outer for row in results.rows):
+        lines.append(
+            "H: the inner steps from one outer step to the next. Of such rows, times and bytes are means over H steps, "
+            "exchange is all that was waited for, and losses are those of the global parameters."
+        )
     if results.seeds > 1:
         lines.append(
             f"loss: mean ± standard deviation over {results.seeds} seeds of weights and batches. Times and bytes are "

@@ -74,7 +74,8 @@ class Row:
     on past ``steps``, where ``final_loss`` is taken, in search of ``seconds_to_target``. ``speedup_vs_dense`` is
     dense's median step over this row's. ``boundary`` is the share of activations sent between pipeline stages, 1
     without a pipeline. ``spread`` is there, and in the document, if the row was trained with several seeds: then losses
-    are means, and times and bytes medians.
+    are means, and times and bytes medians. ``outer``, in the document if not 0: the inner steps between outer ones;
+    then times are means over so many steps, and losses those of the global parameters.
     """
 
     recipe: str
@@ -90,11 +91,15 @@ class Row:
     speedup_vs_dense: float | None
     replicas_identical: bool
     spread: Spread | None = None
+    outer: int = 0
 
     @property
     def label(self) -> str:
-        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent, ``| 0.05`` for its boundaries."""
-        return label(self.recipe, self.density, self.boundary)
+        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent, ``| 0.05`` for its boundaries.
+
+        ``diloco, H 30`` for outer steps.
+        """
+        return label(self.recipe, self.density, self.boundary, self.outer)
 
     @property
     def is_dense(self) -> bool:
@@ -108,9 +113,10 @@ class Row:
         return row
 
 
-def label(recipe: str, density: float, boundary: float) -> str:
+def label(recipe: str, density: float, boundary: float, outer: int = 0) -> str:
     """Return the name of a row."""
-    name = recipe if density == 1 else f"{recipe} {density:g}"
+    name = recipe if density == 1 else f"{recipe} {density:.3g}"
+    name += f", H {outer}" if outer else ""
     return name if boundary == 1 else f"{name} | {boundary:g}"
 
 
@@ -195,7 +201,7 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
-        rows = [{k: v for k, v in _plain(asdict(row)).items() if v is not None or k != "spread"} for row in self.rows]
+        rows = [_without(_plain(asdict(row)), spread=None, outer=0) for row in self.rows]
         document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
         return document if self.then is None else document | {"then": self.then.to_json()}
 
@@ -219,6 +225,11 @@ class Results:
     def write(self, path: Path) -> None:
         """Write the document; an earlier file stays whole if that fails."""
         write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+
+def _without(entries: Mapping[str, Any], **absent: Any) -> dict[str, Any]:
+    """Return the entries without those that are what their absence says."""
+    return {key: entry for key, entry in entries.items() if key not in absent or entry != absent[key]}
 
 
 def _plain(value: Any) -> Any:

@@ -160,6 +160,7 @@ def _environment(options: Options) -> dict[str, Any]:
         "seed": options.seed,
         **({"seeds": list(options.every_seed)} if options.seeds > 1 else {}),
         **({"shard": options.shard} if options.shard else {}),
+        **({"outer": list(options.outer)} if options.outer else {}),
         **({"left_out": list(options.left_out)} if options.left_out else {}),
         "scale": options.scale,
         "cpu": processor(),

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from thinwire.tools import problems
 from thinwire.tools.bench.data_parallel import DataParallel
 from thinwire.tools.bench.hybrid import Hybrid
+from thinwire.tools.bench.local_steps import LocalSteps
 from thinwire.tools.bench.options import RowJob
 from thinwire.tools.bench.sharded import Sharded
 from thinwire.tools.cluster.link import Meter, interface_bytes
@@ -18,7 +19,7 @@ from thinwire.tools.cluster.workers import join_group
 
 
 class Run(Protocol):
-    """A model in training on this worker: `DataParallel`, `Hybrid` or `Sharded`, each in a file of its name."""
+    """A model in training on this worker: `DataParallel`, `Hybrid`, `LocalSteps` or `Sharded`, each in its own file."""
 
     meter: Meter
     seconds: float
@@ -44,6 +45,8 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
 
 
 def _kind(row: RowJob) -> Callable[[RowJob, problems.Problem, Meter], Run]:
+    if row.outer:
+        return LocalSteps
     if row.stages > 1:
         return Hybrid
     return Sharded if row.shards > 1 else DataParallel

@@ -14,6 +14,8 @@ from thinwire.tools.inputs import BadInput
 
 INTERFACE_VARIABLE = "THINWIRE_INTERFACE"
 """Environment variable with the interface's name, set in workers that have a link, their own or their island's."""
+LATENCY_VARIABLE = "THINWIRE_LATENCY"
+"""Environment variable with the seconds from one worker to another, set in workers that have a link."""
 
 _PREFIXES = "kMG"
 _SLOWEST, _FASTEST = 8_000, 32_000_000_000  # bits per second; the kernel's field ends at 34e9
@@ -104,6 +106,7 @@ Wire = Callable[[], tuple[int, int] | None]
 """Returns the bytes and packets sent so far on this worker's interface, or None where they cannot be counted."""
 
 _QUIET, _LONGEST_DRAIN = 0.02, 100  # seconds, readings
+_ROUND_TRIPS = 2.5  # in latencies: who waits for an answer sends nothing meanwhile
 
 
 @dataclass
@@ -141,6 +144,6 @@ class Meter:
         for _ in range(_LONGEST_DRAIN):
             if now == before:
                 break
-            time.sleep(_QUIET)
+            time.sleep(_QUIET + _ROUND_TRIPS * float(os.environ.get(LATENCY_VARIABLE, 0.0)))
             before, now = now, self.wire()
         return now

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from thinwire.tools.cluster.channel import Channel, HungUp
-from thinwire.tools.cluster.link import INTERFACE_VARIABLE, Rate
+from thinwire.tools.cluster.link import INTERFACE_VARIABLE, LATENCY_VARIABLE, Rate
 from thinwire.tools.cluster.star import INTERFACE, Star, Unavailable, address
 from thinwire.tools.cluster.worker import Captured, exit_code, fork, serve
 
@@ -111,7 +111,8 @@ class Supervisor:
 
 
 def _start(setup: Setup, star: Star | None) -> Iterator[Captured]:
-    common = {"WORLD_SIZE": str(len(setup.workers))} | (_on_loopback() if star is None else _ON_LINKS)
+    linked = _ON_LINKS | {LATENCY_VARIABLE: str(setup.latency)}
+    common = {"WORLD_SIZE": str(len(setup.workers))} | (_on_loopback() if star is None else linked)
     for rank, descriptor in enumerate(setup.workers):
         yield Captured.fork(partial(_work, setup.handler, descriptor, common | {"RANK": str(rank)}, star))
 
