@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import outer_steps, recipes, trace
 from thinwire.collectives import Group
 from thinwire.integrations import attach, shard
-from thinwire.integrations.families import family
-from thinwire.integrations.gradients import local
-from thinwire.integrations.managed import sparse_weights
-from thinwire.integrations.momentum import corrections
+from thinwire.integrations.momentum.correction import corrections
+from thinwire.integrations.momentum.families import family
+from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.integrations.training.gradients import local
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget
 from thinwire.recipes import Method

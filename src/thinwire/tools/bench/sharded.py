@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire import trace
-from thinwire.integrations.drift import differing
+from thinwire.integrations.training.drift import differing
 from thinwire.tools.bench.data_parallel import dense_bytes
 from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.options import RowJob
