@@ -96,10 +96,10 @@ class Options:
             _check(*_named(recipe))
         self._check_optimizer()
         self._check_embeddings()
+        self._check_outer()
         self._check_pipeline()
         if self.shard is not None:
             self._check_shard(self.shard)
-        self._check_outer()
 
     @property
     def island(self) -> int:
@@ -191,6 +191,8 @@ class Options:
         if apart := [name for name in self.recipes if _apart(name)]:
             if not self.outer:
                 raise BadInput(f"{apart[0]} takes outer steps: say after how many inner steps, as in --outer 10,30")
+            if self.shard is not None or self.pipeline > 1:
+                raise BadInput("--outer is about workers with whole models: leave --shard and --pipeline out")
         elif self.outer:
             raise BadInput("--outer, and no method of --recipes takes outer steps; add diloco or sparseloco")
         if unable := [each for each in self.outer if each < 1 or self.steps % each]:

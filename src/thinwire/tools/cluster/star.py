@@ -25,7 +25,7 @@ _LIFTED = 2**32 - 1  # bytes per second: the most that tbf's field holds, and mo
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _LOOPBACK_INDEX = 1
 _LINK_SCOPE, _KERNEL_PROTOCOL = 253, 2
-_PINGS, _PATIENCE = 5, 20.0  # a number, seconds
+_PINGS, _PATIENCE = 10, 20.0  # a number, seconds
 
 
 class Unavailable(RuntimeError):  # noqa: N818 - it reads better where it is raised and caught
