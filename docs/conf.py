@@ -141,6 +141,7 @@ CONTENTS = {
         "kernels",
         "launches",
         "loops",
+        "outer",
         "pipeline",
         "planner",
         "shard",

@@ -44,7 +44,7 @@ class Apart:
 
     def table(self, plan: Plan) -> Table:
         """Return them as a table."""
-        return tabulated(_COLUMNS, self.found(plan), title="Together at each step, or apart?", notes=NOTES)
+        return tabulated(_COLUMNS, self.found(plan), title="Together at each step, or apart?")
 
     def conclusion(self, plan: Plan) -> str:
         """Name the first at that loss."""

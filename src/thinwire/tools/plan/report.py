@@ -10,7 +10,7 @@ from rich.console import Console
 
 from thinwire.planner import Plan, Profile
 from thinwire.tools.inputs import write_atomically
-from thinwire.tools.plan.apart import Apart
+from thinwire.tools.plan.apart import NOTES, Apart
 from thinwire.tools.plan.plots import CAPTION, least_ratio, timeline
 from thinwire.tools.plan.tensors import Tensors, every
 from thinwire.tools.plan.words import conclusions, network, origin, title
@@ -64,7 +64,7 @@ def _print_apart(console: Console, apart: Apart, plan: Plan) -> None:
     table = apart.table(plan)
     say(console, f"\n{table.title}\n", "bold")
     print_table(console, table)
-    for note in ("", *table.notes):
+    for note in ("", *NOTES):
         say(console, note, "dim")
     say(console, f"\n{apart.conclusion(plan)}", "bold")
 
@@ -79,7 +79,7 @@ def html(measured: Profile, plan: Plan, apart: Apart | None = None) -> str:
     blocks = list(sections(measured, plan))
     if apart is not None:
         table = apart.table(plan)
-        said = page.paragraphs([apart.conclusion(plan)]), page.table(table), page.paragraphs(table.notes, "soft")
+        said = page.paragraphs([apart.conclusion(plan)]), page.table(table), page.paragraphs(NOTES, "soft")
         blocks.append(page.section(table.title, *said))
     return page.page(f"thinwire plan: {title(plan.profile)}", page.chapter("thinwire plan", *blocks))
 
