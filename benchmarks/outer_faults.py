@@ -25,6 +25,7 @@ from torch import nn
 from thinwire import OuterSteps, outer, outer_steps, recipes
 from thinwire.collectives import Group
 
+_stores: Any = dist  # which does not export them, as mypy has it
 WORKERS, PATIENCE = 4, timedelta(seconds=180)
 _ALARM = timedelta(seconds=10)  # after which a worker without news gives an exchange up; only neighbours hear at once
 _PARTS: dict[str, Any] = {name: getattr(outer_steps, name) for name in outer_steps.__all__}
@@ -49,7 +50,7 @@ def _problem() -> tuple[nn.Module, Callable[[nn.Module, int, int], torch.Tensor]
 class Worker:
     """One process. `identity` says which data it takes."""
 
-    def __init__(self, store: dist.Store, identity: int, steps: OuterSteps, group: Group) -> None:
+    def __init__(self, store: Any, identity: int, steps: OuterSteps, group: Group) -> None:
         self.store, self.identity = store, identity
         self.model, self.loss = _problem()
         optimizer = self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
@@ -96,9 +97,9 @@ class Worker:
         fragment.start = start_and_die  # type: ignore[method-assign]
 
 
-def enter(store: dist.Store, rank: int, generation: int, size: int) -> Group:
+def enter(store: Any, rank: int, generation: int, size: int) -> Group:
     """Join the processes of a generation, and return a group that gives up soon."""
-    prefixed = dist.PrefixStore(f"generation {generation}", store)
+    prefixed = _stores.PrefixStore(f"generation {generation}", store)
     dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=size, timeout=PATIENCE)
     group: Group = dist.new_group(timeout=_ALARM)
     return group
@@ -112,9 +113,9 @@ def say(text: str) -> None:
 def work(port: int, identity: int, method: str, steps: int, disturbed: bool, comes_late: bool) -> None:
     """Be a worker: from the start, or one that comes after two thirds of the steps."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
+    store = _stores.TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
     if comes_late:
-        alone = enter(dist.PrefixStore("alone", store), 0, 0, 1)
+        alone = enter(_stores.PrefixStore("alone", store), 0, 0, 1)
         worker = Worker(store, identity, eval(method, dict(_PARTS)), alone)
         store.wait(["late"], PATIENCE)
         worker.regroup(2, joining=True)
@@ -144,7 +145,7 @@ def main(
         work(port, identity, method, steps, bool(disturbed), bool(late))
         return
     for disturbed in (0, 1):
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = _stores.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         who = [(identity, 0) for identity in range(WORKERS)] + [(WORKERS - 1, 1)] * disturbed
         command = [sys.executable, __file__, "--method", method, "--steps", str(steps), "--job"]
         workers = [subprocess.Popen([*command, f"{store.port},{i},{disturbed},{late}"]) for i, late in who]
