@@ -142,6 +142,7 @@ CONTENTS = {
         "launches",
         "compiled",
         "loops",
+        "outer",
         "pipeline",
         "planner",
         "shard",

@@ -26,6 +26,7 @@ from thinwire.integrations import (
     Checkpoint,
     Outer,
     Replicas,
+    Scattered,
     Shards,
     attach,
     outer,
@@ -33,11 +34,12 @@ from thinwire.integrations import (
     profile,
     redistribute,
     replicate,
+    scatter,
     shard,
 )
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget, Plan, Profile, Why
-from thinwire.server import Server, Standing, Traffic, Trainer, connect, serve
+from thinwire.server import Server, ServerStatus, Traffic, Trainer, TrainerStatus, connect, serve
 from thinwire.stats import Figures, Stats
 
 __version__ = version("thinwire")
@@ -56,14 +58,16 @@ __all__ = [
     "Plan",
     "Profile",
     "Replicas",
+    "Scattered",
     "Server",
     "ServerError",
+    "ServerStatus",
     "Shards",
-    "Standing",
     "StateError",
     "Stats",
     "Traffic",
     "Trainer",
+    "TrainerStatus",
     "Why",
     "__version__",
     "attach",
@@ -83,6 +87,7 @@ __all__ = [
     "redistribute",
     "reducer",
     "replicate",
+    "scatter",
     "schedules",
     "serve",
     "shard",

@@ -10,6 +10,7 @@ from thinwire.integrations.membership.redistribution import redistribute
 from thinwire.integrations.replicas.ddp import attach
 from thinwire.integrations.replicas.profiling import plan, profile
 from thinwire.integrations.replicas.replicate import Replicas, replicate
+from thinwire.integrations.sharding.scatter import Scattered, scatter
 from thinwire.integrations.sharding.shard import Shards, shard
 from thinwire.integrations.workers.outer import outer
 from thinwire.integrations.workers.outer_handle import Outer
@@ -19,6 +20,7 @@ __all__ = [
     "Checkpoint",
     "Outer",
     "Replicas",
+    "Scattered",
     "Shards",
     "attach",
     "outer",
@@ -26,5 +28,6 @@ __all__ = [
     "profile",
     "redistribute",
     "replicate",
+    "scatter",
     "shard",
 ]

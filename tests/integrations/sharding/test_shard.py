@@ -371,7 +371,7 @@ def _twice(overlap: bool, first: bool) -> str:
     handle, name = sharded.handle, "middle.linear.weight"
 
     def again(gradient: Tensor) -> None:
-        handle._note_arrived(name, handle.attachment.parameters[name])
+        handle._backwards._note_arrived(name, handle.attachment.parameters[name])
 
     def step(i: int) -> None:
         if i == 1 - first:

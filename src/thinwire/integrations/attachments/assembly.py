@@ -12,7 +12,7 @@ from thinwire.collectives import Group
 from thinwire.errors import FingerprintError, MomentumError
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor
-from thinwire.integrations.membership.state import kinds, words
+from thinwire.integrations.membership.state import words
 from thinwire.integrations.momentum.correction import Correction, corrections
 from thinwire.integrations.momentum.fading import Fading, fading
 from thinwire.integrations.momentum.handover import Handover
@@ -74,6 +74,12 @@ def check_free(recipe: Reducer) -> None:
         raise RuntimeError("this recipe is at work on a model already; make another one")
 
 
+def check_real(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise TypeError for a complex parameter."""
+    if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
+        raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
+
+
 def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
     """Compare recipe, parameters and settings over ranks. A collective.
 
@@ -127,7 +133,7 @@ def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
 def check_takeover(recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise RuntimeError if something waits for these parameters that this recipe cannot keep."""
     earlier = _earlier(parameters)
-    if earlier is not None and earlier.waits and kinds(earlier.recipe.memories()) != kinds(recipe.memories()):
+    if earlier is not None and earlier.waits and not earlier.membership.keeps_like(recipe, parameters):
         raise RuntimeError(
             "something waits in an earlier attachment to this model, and this recipe has other memories: call remove() "
             "on the earlier one and train a step, or attach the same kind of recipe"

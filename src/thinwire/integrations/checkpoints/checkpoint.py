@@ -20,10 +20,11 @@ from thinwire.integrations.checkpoints.entries import Header, header_name, named
 from thinwire.integrations.checkpoints.storage import Saved, Storage
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.redistribution import noting, redistribute, taken_over
-from thinwire.integrations.membership.together import first_found, together, union
+from thinwire.integrations.membership.together import agreed, first_found, together, union
 from thinwire.integrations.replicas.replicate import Replicas
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.integrations.sharding.recut import Piece, recut
+from thinwire.integrations.sharding.scatter import Scattered
 from thinwire.integrations.sharding.shard import Shards
 from thinwire.integrations.workers.outer_handle import Outer
 from thinwire.memories import Noted
@@ -60,7 +61,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        handle: Attachment | Replicas | Shards | Outer,
+        handle: Attachment | Replicas | Scattered | Shards | Outer,
         saved: Saved | None = None,
         *,
         key: str | None = None,
@@ -98,7 +99,12 @@ class _Loading:
     """Reading what a handle's ranks need of a checkpoint. Every method is a collective but `one_entry`."""
 
     def __init__(
-        self, handle: Attachment | Replicas | Shards | Outer, saved: Saved, key: str | None, *, partial: bool
+        self,
+        handle: Attachment | Replicas | Scattered | Shards | Outer,
+        saved: Saved,
+        key: str | None,
+        *,
+        partial: bool,
     ) -> None:
         self._handle, self._layout, self._partial = handle, _layout(handle), partial
         groups, mine = self._layout.groups, self._layout.ranks
@@ -251,6 +257,11 @@ def _of_workers(handle: Outer) -> Layout:
 
 
 @_layout.register
+def _of_senders(handle: Scattered) -> Layout:
+    return handle.layout
+
+
+@_layout.register
 def _of_shards(handle: Shards) -> Layout:
     return handle.layout
 
@@ -282,15 +293,8 @@ def _group_of(groups: set[tuple[int, ...]], mine: tuple[int, ...]) -> tuple[int,
 
 
 def _together(groups: Sequence[Group], work: Callable[[], T]) -> T:
-    """Return what `work` does. A collective: if it raises on any rank, raises on all."""
-    done, error = None, None
+    """Return what `work` does. A collective: if it raises on any rank, raises StateError on all."""
     try:
-        done = work()
-    except (ValueError, StateError) as raised:
-        error = raised
-    found = first_found(groups, None if error is None else (dist.get_rank(), str(error)))
-    if error is not None:
+        return agreed(groups, work, StateError, ValueError)
+    except (StateError, ValueError) as error:
         raise StateError(f"nothing was loaded: {error}") from error
-    if found is not None:
-        raise StateError(f"nothing was loaded, as rank {found[0]} cannot: {found[1]}")
-    return done  # type: ignore[return-value]  # None only where `work` returns it

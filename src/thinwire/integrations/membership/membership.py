@@ -137,7 +137,7 @@ class Membership:
         names = {old: here[p] for old, p in earlier.parameters.items() if p in here}
         self.follow_loss_scale(earlier.loss_scale)
         mine, theirs = self.recipe.memories(), earlier.recipe.memories()
-        same = state.kinds(mine) == state.kinds(theirs)
+        same = earlier.keeps_like(self.recipe, self.parameters)
         for memory, other in zip(mine, theirs, strict=True) if same else ():
             held = other.state()
             memory.restore({new: held[old] for old, new in names.items() if old in held})
@@ -145,6 +145,14 @@ class Membership:
             earlier.handover.give_up(self.group, earlier.loss_scale)
         self.steps.restart(earlier.steps.step, earlier.steps.draw)
         self.handover.accept()
+
+    def keeps_like(self, recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> bool:
+        """Whether `recipe` has memories for what this one keeps, also where it serves parameters under other names."""
+        if state.kinds(self.recipe.memories()) != state.kinds(recipe.memories()):
+            return False
+        theirs = {p: state.waiting_length(recipe, name, p) for name, p in parameters.items()}
+        lengths = ((p, state.waiting_length(self.recipe, name, p)) for name, p in self.parameters.items())
+        return all(theirs.get(p, length) == length for p, length in lengths)
 
     def release(self, averages: str) -> None:
         """Average gradients uncompressed from now on, and give momentum back. A collective; see `Attachment.remove`.

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from thinwire.collectives import Group
 from thinwire.errors import StateError
 from thinwire.integrations.momentum.correction import corrections
-from thinwire.integrations.training.gradients import local, shape_in_memory
+from thinwire.integrations.training.gradients import local, segment_of
 from thinwire.memories import Memory
-from thinwire.reducer import Reducer, Segment
+from thinwire.reducer import Reducer
 from thinwire.reducer.base import words as words
 
 VERSION = 2
@@ -53,6 +53,11 @@ class Standing:
 def kinds(memories: Sequence[Memory]) -> list[list[str]]:
     """Return the fields each memory keeps. Two recipes have the same memories if these are equal."""
     return [sorted(memory.fields) for memory in memories]
+
+
+def waiting_length(recipe: Reducer, name: str, p: nn.Parameter) -> int:
+    """Return how many elements of a parameter may wait on this rank."""
+    return recipe.waiting_length(segment_of(p, name))
 
 
 def dump(
@@ -215,38 +220,39 @@ def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mappi
         raise ValueError("attachment state is of a recipe with other memories; attach the recipe it was saved with")
     for memory, by_name in zip(memories, saved, strict=False):
         for name, values in by_name.items():
-            _check_fields(name, values, memory, parameters)
+            _check_fields(name, values, memory, recipe, parameters)
             _check_use(name, values, memory, recipe, parameters[name])
 
 
-def _check_fields(name: object, fields: object, memory: Memory, parameters: Mapping[str, nn.Parameter]) -> None:
+def _check_fields(
+    name: object, fields: object, memory: Memory, recipe: Reducer, parameters: Mapping[str, nn.Parameter]
+) -> None:
     if not isinstance(name, str) or name not in parameters:
         raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
     if not isinstance(fields, Mapping) or not fields or not fields.keys() <= memory.fields:
         raise ValueError(f"{name!r} has {fields!r:.100}; {type(memory).__name__} keeps {sorted(memory.fields)}")
-    like = local(parameters[name])
+    like, length = local(parameters[name]), waiting_length(recipe, name, parameters[name])
     dtype = memory.held(like.dtype)
     for field, x in fields.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
             raise ValueError(f"{field} of {name!r} is {x!r:.100}; expected a tensor with values")
         if field in memory.free:
             _need(x.dim() == 1 and x.is_floating_point(), f"{field} of {name!r}", x.shape, "a flat tensor of numbers")
-        elif x.shape != (like.numel(),) or x.dtype != dtype:
+        elif x.shape != (length,) or x.dtype != dtype:
             raise ValueError(
                 f"{field} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; "
-                f"expected ({like.numel()},) and {dtype}, as for a parameter of {like.dtype}"
+                f"expected ({length},) and {dtype}, as for a parameter of {like.dtype}"
             )
 
 
 def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
     """Refuse values that would wait forever because this recipe keeps nothing for the parameter."""
-    part = local(p)
-    segment = Segment(name=name, offset=0, length=part.numel(), shape=shape_in_memory(p))
+    segment = segment_of(p, name)
     waits = any(bool(x.any()) for f, x in fields.items() if f not in memory.free)
     if waits and not any(held is memory for held in recipe.holding(segment)):
         raise ValueError(
-            f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of {part.numel()} "
-            f"elements{AS_SAVED}"
+            f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of "
+            f"{segment.length} elements{AS_SAVED}"
         )
 
 

@@ -3,9 +3,10 @@
 `fully_shard` has setters and no getters, so `_groups` reads names that are private in torch.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -67,6 +68,16 @@ def _refuse_offloading(modules: Iterable[nn.Module]) -> None:
         )
 
 
+def check_rows(parameters: Mapping[str, Any]) -> None:
+    """Raise TypeError unless these DTensors are cut by rows, and not in float16."""
+    for name, p in parameters.items():
+        if any(not each.is_shard(0) for each in p.placements) or p.dtype == torch.float16:
+            raise TypeError(
+                f"{name} is {p.dtype}, placed as {p.placements}; expected rows in float32, float64 or bfloat16: leave "
+                "out shard_placement_fn, and keep float16 for the computation (param_dtype)"
+            )
+
+
 def refuse_sharded(model: object, verb: str) -> None:
     """Raise TypeError for a model whose parameters are sharded, by FSDP2 or FSDP1."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
@@ -118,7 +129,7 @@ def replicate_group(mesh: DeviceMesh | Group, sharers: Sequence[Group]) -> Group
     raise ValueError(
         f"FSDP shares the parameters with every rank of {mesh}, which leaves no replicas: make a mesh of two "
         'dimensions, init_device_mesh(device, (replicas, shards), mesh_dim_names=("replicate", "shard")), and call '
-        'fully_shard(module, mesh=mesh["shard"]) and shard(model, recipe, mesh=mesh)'
+        'fully_shard(module, mesh=mesh["shard"]) and shard(model, recipe, mesh=mesh); or call thinwire.scatter'
     )
 
 

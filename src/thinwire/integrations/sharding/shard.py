@@ -1,22 +1,18 @@
 """Sharded models: FSDP2 shards within an island, and replicas between islands exchange the gradients of their shards.
 
-The handle follows FSDP's backward passes; arrivals.py exchanges what they deliver.
+backward.py follows FSDP's backward passes, and arrivals.py exchanges what they deliver.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any, final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, final
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.autograd import Variable
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_leaves
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
-from thinwire.errors import FingerprintError, StateError
+from thinwire.errors import FingerprintError
 from thinwire.integrations.attachments.assembly import (
     ASSEMBLY_ERRORS,
     Optimizers,
@@ -32,17 +28,16 @@ from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import agreed, together
 from thinwire.integrations.sharding.arrivals import Arrivals
+from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.fsdp import (
     averages,
-    exchanges_now,
-    held_parameters,
     islands,
     replicate_group,
     sharded_modules,
     sharded_parameters,
 )
 from thinwire.integrations.sharding.layout import Layout
-from thinwire.integrations.training.gradients import local
+from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
 
 
@@ -58,13 +53,7 @@ class Shards(Served):
         self.attachment = attachment
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
-        self._modules = sharded_modules(model)
-        self._queued = self._agreed = self._now = False
-        self._hooks = [module.register_forward_hook(self._after_forward) for module in self._modules]
-        for module in self._modules:  # before FSDP's own, which gathers parameters
-            self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
-        for name, p in attachment.parameters.items():
-            self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._note_arrived, name)))
+        self._backwards = Backwards(sharded_modules(model), attachment, self.layout.groups, self._arrivals)
 
     @property
     def memory_bytes(self) -> int:
@@ -82,7 +71,7 @@ class Shards(Served):
         If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
         nothing.
         """
-        self._compare(lambda: self.check_state_dict(saved))
+        self._backwards.compare(lambda: self.check_state_dict(saved))
         self.attachment.load_state_dict(saved)
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
@@ -106,85 +95,8 @@ class Shards(Served):
         What waits goes out as `Attachment.remove` says. If it raises RuntimeError on any rank, it does on every rank.
         """
         membership = self.attachment.membership
-        agreed(self._everybody, membership.handover.check_returnable, RuntimeError)
+        agreed(self.layout.groups, membership.handover.check_returnable, RuntimeError)
         membership.release(averages="what thinwire.shard returned does that")
-
-    @property
-    def _everybody(self) -> Sequence[Group]:
-        return self.layout.groups
-
-    def _before_forward(self, module: nn.Module, inputs: object) -> None:
-        """Before the first collective of a training, agree on where to go on from: a rank may not have loaded."""
-        if not self._agreed and module.training and torch.is_grad_enabled():
-            self._agree()
-
-    def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        """Learn of the backward that starts at this output, before FSDP adds to any gradient."""
-        if not torch.is_grad_enabled():
-            return
-        if torch._C._current_graph_task_id() < 0:  # else a checkpoint recomputes
-            self._queued = False  # a backward may have raised
-        for x in tree_leaves(output):
-            if isinstance(x, Tensor) and x.requires_grad:
-                x.register_hook(self._before_backward)
-
-    def _before_backward(self, gradient: object) -> None:
-        if self._queued:
-            return
-        if self.attachment.ended:
-            return self._unhook()
-        steps = self.attachment.steps
-        steps.close_if_done()
-        for name in list(steps.gradients.reduced):
-            if steps.gradients.gone(name):
-                steps.thrown_away(name)
-        self._queue()
-
-    def _queue(self) -> None:
-        self._check_served()
-        self._queued, self._now = True, exchanges_now(self._modules)
-        self._arrivals.clear()
-        # Once more at the end, behind what FSDP has queued since.
-        _at_the_end(lambda: _at_the_end(self._after_backward))
-
-    def _check_served(self) -> None:
-        """Raise RuntimeError if FSDP reduces other parameters than those whose gradients are exchanged."""
-        held, served = held_parameters(self._modules), self.attachment.names.keys()
-        if not served <= held or any(p.requires_grad for p in held - served):
-            raise RuntimeError(
-                "parameters have been replaced or thawed since shard(), as load_state_dict(assign=True) does: call "
-                "thinwire.shard anew, with an optimizer of those that there are now"
-            )
-
-    def _note_arrived(self, name: str, p: nn.Parameter) -> None:
-        """Note that FSDP has added to the gradient of this shard."""
-        if not self._queued:
-            raise RuntimeError(
-                f"the gradient of {name!r} came from an output that no hook has seen: return tensors, or containers "
-                "of them that torch.utils._pytree knows, from the modules that fully_shard was called with"
-            )
-        self._arrivals.note(name, p, now=self._now)
-
-    def _after_backward(self) -> None:
-        self._queued = False
-        if self._arrivals.some and self._now:
-            if not self._agreed:
-                self._agree()
-            self._arrivals.exchange()
-
-    def _agree(self) -> None:
-        """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
-        steps = self.attachment.steps
-        self._compare(lambda: state.Standing(step=steps.step, draw=steps.draw))
-
-    def _compare(self, mine: Callable[[], state.Standing]) -> None:
-        """Compare where the ranks of the mesh stand. Raises on every rank of it or on none."""
-        together(self._everybody, lambda group: state.agree(group, mine), ValueError, StateError)
-        self._agreed = True
-
-    def _unhook(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
 
 
 @checked
@@ -221,48 +133,73 @@ def shard(
     `thinwire.attach` does.
     """
 
-    def checked_alone() -> tuple[dict[str, nn.Parameter], list[Group], Group, list[torch.optim.Optimizer]]:
-        _check_recipe(recipe)
-        parameters = sharded_parameters(model, set(ignored_params))
-        check_takeover(recipe, parameters)
-        island = islands(parameters.values())
-        return parameters, island, replicate_group(mesh, island), listed(optimizer)
-
-    dimensions = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
-    parameters, island, group, optimizers = agreed(dimensions, checked_alone, TypeError, ValueError, RuntimeError)
-    everybody = [group, *island]
-    settings = f"{described(optimizers)}, shards {[each.size() for each in island]}"
-    together(everybody, lambda each: check_fingerprint(recipe, parameters, each, settings), FingerprintError)
-    modules = sharded_modules(model)
-
-    def put_together() -> Attachment:
-        return assembled(
-            recipe,
-            parameters,
-            {p: name for name, p in parameters.items()},
-            group,
-            settings=f"shard {[each.rank() for each in island]}",
-            optimizers=optimizers,
-            scaler=scaler,
-            divisor=lambda joined, continues: group.size() if averages(modules) else 1,
-            may_be_unused=False,
-        )
-
-    attachment = agreed(everybody, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(local(tensor).detach(), group=group, group_src=0)
-    return Shards(model, attachment, island, overlap=overlap)
+    groups = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
+    found = agreed(groups, lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params)), *_REFUSALS)
+    together(found.everybody, lambda group: _check_alike(recipe, found, group), FingerprintError)
+    attachment = agreed(
+        found.everybody, lambda: _put_together(model, recipe, found, scaler), *ASSEMBLY_ERRORS, undo=Attachment.end
+    )
+    start_alike(model, found.group)
+    return Shards(model, attachment, found.island, overlap=overlap)
 
 
-def _check_recipe(recipe: object) -> None:
+_REFUSALS = (TypeError, ValueError, RuntimeError)
+
+
+class _Found(NamedTuple):
+    """What one rank finds before ranks compare anything.
+
+    `island`: the groups of ranks that hold the parameters together. `group`: the ranks that hold the same shards.
+    """
+
+    parameters: dict[str, nn.Parameter]
+    island: list[Group]
+    group: Group
+    optimizers: list[torch.optim.Optimizer]
+
+    @property
+    def everybody(self) -> list[Group]:
+        """The groups that reach every rank of the mesh, one after another."""
+        return [self.group, *self.island]
+
+
+def _looked_at(
+    model: nn.Module,
+    recipe: object,
+    mesh: DeviceMesh | Group,
+    optimizer: Optimizers,
+    ignored: Collection[nn.Parameter],
+) -> _Found:
+    """Return what there is to exchange, and with whom. Raises what `shard` does about this rank alone."""
     if not isinstance(recipe, Reducer):
         raise TypeError(
             f"shard takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}. Plans are made for DDP's "
             "buckets, so choose a recipe by name"
         )
     check_free(recipe)
+    parameters = sharded_parameters(model, ignored)
+    check_takeover(recipe, parameters)
+    island = islands(parameters.values())
+    return _Found(parameters, island, replicate_group(mesh, island), listed(optimizer))
 
 
-def _at_the_end(call: Callable[[], None]) -> None:
-    """Call this when the backward pass that is under way is over."""
-    Variable._execution_engine.queue_callback(call)
+def _check_alike(recipe: Reducer, found: _Found, group: Group) -> None:
+    """Raise FingerprintError where ranks of a group disagree. A collective of that group."""
+    settings = f"{described(found.optimizers)}, shards {[each.size() for each in found.island]}"
+    check_fingerprint(recipe, found.parameters, group, settings)
+
+
+def _put_together(model: nn.Module, recipe: Reducer, found: _Found, scaler: LossScaler | None) -> Attachment:
+    """Return the attachment of what was found on this rank, once no rank refuses. A collective of `found.group`."""
+    modules, size = sharded_modules(model), found.group.size()
+    return assembled(
+        recipe,
+        found.parameters,
+        {p: name for name, p in found.parameters.items()},
+        found.group,
+        settings=f"shard {[each.rank() for each in found.island]}",
+        optimizers=found.optimizers,
+        scaler=scaler,
+        divisor=lambda joined, continues: size if averages(modules) else 1,
+        may_be_unused=False,
+    )
