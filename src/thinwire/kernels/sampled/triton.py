@@ -167,7 +167,8 @@ def _gather(
         tl.store(indices + out + place, index, mask=place < here)
         tl.store(values + out + place, x, mask=place < here)
     else:
-        hit, index, x = _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS, TILE)
-        place = tl.cumsum(hit, 0) - 1
-        tl.store(indices + out + place, index, mask=hit > 0)
-        tl.store(values + out + place, x, mask=hit > 0)
+        # Other names, because a name stands for one shape.
+        hit, found, element = _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS, TILE)
+        among = tl.cumsum(hit, 0) - 1
+        tl.store(indices + out + among, found, mask=hit > 0)
+        tl.store(values + out + among, element, mask=hit > 0)
