@@ -1,21 +1,24 @@
 """Asynchronous training of DLRM on generated clicks, as in DCT's section 3.3.
 
     python benchmarks/server_clicks.py runs.jsonl --updates 2000 --densities 1,0.05,0.01 --threads 1,4 --drains 0
+    python benchmarks/server_clicks.py runs.jsonl --embeddings dense --optimizer sgd --rate 0.3
     python benchmarks/server_clicks.py runs.jsonl --only-table
 
 One server and one trainer with so many Hogwild threads, in one process. A density of 1 is uncompressed; others keep a
-threshold for 1,000 updates. Each run is a line in a file: held-out loss (nats), bytes of the updates, the norm of what
+threshold for 1,000 updates. With sparse embeddings, their rows are sent as they are, and the networks' eight layers are
+compressed, as in the paper. Each run is a line in a file: held-out loss (nats), bytes of the updates, the norm of what
 waits on the trainer, and how stale updates were. `drain`: updates between two drains on average; 0 never drains.
 """
 
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
@@ -34,12 +37,31 @@ def recipe(density: float) -> Reducer:
     return thinwire.recipes.dense() if density == 1 else thinwire.recipes.dct_dp(density=density, life=LIFE)
 
 
-def run(density: float, threads: int, drain: int, updates: int, seed: int, sgd: tuple[float, float]) -> dict[str, Any]:
-    problem, served, sent = dlrm.make(Options(seed=seed)), dlrm.make(Options(seed=seed)), recipe(density)
-    made: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, lr=sgd[0], momentum=sgd[1])}
-    looks = []
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs of a table share."""
+
+    embeddings: str
+    optimizer: str
+    rate: float
+    updates: int
+
+
+def made(setting: Setting, seed: int) -> Problem:
+    problem = dlrm.make(Options(seed=seed))
+    cast(Any, problem.model).interaction.embedding.sparse = setting.embeddings == "sparse"
+    return problem
+
+
+def run(setting: Setting, density: float, threads: int, drain: int, seed: int) -> dict[str, Any]:
+    problem, served, sent = made(setting, seed), made(setting, seed), recipe(density)
+    steps_of: dict[str, Any] = {"optimizer": lambda p: OPTIMIZERS[setting.optimizer](p, lr=setting.rate)}
+    looks, updates = [], setting.updates
     with (
-        thinwire.serve(served.model, recipe(density), address="127.0.0.1:0", **made) as server,
+        thinwire.serve(served.model, recipe(density), address="127.0.0.1:0", **steps_of) as server,
         thinwire.connect(problem.model, sent, address=server.address, drain=drain or None, seed=seed) as trainer,
     ):
         steps = iter(range(updates))
@@ -47,14 +69,13 @@ def run(density: float, threads: int, drain: int, updates: int, seed: int, sgd: 
             _until(part * updates // PARTS, steps, problem, trainer, threads)
             looks.append((part * updates // PARTS, _held_out(problem), _waiting(sent)))
             print(f"density {density} threads {threads} drain {drain}: {looks[-1]}", flush=True)
-        stale, traffic = server.standing().staleness, trainer.traffic()
+        stale, traffic = server.status().staleness, trainer.traffic()
     return {
+        **asdict(setting),
         "density": density,
         "threads": threads,
-        "sgd": sgd,
         "drain": drain,
         "seed": seed,
-        "updates": updates,
         "looks": looks,
         "staleness": sum(k * n for k, n in stale.items()) / sum(stale.values()),
         "bytes": traffic.sent_bytes,
@@ -92,17 +113,17 @@ def table(path: Path) -> str:
     groups = defaultdict(list)
     for line in path.read_text().splitlines():
         found = json.loads(line)
-        groups[found["density"], found["threads"], found["drain"]].append(found)
+        groups[found["embeddings"], -found["density"], found["threads"], found["drain"]].append(found)
     rows = [
-        "| density | threads | drain | held-out loss | staleness | norm of what waits, midway and last | bytes up |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| embeddings | density | threads | drain | held-out loss | staleness | what waits, midway, last | up |",
+        "| --- | ---: | ---: | ---: | --- | ---: | --- | ---: |",
     ]
-    for (density, threads, drain), found in sorted(groups.items(), key=lambda item: (-item[0][0], *item[0][1:])):
+    for (embeddings, density, threads, drain), found in sorted(groups.items()):
         losses = [each["looks"][-1][1] for each in found]
         spread = f" ± {stdev(losses):.4f}" if losses[1:] else ""
         middle, end = (mean(each["looks"][i][2] for each in found) for i in (PARTS // 2 - 1, -1))
         stale, sent = mean(each["staleness"] for each in found), mean(each["bytes"] for each in found)
-        cells = (density, threads, drain or "never", f"{mean(losses):.4f}{spread}", f"{stale:.2f}")
+        cells = (embeddings, -density, threads, drain or "never", f"{mean(losses):.4f}{spread}", f"{stale:.2f}")
         rows.append(f"| {' | '.join(map(str, cells))} | {middle:.3f}, {end:.3f} | {sent / 1e6:.0f} MB |")
     return "\n".join(rows)
 
@@ -118,15 +139,17 @@ def main(
     threads: Annotated[str, typer.Option(help="Hogwild threads")] = "1,4",
     drains: Annotated[str, typer.Option(help="Updates between drains, on average; 0 for never")] = "0",
     seeds: Annotated[str, typer.Option(help="Of the batches and the weights")] = "0",
-    rate: Annotated[float, typer.Option(help="Learning rate of the server's SGD")] = 0.3,
-    momentum: Annotated[float, typer.Option(help="Its momentum; asynchrony acts like some already")] = 0.0,
+    embeddings: Annotated[str, typer.Option(help="sparse: rows travel as they are; or dense")] = "sparse",
+    optimizer: Annotated[str, typer.Option(help="The server's: adagrad or sgd")] = "adagrad",
+    rate: Annotated[float, typer.Option(help="Its learning rate")] = 0.01,
     only_table: Annotated[bool, typer.Option(help="Run nothing")] = False,
 ) -> None:
     """Run, add to the file, and print the table."""
     torch.set_num_threads(1)
+    setting = Setting(embeddings, optimizer, rate, updates)
     if not only_table:
         for seed, density, count, drain in product(*(each.split(",") for each in (seeds, densities, threads, drains))):
-            found = run(float(density), int(count), int(drain), updates, int(seed), (rate, momentum))
+            found = run(setting, float(density), int(count), int(drain), int(seed))
             with path.open("a") as file:
                 file.write(json.dumps(found) + "\n")
     print(table(path))

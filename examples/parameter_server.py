@@ -12,7 +12,7 @@ recipe = thinwire.recipes.dct_dp(density=0.01)
 if os.environ["RANK"] == "0":
     with thinwire.serve(model, recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), trainers=2) as server:
         server.wait()
-        print(f"{server.standing().version} updates, staleness {dict(server.standing().staleness)}")
+        print(f"{server.status().version} updates, staleness {dict(server.status().staleness)}")
 else:
     with thinwire.connect(model, recipe) as trainer:
         for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):

@@ -20,11 +20,11 @@ from torch import nn
 
 import thinwire
 from thinwire import PayloadError
-from thinwire.server.exchange import Uplink, read_update
+from thinwire.server.exchange import LOSS, Uplink, read_update
 from thinwire.server.frames import HEADER, MAGIC, PROTOCOL, Flag, FrameError, Kind, Wire, parse
-from thinwire.server.joining import respond
+from thinwire.server.joining import agreed, respond
 from thinwire.server.layout import Layout, entries, pack
-from thinwire.server.serving import Server, agreed
+from thinwire.server.server import Server
 from thinwire.server.session import Session
 
 WHO = "0" * 32
@@ -53,13 +53,12 @@ class Fuzzed:
         gradients = {name: torch.randn_like(p) for name, p in model.named_parameters() if name != "rows.weight"}
         keys = torch.tensor([[1, 5, 30]])
         gradients["rows.weight"] = torch.sparse_coo_tensor(keys, torch.ones(3, 4), (40, 4))
-        self.body = b"".join(
-            bytes(x) for x in pack(Uplink(recipe, Layout(mine), WHO).encode(1, gradients, drain=False))
-        )
+        sections = pack(Uplink(recipe, Layout(mine), WHO).encode(1, gradients, drain=False))
+        self.body = LOSS.pack(1.5) + b"".join(bytes(x) for x in sections)
         self.limits = {
             Kind.PING: 0,
             Kind.BYE: 0,
-            Kind.UPDATE: self.central.layout.limit(self.central.layout.of_recipe(recipe, 0)),
+            Kind.UPDATE: LOSS.size + self.central.layout.limit(self.central.layout.of_recipe(recipe, 0)),
         }
         self.before = self.state()
 

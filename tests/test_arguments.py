@@ -52,6 +52,7 @@ from thinwire.server.central import Central
 from thinwire.server.exchange import Draining
 from thinwire.server.layout import entries
 from thinwire.server.rules import Synchronous
+from thinwire.server.saving import Saving
 from thinwire.server.session import Shared
 
 ROOMS = (
@@ -292,8 +293,7 @@ def _shared() -> Shared:
         secret=b"",
         timeout=1.0,
         agreed={},
-        durable=lambda trainer: 0,
-        save_soon=lambda: None,
+        saving=Saving(central, lock, None),
     )
 
 
@@ -431,15 +431,14 @@ VALID: Mapping[str, Callable[[], object]] = {
     "shared": _shared,
     "listener": _listener,
     "address": lambda: "127.0.0.1:1",
-    "durable": lambda: None,
     "uplinks": tuple,
     "channels": tuple,
     "draining": lambda: Draining(None, 0),
     "releases": lambda: True,
     **dict.fromkeys(("staleness", "updates"), dict),
     **dict.fromkeys(("Traffic.updates", "saved", "skipped", "drained", "received_bytes", "version"), lambda: 1),
-    **dict.fromkeys(("in_flight", "Standing.sent_bytes", "Traffic.sent_bytes", "dropped"), lambda: 1),
-    "Standing.trainers": tuple,
+    **dict.fromkeys(("in_flight", "ServerStatus.sent_bytes", "Traffic.sent_bytes", "dropped"), lambda: 1),
+    "ServerStatus.trainers": dict,
     "waited": lambda: 1.0,
 }
 

@@ -39,7 +39,7 @@ from thinwire.integrations import (
 )
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget, Plan, Profile, Why
-from thinwire.server import Server, Standing, Traffic, Trainer, connect, serve
+from thinwire.server import Server, ServerStatus, Traffic, Trainer, TrainerStatus, connect, serve
 from thinwire.stats import Figures, Stats
 
 __version__ = version("thinwire")
@@ -61,12 +61,13 @@ __all__ = [
     "Scattered",
     "Server",
     "ServerError",
+    "ServerStatus",
     "Shards",
-    "Standing",
     "StateError",
     "Stats",
     "Traffic",
     "Trainer",
+    "TrainerStatus",
     "Why",
     "__version__",
     "attach",

@@ -31,7 +31,7 @@ FLOORS = [
     ("frameworks",),
     ("tools", "tools.inputs", "tools.machine"),
     ("tools.cluster", "tools.problems", "tools.show"),
-    ("tools.bench", "tools.check", "tools.plan", "tools.simulate"),
+    ("tools.bench", "tools.check", "tools.plan", "tools.simulate", "tools.watch"),
     ("tools.cli",),
     ("__main__",),
 ]
@@ -105,7 +105,7 @@ def test_every_room_has_a_floor() -> None:
         ),
         ("numba", {"kernels"}),
         ("triton", {"kernels"}),
-        ("rich", {"tools.show", "tools.bench", "tools.check", "tools.plan", "tools.simulate"}),
+        ("rich", {"tools.show", "tools.bench", "tools.check", "tools.plan", "tools.simulate", "tools.watch"}),
         ("pyroute2", {"tools.cluster"}),
         ("matplotlib", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
         ("typer", {"tools.cli"}),

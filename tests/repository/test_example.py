@@ -98,3 +98,28 @@ def test_a_server_and_its_trainers_find_each_other_under_torchrun() -> None:
     )
     assert "120 updates" in done.stdout, done.stderr
     assert len(re.findall(r"rank [12]: loss", done.stdout)) == 2
+
+
+@pytest.mark.slow
+def test_pipelines_train_on_a_server_for_each_stage() -> None:
+    script, port = EXAMPLE.with_name("pipelines_on_servers.py"), str(_free_port())
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=6",
+            f"--master-port={port}",
+            str(script),
+            "61",
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    losses = [float(found) for found in re.findall(r"trainer 0: step \d+, loss ([\d.]+)", done.stdout)]
+    assert losses[-1] < losses[0] / 2, done.stderr
+    assert done.stdout.count("122 updates") == 2
+    assert done.stdout.count("5.1% of the activations crossed") == 2

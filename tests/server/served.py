@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from thinwire import codecs, exchanges, memories, recipes
 from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
-from thinwire.server.exchange import Uplink
+from thinwire.server.exchange import LOSS, Uplink
 from thinwire.server.frames import NONE, Flag, Frame, Kind, Wire
-from thinwire.server.joining import respond
+from thinwire.server.joining import agreed, respond
 from thinwire.server.layout import Layout, entries, pack
-from thinwire.server.serving import agreed
 
 NUMEL = 200
 
@@ -118,7 +117,8 @@ class Raw:
 
     def body(self, number: int, gradient: Tensor) -> list[Any]:
         """Return the body of an update."""
-        return pack(self._uplink.encode(number, {"large": gradient, "small": gradient[:3]}, drain=False))
+        sections = self._uplink.encode(number, {"large": gradient, "small": gradient[:3]}, drain=False)
+        return [LOSS.pack(1.5), *pack(sections)]
 
     def update(self, number: int, body: Sequence[Any], *, version: int = 0, flags: Flag = NONE) -> Frame:
         """Send an update and return the answer."""

@@ -134,7 +134,7 @@ def guarded(caplog: pytest.LogCaptureFixture) -> Iterator[Server]:
     before = central.large.detach().clone()
     yield server
     assert torch.equal(before, central.large)
-    assert server.standing().version == 1
+    assert server.status().version == 1
     model.give(gradients(1)[0])
     assert trainer.step()
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 1

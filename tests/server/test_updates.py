@@ -82,7 +82,7 @@ def test_nothing_is_lost_or_applied_twice_when_connections_break() -> None:
             trainer.step()
             breaking.join()
         torch.testing.assert_close(waiting(recipe) - server_model.large, sum(steps))
-        assert list(server.standing().updates.values()) == [60]
+        assert list(server.status().updates.values()) == [60]
 
 
 def _cut(server: Server) -> None:
@@ -104,12 +104,12 @@ def test_a_server_that_starts_again_applies_what_it_had_not_saved(tmp_path: Path
     with started(server_model, checkpoint=path, address=address) as server, trainer:
         _trained(trainer, model, steps[20:])
         torch.testing.assert_close(waiting(recipe) - server_model.large, sum(steps))
-        assert list(server.standing().updates.values()) == [30]
+        assert list(server.status().updates.values()) == [30]
 
 
 def _crash(server: Server) -> None:
     """End a server as if it were killed: it saves nothing more."""
-    server._durable = None
+    server._shared.saving.durable = None
     server.close()
 
 
@@ -125,7 +125,7 @@ def test_an_update_counts_once_however_often_it_comes() -> None:
         again = Raw(server.address)
         again.update(3, bodies[2])
         torch.testing.assert_close(waiting(raw.recipe) - server_model.large, sum(steps))
-        assert server.standing().version == 3
+        assert server.status().version == 3
 
 
 def test_an_update_that_is_not_the_next_ends_the_connection() -> None:
@@ -152,7 +152,7 @@ def test_synchronous_training_is_plain_averaging(momentum: float) -> None:
         trainers = [joined(server, dense(), model) for model in models]
         _at_once(*((_trained, *each) for each in zip(trainers, models, steps, strict=True)))
         torch.testing.assert_close(central.large, plain.large, rtol=1e-12, atol=1e-12)
-        assert server.standing().version == 8
+        assert server.status().version == 8
         assert all(torch.equal(model.large, central.large) for model in models)
 
 
@@ -207,10 +207,10 @@ def test_without_a_bound_nobody_waits_for_a_slow_trainer() -> None:
     with started(central, dense(), trainers=2) as server:
         slow, fast = joined(server, dense()), joined(server, dense(), model)
         _trained(fast, model, gradients(20))
-        assert server.standing().version == 20
+        assert server.status().version == 20
         vector_of(slow).give(gradients(1)[0])
         slow.step()
-        assert server.standing().staleness[20] == 1
+        assert server.status().staleness[20] == 1
 
 
 def test_a_stale_update_counts_for_less_if_damped() -> None:
@@ -240,7 +240,7 @@ def test_what_is_not_finite_is_neither_sent_nor_applied(bad: float) -> None:
         answer = raw.update(1, raw.body(1, first.clone().fill_(bad)))
         assert answer.flags & Flag.DROPPED
         assert torch.equal(before, central.large)
-        assert server.standing().dropped == 1
+        assert server.status().dropped == 1
 
 
 def test_a_mean_leaves_out_what_is_not_finite() -> None:

@@ -4,7 +4,9 @@
 `serving` the server, `channel` and `trainer` the other side.
 """
 
-from thinwire.server.serving import Server, Standing, serve
+from thinwire.server.server import Server
+from thinwire.server.serving import serve
+from thinwire.server.status import ServerStatus, TrainerStatus
 from thinwire.server.trainer import Traffic, Trainer, connect
 
-__all__ = ["Server", "Standing", "Traffic", "Trainer", "connect", "serve"]
+__all__ = ["Server", "ServerStatus", "Traffic", "Trainer", "TrainerStatus", "connect", "serve"]

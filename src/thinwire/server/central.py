@@ -19,11 +19,15 @@ MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSch
 @final
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One update of a trainer: who sent it, its number, the version it was computed on, and what it says."""
+    """One update of a trainer: who sent it, its number, the version it was computed on, and what it says.
+
+    loss: what the trainer tells of it, NaN if nothing.
+    """
 
     trainer: str
     number: int
     version: int
+    loss: float
     parts: Sequence[Part]
     payloads: Sequence[Payload]
     rows: Sequence[Blocks]
@@ -60,6 +64,7 @@ class Central:
         self.version = self.dropped = 0
         self.applied: dict[str, int] = {}
         self.staleness: Counter[int] = Counter()
+        self.behind: Counter[str] = Counter()  # of each trainer's updates, added up; since the server was started
         self.changed = {each.name: torch.zeros(each.shape[0], dtype=torch.int64) for each in self.layout.rows}
 
     def _made(self, optimizer: MakeOptimizer, rows_optimizer: MakeOptimizer | None) -> list[torch.optim.Optimizer]:
@@ -86,6 +91,7 @@ class Central:
         self.applied.update({each.trainer: each.number for each in updates})
         good = self._gathered(updates, stale)
         self.staleness.update(stale[each.trainer] for each in good)
+        self.behind.update(stale)
         self.dropped += len(updates) - len(good)
         if good:
             self._step(good)

@@ -17,7 +17,7 @@ from thinwire.server.exchange import Copy
 from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
 from thinwire.server.joining import respond
 from thinwire.server.layout import Bytes
-from thinwire.server.session import STANDING
+from thinwire.server.session import ACKNOWLEDGED
 
 logger = logging.getLogger("thinwire")
 _PAUSE = 0.2  # seconds between attempts to connect
@@ -124,11 +124,12 @@ class Channel:
         with self._changed:
             return self._changed.wait_for(lambda: self._error or not self._log, seconds) and not self._log
 
-    def close(self) -> None:
-        """Say goodbye."""
+    def close(self, *, goodbye: bool) -> None:
+        """Hang up, with a goodbye or without."""
         self._closed = True
-        with suppress(GoneError):
-            self._wire.send(Kind.BYE)
+        if goodbye:
+            with suppress(GoneError):
+                self._wire.send(Kind.BYE)
         self._wire.close()
         self._thread.join(self._settings.timeout)
 
@@ -213,13 +214,13 @@ class Channel:
     def _welcomed(self, frame: Frame) -> None:
         if frame.kind is Kind.REFUSED:
             raise FingerprintError(f"{self._settings.address}: {bytes(frame.body).decode(errors='replace')}")
-        applied, durable = STANDING.unpack_from(frame.body)
+        applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
         if applied < self._durable:
             raise ServerError(
                 f"the server at {self._settings.address} has applied {applied} updates of this trainer, and had saved "
                 f"{self._durable}: start it from its checkpoint, or this trainer anew"
             )
-        self._copy.take(frame.body[STANDING.size :], 0, whole=True)
+        self._copy.take(frame.body[ACKNOWLEDGED.size :], 0, whole=True)
         with self._changed:
             self._version, self._sent = frame.version, applied
             self._forget(durable)
@@ -240,8 +241,8 @@ class Channel:
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is Kind.PARAMETERS:
-            applied, durable = STANDING.unpack_from(frame.body)
-            self._copy.take(frame.body[STANDING.size :], frame.number, whole=False)
+            applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
+            self._copy.take(frame.body[ACKNOWLEDGED.size :], frame.number, whole=False)
             with self._changed:
                 self._version = frame.version
                 self._sent = max(self._sent, frame.number)

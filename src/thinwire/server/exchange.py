@@ -1,12 +1,14 @@
 """What a trainer sends up, and what the server sends down: payloads, encoded on one side and read on the other."""
 
 import random
+import struct
 from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from thinwire import trace
 from thinwire.codecs import Codec
 from thinwire.errors import MomentumError
 from thinwire.memories import FadingMomentum, MomentumCorrection, OrthogonalMomentum
@@ -14,7 +16,7 @@ from thinwire.payloads import Dense
 from thinwire.reducer import Reducer, Segment
 from thinwire.reducer.compressed import encoded
 from thinwire.server.central import Central, Update, flattened
-from thinwire.server.frames import Flag
+from thinwire.server.frames import Flag, FrameError
 from thinwire.server.layout import Entry, Layout, Part, read_parts, read_table, table, unpack
 from thinwire.signals import Plain
 
@@ -37,6 +39,10 @@ class Uplink:
 
         Gradients are read, not kept. A parameter that has none sends zeros.
         """
+        with trace.span("encode"):
+            return self._sections(number, gradients, drain=drain)
+
+    def _sections(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[Tensor]:
         parts = self._layout.of_recipe(self._recipe, number - 1)
         if drain:
             released = {s.name: self._released(s, part, gradients) for part in parts for s in part.segments}
@@ -92,15 +98,22 @@ def drainable(recipe: Reducer) -> bool:
     return all(any(part.releases for part in memory.parts) for memory in recipe.memories() if memory.stateful)
 
 
+LOSS = struct.Struct("<d")
+"""At the start of an update, before its sections: the loss that the trainer tells, NaN if it tells none."""
+
+
 def read_update(
     layout: Layout, recipe: Reducer, trainer: str, number: int, version: int, flags: Flag, body: memoryview
 ) -> Update:
     """Return the update in a frame's body. Raises FrameError or PayloadError if there is none in it."""
+    if len(body) < LOSS.size:
+        raise FrameError(f"an update of {len(body)} bytes; expected a loss of {LOSS.size} at its beginning")
+    (loss,) = LOSS.unpack_from(body)
     parts = layout.dense if flags & Flag.DRAINED else layout.of_recipe(recipe, number - 1)
-    sections = unpack(body, len(parts) + len(layout.rows))
+    sections = unpack(body[LOSS.size :], len(parts) + len(layout.rows))
     payloads = read_parts(parts, sections[: len(parts)], number)
     rows = [read_table(entry, x) for entry, x in zip(layout.rows, sections[len(parts) :], strict=True)]
-    return Update(trainer=trainer, number=number, version=version, parts=parts, payloads=payloads, rows=rows)
+    return Update(trainer=trainer, number=number, version=version, loss=loss, parts=parts, payloads=payloads, rows=rows)
 
 
 @final
@@ -196,9 +209,9 @@ class News:
 class Copy:
     """A trainer's copy of one server's parameters, which it overwrites with what the server says."""
 
-    def __init__(self, layout: Layout, parameters: Mapping[str, nn.Parameter], codec: Codec | None) -> None:
-        self._layout, self._parameters = layout, parameters
-        self._flats = flattened(layout, parameters)
+    def __init__(self, layout: Layout, model: nn.Module, codec: Codec | None) -> None:
+        self._layout, self._parameters = layout, dict(model.named_parameters())
+        self._flats = flattened(layout, self._parameters)
         self._parts = None if codec is None else layout.of_codec(codec)
 
     @torch.no_grad()

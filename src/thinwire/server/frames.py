@@ -14,14 +14,17 @@ from contextlib import suppress
 from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQ")
 _TICKS = 4  # pings within the time after which silence means that the other side is gone
 
 
 class Kind(IntEnum):
-    """What a frame is. A ping from the server has the number of the trainer's latest update that is on disk."""
+    """What a frame is. A ping from the server has the number of the trainer's latest update that is on disk.
+
+    Whoever watches sends WATCH instead of JOIN, and gets STATUS for each.
+    """
 
     PING = 0
     JOIN = 1
@@ -29,8 +32,9 @@ class Kind(IntEnum):
     REFUSED = 3
     UPDATE = 4
     PARAMETERS = 5
-    ROWS = 6
-    BYE = 7
+    BYE = 6
+    WATCH = 7
+    STATUS = 8
 
 
 class Flag(IntFlag):

@@ -11,10 +11,14 @@ import ipaddress
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from thinwire.codecs import Codec
 from thinwire.errors import ServerError
+from thinwire.reducer import Reducer
+from thinwire.reducer.base import words
 from thinwire.server.frames import PROTOCOL, Wire
+from thinwire.server.layout import Entry
 
 VARIABLE = "THINWIRE_SECRET"
 GREETING = b"thinwire server " + PROTOCOL.to_bytes(4, "little")
@@ -75,6 +79,17 @@ def difference(server: Mapping[str, object], trainer: Mapping[str, object]) -> s
         if mine != theirs:
             return f"{key} differs: the server has {mine}, this trainer has {theirs}; give both the same"
     return None
+
+
+def agreed(
+    recipe: Reducer, down: Codec | None, parameters: Sequence[Entry], servers: int, index: int
+) -> dict[str, str]:
+    """Return in words what a server and its trainers must have in common."""
+    return {
+        "recipe": words(recipe),
+        "down": words(down),
+        "the place among the servers": f"{index} of {servers}",
+    } | {f"parameter {each.name}": str(each) for each in parameters}
 
 
 def _proof(secret: bytes, role: bytes, both: bytes) -> bytes:

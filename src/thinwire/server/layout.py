@@ -152,6 +152,11 @@ class Layout:
             for (dtype, _, codec), (memory, found) in groups.items()
         )
 
+    def prepare(self, recipe: Reducer, codec: Codec | None) -> None:
+        """Check the recipe, and compile what reads it and the codec. Raises TypeError."""
+        self.check(recipe)
+        self.compile(recipe, codec)
+
     def check(self, recipe: Reducer) -> None:
         """Raise TypeError if a recipe, now or after its warm-up, has something without memory and codec."""
         for _, segment in self._placed:

@@ -7,21 +7,23 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from thinwire.codecs import Codec
 from thinwire.errors import PayloadError
 from thinwire.reducer import Reducer
 from thinwire.server.central import Central
-from thinwire.server.exchange import Downlink, read_update
+from thinwire.server.exchange import LOSS, Downlink, read_update
 from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
 from thinwire.server.joining import challenge, difference
 from thinwire.server.layout import pack
 from thinwire.server.rules import Rule
+from thinwire.server.saving import Saving
+from thinwire.server.status import ServerStatus, TrainerStatus
 
-LONGEST_JOIN = 1 << 24
-STANDING = struct.Struct("<QQ")
+_FIRST = {Kind.PING: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}  # what may come at first, and how long it may be
+ACKNOWLEDGED = struct.Struct("<QQ")
 """At the start of an answer: the trainer's latest update that was applied, and the latest that is on disk."""
 
 
@@ -38,11 +40,25 @@ class Shared:
     secret: bytes
     timeout: float
     agreed: Mapping[str, str]
-    durable: Callable[[str], int]
-    save_soon: Callable[[], None]
+    saving: Saving
     sessions: "dict[str, Session]" = field(default_factory=dict)
+    ended: list[int] = field(default_factory=lambda: [0, 0])
+    """Bytes sent and received over connections that have ended."""
     lost: float = -math.inf
     """When a trainer was last gone without a goodbye, in `time.monotonic` seconds."""
+
+    def status(self) -> ServerStatus:
+        """Return the server's status. The caller holds the lock."""
+        wires = [session.wire for session in self.sessions.values()]
+        return ServerStatus(
+            version=self.central.version,
+            staleness=dict(self.central.staleness),
+            updates=dict(self.central.applied),
+            trainers={name: session.status() for name, session in self.sessions.items()},
+            dropped=self.central.dropped,
+            sent_bytes=self.ended[0] + sum(wire.sent for wire in wires),
+            received_bytes=self.ended[1] + sum(wire.received for wire in wires),
+        )
 
 
 class RefusedError(ConnectionError):
@@ -55,8 +71,9 @@ class Session:
 
     def __init__(self, connection: socket.socket, shared: Shared) -> None:
         self._shared = shared
-        self.wire = Wire(connection, timeout=shared.timeout, limits={Kind.PING: 0, Kind.JOIN: LONGEST_JOIN})
+        self.wire = Wire(connection, timeout=shared.timeout, limits=_FIRST)
         self.trainer = ""
+        self._loss, self._since = math.nan, time.monotonic()
         self._downlink = Downlink(shared.central, shared.codec)
 
     def run(self, let_in: Callable[[], None]) -> None:
@@ -68,11 +85,12 @@ class Session:
         try:
             challenge(self.wire, self._shared.secret)
             let_in()
-            self._join()
+            self._begin()
             while self.answer(self.wire.receive()):
                 pass
         except (GoneError, FrameError, PayloadError):
-            self._shared.lost = time.monotonic()
+            if self.trainer:
+                self._shared.lost = time.monotonic()
             raise
         finally:
             self._leave()
@@ -85,15 +103,45 @@ class Session:
             case Kind.UPDATE:
                 self._update(frame)
                 return True
+            case Kind.WATCH:
+                self._show()
+                return True
         return False
+
+    def status(self) -> TrainerStatus:
+        """Return what is known of this trainer. The caller holds the server's lock."""
+        central = self._shared.central
+        return TrainerStatus(
+            updates=central.applied.get(self.trainer, 0),
+            behind=central.behind[self.trainer],
+            loss=None if math.isnan(self._loss) else self._loss,
+            sent_bytes=self.wire.sent,
+            received_bytes=self.wire.received,
+            quiet=time.monotonic() - self._since,
+        )
 
     def ping(self) -> None:
         """Tell the trainer which of its updates are on disk."""
         self.wire.ping()
 
-    def _join(self) -> None:
+    def _begin(self) -> None:
+        """Find out who this is: a trainer that joins, or somebody who watches."""
+        frame = self.wire.receive()
+        while frame.kind is Kind.PING:
+            frame = self.wire.receive()
+        if frame.kind is Kind.JOIN:
+            self._join(_asked(frame))
+        else:
+            self.wire.limits = dict.fromkeys((Kind.PING, Kind.BYE, Kind.WATCH), 0)
+            self._show()
+
+    def _show(self) -> None:
+        with self._shared.lock:
+            status = self._shared.status()
+        self.wire.send(Kind.STATUS, json.dumps(asdict(status)).encode())
+
+    def _join(self, asked: Mapping[str, Any]) -> None:
         shared = self._shared
-        asked = self._asked()
         if found := difference(shared.agreed, asked["agreed"]):
             self.wire.send(Kind.REFUSED, found.encode())
             raise RefusedError(found)
@@ -102,27 +150,14 @@ class Session:
         self.wire.limits = {
             Kind.PING: 0,
             Kind.BYE: 0,
-            Kind.UPDATE: layout.limit(layout.of_recipe(shared.recipe, 0)),
+            Kind.UPDATE: LOSS.size + layout.limit(layout.of_recipe(shared.recipe, 0)),
         }
         self.wire.note = self._durable
         with shared.lock:
             shared.rule.joined(self.trainer)
-            version, standing = shared.central.version, self._standing()
+            version, acknowledged = shared.central.version, self._acknowledged()
             body = pack(self._downlink.whole())
-        self.wire.send(Kind.WELCOME, standing, *body, version=version)
-
-    def _asked(self) -> dict[str, Any]:
-        frame = self.wire.receive()
-        while frame.kind is Kind.PING:
-            frame = self.wire.receive()
-        try:
-            asked = json.loads(bytes(frame.body))
-            who, agreed = asked["trainer"], asked["agreed"]
-            if len(who) != 32 or int(who, 16) < 0 or not all(isinstance(x, str) for x in agreed.values()):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise FrameError("a JOIN without a trainer's number and what it trains") from error
-        return {"trainer": who, "agreed": agreed}
+        self.wire.send(Kind.WELCOME, acknowledged, *body, version=version)
 
     def _replace(self, trainer: str) -> None:
         """Take the place of this trainer's earlier connection, if there is one that has not been noticed to be dead."""
@@ -148,7 +183,7 @@ class Session:
     def _update(self, frame: Frame) -> None:
         shared, dropped = self._shared, False
         if frame.flags & Flag.SAVE:
-            shared.save_soon()
+            shared.saving.soon.set()
         known = self._applied()
         if frame.number > known + 1:
             raise FrameError(f"update {frame.number}; expected {known + 1}, the next of this trainer")
@@ -162,15 +197,16 @@ class Session:
                 frame.flags,
                 frame.body,
             )
+            self._loss, self._since = update.loss, time.monotonic()
             dropped = shared.rule.submit(update, self._meanwhile)
         self._reply(frame.number, Flag.DROPPED if dropped else Flag(0))
 
     def _reply(self, number: int, flags: Flag) -> None:
         with self._shared.lock:
-            version, standing = self._shared.central.version, self._standing()
+            version, acknowledged = self._shared.central.version, self._acknowledged()
             news = self._downlink.news(number)
         body = pack(news.sections())
-        self.wire.send(Kind.PARAMETERS, standing, *body, number=number, version=version, flags=flags)
+        self.wire.send(Kind.PARAMETERS, acknowledged, *body, number=number, version=version, flags=flags)
 
     def _meanwhile(self) -> None:
         if self.wire.gone():
@@ -181,7 +217,19 @@ class Session:
             return self._shared.central.applied.get(self.trainer, 0)
 
     def _durable(self) -> int:
-        return self._shared.durable(self.trainer)
+        return self._shared.saving.latest(self.trainer)
 
-    def _standing(self) -> bytes:
-        return STANDING.pack(self._shared.central.applied.get(self.trainer, 0), self._durable())
+    def _acknowledged(self) -> bytes:
+        return ACKNOWLEDGED.pack(self._shared.central.applied.get(self.trainer, 0), self._durable())
+
+
+def _asked(frame: Frame) -> dict[str, Any]:
+    """Return what a JOIN says. Raises FrameError."""
+    try:
+        asked = json.loads(bytes(frame.body))
+        who, agreed = asked["trainer"], asked["agreed"]
+        if len(who) != 32 or int(who, 16) < 0 or not all(isinstance(x, str) for x in agreed.values()):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise FrameError("a JOIN without a trainer's number and what it trains") from error
+    return {"trainer": who, "agreed": agreed}

@@ -1,13 +1,16 @@
 """A trainer: it computes gradients on its own copy of the parameters, and a server applies them."""
 
 import copy
+import math
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Self, final
 
 from torch import Tensor, nn
@@ -17,13 +20,13 @@ from thinwire.codecs import Codec
 from thinwire.reducer import Reducer
 from thinwire.server.channel import Channel, Settings
 from thinwire.server.environment import addresses
-from thinwire.server.exchange import Copy, Draining, Uplink, drainable
+from thinwire.server.exchange import LOSS, Copy, Draining, Uplink, drainable
 from thinwire.server.frames import Flag
-from thinwire.server.joining import VARIABLE
+from thinwire.server.joining import VARIABLE, agreed
 from thinwire.server.layout import Layout, entries, pack, shards
-from thinwire.server.serving import agreed
 
 Work = Callable[[nn.Module], None]
+_HEAD = 1024  # bytes of an answer before its sections, at most
 
 
 @final
@@ -71,8 +74,10 @@ class Trainer:
         self._waited = 0.0
         self._begun: dict[int, list[int]] = {}  # what each replica's next gradient will have been computed on, at least
 
-    def step(self, module: nn.Module | None = None) -> bool:
+    def step(self, module: nn.Module | None = None, *, loss: float | Tensor | None = None) -> bool:
         """Send the gradients of the model, or of a replica of it, and wait for new parameters.
+
+        loss: what they are the gradients of, for whoever watches the server. Nothing is computed with it.
 
         Return whether they were sent: gradients that are not finite are not, and what waits stays as it was. Gradients
         are left as they are, so call `zero_grad` yourself. Raises ServerError if a server is gone.
@@ -84,7 +89,7 @@ class Trainer:
                 self._skipped += 1
             return False
         versions = self._begun.get(id(module), self.versions)
-        self._wait(self._push(gradients, versions, drain=False) - self._in_flight)
+        self._wait(self._push(gradients, versions, loss=loss, drain=False) - self._in_flight)
         self._begun[id(module)] = self.versions
         return True
 
@@ -92,7 +97,7 @@ class Trainer:
         """Send all that waits, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
         if not self._releases:
             raise TypeError("what waits in this recipe's memory cannot be sent at once: only error feedback can")
-        self._wait(self._push({}, self.versions, drain=True))
+        self._wait(self._push({}, self.versions, loss=None, drain=True))
 
     @checked
     def run(self, work: Work, *, threads: Count) -> None:
@@ -134,11 +139,14 @@ class Trainer:
         """Wait until servers have saved all that was sent, at most so long. Return whether they have."""
         return all(channel.settle(seconds) for channel in self._channels)
 
-    def close(self) -> None:
-        """Leave. What waits is lost; call `drain` first to send it."""
+    def close(self, *, goodbye: bool = True) -> None:
+        """Leave. What waits is lost; call `drain` first to send it.
+
+        Without a goodbye, servers see a trainer that was killed.
+        """
         with self._lock:
             for channel in self._channels:
-                channel.close()
+                channel.close(goodbye=goodbye)
 
     def __enter__(self) -> Self:
         return self
@@ -146,15 +154,18 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _push(self, gradients: dict[str, Tensor], versions: Sequence[int], *, drain: bool) -> int:
+    def _push(
+        self, gradients: dict[str, Tensor], versions: Sequence[int], *, loss: float | Tensor | None, drain: bool
+    ) -> int:
         """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
+        told = LOSS.pack(math.nan if loss is None else float(loss))
         with self._lock:
             self._number += 1
             drain |= self._draining.due()
             self._drained += drain
             flags = Flag.DRAINED if drain else Flag(0)
             for uplink, channel, version in zip(self._uplinks, self._channels, versions, strict=True):
-                body = pack(uplink.encode(self._number, gradients, drain=drain))
+                body = [told, *pack(uplink.encode(self._number, gradients, drain=drain))]
                 channel.send(self._number, version, flags, body)
             return self._number
 
@@ -195,36 +206,31 @@ def connect(
     Raises FingerprintError if recipe or parameters are not the servers', ServerError if a server is not there or has
     another secret, and TypeError to drain a memory that cannot be.
     """
-    parameters = dict(model.named_parameters())
-    if drain is not None and not drainable(recipe):
-        raise TypeError(
-            "drain= sends what waits in error feedback; this recipe's memory keeps something else: drop drain="
-        )
-    who, known = secrets.token_hex(16), os.environ.get(VARIABLE, "") if secret is None else secret
+    _check_drain(recipe, drain)
+    known = os.environ.get(VARIABLE, "") if secret is None else secret
+    settings = partial(
+        Settings,
+        secret=known.encode(),
+        trainer=secrets.token_hex(16),
+        timeout=timeout,
+        patience=reconnect,
+        log_bytes=log_bytes,
+    )
+    places, parts = addresses(address, servers), shards(entries(model), servers)
     uplinks, channels = list[Uplink](), list[Channel]()
-    places = addresses(address, servers)
-    try:
-        for index, (place, mine) in enumerate(zip(places, shards(entries(model), servers), strict=True)):
+    with ExitStack() as if_one_fails:
+        for index, (place, mine) in enumerate(zip(places, parts, strict=True)):
             layout = Layout(mine)
-            settings = Settings(
+            layout.prepare(recipe, down)
+            its = settings(
                 address=place,
-                secret=known.encode(),
-                trainer=who,
                 agreed=agreed(recipe, down, mine, servers, index),
-                timeout=timeout,
-                patience=reconnect,
-                log_bytes=log_bytes,
-                longest_answer=1024 + layout.limit(layout.dense if down is None else layout.of_codec(down)),
+                longest_answer=_HEAD + layout.limit(layout.dense if down is None else layout.of_codec(down)),
             )
-            layout.check(recipe)
-            layout.compile(recipe, down)
-            uplinks.append(Uplink(recipe, layout, who, next(iter(parameters.values())).device))
-            copied = Copy(layout, {each.name: parameters[each.name] for each in mine}, down)
-            channels.append(Channel(settings, copied))
-    except BaseException:
-        for channel in channels:
-            channel.close()
-        raise
+            uplinks.append(Uplink(recipe, layout, its.trainer, next(model.parameters()).device))
+            channels.append(Channel(its, Copy(layout, model, down)))
+            if_one_fails.callback(channels[-1].close, goodbye=True)
+        if_one_fails.pop_all()
     return Trainer(
         model,
         uplinks,
@@ -233,6 +239,13 @@ def connect(
         in_flight=in_flight,
         releases=drainable(recipe),
     )
+
+
+def _check_drain(recipe: Reducer, drain: int | None) -> None:
+    if drain is not None and not drainable(recipe):
+        raise TypeError(
+            "drain= sends what waits in error feedback; this recipe's memory keeps something else: drop drain="
+        )
 
 
 def _gradients(module: nn.Module) -> dict[str, Tensor]:

@@ -26,7 +26,11 @@ def thinwire() -> None:
 def bench(
     workers: Annotated[int | None, typer.Option(help="Worker processes on this machine.", show_default="2")] = None,
     link: Annotated[
-        str | None, typer.Option(help="Rate of each worker's link, such as 1gbit, or none.", show_default="100mbit")
+        str | None,
+        typer.Option(
+            help="Rate of each worker's link, such as 1gbit, with its latency if wanted, as in 10mbit/50ms; or none.",
+            show_default="100mbit",
+        ),
     ] = None,
     recipes: Annotated[
         str | None,
@@ -44,6 +48,26 @@ def bench(
             "island, whose workers have a link each, and dense is FSDP2."
         ),
     ] = None,
+    outer: Annotated[
+        str | None,
+        typer.Option(
+            help="Let workers train on their own for so many steps, such as 10,30, and then exchange how far they "
+            "moved: each number is a row of diloco, streaming_diloco and sparseloco."
+        ),
+    ] = None,
+    servers: Annotated[
+        int,
+        typer.Option(
+            help="Parameter servers, besides the workers: every recipe that can is trained on them as well, each "
+            "worker at its own pace."
+        ),
+    ] = 0,
+    slow: Annotated[
+        float, typer.Option(help="With --servers: the last worker computes so many times as long as the others.")
+    ] = 1.0,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="With --servers: the last worker vanishes midway, where it is served.")
+    ] = False,
     pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
     boundary: Annotated[
         str | None,
@@ -84,6 +108,10 @@ def bench(
             recipes=recipes,
             densities=density,
             shard=shard,
+            outer=outer,
+            servers=servers,
+            slow=slow,
+            kill=kill,
             pipeline=pipeline,
             boundaries=boundary,
             micro_batches=micro_batches,
@@ -159,13 +187,24 @@ def plan(
     error_feedback: Annotated[
         bool, typer.Option("--error-feedback/--no-error-feedback", help="Whether gradients may wait for later steps.")
     ] = True,
+    outer: Annotated[
+        str | None,
+        typer.Option(help="Consider letting workers train on their own for so many steps, such as 10,30,100."),
+    ] = None,
+    more_steps: Annotated[
+        str | None,
+        typer.Option(
+            help="How many times as many steps outer steps take to the same loss, such as diloco:30=1.1,"
+            "sparseloco:30=1.2, in place of what was measured."
+        ),
+    ] = None,
     unfolded: Annotated[bool, typer.Option("--all", help="Show every tensor on a line of its own.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
 ) -> None:
     """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
     from thinwire.tools.inputs import BadInput
-    from thinwire.tools.plan import command, options
+    from thinwire.tools.plan import apart, command, options
     from thinwire.tools.plan import pipeline as stages
 
     try:
@@ -190,9 +229,12 @@ def plan(
             optimizer=request.optimizer,
             loss=loss,
         )
+        alone = apart.read(outer, more_steps)
         if pipeline == 1:
-            source = request.source()
-            code = command.run(source, wishes, json=json, html=html, profile=save_profile, unfolded=unfolded)
+            source, files = request.source(), {"json": json, "html": html, "profile": save_profile}
+            code = command.run(source, wishes, **files, unfolded=unfolded, apart=alone)
+        elif alone is not None:
+            raise BadInput("--outer is about models in one piece; leave --pipeline out")
         else:
             code = stages.run(request.pipelined(pipeline), wishes, json=json, html=html, unfolded=unfolded)
     except BadInput as error:
@@ -227,6 +269,12 @@ def simulate(
         str | None,
         typer.Option(help="Candidates, such as dense,fp16,topk:0.01.", show_default="all that the profile has"),
     ] = None,
+    outer: Annotated[
+        str | None,
+        typer.Option(help="Have workers train on their own for so many steps, such as 30,100, by each method too."),
+    ] = None,
+    tokens: Annotated[float | None, typer.Option(help="Say in how many days so many are trained on.")] = None,
+    batch: Annotated[int, typer.Option(help="Tokens that a worker takes in a step, for --tokens.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the predictions here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw step times and efficiencies here (.png, .svg, .pdf).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
@@ -237,7 +285,16 @@ def simulate(
 
     try:
         files = outputs.Files(json=json, plot=plot, html=html)
-        asked = options.read(workers=workers, link=link, topology=topology, profile=profile, recipes=recipes)
+        asked = options.read(
+            workers=workers,
+            link=link,
+            topology=topology,
+            profile=profile,
+            recipes=recipes,
+            outer=outer,
+            tokens=tokens,
+            batch=batch,
+        )
         files.show(command.outcome(asked))
     except BadInput as error:
         typer.echo(f"thinwire simulate: {error}", err=True)
@@ -264,6 +321,26 @@ def check(
         code = command.run(command.asked(quick=quick, device=device, only=only), json=json, html=html)
     except BadInput as error:
         typer.echo(f"thinwire check: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
+@app.command()
+def watch(
+    addresses: Annotated[
+        list[str], typer.Argument(metavar="HOST:PORT...", help="Parameter servers. THINWIRE_SECRET must be theirs.")
+    ],
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and exit.")] = False,
+) -> None:
+    """Show the trainers of parameter servers: steps a second, staleness, bytes and loss, drawn anew every second."""
+    from thinwire.tools.inputs import BadInput
+    from thinwire.tools.watch import command
+
+    try:
+        code = command.run(addresses, every=every, once=once)
+    except BadInput as error:
+        typer.echo(f"thinwire watch: {error}", err=True)
         code = BAD_INPUT
     raise typer.Exit(code)
 

@@ -82,6 +82,17 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
             assert words in messages[name], (name, messages[name])
 
 
+def test_without_a_process_group_they_say_what_to_call() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for call in (
+        lambda: tw.replicate(model, tw.recipes.topk()),
+        lambda: tw.outer(model, optimizer, tw.outer_steps.diloco()),
+    ):
+        with pytest.raises(RuntimeError, match="init_process_group"):
+            call()
+
+
 def _one_loads_nothing(kind: str) -> str:
     """Have one rank train where the others load. DDP sends the batch norm's buffers in its forward pass."""
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.momentum.starvation import Starvation
-from thinwire.integrations.replicas import ddp
+from thinwire.integrations.replicas import asked
 from thinwire.memories import ErrorFeedback, NoMemory
 from thinwire.planner.losses import INSTEAD, OptimizerName
 
@@ -53,11 +53,11 @@ def test_what_divides_by_nothing_is_not_known() -> None:
 
 
 def test_auto_plans_for_the_optimizer_it_is_given() -> None:
-    assert ddp._asked(None, "auto", "adamw") == tw.Budget.under("adamw")
-    assert ddp._asked(None, None, None) == tw.Budget()
+    assert asked.asked_for(None, "auto", "adamw") == tw.Budget.under("adamw")
+    assert asked.asked_for(None, None, None) == tw.Budget()
     own = tw.Budget(densities=(0.1,))
-    assert ddp._asked(None, own, "adamw") == tw.Budget(densities=(0.1,), optimizer="adamw")
-    assert ddp._asked(None, tw.Budget.under("sgd"), "adamw") == tw.Budget.under("sgd"), "as the user has it"
+    assert asked.asked_for(None, own, "adamw") == tw.Budget(densities=(0.1,), optimizer="adamw")
+    assert asked.asked_for(None, tw.Budget.under("sgd"), "adamw") == tw.Budget.under("sgd"), "as the user has it"
 
 
 # --- the warning ---
@@ -259,7 +259,7 @@ def test_orthogonal_in_mid_run_says_what_the_second_moment_does(
 
 def _unasked(given: bool) -> tuple[list[str], tuple[str, ...]]:
     model = DistributedDataParallel(nn.Linear(3, 3))
-    ddp._say_that_none_is_known.cache_clear()
+    asked._say_that_none_is_known.cache_clear()
     with Listener() as listener:
         attachment = tw.attach(model, optimizer=torch.optim.AdamW(model.parameters()) if given else None)
         tw.attach(DistributedDataParallel(nn.Linear(3, 3)), optimizer=[])

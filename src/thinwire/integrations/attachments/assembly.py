@@ -74,6 +74,12 @@ def check_free(recipe: Reducer) -> None:
         raise RuntimeError("this recipe is at work on a model already; make another one")
 
 
+def check_real(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise TypeError for a complex parameter."""
+    if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
+        raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
+
+
 def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
     """Compare recipe, parameters and settings over ranks. A collective.
 

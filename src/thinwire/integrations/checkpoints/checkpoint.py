@@ -20,7 +20,7 @@ from thinwire.integrations.checkpoints.entries import Header, header_name, named
 from thinwire.integrations.checkpoints.storage import Saved, Storage
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.redistribution import noting, redistribute, taken_over
-from thinwire.integrations.membership.together import first_found, together, union
+from thinwire.integrations.membership.together import agreed, first_found, together, union
 from thinwire.integrations.replicas.replicate import Replicas
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.integrations.sharding.recut import Piece, recut
@@ -293,15 +293,8 @@ def _group_of(groups: set[tuple[int, ...]], mine: tuple[int, ...]) -> tuple[int,
 
 
 def _together(groups: Sequence[Group], work: Callable[[], T]) -> T:
-    """Return what `work` does. A collective: if it raises on any rank, raises on all."""
-    done, error = None, None
+    """Return what `work` does. A collective: if it raises on any rank, raises StateError on all."""
     try:
-        done = work()
-    except (ValueError, StateError) as raised:
-        error = raised
-    found = first_found(groups, None if error is None else (dist.get_rank(), str(error)))
-    if error is not None:
+        return agreed(groups, work, StateError, ValueError)
+    except (StateError, ValueError) as error:
         raise StateError(f"nothing was loaded: {error}") from error
-    if found is not None:
-        raise StateError(f"nothing was loaded, as rank {found[0]} cannot: {found[1]}")
-    return done  # type: ignore[return-value]  # None only where `work` returns it

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from thinwire.collectives import Group
 from thinwire.errors import StateError
 from thinwire.integrations.momentum.correction import corrections
-from thinwire.integrations.training.gradients import local, shape_in_memory
+from thinwire.integrations.training.gradients import local, segment_of
 from thinwire.memories import Memory
-from thinwire.reducer import Reducer, Segment
+from thinwire.reducer import Reducer
 from thinwire.reducer.base import words as words
 
 VERSION = 2
@@ -57,7 +57,7 @@ def kinds(memories: Sequence[Memory]) -> list[list[str]]:
 
 def waiting_length(recipe: Reducer, name: str, p: nn.Parameter) -> int:
     """Return how many elements of a parameter may wait on this rank."""
-    return recipe.waiting_length(_segment(name, p))
+    return recipe.waiting_length(segment_of(p, name))
 
 
 def dump(
@@ -247,17 +247,13 @@ def _check_fields(
 
 def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
     """Refuse values that would wait forever because this recipe keeps nothing for the parameter."""
-    segment = _segment(name, p)
+    segment = segment_of(p, name)
     waits = any(bool(x.any()) for f, x in fields.items() if f not in memory.free)
     if waits and not any(held is memory for held in recipe.holding(segment)):
         raise ValueError(
             f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of "
             f"{segment.length} elements{AS_SAVED}"
         )
-
-
-def _segment(name: str, p: nn.Parameter) -> Segment:
-    return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
 
 
 def _need(holds: bool, key: str, got: object, expected: str) -> None:

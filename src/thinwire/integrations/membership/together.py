@@ -10,6 +10,14 @@ from thinwire.collectives import Group
 T = TypeVar("T")
 
 
+def group_or_all(group: Group | None) -> Group:
+    """Return the group, by default that of all ranks. Raises RuntimeError if there is none."""
+    found = group or dist.group.WORLD
+    if found is None:
+        raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() before")
+    return found
+
+
 def together(groups: Sequence[Group], check: Callable[[Group], None], *errors: type[Exception]) -> None:
     """Run a check over each group. If it raises one of these errors on any rank of the mesh, raise it on every rank.
 

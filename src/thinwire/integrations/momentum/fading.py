@@ -21,10 +21,10 @@ from thinwire.integrations.momentum.handover import (
     summed,
 )
 from thinwire.integrations.momentum.lost_length import LostLength
-from thinwire.integrations.training.gradients import in_memory_order, local, shape_in_memory
+from thinwire.integrations.training.gradients import in_memory_order, segment_of
 from thinwire.integrations.training.optimizers import take_part
 from thinwire.memories import AppliedMomentum, Memory
-from thinwire.reducer import Reducer, Segment
+from thinwire.reducer import Reducer
 
 _log = logging.getLogger("thinwire")
 _NONE = torch.zeros(())
@@ -66,7 +66,7 @@ class Fading(Handover):
         names: Mapping[nn.Parameter, str],
         group: Group,
     ) -> None:
-        segments = {p: _segment(p, name) for p, name in names.items()}
+        segments = {p: segment_of(p, name) for p, name in names.items()}
         self._segments = {p: each for p, each in segments.items() if fading(recipe.holding(each))}
         self._names = {p: names[p] for p in self._segments}  # of all that may fade
         self._recipe, self._memories = recipe, fading(recipe.memories())
@@ -288,10 +288,6 @@ def _say_if_unknown(optimizer: torch.optim.Optimizer, memories: Collection[nn.Pa
             "momentum all the same, that comes on top of the memory's: turn it off, or take AdamW",
             type(optimizer).__name__,
         )
-
-
-def _segment(p: nn.Parameter, name: str) -> Segment:
-    return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
 
 
 def _check_decays(decays: Mapping[str, float | None], own: str) -> None:

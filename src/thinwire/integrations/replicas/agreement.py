@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.membership.membership import Membership
+from thinwire.integrations.replicas.copies import STAYS_BEHIND
 
 
 def compare_before_buffers(model: DistributedDataParallel, membership: Membership) -> None:
@@ -40,10 +41,4 @@ class _BeforeForward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Stay behind when the model is copied or saved, as DDP's own hook does."""
-        return _Nobody, ()
-
-
-@final
-class _Nobody:
-    def __call__(self, model: nn.Module, inputs: object) -> None:
-        """Do nothing."""
+        return STAYS_BEHIND

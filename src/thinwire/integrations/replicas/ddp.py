@@ -1,10 +1,7 @@
 """Attaching to DistributedDataParallel: its hook, and its Join for uneven inputs."""
 
-import logging
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -13,7 +10,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked
-from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
     ASSEMBLY_ERRORS,
     Optimizers,
@@ -28,17 +24,15 @@ from thinwire.integrations.membership.together import agreed
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.momentum.first_moments import movable
 from thinwire.integrations.replicas.agreement import compare_before_buffers
+from thinwire.integrations.replicas.asked import Asked, asked_for, borne_in_training, chosen
 from thinwire.integrations.replicas.managed import bucket_caps, managed, sparse_weights
 from thinwire.integrations.replicas.plain_steps import PlainSteps
 from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.drift import rebroadcast_every
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
-from thinwire.planner.losses import OptimizerName
 from thinwire.planner.plan import Plan, Why
 from thinwire.reducer import Reducer
-
-_log = logging.getLogger("thinwire")
 
 
 @checked
@@ -76,32 +70,10 @@ def attach(
     """
     groups = [model.process_group] if isinstance(model, DistributedDataParallel) else []
     found = agreed(groups, lambda: _looked_at(model, recipe, plan, optimizer), *_REFUSALS)
-    ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
-
-    def put_together() -> Attachment:
-        return assembled(
-            found.recipe,
-            found.parameters,
-            found.names,
-            model.process_group,
-            settings=f"{ddp}, rebroadcast={rebroadcast}",
-            optimizers=found.optimizers,
-            scaler=scaler,
-            divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
-            may_be_unused=found.may_be_unused,
-            why=found.why,
-        )
-
-    attachment = agreed(groups, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
-    if isinstance(found.recipe, Adaptive) and found.names and not found.may_be_unused and rebroadcast is None:
-        dense = {name: p for p, name in found.names.items()}
-        PlainSteps(model, dense, attachment, found.recipe, install)
-    elif found.pays or rebroadcast is not None:
-        install(model, attachment)
-    compare_before_buffers(model, attachment.membership)
-    _attached.add(model)
-    if rebroadcast is not None:
-        rebroadcast_every(rebroadcast, attachment.steps, model.process_group)
+    attachment = agreed(
+        groups, lambda: _put_together(model, found, scaler, rebroadcast), *ASSEMBLY_ERRORS, undo=Attachment.end
+    )
+    _set_to_work(model, found, attachment, rebroadcast)
     return attachment
 
 
@@ -110,7 +82,6 @@ def install(model: DistributedDataParallel, attachment: Attachment) -> None:
     model.register_comm_hook(attachment, _hook)
 
 
-_Asked = Reducer | Plan | Budget
 _REFUSALS = (TypeError, ValueError, RuntimeError)
 
 
@@ -128,85 +99,55 @@ class _Found(NamedTuple):
 
 def _looked_at(model: DistributedDataParallel, recipe: object, plan: object, optimizer: Optimizers) -> _Found:
     """Return what was asked for and of what. Raises what `attach` does about this rank alone."""
-    optimizers = listed(optimizer)
-    asked = _asked(recipe, plan, family(optimizers))
+    optimizers, group = listed(optimizer), model.process_group
+    asked = asked_for(recipe, plan, family(optimizers))
     _check(model, asked)
     parameters, sparse = managed(model), sparse_weights(model.module)
-    if asked == Budget() and model.process_group.rank() == 0:
-        _say_that_none_is_known()
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
     if isinstance(asked, Budget):
-        asked = _leaving_out(asked, asked.switchable(), _NOT_IN_TRAINING, model.process_group)
-        if not (optimizers and movable(optimizers, names)):
-            asked = _leaving_out(asked, asked.without_momentum(), _NONE_TO_TAKE_FROM, model.process_group)
-    reducer, why = _chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
+        asked = borne_in_training(asked, group, has_momentum=bool(optimizers) and movable(optimizers, names))
+    reducer, why = chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     check_takeover(reducer, parameters)
     pays = not isinstance(asked, Plan) or asked.pays
     return _Found(reducer, why, pays, parameters, names, optimizers, may_be_unused)
 
 
-def _asked(recipe: object, plan: object, optimizer: OptimizerName | None) -> _Asked:
-    """Return the recipe, plan or budget that was asked for. By default that is what this optimizer bears."""
-    if recipe is not None and plan is not None:
-        raise TypeError("attach takes a recipe or a plan, not both; leave one of them out")
-    if isinstance(recipe, Plan | Budget) or _is_auto(recipe):
-        raise TypeError(f"attach takes {type(recipe).__name__} {recipe!r:.60} as plan=, not as the recipe")
-    if recipe is not None and not isinstance(recipe, Reducer):
-        raise TypeError(f"attach takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
-    if not (plan is None or _is_auto(plan) or isinstance(plan, Plan | Budget)):
-        raise TypeError(f'attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got {plan!r}')
-    if isinstance(plan, Budget):
-        return replace(plan, optimizer=plan.optimizer or optimizer)
-    return recipe or (plan if isinstance(plan, Plan) else Budget.under(optimizer))
-
-
-@cache  # once in a process
-def _say_that_none_is_known() -> None:
-    _log.warning(
-        'plan="auto" was given no optimizer that it has figures for, and what a method costs in loss depends on it: '
-        "pass attach(..., optimizer=optimizer), or a Budget; as it is, sparsification may be chosen too"
+def _put_together(
+    model: DistributedDataParallel, found: _Found, scaler: LossScaler | None, rebroadcast: int | None
+) -> Attachment:
+    """Return the attachment of what was found on this rank, once it is known that no rank refuses. A collective."""
+    ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
+    return assembled(
+        found.recipe,
+        found.parameters,
+        found.names,
+        model.process_group,
+        settings=f"{ddp}, rebroadcast={rebroadcast}",
+        optimizers=found.optimizers,
+        scaler=scaler,
+        divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
+        may_be_unused=found.may_be_unused,
+        why=found.why,
     )
 
 
-def _leaving_out(budget: Budget, less: Budget, why: str, group: Group) -> Budget:
-    """Say what the smaller budget leaves out, and why, and return it."""
-    level = logging.DEBUG if group.rank() else logging.INFO
-    for name in budget.names if less != budget else ():
-        if name not in less.names:
-            _log.log(level, "%s is left out, as %s", name, why)
-    return less
+def _set_to_work(
+    model: DistributedDataParallel, found: _Found, attachment: Attachment, rebroadcast: int | None
+) -> None:
+    """Have DDP hand its buckets to the attachment, or stay without a hook as long as nothing pays."""
+    if isinstance(found.recipe, Adaptive) and found.names and not found.may_be_unused and rebroadcast is None:
+        dense = {name: p for p, name in found.names.items()}
+        PlainSteps(model, dense, attachment, found.recipe, install)
+    elif found.pays or rebroadcast is not None:
+        install(model, attachment)
+    compare_before_buffers(model, attachment.membership)
+    _attached.add(model)
+    if rebroadcast is not None:
+        rebroadcast_every(rebroadcast, attachment.steps, model.process_group)
 
 
-_NONE_TO_TAKE_FROM = (
-    "it takes momentum out of the optimizer: pass attach(..., optimizer=) AdamW, or another that has momentum to move, "
-    "of the whole model"
-)
-_NOT_IN_TRAINING = (
-    "what it delivers is not as long as gradients are, and an optimizer cannot change between the two while it trains: "
-    "attach its recipe, or a plan that thinwire.plan has made beforehand"
-)
-
-
-def _is_auto(asked: object) -> bool:
-    return isinstance(asked, str) and asked == "auto"  # arrays compare element by element
-
-
-def _chosen(
-    asked: _Asked, parameters: Mapping[str, nn.Parameter], sparse: set[torch.Tensor], caps: list[int] | None
-) -> tuple[Reducer, Callable[[], Why] | None]:
-    """Return the reducer, and the function that says why it does what it does, unless you chose it yourself."""
-    if isinstance(asked, Reducer):
-        return asked, None
-    if isinstance(asked, Budget):
-        adaptive = Adaptive(asked, sizes=[p.numel() for p in parameters.values() if p not in sparse], caps=caps)
-        return adaptive, adaptive.why
-    if strangers := sorted(asked.choice.keys() - parameters.keys()):
-        raise ValueError(f"the plan has a tensor {strangers[0]!r}, which this model lacks: make a plan of this model")
-    return asked.reducer(), asked.why
-
-
-def _check(model: object, asked: _Asked) -> None:
+def _check(model: object, asked: Asked) -> None:
     if not isinstance(model, DistributedDataParallel):
         refuse_sharded(model, "attach")
         raise TypeError(

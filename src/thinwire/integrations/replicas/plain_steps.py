@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.attachments.attachment import Attachment
+from thinwire.integrations.replicas.copies import STAYS_BEHIND
 from thinwire.planner.live import Adaptive
 from thinwire.planner.probe.measure import Stamp, stamp
 from thinwire.planner.profile import Gradient
@@ -104,7 +105,7 @@ class PlainSteps:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Stay behind when the model is copied or saved, as DDP's own hook does."""
-        return _Nobody, ()
+        return STAYS_BEHIND
 
     def _count(self, p: Tensor) -> None:
         if self._log is not None and self._last not in self._log.ready:
@@ -125,12 +126,6 @@ class PlainSteps:
     def _note(self, name: str, p: Tensor) -> None:
         if self._log is not None:
             self._log.ready[name] = stamp(self._device)
-
-
-@final
-class _Nobody:
-    def __call__(self, model: nn.Module, inputs: object) -> None:
-        """Do nothing."""
 
 
 def _remove(handles: list[Any]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Annotated, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, futures, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,15 +21,17 @@ from thinwire.integrations.attachments.assembly import (
     assembled,
     check_fingerprint,
     check_free,
+    check_real,
     check_takeover,
     listed,
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
-from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.membership.together import agreed, group_or_all
 from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.buckets import GradientBucket, buckets, used_anywhere
+from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
 
 _BUCKET_BYTES = 25 << 20
@@ -129,52 +130,69 @@ def replicate(
     A collective: the group's first rank sends its parameters and buffers to all others, buffers this once only. From
     then on call `reduce()` in every step. `recipe`, `optimizer` and `scaler` are as in `thinwire.attach`. Nothing
     overlaps with backward, and gradients take twice the memory. Raises TypeError for anything but a recipe, for complex
-    parameters, and for DistributedDataParallel, which reduces gradients itself; and whatever `thinwire.attach` raises.
+    parameters, and for DistributedDataParallel, which reduces gradients itself;
+    RuntimeError where there is no process group; and whatever `thinwire.attach` raises.
     """
-    group = group or dist.group.WORLD
-    groups = [] if group is None else [group]
-    whole = agreed(groups, lambda: _looked_at(modules, recipe), TypeError, ValueError, RuntimeError)
-    assert group is not None  # torch raises where there is none
-    parameters = _trained(whole)
-    sparse, size = sparse_weights(whole), group.size()
-
-    def put_together() -> Attachment:
-        return assembled(
-            recipe,
-            parameters,
-            {p: name for name, p in parameters.items() if p not in sparse},
-            group,
-            settings="replicate",
-            optimizers=listed(optimizer),
-            scaler=scaler,
-            divisor=lambda joined, continues: size,
-            may_be_unused=False,
-        )
-
-    attachment = agreed(groups, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
-    for tensor in (*whole.parameters(), *whole.buffers()):
-        dist.broadcast(tensor.detach(), group=group, group_src=0)
+    everyone = group_or_all(group)
+    whole, optimizers = agreed([everyone], lambda: _looked_at(modules, recipe, optimizer), *_REFUSALS)
+    attachment = agreed(
+        [everyone],
+        lambda: _put_together(whole, recipe, everyone, optimizers, scaler),
+        *ASSEMBLY_ERRORS,
+        undo=Attachment.end,
+    )
+    start_alike(whole, everyone)
     return Replicas(whole, attachment)
 
 
-def _looked_at(modules: nn.Module | Iterable[nn.Module], recipe: object) -> nn.Module:
-    """Return the modules as one. Raises what `replicate` does about this rank alone."""
+_REFUSALS = (TypeError, ValueError, RuntimeError)
+
+
+def _looked_at(
+    modules: nn.Module | Iterable[nn.Module], recipe: object, optimizer: Optimizers
+) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """Return the modules as one, and the optimizers. Raises what `replicate` does about this rank alone."""
     if not isinstance(recipe, Reducer):
         raise TypeError(f"replicate takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
     check_free(recipe)
-    modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+    whole = _whole([modules] if isinstance(modules, nn.Module) else list(modules))
+    parameters = _trained(whole)
+    check_real(parameters)
+    check_takeover(recipe, parameters)
+    return whole, listed(optimizer)
+
+
+def _whole(modules: list[nn.Module]) -> nn.Module:
+    """Return these as one module. Raises for none, and for what has gradients reduced by others."""
     if not modules:
         raise ValueError("modules is []; expected a module, or this rank's stages of a pipeline")
     if any(isinstance(module, DistributedDataParallel) for module in modules):
         raise TypeError("DistributedDataParallel reduces gradients itself; attach the recipe, or replicate its .module")
     for module in modules:
         refuse_sharded(module, "replicate")
-    whole = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
-    parameters = _trained(whole)
-    if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
-        raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
-    check_takeover(recipe, parameters)
-    return whole
+    return modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+
+
+def _put_together(
+    whole: nn.Module,
+    recipe: Reducer,
+    group: Group,
+    optimizers: list[torch.optim.Optimizer],
+    scaler: LossScaler | None,
+) -> Attachment:
+    """Return the attachment to the parameters that are trained. A collective."""
+    parameters, sparse, size = _trained(whole), sparse_weights(whole), group.size()
+    return assembled(
+        recipe,
+        parameters,
+        {p: name for name, p in parameters.items() if p not in sparse},
+        group,
+        settings="replicate",
+        optimizers=optimizers,
+        scaler=scaler,
+        divisor=lambda joined, continues: size,
+        may_be_unused=False,
+    )
 
 
 def _trained(whole: nn.Module) -> dict[str, nn.Parameter]:

@@ -3,11 +3,10 @@
 backward.py follows FSDP's backward passes, and arrivals.py exchanges what they deliver.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, final
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -38,7 +37,7 @@ from thinwire.integrations.sharding.fsdp import (
     sharded_parameters,
 )
 from thinwire.integrations.sharding.layout import Layout
-from thinwire.integrations.training.gradients import local
+from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
 
 
@@ -134,43 +133,73 @@ def shard(
     `thinwire.attach` does.
     """
 
-    def checked_alone() -> tuple[dict[str, nn.Parameter], list[Group], Group, list[torch.optim.Optimizer]]:
-        _check_recipe(recipe)
-        parameters = sharded_parameters(model, set(ignored_params))
-        check_takeover(recipe, parameters)
-        island = islands(parameters.values())
-        return parameters, island, replicate_group(mesh, island), listed(optimizer)
-
-    dimensions = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
-    parameters, island, group, optimizers = agreed(dimensions, checked_alone, TypeError, ValueError, RuntimeError)
-    everybody = [group, *island]
-    settings = f"{described(optimizers)}, shards {[each.size() for each in island]}"
-    together(everybody, lambda each: check_fingerprint(recipe, parameters, each, settings), FingerprintError)
-    modules = sharded_modules(model)
-
-    def put_together() -> Attachment:
-        return assembled(
-            recipe,
-            parameters,
-            {p: name for name, p in parameters.items()},
-            group,
-            settings=f"shard {[each.rank() for each in island]}",
-            optimizers=optimizers,
-            scaler=scaler,
-            divisor=lambda joined, continues: group.size() if averages(modules) else 1,
-            may_be_unused=False,
-        )
-
-    attachment = agreed(everybody, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(local(tensor).detach(), group=group, group_src=0)
-    return Shards(model, attachment, island, overlap=overlap)
+    groups = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
+    found = agreed(groups, lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params)), *_REFUSALS)
+    together(found.everybody, lambda group: _check_alike(recipe, found, group), FingerprintError)
+    attachment = agreed(
+        found.everybody, lambda: _put_together(model, recipe, found, scaler), *ASSEMBLY_ERRORS, undo=Attachment.end
+    )
+    start_alike(model, found.group)
+    return Shards(model, attachment, found.island, overlap=overlap)
 
 
-def _check_recipe(recipe: object) -> None:
+_REFUSALS = (TypeError, ValueError, RuntimeError)
+
+
+class _Found(NamedTuple):
+    """What one rank finds before ranks compare anything.
+
+    `island`: the groups of ranks that hold the parameters together. `group`: the ranks that hold the same shards.
+    """
+
+    parameters: dict[str, nn.Parameter]
+    island: list[Group]
+    group: Group
+    optimizers: list[torch.optim.Optimizer]
+
+    @property
+    def everybody(self) -> list[Group]:
+        """The groups that reach every rank of the mesh, one after another."""
+        return [self.group, *self.island]
+
+
+def _looked_at(
+    model: nn.Module,
+    recipe: object,
+    mesh: DeviceMesh | Group,
+    optimizer: Optimizers,
+    ignored: Collection[nn.Parameter],
+) -> _Found:
+    """Return what there is to exchange, and with whom. Raises what `shard` does about this rank alone."""
     if not isinstance(recipe, Reducer):
         raise TypeError(
             f"shard takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}. Plans are made for DDP's "
             "buckets, so choose a recipe by name"
         )
     check_free(recipe)
+    parameters = sharded_parameters(model, ignored)
+    check_takeover(recipe, parameters)
+    island = islands(parameters.values())
+    return _Found(parameters, island, replicate_group(mesh, island), listed(optimizer))
+
+
+def _check_alike(recipe: Reducer, found: _Found, group: Group) -> None:
+    """Raise FingerprintError where ranks of a group disagree. A collective of that group."""
+    settings = f"{described(found.optimizers)}, shards {[each.size() for each in found.island]}"
+    check_fingerprint(recipe, found.parameters, group, settings)
+
+
+def _put_together(model: nn.Module, recipe: Reducer, found: _Found, scaler: LossScaler | None) -> Attachment:
+    """Return the attachment of what was found on this rank, once no rank refuses. A collective of `found.group`."""
+    modules, size = sharded_modules(model), found.group.size()
+    return assembled(
+        recipe,
+        found.parameters,
+        {p: name for name, p in found.parameters.items()},
+        found.group,
+        settings=f"shard {[each.rank() for each in found.island]}",
+        optimizers=found.optimizers,
+        scaler=scaler,
+        divisor=lambda joined, continues: size if averages(modules) else 1,
+        may_be_unused=False,
+    )

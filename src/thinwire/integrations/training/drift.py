@@ -1,4 +1,4 @@
-"""Drift between replicas: finding parameters that differ between ranks, and sending rank 0's to all."""
+"""Drift between replicas: finding parameters that differ between ranks, and sending those of the first to all."""
 
 import weakref
 from collections.abc import Mapping
@@ -40,6 +40,12 @@ def digest(x: Tensor) -> Tensor:
     by_row = _weighted(table.sum(dim=1, dtype=torch.int64))
     by_column = _weighted(table.sum(dim=0, dtype=torch.int64))
     return torch.stack([by_row + _weighted(rest), by_column + rest.sum()])
+
+
+def start_alike(model: nn.Module, group: Group) -> None:
+    """Give all ranks the parameters and buffers of the group's first; of DTensors, its shards. A collective."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(local(tensor).detach(), group=group, group_src=0)
 
 
 def rebroadcast_every(count: int, steps: Steps, group: Group) -> None:

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from thinwire.reducer import Bucket
+from thinwire.reducer import Bucket, Segment
 
 
 @final
@@ -95,6 +95,11 @@ def shape_in_memory(p: Tensor) -> tuple[int, ...]:
     return tuple(
         size for _, size in sorted(zip(part.stride(), part.shape, strict=True), key=itemgetter(0), reverse=True)
     )
+
+
+def segment_of(p: nn.Parameter, name: str) -> Segment:
+    """Return the segment of a parameter, or of this rank's shard of it, in a bucket of its own."""
+    return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
 
 
 def shaped_like(p: nn.Parameter, flat: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ import copy
 from collections.abc import Iterable, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,10 +18,12 @@ from thinwire.integrations.attachments.assembly import (
     assembled,
     check_fingerprint,
     check_free,
+    check_real,
     described,
     listed,
 )
-from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.membership.together import agreed, group_or_all
+from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers.fragments import Fragment, cut
 from thinwire.integrations.workers.outer_handle import Outer
@@ -64,11 +65,10 @@ def outer(
     stay each worker's own.
 
     Raises, on every worker if on any: ValueError unless the optimizers hold exactly the parameters to train, and unless
-    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe already at work;
-    FingerprintError where workers disagree; and MomentumError as `thinwire.attach`.
+    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe already at work, and
+    where there is no process group; FingerprintError where workers disagree; and MomentumError as `thinwire.attach`.
     """
-    group = group or dist.group.WORLD
-    assert group is not None  # torch raises where there is none
+    group = group_or_all(group)
     whole = model.module if isinstance(model, DistributedDataParallel) else model
     optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps), TypeError, ValueError, RuntimeError)
     own = {name: p for part in parts for name, p in part.items()}
@@ -76,8 +76,7 @@ def outer(
         f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}, elastic {elastic}"
     )
     check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
-    for tensor in (*whole.parameters(), *whole.buffers()):
-        dist.broadcast(local(tensor).detach(), group=group, group_src=0)
+    start_alike(whole, group)
     weights = Weights(group, steps, samples)
     fragments = [_fragment(part, steps, weights) for part in parts]
     return Outer(steps, fragments, optimizers, running_statistics(whole), weights, elastic=elastic)
@@ -122,8 +121,7 @@ def _checked(
     if not optimizers:
         raise TypeError("optimizer is None; expected the torch.optim.Optimizer that trains the model, or several")
     parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
-    if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
-        raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
+    check_real(parameters)
     _check_owned(parameters, optimizers)
     return optimizers, cut({name: p for name, p in parameters.items() if local(p).numel()}, steps.fragments)
 

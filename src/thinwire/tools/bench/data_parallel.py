@@ -15,6 +15,7 @@ from thinwire import trace
 from thinwire.integrations.training.drift import differing
 from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.options import RowJob
+from thinwire.tools.bench.slowness import Slowness
 from thinwire.tools.cluster.link import Meter
 from thinwire.tools.cluster.workers import wrapped
 from thinwire.tools.problems import Problem
@@ -33,13 +34,15 @@ class DataParallel:
         self._model = wrapped(copy.deepcopy(problem.model), bucket_cap_mb=cap)
         self._optimizers = optimizers(job.optimizer, self._model.module, problem)
         method.install(self._model, self._optimizers, job.scheduled_density)
+        self._slowness = Slowness(job.slowness(dist.get_rank()))
 
     def step(self, step: int) -> dict[str, float]:
         """Take one step; the batch is ready before the clock starts."""
         batch = self._problem.batch(step, dist.get_rank(), dist.get_world_size())
         zero_all(self._optimizers)
         self._model.train()
-        times = timed_step(lambda: self._problem.loss(self._model, batch), lambda: step_all(self._optimizers))
+        with self._slowness:
+            times = timed_step(lambda: self._problem.loss(self._model, batch), lambda: step_all(self._optimizers))
         self.seconds += times.total
         dense = dense_bytes(self._model.module, dist.get_world_size())
         return asdict(times) | {"total": times.total, "dense_bytes": dense} | self.meter.read(times.sent_bytes)

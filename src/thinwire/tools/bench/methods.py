@@ -1,6 +1,6 @@
 """What a bench row can be: the catalogue's methods, plain DDP, and PyTorch's own hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -13,17 +13,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import recipes, trace
+from thinwire import outer_steps, recipes, trace
 from thinwire.collectives import Group
+from thinwire.errors import MomentumError
 from thinwire.integrations import attach, scatter, shard
 from thinwire.integrations.momentum.correction import corrections
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.integrations.training.gradients import local
+from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget
 from thinwire.recipes import Method
 from thinwire.reducer import to_owners
 from thinwire.schedules import Schedule
+from thinwire.server.exchange import check_memories
+from thinwire.server.layout import Entry, Layout
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
 
@@ -57,7 +61,9 @@ class Entrant:
     one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
     pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's. Without
     `install_sharded` it cannot work on shards, and without `install_scattered` not where there are no replicas of
-    them. If `shards_natively`, FSDP2 itself exchanges between the islands.
+    them. If `shards_natively`, FSDP2 itself exchanges between the islands. With `outer_steps`, which makes them of a
+    density and H, workers train on their own, and nothing is installed. If `served`, trainers of a parameter server can
+    use it.
     """
 
     description: str
@@ -72,6 +78,8 @@ class Entrant:
     install_sharded: InstallSharded | None = None
     install_scattered: InstallSharded | None = None
     shards_natively: bool = False
+    outer_steps: Callable[[float, int], OuterSteps] | None = None
+    served: bool = False
 
 
 def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
@@ -159,7 +167,39 @@ def _entrant(method: Method) -> Entrant:
         needs_sgd=method.momentum and bool(corrections(method.make().memories())),
         install_sharded=install_sharded,
         install_scattered=install_scattered if _reaches_owners(method) else None,
+        served=_serves(method),
     )
+
+
+def _nothing(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+    raise TypeError("this method takes outer steps, and has nothing to install in DistributedDataParallel")
+
+
+def _apart(description: str, make: Callable[[float, int], OuterSteps], density: float | None = None) -> Entrant:
+    return Entrant(
+        description=f"{description}; with --outer",
+        install=_nothing,
+        sparse=density is not None,
+        density=density,
+        pipelines=False,
+        outer_steps=make,
+    )
+
+
+def _streaming(density: float, every: int) -> OuterSteps:
+    usual = outer_steps.streaming_diloco()
+    return outer_steps.streaming_diloco(every=every, delay=min(usual.delay, every - 1))
+
+
+def _serves(method: Method) -> bool:
+    """Whether trainers of a parameter server can use this method as it is."""
+    recipe, large = method.make(), Entry(name="large", shape=(1 << 12, 1 << 12), dtype=torch.float32, rows=False)
+    try:
+        check_memories(recipe)
+        Layout([large]).check(recipe)
+    except (MomentumError, TypeError):
+        return False
+    return True
 
 
 def _reaches_owners(method: Method) -> bool:
@@ -177,6 +217,7 @@ ENTRANTS = {
         install_sharded=_hsdp,
         install_scattered=_fsdp,
         shards_natively=True,
+        served=True,
     ),
     "torch_fp16": Entrant(description="PyTorch's fp16_compress_hook", install=_fp16, sparse_embeddings=False),
     "torch_powersgd": Entrant(
@@ -192,4 +233,13 @@ ENTRANTS = {
         pipelines=False,
     ),
     **{name: _entrant(method) for name, method in recipes.METHODS.items() if method.benched},
+    "diloco": _apart(
+        "DiLoCo: every H steps all of Δ, uncompressed", lambda density, every: outer_steps.diloco(every=every)
+    ),
+    "streaming_diloco": _apart("Streaming DiLoCo: fragments of Δ in 4 bits, while training goes on", _streaming),
+    "sparseloco": _apart(
+        "SparseLoCo: every H steps the largest of what waits of Δ, in 2 bits",
+        lambda density, every: outer_steps.sparseloco(every=every, density=density),
+        density=64 / 4096,
+    ),
 }

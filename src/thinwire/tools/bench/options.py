@@ -1,15 +1,17 @@
 """What the user asked of a bench run, checked."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from thinwire.schedules import Schedule, exponential_warmup
 from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.cluster.link import Rate, parse_rate
 from thinwire.tools.cluster.workers import in_group, world_size
-from thinwire.tools.inputs import BadInput, check_density, names, numbers
+from thinwire.tools.inputs import BadInput, check_density, counts, names, numbers
 from thinwire.tools.problems import PROBLEMS
 from thinwire.tools.problems.optimizers import check_optimizer
 
@@ -17,6 +19,15 @@ DEFAULT = ("dense", "torch_fp16", "torch_powersgd", "topk", "dgc", "dragonn")
 """The rows of a run for which the user names none."""
 _ON_SHARDS = ("dense", "topk", "dgc", "powersgd", "fading")
 """The same with --shard; `fading` only where momentum is Adam's."""
+_WITH_OUTER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        name: ("dense", best, "diloco", "streaming_diloco", "sparseloco")
+        for name, best in (("sgd", "dgc"), ("adamw", "orthogonal"), ("muon", "bf16"))
+    }
+)
+"""The same with --outer, by optimizer: the best of the methods that exchange at each step, and all others."""
+_SERVED = ("dense", "topk", "dct_dp")
+"""The same with --servers."""
 _WITHOUT_REPLICAS = ("dense", "topk", "qsgd", "signsgd")
 """The same where the only island has all workers."""
 _SECOND_ACT: dict[str, Any] = {
@@ -28,11 +39,17 @@ _SECOND_ACT: dict[str, Any] = {
 
 
 class Setting(NamedTuple):
-    """What a row trains with: a recipe, its density, and the share of activations sent between pipeline stages."""
+    """What a row trains with: a recipe, its density, and the share of activations sent between pipeline stages.
+
+    outer: the inner steps between two outer steps; 0 for a method that exchanges gradients at each step. served:
+    asynchronously, on parameter servers.
+    """
 
     recipe: str
     density: float
     boundary: float = 1.0
+    outer: int = 0
+    served: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +58,9 @@ class Options:
 
     left_out: recipes of the default list that this optimizer cannot train with. seeds: how often each row is trained,
     with `seed` and those after it. shard: how many neighbours hold a model together, None where each holds a whole one.
+    outer: after how many inner steps workers meet, each a row of every method that takes outer steps.
+    servers: parameter servers, on processes of their own; then each recipe has a second row that trains on them. slow:
+    how many times as long the last worker computes. kill: whether that one vanishes midway from rows that are served.
     then: the second act, if there is one.
     """
 
@@ -62,6 +82,10 @@ class Options:
     left_out: tuple[str, ...] = ()
     seeds: int = 1
     shard: int | None = None
+    outer: tuple[int, ...] = ()
+    servers: int = 0
+    slow: float = 1.0
+    kill: bool = False
     then: "Options | None" = None
 
     def __post_init__(self) -> None:
@@ -83,9 +107,16 @@ class Options:
             _check(*_named(recipe))
         self._check_optimizer()
         self._check_embeddings()
+        self._check_outer()
         self._check_pipeline()
         if self.shard is not None:
             self._check_shard(self.shard)
+        self._check_servers()
+
+    @property
+    def processes(self) -> int:
+        """How many processes that takes."""
+        return self.workers + self.servers
 
     @property
     def island(self) -> int:
@@ -94,8 +125,9 @@ class Options:
 
     @property
     def every(self) -> int:
-        """Every how many steps is the held-out loss taken?"""
-        return max(1, self.steps // 15)
+        """Every how many steps is the held-out loss taken? After an outer step of all rows, if there are any."""
+        meeting = math.lcm(*self.outer)
+        return max(1, self.steps // (15 * meeting)) * meeting
 
     @property
     def every_seed(self) -> range:
@@ -111,10 +143,12 @@ class Options:
         """Return what each row trains with; dense comes first because the others are compared with it."""
         recipes = sorted(self.recipes, key=lambda name: name != "dense")
         settings = (
-            Setting(_named(recipe)[0], density, boundary)
+            Setting(_named(recipe)[0], density, boundary, outer, served)
             for recipe in recipes
             for density in self._densities(*_named(recipe))
             for boundary in sorted(self.boundaries, reverse=True)
+            for outer in (self.outer if _apart(recipe) else (0,))
+            for served in ((False, True) if self.servers and ENTRANTS[_named(recipe)[0]].served else (False,))
         )
         return list(dict.fromkeys(settings))
 
@@ -176,6 +210,32 @@ class Options:
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings:
             raise BadInput(f"FSDP2 cannot shard the sparse embeddings of {self.model}; try --model transformer")
 
+    def _check_outer(self) -> None:
+        if apart := [name for name in self.recipes if _apart(name)]:
+            if not self.outer:
+                raise BadInput(f"{apart[0]} takes outer steps: say after how many inner steps, as in --outer 10,30")
+            if self.shard is not None or self.pipeline > 1:
+                raise BadInput("--outer is about workers with whole models: leave --shard and --pipeline out")
+        elif self.outer:
+            raise BadInput("--outer, and no method of --recipes takes outer steps; add diloco or sparseloco")
+        if unable := [each for each in self.outer if each < 1 or self.steps % each]:
+            raise BadInput(
+                f"--outer {unable[0]} does not divide --steps {self.steps}, so what was learnt last would not count: "
+                "give a multiple of it as --steps"
+            )
+
+    def _check_servers(self) -> None:
+        if self.servers < 0:
+            raise BadInput(f"--servers is {self.servers}; expected 0 or more")
+        if not 1 <= self.slow < math.inf:
+            raise BadInput(f"--slow is {self.slow:g}; expected 1 (as fast as the others) or more")
+        if not self.servers and (self.slow > 1 or self.kill):
+            raise BadInput("--slow and --kill compare with parameter servers: give --servers 1 as well")
+        if self.servers and (self.pipeline > 1 or self.shard is not None):
+            raise BadInput("on parameter servers each worker has the whole model: leave --pipeline and --shard out")
+        if self.servers and self.optimizer == "muon":
+            raise BadInput("a parameter server has one optimizer for all matrices: give --optimizer sgd or adamw")
+
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
         """Return the densities given with the recipe, else the method's own, else the run's."""
         if not ENTRANTS[name].sparse:
@@ -190,7 +250,9 @@ class RowJob:
 
     Steps before `skip` do not count. With `stages` above 1 the model is split into that many, each on its own worker;
     a batch is split into `micro_batches`, and `boundary` is the share of activations sent between stages. With `shards`
-    above 1, so many neighbours hold the model together.
+    above 1, so many neighbours hold the model together. With `outer`, workers meet every so many steps. With
+    `trainers`, only so many ranks train, and the `servers` after them serve if the row is `served`; `ports` are those
+    of the trainers' store and of each server. The last trainer is `slow`, and if `kill` it vanishes midway.
     """
 
     recipe: str
@@ -206,6 +268,21 @@ class RowJob:
     boundary: float = 1.0
     optimizer: str = "sgd"
     shards: int = 1
+    outer: int = 0
+    served: bool = False
+    trainers: int = 0
+    servers: int = 0
+    ports: Sequence[int] = ()
+    slow: float = 1.0
+    kill: bool = False
+
+    def slowness(self, rank: int) -> float:
+        """Return how many times as long this rank computes."""
+        return self.slow if rank == self.trainers - 1 else 1.0
+
+    def own_steps(self, rank: int) -> float:
+        """Return after how many steps of its own this rank vanishes."""
+        return self.steps // 2 if self.kill and rank == self.trainers - 1 else math.inf
 
     @property
     def scheduled_density(self) -> float | Schedule:
@@ -226,6 +303,8 @@ def read(
     boundaries: str | None = None,
     optimizer: str = "sgd",
     shard: int | None = None,
+    outer: str | None = None,
+    servers: int = 0,
     **others: Any,
 ) -> Options:
     """Read options from text. Under torchrun the group decides on workers and link. Raises BadInput.
@@ -235,9 +314,13 @@ def read(
     if in_group():
         if workers not in (None, world_size()) or link not in (None, "none"):
             raise BadInput("under torchrun the group has its size and its network: leave --workers and --link out")
+        if servers:
+            raise BadInput("--servers starts its own processes: leave torchrun out")
         workers, link = world_size(), "none"
-    usual = DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
+    usual = _SERVED if servers else DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
     usual = _WITHOUT_REPLICAS if shard is not None and workers == shard else usual
+    if outer is not None:
+        usual = _WITH_OUTER.get(optimizer, usual)
     asked = usual if recipes is None else names(recipes, "--recipes", "dense,topk")
     unable = recipes is None and optimizer != "sgd"
     left_out = tuple(name for name in asked if unable and ENTRANTS[name].needs_sgd)
@@ -251,9 +334,16 @@ def read(
         optimizer=optimizer,
         left_out=left_out,
         shard=shard,
+        outer=() if outer is None else counts(outer, "--outer"),
+        servers=servers,
         **others,
     )
     return replace(found, then=replace(found, **_SECOND_ACT)) if found == _USUAL else found
+
+
+def _apart(recipe: str) -> bool:
+    """Whether this method takes outer steps."""
+    return ENTRANTS[_named(recipe)[0]].outer_steps is not None
 
 
 def _named(recipe: str) -> tuple[str, float | None]:

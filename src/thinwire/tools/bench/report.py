@@ -120,13 +120,35 @@ def _byte_and_loss_columns(results: Results) -> list[Column[Row]]:
             rank=lambda row: row.final_loss,
         ),
         Column(heading="time to\ntarget", text=to_target, rank=lambda row: row.seconds_to_target),
-        Column(heading="replicas\nidentical", text=lambda row: "✓" if row.replicas_identical else "✗"),
+        Column(heading="replicas\nidentical", text=_identical),
     ]
+
+
+def _identical(row: Row) -> str:
+    if row.served:
+        return UNKNOWN
+    return "✓" if row.replicas_identical else "✗"
 
 
 def _loss(row: Row) -> str:
     deviation = row.spread.loss_deviation if row.spread else math.nan
     return loss_text(row.final_loss) + (f" ± {deviation:.3f}" if math.isfinite(deviation) else "")
+
+
+def _on_servers(results: Results) -> list[str]:
+    lines = [
+        "served: asynchronously on parameter servers, which step at each update, at the learning rate over the number "
+        "of workers. Steps, bytes and losses are the first worker's; exchange: until the answer has come, which has "
+        "parameters in full, or the largest changes where little is sent."
+    ]
+    if (slow := results.environment.get("slow", 1)) > 1:
+        lines.append(f"The last worker computes {slow:g} times as long as the others, in all rows.")
+    if results.environment.get("kill"):
+        lines.append(
+            "The last worker vanishes midway from the rows that are served. DDP would end with it: its rows ran "
+            "undisturbed."
+        )
+    return lines
 
 
 def _notes(results: Results) -> list[str]:
@@ -153,6 +175,13 @@ def _notes(results: Results) -> list[str]:
             f"{results.shards} shards: bytes are what crosses between islands. dense: FSDP2's own HSDP. exchange: all "
             "waiting, within the island and for the processor too."
         )
+    if any(row.outer for row in results.rows):
+        lines.append(
+            "H: the inner steps from one outer step to the next. Of such rows, times and bytes are means over H steps, "
+            "exchange is all that was waited for, and losses are those of the global parameters."
+        )
+    if results.servers:
+        lines += _on_servers(results)
     if results.seeds > 1:
         lines.append(
             f"loss: mean ± standard deviation over {results.seeds} seeds of weights and batches. Times and bytes are "

@@ -74,7 +74,10 @@ class Row:
     on past ``steps``, where ``final_loss`` is taken, in search of ``seconds_to_target``. ``speedup_vs_dense`` is
     dense's median step over this row's. ``boundary`` is the share of activations sent between pipeline stages, 1
     without a pipeline. ``spread`` is there, and in the document, if the row was trained with several seeds: then losses
-    are means, and times and bytes medians.
+    are means, and times and bytes medians. ``outer``, in the document if not 0: the inner steps between outer ones;
+    then times are means over so many steps, and losses those of the global parameters. ``served``, in the document if
+    true: trained asynchronously on parameter servers; its steps and bytes are the first trainer's, and its replicas are
+    not compared.
     """
 
     recipe: str
@@ -90,16 +93,21 @@ class Row:
     speedup_vs_dense: float | None
     replicas_identical: bool
     spread: Spread | None = None
+    outer: int = 0
+    served: bool = False
 
     @property
     def label(self) -> str:
-        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent, ``| 0.05`` for its boundaries."""
-        return label(self.recipe, self.density, self.boundary)
+        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent, ``| 0.05`` for its boundaries.
+
+        ``diloco, H 30`` for outer steps, and ``dgc 0.01, served`` on parameter servers.
+        """
+        return label(self.recipe, self.density, self.boundary, self.outer, served=self.served)
 
     @property
     def is_dense(self) -> bool:
         """Whether everything was sent uncompressed."""
-        return self.recipe == "dense" and self.boundary == 1
+        return self.recipe == "dense" and self.boundary == 1 and not self.served
 
     @classmethod
     def from_json(cls, document: object, where: str = "row") -> Row:
@@ -108,9 +116,11 @@ class Row:
         return row
 
 
-def label(recipe: str, density: float, boundary: float) -> str:
+def label(recipe: str, density: float, boundary: float, outer: int = 0, *, served: bool = False) -> str:
     """Return the name of a row."""
-    name = recipe if density == 1 else f"{recipe} {density:g}"
+    name = recipe if density == 1 else f"{recipe} {density:.3g}"
+    name += f", H {outer}" if outer else ""
+    name += ", served" if served else ""
     return name if boundary == 1 else f"{name} | {boundary:g}"
 
 
@@ -142,6 +152,7 @@ class Results:
         if not self.throttled and not link.startswith(UNTHROTTLED):
             link = UNTHROTTLED if link == UNTHROTTLED.lower() else f"{UNTHROTTLED} ({link})"
         workers = f"{self.environment.get('workers', '?')} workers"
+        workers += f" and {_counted(self.servers, 'server')}" if self.servers else ""
         split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
         split += f" in islands of {self.shards}" if self.islands else ""
         split += " that hold one model" if self.shards > 1 and not self.islands else ""
@@ -163,6 +174,11 @@ class Results:
     def shards(self) -> int:
         """How many workers hold a model together, each a shard of it."""
         return int(self.environment.get("shard", 1))
+
+    @property
+    def servers(self) -> int:
+        """How many parameter servers there were."""
+        return int(self.environment.get("servers", 0))
 
     @property
     def islands(self) -> bool:
@@ -201,7 +217,7 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
-        rows = [{k: v for k, v in _plain(asdict(row)).items() if v is not None or k != "spread"} for row in self.rows]
+        rows = [_without(_plain(asdict(row)), spread=None, outer=0, served=False) for row in self.rows]
         document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
         return document if self.then is None else document | {"then": self.then.to_json()}
 
@@ -225,6 +241,15 @@ class Results:
     def write(self, path: Path) -> None:
         """Write the document; an earlier file stays whole if that fails."""
         write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _without(entries: Mapping[str, Any], **absent: Any) -> dict[str, Any]:
+    """Return the entries without those that are what their absence says."""
+    return {key: entry for key, entry in entries.items() if key not in absent or entry != absent[key]}
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from thinwire.tools.bench.options import Options, Setting
 from thinwire.tools.bench.results import Results, Row, label
 from thinwire.tools.bench.rows import Record, percentiles
 from thinwire.tools.bench.seeds import merged
-from thinwire.tools.cluster.workers import Workers
+from thinwire.tools.cluster.workers import Workers, free_ports
 from thinwire.tools.machine import processor
 from thinwire.tools.problems.rates import RATES
 
@@ -90,7 +90,7 @@ class Session:
         steps, dense = self.options.steps, self._dense_of.get(seed)
         target = dense.final_loss if self.options.target is None and dense else self.options.target
         record = Record(setting, steps, _skip(steps))
-        watcher.start_row(label(*setting) + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
+        watcher.start_row(label(**setting._asdict()) + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
         loss = None
         for event in self._events(workers, setting, steps, seed, target=target):
             record.add(event)
@@ -126,6 +126,8 @@ class Session:
         row |= {"stages": self.options.pipeline, "micro_batches": self.options.micro_batches}
         row["optimizer"] = self.options.optimizer
         row["shards"] = self.options.shard or 1
+        row |= {"trainers": self.options.workers, "servers": self.options.servers, "slow": self.options.slow}
+        row |= {"kill": self.options.kill, "ports": free_ports(1 + self.options.servers) if setting.served else ()}
         row["skip"] = _skip(steps)
         row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
         row["every"] = most + 1 if quick else self.options.every
@@ -160,6 +162,8 @@ def _environment(options: Options) -> dict[str, Any]:
         "seed": options.seed,
         **({"seeds": list(options.every_seed)} if options.seeds > 1 else {}),
         **({"shard": options.shard} if options.shard else {}),
+        **({"outer": list(options.outer)} if options.outer else {}),
+        **({"servers": options.servers, "slow": options.slow, "kill": options.kill} if options.servers else {}),
         **({"left_out": list(options.left_out)} if options.left_out else {}),
         "scale": options.scale,
         "cpu": processor(),

@@ -3,6 +3,7 @@
 import functools
 import gc
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +11,9 @@ from typing import Any, Protocol
 from thinwire.tools import problems
 from thinwire.tools.bench.data_parallel import DataParallel
 from thinwire.tools.bench.hybrid import Hybrid
+from thinwire.tools.bench.local_steps import LocalSteps
 from thinwire.tools.bench.options import RowJob
+from thinwire.tools.bench.served import Served, serve
 from thinwire.tools.bench.sharded import Sharded
 from thinwire.tools.cluster.link import Meter, interface_bytes
 from thinwire.tools.cluster.worker import Emit
@@ -18,7 +21,7 @@ from thinwire.tools.cluster.workers import join_group
 
 
 class Run(Protocol):
-    """A model in training on this worker: `DataParallel`, `Hybrid` or `Sharded`, each in a file of its name."""
+    """A model in training on this worker: `DataParallel`, `Hybrid`, `LocalSteps`, `Served` or `Sharded`."""
 
     meter: Meter
     seconds: float
@@ -34,16 +37,26 @@ class Run(Protocol):
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
-    """Join the group at the first job, then train the row that `job` asks for."""
-    join_group()
+    """Join the group of those who train at the first job, then train the row that `job` asks for, or serve it."""
     options = job["problem"]
     data = None if options["data"] is None else Path(options["data"])
     problem = _build(options["name"], options["seed"], data, options["scale"])
-    row = RowJob(**job["row"])
-    train(row, _kind(row)(row, problem, Meter(_sent_on_interface)), emit)
+    row, rank = RowJob(**job["row"]), int(os.environ["RANK"])
+    if row.trainers and rank >= row.trainers:
+        if row.served:
+            serve(row, problem)
+    elif row.served and rank:
+        Served(row, problem, Meter(_sent_on_interface)).follow(row.own_steps(rank))
+    else:
+        join_group(row.trainers or None)
+        train(row, _kind(row)(row, problem, Meter(_sent_on_interface)), emit)
 
 
 def _kind(row: RowJob) -> Callable[[RowJob, problems.Problem, Meter], Run]:
+    if row.outer:
+        return LocalSteps
+    if row.served:
+        return Served
     if row.stages > 1:
         return Hybrid
     return Sharded if row.shards > 1 else DataParallel

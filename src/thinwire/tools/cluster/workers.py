@@ -3,9 +3,10 @@
 import functools
 import inspect
 import os
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -15,8 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collectives import Group
-from thinwire.tools.cluster.link import Rate
+from thinwire.tools.cluster.link import INTERFACE_VARIABLE, Rate
 from thinwire.tools.cluster.local import Cluster, SupervisorDied, WorkerDied
+from thinwire.tools.cluster.star import address
 from thinwire.tools.cluster.worker import Emit, Handler
 
 _DIED, _INTERRUPTED = 1, 130
@@ -94,9 +96,22 @@ class ThisGroup:
 
 
 @functools.cache
-def join_group() -> None:
-    """Join the process group that the environment describes, once."""
-    dist.init_process_group("gloo")
+def join_group(world: int | None = None) -> None:
+    """Join the process group that the environment describes, or of its first `world` ranks alone; once."""
+    few = {} if world is None else {"rank": int(os.environ["RANK"]), "world_size": world}
+    dist.init_process_group("gloo", **few)  # type: ignore[arg-type]  # both are int
+
+
+def host(rank: int) -> str:
+    """Return the address at which a worker of our own cluster can listen, and others find it."""
+    return address(rank) if INTERFACE_VARIABLE in os.environ else "127.0.0.1"
+
+
+def free_ports(number: int) -> list[int]:
+    """Return ports that nobody has on this machine, nor on links of their own."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 @functools.cache

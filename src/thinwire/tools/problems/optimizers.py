@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.server.central import MakeOptimizer
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.problems.base import Problem, sgd
 from thinwire.tools.problems.rates import RATES
@@ -73,6 +74,25 @@ def _adam(parameters: list[nn.Parameter], model: nn.Module, problem: Problem) ->
     if rows:
         found.append(torch.optim.SparseAdam(rows, lr=rate, betas=BETAS))
     return found
+
+
+def served_optimizers(name: str, problem: Problem, trainers: int) -> tuple[MakeOptimizer, MakeOptimizer]:
+    """Return what makes a parameter server's optimizers of its flat parameters and of rows, "sgd" or "adamw".
+
+    It steps at the update of each trainer rather than at their mean, so the rate is divided by their number.
+    """
+    slow, adam = problem.learning_rate / trainers, RATES[problem.name].adamw / trainers
+    made: dict[str, tuple[MakeOptimizer, MakeOptimizer]] = {
+        "sgd": (
+            lambda p: torch.optim.SGD(p, lr=slow, momentum=problem.momentum),
+            lambda p: torch.optim.SGD(p, lr=slow),
+        ),
+        "adamw": (
+            lambda p: torch.optim.AdamW(p, lr=adam, betas=BETAS),
+            lambda p: torch.optim.SparseAdam(list(p), lr=adam, betas=BETAS),
+        ),
+    }
+    return made[name]
 
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)

@@ -1,0 +1,162 @@
+"""Trainers that are pipelines, on parameter servers: what do DCT-MP inside, DCT-DP up, and both cost and save?
+
+    python benchmarks/server_hybrid.py --link 100mbit --steps 60 --rounds 3
+
+Two trainers of two stages, and a server for each stage: six processes, each with a link of its own. Prints the median
+step of the first trainer and the held-out loss of its parameters, boundaries included, after so many of its steps.
+"""
+
+import copy
+import functools
+import os
+import time
+from statistics import mean, median, stdev
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+import thinwire
+from thinwire.codecs import Codec, TopK
+from thinwire.pipeline import sparsify
+from thinwire.recipes import METHODS
+from thinwire.tools.cluster.link import parse_rate
+from thinwire.tools.cluster.local import Cluster
+from thinwire.tools.cluster.worker import Emit
+from thinwire.tools.cluster.workers import free_ports, host, join_group
+from thinwire.tools.problems import Problem, build
+from thinwire.tools.problems.stages import parts_of
+
+STAGES, TRAINERS, MICRO_BATCHES, SECRET = 2, 2, 4, "bench"
+LINES = {
+    "neither": ("dense", 1.0, 1.0),
+    "DCT-MP": ("dense", 1.0, 0.1),
+    "DCT-DP": ("dct_dp", 0.01, 1.0),
+    "both": ("dct_dp", 0.01, 0.1),
+}
+"""Recipe, its density, and the share of activations that crosses."""
+
+
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Serve a stage, or train one."""
+    join_group()
+    _pipelines()  # all ranks make all groups
+    torch.set_num_threads(1)
+    problem = build(job["problem"], seed=job["seed"], data=None, scale=1.0)
+    rank = int(os.environ["RANK"])
+    stages = parts_of(problem).split(copy.deepcopy(problem.model), STAGES)
+    if rank < STAGES:
+        serve(job, problem, stages[rank], rank)
+    else:
+        train(job, problem, stages, emit, *divmod(rank - STAGES, STAGES))
+
+
+def serve(job: dict[str, Any], problem: Problem, module: nn.Module, stage: int) -> None:
+    rate = problem.learning_rate / TRAINERS
+    with thinwire.serve(
+        module,
+        METHODS[job["recipe"]].make(job["density"]),
+        optimizer=lambda p: torch.optim.SGD(p, lr=rate, momentum=problem.momentum),
+        address=_address(job, stage),
+        secret=SECRET,
+        index=0,
+        trainers=TRAINERS,
+        down=_down(job),
+    ) as server:
+        server.wait()
+
+
+def train(job: dict[str, Any], problem: Problem, stages: list[nn.Module], emit: Emit, trainer: int, stage: int) -> None:
+    parts, module, group = parts_of(problem), stages[stage], _pipelines()[trainer]
+    pipelined = PipelineStage(module, stage, STAGES, torch.device("cpu"), group=group)
+    if job["boundary"] < 1:
+        sparsify([pipelined], job["boundary"], values=torch.bfloat16)
+    schedule = Schedule1F1B(pipelined, MICRO_BATCHES, loss_fn=parts.criterion)
+    recipe, seconds = METHODS[job["recipe"]].make(job["density"]), []
+    with thinwire.connect(
+        module, recipe, address=_address(job, stage), secret=SECRET, down=_down(job), reconnect=60
+    ) as connected:
+        for step in range(job["steps"]):
+            args, kwargs, target = parts.feed(problem.batch(step, trainer, TRAINERS))
+            module.zero_grad()
+            start = time.perf_counter()
+            fed: dict[str, Any] = {**kwargs, "target": target if stage else None}
+            schedule.step(*(args if stage == 0 else ()), **fed)
+            connected.step()
+            seconds.append(time.perf_counter() - start)
+        sent = connected.traffic().sent_bytes
+    if trainer == 0:
+        loss = held_out_loss(job, problem, module, stage, group)
+        if stage == 0:
+            emit({"seconds": median(seconds[len(seconds) // 3 :]), "loss": loss, "bytes": sent / job["steps"]})
+
+
+@torch.no_grad()
+def held_out_loss(job: dict[str, Any], problem: Problem, module: nn.Module, stage: int, group: Any) -> float:
+    """Collect the stages of a trainer, and return the loss of the whole."""
+    parts = parts_of(problem)
+    whole = parts.split(copy.deepcopy(problem.model), STAGES)
+    for index, part in enumerate(whole):
+        for into, own in zip(_tensors(part), _tensors(module if index == stage else part), strict=True):
+            into.copy_(own)
+            dist.broadcast(into, group=group, group_src=index)
+        part.eval()
+    if job["boundary"] < 1:
+        sparsify(whole, job["boundary"], values=torch.bfloat16)
+    return mean(_loss(problem, whole, batch) for batch in problem.held_out(0, 1))
+
+
+def _loss(problem: Problem, whole: list[nn.Module], batch: tuple[Tensor, ...]) -> float:
+    parts = parts_of(problem)
+    args, kwargs, target = parts.feed(batch)
+    for part in whole:
+        output = part(*args, **kwargs)
+        args = output if isinstance(output, tuple) else (output,)
+    return float(parts.criterion(args[0], target))
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [x.detach() for x in module.parameters()]
+
+
+@functools.cache
+def _pipelines() -> list[Any]:
+    return [dist.new_group([STAGES * (1 + i) + stage for stage in range(STAGES)]) for i in range(TRAINERS)]
+
+
+def _address(job: dict[str, Any], stage: int) -> str:
+    return f"{host(stage)}:{job['ports'][stage]}"
+
+
+def _down(job: dict[str, Any]) -> Codec | None:
+    return None if job["density"] == 1 else TopK(density=TRAINERS * job["density"])
+
+
+def main(
+    link: Annotated[str, typer.Option(help="Rate of each process's link")] = "100mbit",
+    problem: Annotated[str, typer.Option(help="transformer or dlrm")] = "transformer",
+    steps: Annotated[int, typer.Option(help="Steps of each trainer")] = 60,
+    rounds: Annotated[int, typer.Option(help="In each, all four train in turn, with a seed of its own")] = 3,
+) -> None:
+    """Train neither, each and both, round by round, and print a line for each run; then means."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in LINES}
+    with Cluster(STAGES * (1 + TRAINERS), parse_rate(link), "server_hybrid:handle") as cluster:
+        print(f"{problem}, {steps} steps, {cluster.label}", flush=True)
+        for seed in range(rounds):
+            for name, (recipe, density, boundary) in LINES.items():
+                job = {"recipe": recipe, "density": density, "boundary": boundary, "steps": steps, "problem": problem}
+                ((_, event),) = cluster.run(job | {"seed": seed, "ports": free_ports(STAGES)})
+                found[name].append(event)
+                print(f"seed {seed} {name}: {event}", flush=True)
+    for name, events in found.items():
+        losses = [event["loss"] for event in events]
+        spread = f" ± {stdev(losses):.4f}" if losses[1:] else ""
+        times = [event["seconds"] / other["seconds"] for event, other in zip(events, found["neither"], strict=True)]
+        print(f"| {name} | {mean(losses):.4f}{spread} | {median(times):.2f} | {events[0]['bytes'] / 1e3:.0f} kB |")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,35 @@
+"""When a server's checkpoint is written, and what is in it."""
+
+import threading
+from typing import final
+
+from thinwire.server.central import Central
+from thinwire.server.durable import Durable
+
+
+@final
+class Saving:
+    """Saves the central copy, and knows what has been saved.
+
+    durable: where to; None if there is no checkpoint. lock: the server's. soon: set by whoever wants one soon.
+    """
+
+    def __init__(self, central: Central, lock: threading.Condition, durable: Durable | None) -> None:
+        self._central, self._lock, self.durable = central, lock, durable
+        self._saved = dict(central.applied)
+        self.soon = threading.Event()
+
+    def latest(self, trainer: str) -> int:
+        """Return a trainer's latest update that will outlive the server; without a checkpoint, none has to."""
+        held = self._central.applied if self.durable is None else self._saved
+        return held.get(trainer, 0)
+
+    def save(self) -> None:
+        """Save now. Raises ValueError without a checkpoint, and OSError where the disk refuses."""
+        if self.durable is None:
+            raise ValueError("this server has no checkpoint: pass checkpoint= to serve")
+        with self._lock:
+            state = self._central.state()
+        self.durable.save(state)
+        with self._lock:
+            self._saved = state["applied"]

@@ -1,0 +1,114 @@
+"""The parameter server at work: what is done now and then, its status, and its end."""
+
+import logging
+import math
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Self, final
+
+from thinwire.checked import Positive, checked
+from thinwire.server.door import Door
+from thinwire.server.frames import GoneError
+from thinwire.server.session import Shared
+from thinwire.server.status import ServerStatus
+
+logger = logging.getLogger("thinwire")
+
+
+@final
+@checked
+class Server:
+    """A parameter server at work; `serve` makes one. Use it as a context, or call `close`."""
+
+    def __init__(self, shared: Shared, listener: socket.socket, *, address: str, every: Positive) -> None:
+        self._shared, self._address, self._every = shared, address, every
+        self._door = Door(listener, shared)
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to let trainers in, and to save. `serve` has done so."""
+        for job in (self._door.accept, self._keep_saving, self._keep_pinging):
+            self._threads.append(threading.Thread(target=job, daemon=True))
+            self._threads[-1].start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as host:port."""
+        return self._address
+
+    def status(self) -> ServerStatus:
+        """Return how far it is now."""
+        with self._shared.lock:
+            return self._shared.status()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until as many trainers as expected have joined and all have left. Return whether that is so.
+
+        One that is gone without a goodbye has `timeout` seconds to come back.
+        """
+        end = time.monotonic() + (math.inf if seconds is None else seconds)
+        with self._shared.lock:
+            while not (done := self._all_left()) and time.monotonic() < end:
+                self._shared.lock.wait(min(0.5, max(0.0, end - time.monotonic())))
+        return done
+
+    def save(self) -> None:
+        """Save now. Raises ValueError without a checkpoint, and OSError where the disk refuses."""
+        self._shared.saving.save()
+        self._ping()
+
+    def close(self) -> None:
+        """Stop: let all trainers go, and save if there is a checkpoint."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._shared.saving.soon.set()
+        self._door.close()
+        with self._shared.lock:
+            self._shared.rule.stop()
+            for session in self._shared.sessions.values():
+                session.wire.close()
+        for each in (*self._threads, *self._door.threads):
+            each.join(self._shared.timeout)
+        if self._shared.saving.durable is not None:
+            self.save()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all_left(self) -> bool:
+        away = time.monotonic() - self._shared.lost
+        return self._shared.rule.complete and not self._shared.sessions and away > self._shared.timeout
+
+    def _keep_pinging(self) -> None:
+        """Let trainers know that the server is there, whatever their sessions wait for or compute."""
+        while not self._closing.wait(self._shared.timeout / 4):
+            self._ping()
+
+    def _ping(self) -> None:
+        with self._shared.lock:
+            sessions = list(self._shared.sessions.values())
+        for session in sessions:
+            with suppress(GoneError):  # its own thread will notice
+                session.ping()
+
+    def _keep_saving(self) -> None:
+        saving = self._shared.saving
+        while not self._closing.is_set():
+            saving.soon.wait(self._every)
+            saving.soon.clear()
+            if saving.durable is not None and not self._closing.is_set():
+                self._save_or_complain()
+
+    def _save_or_complain(self) -> None:
+        try:
+            self.save()
+        except OSError as error:
+            logger.error("the checkpoint could not be saved: %s. Trainers keep their updates", error)
+            self._closing.wait(1.0)

@@ -1,0 +1,1 @@
+"""`thinwire watch`: a live view of parameter servers and their trainers."""
