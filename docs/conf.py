@@ -143,6 +143,7 @@ CONTENTS = {
         "loops",
         "pipeline",
         "planner",
+        "server",
         "shard",
         "simulate",
     ],
