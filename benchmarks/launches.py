@@ -54,6 +54,7 @@ RECIPES = "dense,bf16,topk,sampled_topk,dgc,dragonn,fading,randomk,fft,mstopk,qs
 BUCKETS = [1 << 20, 25 << 20]  # bytes, as DDP's
 WORLD = 2
 PHASES = ("encode", "exchange", "decode")
+QUESTIONS = {"device", "promote_types", "scalar_tensor"}  # asked of fake tensors alone, or about numbers on the host
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh", "_unsafe_view"}
 
 console = Console(width=None if sys.stdout.isatty() else 150)
@@ -150,7 +151,7 @@ class _Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not func.is_view and func.overloadpacket.__name__ not in ALLOCATIONS:
+        if not func.is_view and func.overloadpacket.__name__ not in ALLOCATIONS | QUESTIONS:
             self._now["operators"] += 1
             self.moved((args, kwargs, out))
         return out
@@ -207,7 +208,7 @@ def _counting() -> Iterator[_Count]:
 @contextmanager
 def _gpu_path() -> Iterator[None]:
     """Have tensors in main memory take a GPU's path: the host must not look at them."""
-    for kernel in (each for each in vars(sys.modules["thinwire.kernels"]).values() if isinstance(each, Kernel)):
+    for kernel in [each for each in vars(sys.modules["thinwire.kernels"]).values() if isinstance(each, Kernel)]:
         _ = kernel.gpu  # imports what it needs
     with _patched((waits, "HOST", frozenset()), (dispatch, "_GPUS", {"cpu", "cuda"}), (torch, "Generator", _Lots)):
         yield

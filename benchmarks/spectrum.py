@@ -19,7 +19,7 @@ from convergence_parts.training import DATA, Settings, problem_of, train
 from rich.console import Console
 from torch import Tensor, nn
 
-from thinwire.integrations.gradients import shaped_like
+from thinwire.integrations.training.gradients import shaped_like
 from thinwire.memories import Memory
 from thinwire.tools.problems import Problem
 from thinwire.tools.show.table import Column, tabulated

@@ -42,9 +42,9 @@ from thinwire import (
     schedules,
     stats,
 )
-from thinwire.integrations.handover import Handover
-from thinwire.integrations.momentum import Correction
-from thinwire.integrations.weights import Weights
+from thinwire.integrations.momentum.correction import Correction
+from thinwire.integrations.momentum.handover import Handover
+from thinwire.integrations.workers.weights import Weights
 from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue

@@ -26,6 +26,7 @@ from thinwire.integrations import (
     Checkpoint,
     Outer,
     Replicas,
+    Scattered,
     Shards,
     attach,
     outer,
@@ -33,6 +34,7 @@ from thinwire.integrations import (
     profile,
     redistribute,
     replicate,
+    scatter,
     shard,
 )
 from thinwire.outer_steps import OuterSteps
@@ -56,6 +58,7 @@ __all__ = [
     "Plan",
     "Profile",
     "Replicas",
+    "Scattered",
     "Server",
     "ServerError",
     "ServerStatus",
@@ -84,6 +87,7 @@ __all__ = [
     "redistribute",
     "reducer",
     "replicate",
+    "scatter",
     "schedules",
     "serve",
     "shard",

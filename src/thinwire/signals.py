@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinwire import kernels, waits
+from thinwire import kernels
 from thinwire.kernels import Chunking, Draw, Picks
 from thinwire.kernels.ranges import is_alone
 
@@ -72,8 +72,14 @@ class Signal(ABC):
         return limited(self.select(threshold, draw.room(self.numel)), draw.capacity)
 
     @classmethod
+    def compute_each(cls, signals: Sequence[Self]) -> None:
+        """Compute several signals of this kind, whose vectors are small."""
+        for signal in signals:
+            signal.tensor()
+
+    @classmethod
     def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-        """Pick from each of several signals of this kind, whose vectors are small and in main memory."""
+        """Pick from each of several signals of this kind, whose vectors are small."""
         return joined([signal.pick(draw) for signal, draw in zip(signals, draws, strict=True)])
 
     def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
@@ -115,8 +121,16 @@ def picked(signals: Sequence[Signal], draws: Sequence[Draw]) -> tuple[Tensor, Te
     return joined(found)
 
 
+def computed(signals: Sequence[Signal]) -> list[Tensor]:
+    """Return the vectors of n ≥ 1 signals. Small ones that lie side by side are computed together."""
+    for (kind, together), group in groupby(signals, _company):
+        if together:
+            kind.compute_each(list(group))
+    return [signal.tensor() for signal in signals]
+
+
 def _company(signal: Signal) -> tuple[type[Signal], bool]:
-    return type(signal), is_alone(signal.numel) and signal.device.type in waits.HOST
+    return type(signal), is_alone(signal.numel)
 
 
 def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.frameworks.torchtitan import compressed
-from thinwire.integrations.gradients import local
+from thinwire.integrations.training.gradients import local
 
 _distributed: Any = dist  # whose names are not all exported, as mypy has it
 _multiprocessing: Any = mp

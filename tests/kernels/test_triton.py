@@ -1,5 +1,6 @@
 """The Triton kernels do what the reference does: on a GPU, or without one in Triton's interpreter."""
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -18,10 +19,13 @@ from thinwire.formats import OffsetFloat, Sign
 from thinwire.kernels import Kernel, dispatch
 from thinwire.kernels.dispatch import backend_of, triton_is_there
 from thinwire.payloads import Chunks, Narrow, indices
+from thinwire.tools.check.cases import CASES
+from thinwire.tools.check.material import Kit, Near, difference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
+segments = importlib.import_module("thinwire.kernels.segments.triton")
 
 SEVERAL_TILES = 2 * 4096 + 17
 INPUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
@@ -621,6 +625,67 @@ def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest
     rest = framed(out.cpu())
     summed.subtract_from([rest])
     assert not rest.any()
+
+
+SEVERAL = [
+    "accumulate_each",
+    "accumulate_momentum_sampled_select",
+    "accumulate_sampled_select",
+    "hashed_slots_of_each",
+    "largest_of_each",
+    "mask_each",
+    "scatter_add_each",
+    "slots_decode",
+    "slots_encode",
+]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_vectors_in_one_launch(name: str) -> None:
+    kernel, case = getattr(kernels, name), CASES[name]
+    for numel, content in ((1, "normal"), (63, "whole"), (5000, "normal"), (200, "odd"), (200, "zeros")):
+        if content in case.contents:
+            for trial in case.make(Kit(DEVICE, torch.float32, content), numel):
+                found, expected = (trial.run(call, DEVICE) for call in (kernel.gpu, kernel.reference))
+                assert not difference(found, expected, Near())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_the_largest_of_each_in_other_precisions(dtype: torch.dtype) -> None:
+    xs = [framed(vector(n, dtype=torch.float64).to(dtype)) for n in (300, 1, 4097)]
+    for counts in ((30, 1, 40), (300, 0, 4097)):
+        found, expected = (
+            call(xs, counts) for call in (kernels.largest_of_each.gpu, kernels.largest_of_each.reference)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_large_vectors_between_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "is_alone", lambda numel: numel < 100)
+    xs = [framed(vector(n, seed=n)) for n in (50, 60, 500, 70)]
+    found = kernels.largest_of_each.gpu(xs, [5, 6, 50, 7])
+    expected = kernels.largest_of_each.reference(xs, [5, 6, 50, 7])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("count", "space"), [(0, 9), (1, 1), (3, 5), (40, 41), (63, 5000), (700, (1 << 31) - 8), (900, 1000)]
+)
+def test_elias_fano(count: int, space: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    rows = [torch.randint(space, (count,), generator=generator).sort().values.to(torch.int32) for _ in range(2)]
+    for row in rows:
+        assert torch.equal(
+            kernels.elias_fano_encode.gpu(row.to(DEVICE), space).cpu(), kernels.elias_fano_encode.reference(row, space)
+        )
+    whole = torch.stack([kernels.elias_fano_encode.reference(row, space) for row in rows])
+    for place in range(min(40, 8 * whole.shape[1])):  # a bit in one row is wrong; at first none
+        damaged = whole.clone()
+        if place:
+            bit = (place * 8 * whole.shape[1]) // 40
+            damaged[1, bit // 8] ^= 1 << bit % 8
+        found = kernels.elias_fano_decode_rows.gpu(framed(damaged.view(-1)).view_as(damaged), count, space)
+        assert torch.equal(found.cpu(), kernels.elias_fano_decode_rows.reference(damaged, count, space))
 
 
 def test_merge_is_the_references() -> None:

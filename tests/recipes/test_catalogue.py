@@ -10,7 +10,7 @@ from thinwire.exchanges import AllGather
 from thinwire.memories import AppliedMomentum, MomentumCorrection
 from thinwire.planner.candidates import PLANNED
 from thinwire.recipes import METHODS, Method
-from thinwire.recipes.catalogue import by_name, markdown
+from thinwire.recipes.method import by_name, markdown
 from thinwire.reducer import PowerSGD, WarmUp, WithRows
 from thinwire.tools.bench.methods import ENTRANTS
 
@@ -100,4 +100,6 @@ def test_the_page_of_recipes_holds_the_catalogue() -> None:
     page = (DOCS / "reference" / "recipes.md").read_text()
     assert page.count("<!-- methods -->") == page.count("<!-- /methods -->") == 1
     table = page.partition("<!-- methods -->\n")[2].partition("<!-- /methods -->")[0]
-    assert table == markdown(), f"put this between the markers of docs/reference/recipes.md:\n{markdown()}"
+    assert table == markdown(METHODS.values()), (
+        f"put this between the markers of docs/reference/recipes.md:\n{markdown(METHODS.values())}"
+    )

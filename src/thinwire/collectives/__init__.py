@@ -4,7 +4,15 @@
 `exit` waits for all of them to finish before the interpreter ends.
 """
 
-from thinwire.collectives.groups import Group, adopt_group, all_gather, all_or, all_reduce, forget_group
+from thinwire.collectives.groups import (
+    Group,
+    adopt_group,
+    all_gather,
+    all_or,
+    all_reduce,
+    all_to_all,
+    forget_group,
+)
 from thinwire.collectives.peers import Peers
 from thinwire.collectives.thread import communication_thread
 
@@ -15,6 +23,7 @@ __all__ = [
     "all_gather",
     "all_or",
     "all_reduce",
+    "all_to_all",
     "communication_thread",
     "forget_group",
 ]

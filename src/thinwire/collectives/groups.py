@@ -2,6 +2,7 @@
 
 import itertools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,12 @@ def all_gather(out: Tensor, mine: Tensor, group: Group) -> dist.Work:
     A sparse tensor is gathered by torch within `all_reduce`.
     """
     return _all_gather(lend(out), lend(mine), group=group, async_op=True)
+
+
+def all_to_all(out: Tensor, mine: Tensor, sizes: Sequence[int], group: Group) -> dist.Work:
+    """Start sending `sizes[r]` elements of `mine` to each rank r, in order. `out` takes an equal share from each."""
+    shares = [out.numel() // group.size()] * group.size()
+    return dist.all_to_all_single(lend(out), lend(mine), shares, list(sizes), group=group, async_op=True)
 
 
 def all_reduce(x: Tensor, group: Group) -> dist.Work:

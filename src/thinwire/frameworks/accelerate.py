@@ -10,7 +10,7 @@ from thinwire.checked import checked
 from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas
 from thinwire.frameworks.states import load, save
 from thinwire.integrations import Attachment
-from thinwire.integrations.assembly import Optimizers, listed
+from thinwire.integrations.attachments.assembly import Optimizers, listed
 
 __all__ = ["attach"]
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations import Attachment, attach
-from thinwire.integrations.attachment import LossScaler
-from thinwire.integrations.fsdp import refuse_sharded
+from thinwire.integrations.attachments.attachment import LossScaler
+from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.memories import FadingMomentum, MomentumCorrection
 from thinwire.planner import Budget, Plan
 from thinwire.reducer import Reducer

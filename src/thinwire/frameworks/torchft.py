@@ -16,9 +16,9 @@ from thinwire import integrations
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group, adopt_group, forget_group
 from thinwire.integrations import Replicas
-from thinwire.integrations.assembly import Optimizers
-from thinwire.integrations.attachment import LossScaler
-from thinwire.integrations.served import Served
+from thinwire.integrations.attachments.assembly import Optimizers
+from thinwire.integrations.attachments.attachment import LossScaler
+from thinwire.integrations.attachments.served import Served
 from thinwire.reducer import Reducer
 
 _log = logging.getLogger("thinwire")

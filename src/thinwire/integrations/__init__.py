@@ -1,20 +1,26 @@
-"""Bridges to PyTorch's own parallelism."""
+"""Bridges to PyTorch's own parallelism: what sees your model, its gradients and its optimizer.
 
-from thinwire.integrations.attachment import Attachment
-from thinwire.integrations.checkpoint import Checkpoint
-from thinwire.integrations.ddp import attach
-from thinwire.integrations.outer import outer
-from thinwire.integrations.outer_handle import Outer
-from thinwire.integrations.profiling import plan, profile
-from thinwire.integrations.redistribution import redistribute
-from thinwire.integrations.replicate import Replicas, replicate
-from thinwire.integrations.shard import Shards, shard
+The rooms, lowest first: `training`, `momentum`, `membership`, `attachments`; then `sharding`, `workers` and `replicas`,
+which have the functions that you call; and `checkpoints`.
+"""
+
+from thinwire.integrations.attachments.attachment import Attachment
+from thinwire.integrations.checkpoints.checkpoint import Checkpoint
+from thinwire.integrations.membership.redistribution import redistribute
+from thinwire.integrations.replicas.ddp import attach
+from thinwire.integrations.replicas.profiling import plan, profile
+from thinwire.integrations.replicas.replicate import Replicas, replicate
+from thinwire.integrations.sharding.scatter import Scattered, scatter
+from thinwire.integrations.sharding.shard import Shards, shard
+from thinwire.integrations.workers.outer import outer
+from thinwire.integrations.workers.outer_handle import Outer
 
 __all__ = [
     "Attachment",
     "Checkpoint",
     "Outer",
     "Replicas",
+    "Scattered",
     "Shards",
     "attach",
     "outer",
@@ -22,5 +28,6 @@ __all__ = [
     "profile",
     "redistribute",
     "replicate",
+    "scatter",
     "shard",
 ]

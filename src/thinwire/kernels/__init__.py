@@ -6,7 +6,13 @@ operation: `reference.py` says what it computes, `cpu.py` is for Numba, `triton.
 declares the kernels. Vectors are flat tensors throughout.
 """
 
-from thinwire.kernels.accumulate import accumulate, accumulate_fading, accumulate_momentum, accumulate_rounded
+from thinwire.kernels.accumulate import (
+    accumulate,
+    accumulate_each,
+    accumulate_fading,
+    accumulate_momentum,
+    accumulate_rounded,
+)
 from thinwire.kernels.bits import (
     EliasFano,
     elias_fano_decode,
@@ -44,12 +50,11 @@ from thinwire.kernels.hashing import (
     mix,
     slot_codes,
     slot_indices,
-    slot_indices_of_rows,
     slot_of,
 )
 from thinwire.kernels.matrices import orthonormal, outer_sums, row_sums
 from thinwire.kernels.sampled import Draw, accumulate_momentum_sampled_select, accumulate_sampled_select
-from thinwire.kernels.scatter import mask, merge, scatter, scatter_add
+from thinwire.kernels.scatter import mask, mask_each, merge, scatter, scatter_add, scatter_add_each
 from thinwire.kernels.select import (
     Picks,
     accumulate_fading_select,
@@ -62,6 +67,7 @@ from thinwire.kernels.select import (
     select,
 )
 from thinwire.kernels.sketch import sketch_insert, sketch_query
+from thinwire.kernels.slotted import Slotted, slots_decode, slots_encode
 from thinwire.kernels.subsets import Numbering, subsets_decode, subsets_encode
 
 __all__ = [
@@ -73,8 +79,10 @@ __all__ = [
     "OffsetGrid",
     "Picks",
     "Rounding",
+    "Slotted",
     "Transform",
     "accumulate",
+    "accumulate_each",
     "accumulate_fading",
     "accumulate_fading_chunk_topk",
     "accumulate_fading_select",
@@ -105,6 +113,7 @@ __all__ = [
     "largest_of_each",
     "levels_encode",
     "mask",
+    "mask_each",
     "merge",
     "mix",
     "offset_encode",
@@ -115,14 +124,16 @@ __all__ = [
     "row_sums",
     "scatter",
     "scatter_add",
+    "scatter_add_each",
     "select",
     "sign_encode",
     "sketch_insert",
     "sketch_query",
     "slot_codes",
     "slot_indices",
-    "slot_indices_of_rows",
     "slot_of",
+    "slots_decode",
+    "slots_encode",
     "subsets_decode",
     "subsets_encode",
     "table_decode",

@@ -20,7 +20,7 @@ class Memory(ABC):
 
     Only `compensate` reads what was committed. So a step can be called off even after parts of it have been sent. The
     gradient of one step may arrive in several parts: if a parameter comes again, it continues from what is staged.
-    integrations/steps.py calls `commit` and `rollback`, as docs/explanation/steps.md says.
+    integrations/training/steps.py calls `commit` and `rollback`, as docs/explanation/steps.md says.
     """
 
     stateful: ClassVar[bool] = True

@@ -70,7 +70,7 @@ class MomentumCorrection(Memory):
         """Subtract what was delivered. With `masking`, clear its momentum too, unless everything was delivered."""
         residuals = [self._residual.staged(name) for name in names]
         delivered.subtract_from(residuals)
-        if self.masking:
+        if self.masking and delivered.masks:
             went = list(map(_all_went, delivered.counts(), residuals))
             moving = [None if all_ is True else self._velocity.staged(n) for n, all_ in zip(names, went, strict=True)]
             unread = [

@@ -105,14 +105,22 @@ class _Sum(Signal):
         return before[offset::stride].mul(self._decay).add_(gradient[offset::stride], alpha=scale)
 
     @classmethod
+    def compute_each(cls, signals: Sequence[Self]) -> None:
+        fresh = [signal for signal in signals if not signal.computed and signal._decay == 1]
+        if fresh:
+            kernels.accumulate_each(*_columns(fresh))
+        for signal in fresh:
+            signal.computed = True
+        for signal in signals:
+            signal.tensor()
+
+    @classmethod
     def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
         if any(signal._decay != 1 for signal in signals):
             return joined([signal.pick(draw) for signal, draw in zip(signals, draws, strict=True)])
         for signal in signals:
             signal.computed = True
-        outs = [signal._out for signal in signals]
-        residuals, gradients, scales = map(list, zip(*(signal._inputs for signal in signals), strict=True))
-        return kernels.accumulate_sampled_select(outs, residuals, gradients, scales, draws)
+        return kernels.accumulate_sampled_select(*_columns(signals), draws)
 
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self.computed = True
@@ -125,6 +133,12 @@ class _Sum(Signal):
             return super().chunk_topk(chunking)
         self.computed = True
         return kernels.accumulate_fading_chunk_topk(self._out, *self._inputs, self._decay, chunking)
+
+
+def _columns(sums: Sequence[_Sum]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[float]]:
+    """Return where sums go, residuals, gradients and scales."""
+    residuals, gradients, scales = zip(*(signal._inputs for signal in sums), strict=True)
+    return [signal._out for signal in sums], list(residuals), list(gradients), list(scales)
 
 
 @final

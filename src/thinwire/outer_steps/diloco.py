@@ -6,5 +6,8 @@ from thinwire.outer_steps.base import OuterSteps
 
 @checked
 def diloco(*, every: Count = 500) -> OuterSteps:
-    """Exchange every parameter's Δ, uncompressed, every 500 steps; outer Nesterov SGD of rate 0.7 and momentum 0.9."""
+    """Exchange every parameter's Δ, uncompressed, every 500 steps; outer Nesterov SGD of rate 0.7 and momentum 0.9.
+
+    H = 500 is read off the abstract's 500 times less communication, and was not checked against the paper's tables.
+    """
     return OuterSteps(every=every)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
@@ -21,6 +21,9 @@ class Payload(ABC):
     numel: int
     regions: Regions
     values: Tensor
+
+    masks: ClassVar[bool] = True
+    """Whether single elements are picked out, so that `mask` does something."""
 
     @property
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Self, final
+from typing import Annotated, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ class Dense(Payload):
 
     With `coded`, codes travel, and `values` are the numbers they decode to.
     """
+
+    masks: ClassVar[bool] = False
 
     values: Tensor
     numel: SizeOrAll = -1
@@ -80,15 +82,14 @@ class Dense(Payload):
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out`."""
-        for (offset, length), part in zip(self.regions, self._values(), strict=True):
-            region = out[offset : offset + length]
-            if not _begin_together(region, part):
-                region.copy_(part)
+        regions = [out[offset : offset + length] for offset, length in self.regions]
+        pairs = [pair for pair in zip(regions, self._values(), strict=True) if not _begin_together(*pair)]
+        if pairs:
+            torch._foreach_copy_([region for region, _ in pairs], [part for _, part in pairs])
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the values of each region from its part."""
-        for part, values in zip(parts, self._values(), strict=True):
-            part.sub_(values)
+        torch._foreach_sub_(list(parts), list(self._values()))
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Do nothing: no element was picked out."""

@@ -163,14 +163,20 @@ class Sparse(Keyed):
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the values of each region from its part."""
-        for part, (found, values, runs) in zip(parts, self._by_region, strict=True):
-            kernels.scatter_add(part, found, values, runs, -1.0)
+        if self._whole:
+            kernels.scatter_add(parts[0], self.indices, self.values, self.runs, -1.0)
+        else:
+            kernels.scatter_add_each(parts, self._offsets, self.indices, self.values, self.runs, -1.0)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero at every index of its region that carries a value other than 0."""
-        for part, (found, values, _) in zip(parts, self._by_region, strict=True):
-            if part is not None:
-                kernels.mask(part, found, values)
+        there = [(part, *place) for part, place in zip(parts, self._by_region, strict=True) if part is not None]
+        if len(there) < len(parts) or self._whole:
+            for part, offset, found, values in there:
+                kernels.mask(part, found - offset if offset else found, values)
+        else:
+            some = [part for part, *_ in there]
+            kernels.mask_each(some, self._offsets, self.indices, self.values, self.runs)
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out` is finite at every index."""
@@ -198,13 +204,21 @@ class Sparse(Keyed):
         runs = tuple(run for p in payloads for run in p.runs)
         return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0]._ascends)
 
-    @cached_property
-    def _by_region(self) -> Sequence[tuple[Tensor, Tensor, tuple[int, ...]]]:
-        """Each region's indices, counted from its first element, values and runs."""
-        if self.regions == ((0, self.numel),):
-            return [(self.indices, self.values, self.runs)]
-        parts = zip(self.regions, self.indices.split(self.runs), self.values.split(self.runs), strict=True)
-        return [(found - offset, values, (values.numel(),)) for (offset, _), found, values in parts]
+    @property
+    def _whole(self) -> bool:
+        """Whether the one region is the whole vector. Then there may be several runs."""
+        return self.regions == ((0, self.numel),)
+
+    @property
+    def _offsets(self) -> list[int]:
+        return [offset for offset, _ in self.regions]
+
+    @property
+    def _by_region(self) -> Sequence[tuple[int, Tensor, Tensor]]:
+        """Each region's offset, indices and values."""
+        if self._whole:
+            return [(0, self.indices, self.values)]
+        return list(zip(self._offsets, self.indices.split(self.runs), self.values.split(self.runs), strict=True))
 
     @property
     def _ascends(self) -> bool:

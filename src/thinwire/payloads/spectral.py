@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from thinwire.payloads.blocks import Blocks
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spectral(Payload):
     """Real Fourier coefficients of blocks of `block` elements; `coefficients` holds them as pairs (real, imaginary)."""
+
+    masks: ClassVar[bool] = False
 
     coefficients: Blocks
     block: Width

@@ -10,17 +10,10 @@ from thinwire.planner.network import Regions, Tiers
 _PREFIXES = "kmg"
 # a lone capital B would mean bytes
 _RATE = r"(\d+(?:\.\d+)?) *([kmgKMG])(?:(?i:bit(?:/s|ps)?)|b(?:ps|/s))"
-_RATE_ALONE = re.compile(_RATE, re.ASCII)
 _LINK = re.compile(rf"{_RATE}(?: */ *(\d+(?:\.\d+)?) *(us|µs|ms|s))?", re.ASCII)
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _COLUMNS = ["region_a", "region_b", "delay_ms", "bandwidth_gbps"]
 _GROUP = re.compile(r"(\d+) *x *(.+)", re.ASCII)
-
-
-def bits_per_second(text: str) -> float:
-    """Read ``100mbit``, ``1.5 Gbit/s`` or ``300kbps`` (kilobits); 0 for anything else."""
-    match = _RATE_ALONE.fullmatch(text.strip())
-    return _bits(match) if match else 0.0
 
 
 def parse_link(text: str) -> Link:

@@ -3,7 +3,7 @@
 METHODS lists them all, with their variants, by name.
 """
 
-from thinwire.recipes.catalogue import METHODS, Method
+from thinwire.recipes.catalogue import METHODS
 from thinwire.recipes.dct_dp import dct_dp
 from thinwire.recipes.dense import dense
 from thinwire.recipes.dgc import dgc
@@ -11,6 +11,7 @@ from thinwire.recipes.dragonn import dragonn
 from thinwire.recipes.fading import demo, fading, orthogonal
 from thinwire.recipes.fft import fft
 from thinwire.recipes.gtopk import gtopk
+from thinwire.recipes.method import Method
 from thinwire.recipes.mstopk import mstopk
 from thinwire.recipes.powersgd import powersgd
 from thinwire.recipes.qsgd import qsgd

@@ -2,6 +2,7 @@
 
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment
 from thinwire.reducer.compressed import Compressed
+from thinwire.reducer.owners import ToOwners, part_of, to_owners
 from thinwire.reducer.power_sgd import PowerSGD
 from thinwire.reducer.rows import WithRows
 from thinwire.reducer.wrappers import MinimumSize, PerTensor, Released, WarmUp
@@ -16,6 +17,9 @@ __all__ = [
     "Released",
     "Round",
     "Segment",
+    "ToOwners",
     "WarmUp",
     "WithRows",
+    "part_of",
+    "to_owners",
 ]

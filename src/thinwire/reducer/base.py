@@ -138,6 +138,10 @@ class Reducer(ABC):
         """Return every memory in which something may wait for a parameter, because it will be sent or given back."""
         return (self.memory_of(segment),)
 
+    def waiting_length(self, segment: Segment) -> int:
+        """Return how many elements of a parameter may wait: by default, those of its gradient."""
+        return segment.length
+
 
 def words(recipe: object) -> str:
     """Return a recipe, or a part of one, in words, which are the same in every process."""

@@ -26,7 +26,11 @@ def thinwire() -> None:
 def bench(
     workers: Annotated[int | None, typer.Option(help="Worker processes on this machine.", show_default="2")] = None,
     link: Annotated[
-        str | None, typer.Option(help="Rate of each worker's link, such as 1gbit, or none.", show_default="100mbit")
+        str | None,
+        typer.Option(
+            help="Rate of each worker's link, such as 1gbit, with its latency if wanted, as in 10mbit/50ms; or none.",
+            show_default="100mbit",
+        ),
     ] = None,
     recipes: Annotated[
         str | None,
@@ -40,7 +44,15 @@ def bench(
         int | None,
         typer.Option(
             help="Shard the model over so many neighbours, an island, with FSDP2. --link is then between islands, "
-            "whose workers share it; dense is FSDP2's own HSDP."
+            "whose workers share it; dense is FSDP2's own HSDP. With as many --workers there is one "
+            "island, whose workers have a link each, and dense is FSDP2."
+        ),
+    ] = None,
+    outer: Annotated[
+        str | None,
+        typer.Option(
+            help="Let workers train on their own for so many steps, such as 10,30, and then exchange how far they "
+            "moved: each number is a row of diloco, streaming_diloco and sparseloco."
         ),
     ] = None,
     servers: Annotated[
@@ -96,6 +108,7 @@ def bench(
             recipes=recipes,
             densities=density,
             shard=shard,
+            outer=outer,
             servers=servers,
             slow=slow,
             kill=kill,
@@ -174,13 +187,24 @@ def plan(
     error_feedback: Annotated[
         bool, typer.Option("--error-feedback/--no-error-feedback", help="Whether gradients may wait for later steps.")
     ] = True,
+    outer: Annotated[
+        str | None,
+        typer.Option(help="Consider letting workers train on their own for so many steps, such as 10,30,100."),
+    ] = None,
+    more_steps: Annotated[
+        str | None,
+        typer.Option(
+            help="How many times as many steps outer steps take to the same loss, such as diloco:30=1.1,"
+            "sparseloco:30=1.2, in place of what was measured."
+        ),
+    ] = None,
     unfolded: Annotated[bool, typer.Option("--all", help="Show every tensor on a line of its own.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
 ) -> None:
     """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
     from thinwire.tools.inputs import BadInput
-    from thinwire.tools.plan import command, options
+    from thinwire.tools.plan import apart, command, options
     from thinwire.tools.plan import pipeline as stages
 
     try:
@@ -205,9 +229,12 @@ def plan(
             optimizer=request.optimizer,
             loss=loss,
         )
+        alone = apart.read(outer, more_steps)
         if pipeline == 1:
-            source = request.source()
-            code = command.run(source, wishes, json=json, html=html, profile=save_profile, unfolded=unfolded)
+            source, files = request.source(), {"json": json, "html": html, "profile": save_profile}
+            code = command.run(source, wishes, **files, unfolded=unfolded, apart=alone)
+        elif alone is not None:
+            raise BadInput("--outer is about models in one piece; leave --pipeline out")
         else:
             code = stages.run(request.pipelined(pipeline), wishes, json=json, html=html, unfolded=unfolded)
     except BadInput as error:
@@ -242,6 +269,12 @@ def simulate(
         str | None,
         typer.Option(help="Candidates, such as dense,fp16,topk:0.01.", show_default="all that the profile has"),
     ] = None,
+    outer: Annotated[
+        str | None,
+        typer.Option(help="Have workers train on their own for so many steps, such as 30,100, by each method too."),
+    ] = None,
+    tokens: Annotated[float | None, typer.Option(help="Say in how many days so many are trained on.")] = None,
+    batch: Annotated[int, typer.Option(help="Tokens that a worker takes in a step, for --tokens.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the predictions here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw step times and efficiencies here (.png, .svg, .pdf).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
@@ -252,7 +285,16 @@ def simulate(
 
     try:
         files = outputs.Files(json=json, plot=plot, html=html)
-        asked = options.read(workers=workers, link=link, topology=topology, profile=profile, recipes=recipes)
+        asked = options.read(
+            workers=workers,
+            link=link,
+            topology=topology,
+            profile=profile,
+            recipes=recipes,
+            outer=outer,
+            tokens=tokens,
+            batch=batch,
+        )
         files.show(command.outcome(asked))
     except BadInput as error:
         typer.echo(f"thinwire simulate: {error}", err=True)

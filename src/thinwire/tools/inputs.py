@@ -52,6 +52,17 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
     return found
 
 
+def counts(text: str, option: str) -> tuple[int, ...]:
+    """Read numbers of steps, 1 or more, separated by commas. Raises BadInput for anything else."""
+    try:
+        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as error:
+        raise BadInput(f"{option} {text!r}: expected whole numbers, such as 10,30") from error
+    if min(found) < 1:
+        raise BadInput(f"{option} {text!r}: expected numbers of 1 or more, such as 10,30")
+    return found
+
+
 def check_density(density: float, option: str) -> None:
     """Raise BadInput unless the density that `option` gives is a share."""
     if not 0 < density <= 1:

@@ -79,13 +79,40 @@ def test_any_recipe_keeps_the_shards_of_replicas_identical(islands: Cluster, row
     assert all(losses == first for losses in others)
 
 
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Cluster]:
+    with Cluster(2, None, "thinwire.tools.bench.worker:handle") as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_without_replicas_links_carry_parameters_twice_and_what_is_declared(alone: Cluster) -> None:
+    whole, links = _losses(_train(alone, recipe="dense")[0]), {}
+    for row in ({"recipe": "dense"}, {"recipe": "topk", "density": 0.01}):
+        events = _train(alone, shards=2, **row)[0]
+        assert events[-1] == {"kind": "done", "different": []}
+        step = next(event for event in events if event["kind"] == "step" and event["step"] == STEPS - 1)
+        assert step["dense_bytes"] == 2 * 834_416
+        if "measured" not in step:
+            pytest.skip(alone.label)
+        tail = events[-3]
+        sent, packets = step["measured"] + tail["measured"], step["packets"] + tail["packets"]
+        links[row["recipe"]] = sent - HEADER_BYTES * packets, step["sent_bytes"]
+        if row["recipe"] == "dense":
+            assert _losses(events) == pytest.approx(whole, rel=1e-4)
+    measured, declared = links["topk"]
+    assert declared < 0.1 * 2 * 834_416
+    assert 2 * 834_416 < measured - declared < 2.1 * 2 * 834_416  # the root is gathered once, as FSDP leaves it whole
+    assert links["dense"][0] > measured + 0.9 * 2 * 834_416
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("--shard", "1"), "--shard is 1; expected 2 or more"),
         (("--shard", "0"), "--shard is 0; expected 2 or more"),
-        (("--shard", "2", "--workers", "5"), "give --workers 4, or another multiple of 2"),
-        (("--shard", "4", "--workers", "4"), "give --workers 8, or another multiple of 4"),
+        (("--shard", "2", "--workers", "5"), "give --workers 4, another multiple of 2"),
+        (("--shard", "4", "--workers", "4", "--recipes", "dense,dgc"), "dgc needs replicas of the shards"),
         (("--shard", "2", "--pipeline", "2", "--workers", "4"), "give one of the two"),
         (
             ("--shard", "2", "--recipes", "dense,torch_powersgd"),

@@ -279,6 +279,20 @@ def test_links_are_limited_and_lifted(linked: Cluster) -> None:
         assert _events(linked, task="read limit") == 3 * [[{"bytes_per_second": speed}]]
 
 
+def test_a_latency_is_kept_and_printed_as_measured() -> None:
+    with Cluster(2, Rate(100_000_000, 0.02), "test_cluster:work") as cluster:
+        if not cluster.throttled:
+            pytest.skip(cluster.label)
+        said, _, measured = cluster.label.partition("; a ping takes ")
+        assert said == "100 Mbit/s and 20 ms per worker, each way"
+        assert float(measured.removesuffix(" ms")) >= 40
+        for on in (True, False):
+            cluster.throttle(on)
+            for (event,) in _events(cluster, task="add up", numbers=100_000):
+                assert event["sums"] == [3.0]
+                assert 1.03 * 400_000 < event["sent"][0] < 1.2 * 400_000 + 10_000
+
+
 @pytest.mark.slow
 def test_a_link_without_limit_is_counted_too() -> None:
     with Cluster(2, None, "test_cluster:work") as cluster:

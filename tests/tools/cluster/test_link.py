@@ -27,6 +27,14 @@ def test_rates(text: str, bits: int) -> None:
     assert parse_rate(text) == Rate(bits)
 
 
+@pytest.mark.parametrize(
+    ("text", "latency"), [("10mbit/50ms", 0.05), ("10 Mbit/s / 300us", 3e-4), ("10mbit/5s", 5.0), ("10mbit/0ms", 0.0)]
+)
+def test_latencies(text: str, latency: float) -> None:
+    assert parse_rate(text) == Rate(10_000_000, latency)
+    assert str(Rate(10_000_000, 0.05)) == "10 Mbit/s and 50 ms"
+
+
 @pytest.mark.parametrize("text", ["none", "None", " NONE "])
 def test_no_limit(text: str) -> None:
     assert parse_rate(text) is None
@@ -49,6 +57,7 @@ def test_no_limit(text: str) -> None:
             "5tbit",
             "٣mbit",
         ),
+        *("10mbit/", "10mbit/50", "10mbit/6s", "10mbit/-1ms"),
         *("0mbit", "-5mbit", "+5mbit", "nanmbit", "infgbit", "7kbit", "33gbit", "9" * 400 + "gbit", "10MB/s", "10MBps"),
     ],
 )

@@ -117,6 +117,21 @@ def test_where_it_pays_the_plan_says_what_and_why(tmp_path: Path) -> None:
     assert "Nothing pays" not in said
 
 
+def test_with_outer_steps_it_says_which_way_is_first_by_which_assumptions(tmp_path: Path) -> None:
+    out, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    files = ("--json", str(out), "--html", str(page))
+    assumed = ("--outer", "10,30", "--more-steps", "sparseloco:30=1.25,diloco:30=9")
+    said = _joined(_plan(tmp_path, _profile(TWO, SLOW), *assumed, *files, columns=120))
+    assert "First at uncompressed training's loss: sparseloco, H 30, " in said
+    assert "Steps to the same loss: from 300 steps of the byte-level GPT" in said
+    assert "First at uncompressed training" in page.read_text()
+    ways = {way["name"]: way for way in json.loads(out.read_text())["outer"]}
+    assert ways["sparseloco, H 30"]["more"] == 1.25
+    assert ways["uncompressed, each step"]["until"] == pytest.approx(1000 * ways["uncompressed, each step"]["seconds"])
+    assert ways["as planned, each step"]["more"] is None
+    assert "outer" not in json.loads(decide(_profile(TWO, SLOW)).to_json())
+
+
 def test_where_nothing_pays_it_says_so_and_what_attach_then_does(tmp_path: Path) -> None:
     said = _joined(_plan(tmp_path, _profile(TWO, FAST)))
     assert 'Nothing pays here: thinwire.attach(model, plan="auto") then leaves plain DDP.' in said
@@ -252,6 +267,11 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
             ["--profile", "PROFILE", "--optimizer", "sgd", "--loss", "2", "--candidates", "topk"],
             "leave one of them out",
         ),
+        (["--profile", "PROFILE", "--more-steps", "diloco:30=1.2"], "give --outer as well"),
+        (["--profile", "PROFILE", "--outer", "0"], "numbers of 1 or more"),
+        (["--profile", "PROFILE", "--outer", "30", "--more-steps", "diloco=1.2"], "as in sparseloco:30=1.2"),
+        (["--profile", "PROFILE", "--outer", "30", "--more-steps", "adam:30=1.2"], "expected one of diloco"),
+        (["--profile", "PROFILE", "--outer", "30", "--more-steps", "diloco:30=0.5"], "a factor of 1 or more"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(tmp_path: Path, args: list[str], message: str) -> None:

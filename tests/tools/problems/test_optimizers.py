@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from thinwire.integrations.families import family
+from thinwire.integrations.momentum.families import family
 from thinwire.tools import problems
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.problems import PROBLEMS, Problem

@@ -74,6 +74,23 @@ def test_simulate_takes_a_profile_and_regions(tmp_path: Path) -> None:
     assert seconds["dense"] == pytest.approx(0.020 + 4 * (0.03 + 4_000_400 / 3 / 5e7))
 
 
+def test_simulate_counts_days_with_and_without_outer_steps(tmp_path: Path) -> None:
+    saved, out = tmp_path / "p.json", tmp_path / "o.json"
+    profile({0.018: [("0", 1_000_000)]}, link=LINK, costs={}, world_size=2, rest=0.002).save(saved)
+    code, said, _ = _simulate(
+        "--profile", str(saved), "--link", "10mbit/50ms", "--workers", "8", "--outer", "10,100", "--tokens", "1e9",
+        "--batch", "1000", "--json", str(out),
+    )  # fmt: skip
+    assert code == 0
+    assert "days to 1e+09 tokens, 1,000 a worker and step" in said
+    (row,) = json.loads(out.read_text())["rows"]
+    ring = 14 * (0.05 + 4e6 / 8 / 1.25e6)
+    assert row["seconds"]["dense"] == pytest.approx(0.020 + ring)
+    assert row["seconds"]["diloco:H 100"] == pytest.approx(0.020 + ring / 100)
+    assert row["days"] == {name: pytest.approx(125_000 * each / 86400) for name, each in row["seconds"].items()}
+    assert row["best"] == "sparseloco:H 100"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -90,6 +107,9 @@ def test_simulate_takes_a_profile_and_regions(tmp_path: Path) -> None:
         (["--recipes", "fp16"], "no costs of 'fp16'"),
         (["--recipes", "nope"], "'nope'"),
         (["--recipes", ","], "names nothing"),
+        (["--outer", "0"], "numbers of 1 or more"),
+        (["--tokens", "-1"], "--tokens is -1.0"),
+        (["--batch", "0"], "--batch 0"),
         (["--json", "/nonexistent/out.json"], "cannot write /nonexistent/out.json"),
         (["--plot", "out.txt"], "expected .png"),
         (["--html", "/"], "cannot write /"),

@@ -3,10 +3,11 @@
 from thinwire.kernels.accumulate import cpu, reference
 from thinwire.kernels.dispatch import Kernel
 
-__all__ = ["accumulate", "accumulate_fading", "accumulate_momentum", "accumulate_rounded"]
+__all__ = ["accumulate", "accumulate_each", "accumulate_fading", "accumulate_momentum", "accumulate_rounded"]
 
 # Where a kernel widens the gradient first, it does not decide. Torch's own operations are as good as loops.
 accumulate = Kernel(reference.accumulate, gpu=reference.accumulate, by="out residual")
+accumulate_each = Kernel(reference.accumulate_each, by="*outs *residuals")
 accumulate_fading = Kernel(reference.accumulate_fading, cpu.accumulate_fading, by="out residual")
 accumulate_momentum = Kernel(reference.accumulate_momentum, by="out velocity_out residual velocity")
 accumulate_rounded = Kernel(

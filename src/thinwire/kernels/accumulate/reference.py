@@ -1,5 +1,7 @@
 """Adding a gradient to what waits: plainly, while that fades, with momentum, or rounded to 16 bits."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,14 @@ from thinwire.kernels.hashing.reference import mix
 def accumulate(out: Tensor, residual: Tensor, gradient: Tensor, scale: float) -> None:
     """Compute out = residual + scale · gradient. `out` may not overlap the inputs."""
     torch.add(residual, gradient.to(residual.dtype), alpha=scale, out=out)
+
+
+def accumulate_each(
+    outs: Sequence[Tensor], residuals: Sequence[Tensor], gradients: Sequence[Tensor], scales: Sequence[float]
+) -> None:
+    """`accumulate` for each of n ≥ 1 vectors."""
+    for out, residual, gradient, scale in zip(outs, residuals, gradients, scales, strict=True):
+        accumulate(out, residual, gradient, scale)
 
 
 def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:

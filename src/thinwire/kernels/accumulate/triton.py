@@ -1,5 +1,6 @@
 """Adding a gradient to what waits. `total` is also the first half of the kernels that select in the same pass."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -7,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.hashing.triton import hash32, signed_keys
+from thinwire.kernels.segments.triton import addresses, factor_at, factors, pointer, table, tiles_of_each
 from thinwire.kernels.triton import TILE, factor, launch, tiles_of, wide
 
 
@@ -36,6 +38,38 @@ def accumulate_momentum(
     factors = factor(out, scale), factor(out, momentum), 0, 0
     how = "nesterov" if nesterov else "momentum"
     launch(_accumulate, tiles_of(out.numel()), *tensors, *factors, out.numel(), HOW=how, TILE=TILE, num_warps=8)
+
+
+def accumulate_each(
+    outs: Sequence[Tensor], residuals: Sequence[Tensor], gradients: Sequence[Tensor], scales: Sequence[float]
+) -> None:
+    """See `reference.accumulate_each`."""
+    _each("sum", (outs, outs, residuals, outs, gradients), scales, 1.0)
+
+
+def accumulate_momentum_each(
+    outs: Sequence[Tensor],
+    velocity_outs: Sequence[Tensor],
+    residuals: Sequence[Tensor],
+    velocities: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    scales: Sequence[float],
+    momentum: float,
+    nesterov: bool,
+) -> None:
+    """Do what `accumulate_momentum` does to each of several vectors."""
+    columns = (outs, velocity_outs, residuals, velocities, gradients)
+    _each("nesterov" if nesterov else "momentum", columns, scales, momentum)
+
+
+def _each(how: str, columns: Sequence[Sequence[Tensor]], scales: Sequence[float], momentum: float) -> None:
+    outs, *_, gradients = columns
+    lengths = [x.numel() for x in outs]
+    rates = factors(outs[0], scales), factors(outs[0], [momentum] * len(outs))
+    places = table(outs[0].device, *map(addresses, columns), lengths, *rates)
+    tiles = tiles_of_each(tuple(lengths), outs[0].device)
+    args = (outs[0], gradients[0], *places, tiles.of, tiles.total)
+    launch(_accumulate_each, tiles.total, *args, HOW=how, TILE=TILE, num_warps=8)
 
 
 def accumulate_rounded(
@@ -73,6 +107,44 @@ def _accumulate(
     at = tl.arange(0, TILE)
     there = at < n - start
     total(out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, start, at, there, HOW)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _accumulate_each(
+    like,
+    gradient_like,
+    out,
+    velocity_out,
+    residual,
+    velocity,
+    gradient,
+    size,
+    scale,
+    momentum,
+    tiles,
+    count,
+    HOW: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    vector = tl.load(tiles + tl.program_id(0))
+    start = tl.load(tiles + count + tl.program_id(0)).to(tl.int64)
+    at = tl.arange(0, TILE)
+    there = at < tl.load(size + vector) - start
+    total(
+        pointer(out, vector, like),
+        pointer(velocity_out, vector, like),
+        pointer(residual, vector, like),
+        pointer(velocity, vector, like),
+        pointer(gradient, vector, gradient_like),
+        factor_at(scale, vector, like),
+        factor_at(momentum, vector, like),
+        0,
+        0,
+        start,
+        at,
+        there,
+        HOW,
+    )
 
 
 @triton.jit

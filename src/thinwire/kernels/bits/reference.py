@@ -3,14 +3,10 @@
 Indices are in the code of Elias (1974) and Fano (1971).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-Pack = Callable[[Tensor, int], Tensor]
-Unpack = Callable[[Tensor, int, int, torch.dtype], Tensor]
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
@@ -75,20 +71,15 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
     First come the low bits of each index, packed; then a bitmap that has bit (index >> low bits) + i set for the i-th
     index. Each part is padded to a multiple of 8 bytes.
     """
-    return encoded(indices, space, pack_bits)
-
-
-def encoded(indices: Tensor, space: int, pack: Pack) -> Tensor:
-    """Do the work of `elias_fano_encode`, with an implementation of `pack_bits`."""
     count = indices.numel()
     layout = EliasFano.of(count, space)
     out = torch.zeros(layout.nbytes, dtype=torch.uint8, device=indices.device)
     if layout.low_bits:
-        lows = pack(indices, layout.low_bits)
+        lows = pack_bits(indices, layout.low_bits)
         out[: lows.numel()] = lows
     bits = torch.zeros(layout.unary_bits, dtype=torch.uint8, device=indices.device)
     bits.scatter_(0, (indices >> layout.low_bits) + torch.arange(count, device=indices.device), 1)
-    unary = pack(bits, 1)
+    unary = pack_bits(bits, 1)
     out[layout.low_nbytes : layout.low_nbytes + unary.numel()] = unary
     return out
 
@@ -99,19 +90,14 @@ def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
     Any bytes may be given. If the encoder cannot have written them, all indices are −1: the unary part does not have
     `count` bits set, an index is `space` or more or below the one before it, or padding is not zero.
     """
-    return decoded(buffer, count, space, pack_bits, unpack_bits)
-
-
-def decoded(buffer: Tensor, count: int, space: int, pack: Pack, unpack: Unpack) -> Tensor:
-    """Do the work of `elias_fano_decode`, with implementations of `pack_bits` and `unpack_bits`."""
     layout = EliasFano.of(count, space)
-    places, found = ones(unpack(buffer[layout.low_nbytes :], layout.unary_bits, 1, torch.uint8), count)
+    places, found = ones(unpack_bits(buffer[layout.low_nbytes :], layout.unary_bits, 1, torch.uint8), count)
     high = (places - torch.arange(count, device=buffer.device)) << layout.low_bits
     if layout.low_bits:
-        high += unpack(buffer, count, layout.low_bits, torch.int32)
+        high += unpack_bits(buffer, count, layout.low_bits, torch.int32)
     wrong = (found != count) | ((high < 0) | (high >= space)).any() | (high[1:] < high[:-1]).any()
     indices = high.clamp(0, max(0, space - 1)).to(torch.int32)
-    wrong |= (encoded(indices, space, pack) != buffer).any()
+    wrong |= (elias_fano_encode(indices, space) != buffer).any()
     return indices.masked_fill_(wrong, -1)
 
 

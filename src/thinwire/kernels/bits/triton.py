@@ -5,10 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.bits.reference import decoded, encoded
+from thinwire.kernels.bits.reference import EliasFano
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 1024
+_BITS = 4096
+"""How many bits of the unary part a program reads."""
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
@@ -27,18 +29,38 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
 
 
 def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
-    """See `reference.elias_fano_encode`."""
-    return encoded(indices, space, pack_bits)
+    """See `reference.elias_fano_encode`. Bits are set one by one, in any order."""
+    count = indices.numel()
+    layout = EliasFano.of(count, space)
+    words = torch.zeros(layout.nbytes // 4, dtype=torch.int32, device=indices.device)
+    args = (words, indices, count, layout.low_bits, layout.low_nbytes // 4)
+    launch(_set_bits, tiles_of(count, _BLOCK), *args, BLOCK=_BLOCK)
+    return words.view(torch.uint8)
 
 
 def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
     """See `reference.elias_fano_decode`."""
-    return decoded(buffer, count, space, pack_bits, unpack_bits)
+    return elias_fano_decode_rows(buffer[None], count, space)[0]
 
 
 def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
-    """See `reference.elias_fano_decode_rows`."""
-    return torch.stack([elias_fano_decode(row, count, space) for row in rows])
+    """See `reference.elias_fano_decode_rows`; all rows at once. The k-th set bit tells the high part of the k-th index.
+
+    What the encoder cannot have written is found without writing it again: padding that is not zero, a number of set
+    bits that is not `count`, or an index that is `space` or more or below the one before it.
+    """
+    ranks, layout = rows.shape[0], EliasFano.of(count, space)
+    keys = torch.empty(ranks, count, dtype=torch.int32, device=rows.device)
+    if not count:
+        return keys
+    tiles = tiles_of(layout.unary_bits, _BITS)
+    wrong, found = keys.new_zeros(ranks), keys.new_empty(ranks, tiles)
+    shape = (rows.stride(0), tiles, count, layout.low_bits, layout.low_nbytes, layout.unary_bits)
+    launch(_count_bits, ranks * tiles, rows, wrong, found, *shape, BITS=_BITS)
+    ends = found.cumsum(1, dtype=torch.int32)
+    launch(_read_bits, ranks * tiles, rows, wrong, found, ends, keys, *shape, space, BITS=_BITS)
+    launch(_check_keys, ranks * tiles_of(count, _BLOCK), keys, wrong, ends, tiles, count, BLOCK=_BLOCK)
+    return keys.masked_fill_(wrong[:, None] != 0, -1)
 
 
 @triton.jit
@@ -63,3 +85,90 @@ def _unpack(buffer, codes, count, nbytes, BITS: tl.constexpr, BLOCK: tl.constexp
         word |= byte << (8 * j)
     code = (word >> (at * BITS - first * 8)) & ((1 << BITS) - 1)
     tl.store(codes + at, code.to(codes.dtype.element_ty), mask=at < count)
+
+
+@triton.jit(do_not_specialize=["count", "low_bits", "low_words"])
+def _set_bits(words, indices, count, low_bits, low_words, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < count
+    index = tl.load(indices + at, mask=there, other=0).to(tl.int64)
+    place = (index >> low_bits) + at
+    one = (tl.zeros([BLOCK], tl.int64) + 1) << (place & 31)
+    tl.atomic_or(words + low_words + (place >> 5), one.to(tl.int32), mask=there, sem="relaxed")
+    first = at * low_bits
+    low = (index & ((1 << low_bits) - 1)) << (first & 31)
+    tl.atomic_or(words + (first >> 5), low.to(tl.int32), mask=there & (low_bits > 0), sem="relaxed")
+    crosses = there & ((first & 31) + low_bits > 32)
+    tl.atomic_or(words + (first >> 5) + 1, (low >> 32).to(tl.int32), mask=crosses, sem="relaxed")
+
+
+@triton.jit
+def _unary_bits(rows, row_stride, tiles, low_nbytes, BITS: tl.constexpr):
+    """Return a program's row, where it begins, the places of its bits in the unary part, and the bits."""
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    place = (tl.program_id(0) % tiles) * BITS + tl.arange(0, BITS)
+    start = rows + row * row_stride
+    return row, start, place
+
+
+@triton.jit(do_not_specialize=["row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits"])
+def _count_bits(rows, wrong, found, row_stride, tiles, count, low_bits, low_nbytes, unary_bits, BITS: tl.constexpr):
+    row, start, place = _unary_bits(rows, row_stride, tiles, low_nbytes, BITS)
+    inside = place < (unary_bits + 63) // 64 * 64  # padding too
+    byte = tl.load(start + low_nbytes + place // 8, mask=inside, other=0).to(tl.int32)
+    bit = (byte >> (place % 8)) & 1
+    tl.store(found + tl.program_id(0), tl.sum(tl.where(place < unary_bits, bit, 0), 0))
+    stray = tl.sum(tl.where(place >= unary_bits, bit, 0), 0)
+    if tl.program_id(0) % tiles == 0:  # the padding of the low parts, too: fewer than 64 bits
+        last = count.to(tl.int64) * low_bits + tl.arange(0, 64)
+        inside = last < low_nbytes.to(tl.int64) * 8
+        byte = tl.load(start + last // 8, mask=inside, other=0).to(tl.int32)
+        stray += tl.sum((byte >> (last % 8).to(tl.int32)) & 1, 0)
+    if stray > 0:
+        tl.atomic_or(wrong + row, 1, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits", "space"])
+def _read_bits(
+    rows,
+    wrong,
+    found,
+    ends,
+    keys,
+    row_stride,
+    tiles,
+    count,
+    low_bits,
+    low_nbytes,
+    unary_bits,
+    space,
+    BITS: tl.constexpr,
+):
+    row, start, place = _unary_bits(rows, row_stride, tiles, low_nbytes, BITS)
+    byte = tl.load(start + low_nbytes + place // 8, mask=place < unary_bits, other=0).to(tl.int32)
+    bit = (byte >> (place % 8)) & 1
+    before = tl.load(ends + tl.program_id(0)) - tl.load(found + tl.program_id(0))
+    at = (before + tl.cumsum(bit, 0) - bit).to(tl.int64)
+    there = (bit > 0) & (at < count)
+    first = at * low_bits
+    word = tl.zeros([BITS], tl.int64)
+    for j in tl.static_range(5):  # 31 bits overlap at most this many bytes
+        inside = there & (first // 8 + j < low_nbytes)
+        word |= tl.load(start + first // 8 + j, mask=inside, other=0).to(tl.int64) << (8 * j)
+    low = (word >> (first % 8)) & ((tl.zeros([BITS], tl.int64) + 1 << low_bits) - 1)
+    key = ((place - at) << low_bits) | low
+    tl.store(keys + row * count + at, key.to(tl.int32), mask=there)
+    if tl.sum((there & (key >= space)).to(tl.int32), 0) > 0:
+        tl.atomic_or(wrong + row, 1, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["tiles", "count"])
+def _check_keys(keys, wrong, ends, tiles, count, BLOCK: tl.constexpr):
+    blocks = tl.cdiv(count, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + row * count + at, mask=at < count, other=0)
+    before = tl.load(keys + row * count + at - 1, mask=(at > 0) & (at < count), other=0)
+    descends = tl.sum(((at > 0) & (at < count) & (key < before)).to(tl.int32), 0)
+    if (descends > 0) | (tl.load(ends + row * tiles + tiles - 1) != count):
+        tl.atomic_or(wrong + row, 1, sem="relaxed")

@@ -2,7 +2,7 @@
 
 from thinwire.kernels.dispatch import Kernel
 from thinwire.kernels.hashing import cpu, reference
-from thinwire.kernels.hashing.reference import keys, mix, slot_indices_of_rows
+from thinwire.kernels.hashing.reference import keys, mix
 
 __all__ = [
     "hashed_slots",
@@ -12,7 +12,6 @@ __all__ = [
     "mix",
     "slot_codes",
     "slot_indices",
-    "slot_indices_of_rows",
     "slot_of",
 ]
 

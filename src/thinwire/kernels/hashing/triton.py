@@ -1,13 +1,15 @@
 """Hashing indices to slots of a table."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.hashing.reference import elements, keys
+from thinwire.kernels.hashing.reference import keys
+from thinwire.kernels.segments.triton import addresses, pointer, table, tiles_of_each
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 1024
@@ -47,9 +49,16 @@ def hashed_slots_of_each(
     seeds: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """See `reference.hashed_slots_of_each`."""
-    places = zip(xs, indices.split(list(runs)), priorities.split(list(runs)), slots, seeds, strict=True)
-    found = [hashed_slots(index, rank, count, x.numel(), seed) for x, index, rank, count, seed in places]
-    return torch.cat(found), torch.cat([elements(x, at) for x, at in zip(xs, found, strict=True)])
+    device, firsts, starts = indices.device, accumulate(runs[:-1], initial=0), accumulate(slots[:-1], initial=0)
+    lengths = [x.numel() for x in xs]
+    columns = table(device, addresses(xs), lengths, slots, seeds, list(firsts), runs, list(starts))
+    held = torch.full((sum(slots),), -1, dtype=torch.int64, device=device)
+    tiles = tiles_of_each(tuple(runs), device, _BLOCK)
+    launch(_hash_each, tiles.total, held, indices, priorities, *columns[1:], *tiles, BLOCK=_BLOCK)
+    out, values = torch.empty_like(held, dtype=torch.int32), xs[0].new_empty(sum(slots))
+    tiles = tiles_of_each(tuple(slots), device, _BLOCK)
+    launch(_elements_of_each, tiles.total, out, values, held, columns[0], columns[2], columns[6], *tiles, BLOCK=_BLOCK)
+    return out, values
 
 
 def signed_keys(seed: int) -> tuple[int, int]:
@@ -89,6 +98,41 @@ def _slot(index, slots, height, high0, low0, high1, low1, high2, low2):
     return s - tl.where(s >= slots, slots, 0), q
 
 
+@triton.jit
+def _back(s, q, slots, height, high0, low0, high1, low1, high2, low2):
+    s -= _within(q, slots, high2, low2)
+    s += tl.where(s < 0, slots, 0)
+    q -= _within(s, height, high1, low1)
+    q += tl.where(q < 0, height, 0)
+    s -= _within(q, slots, high0, low0)
+    return q * slots + s + tl.where(s < 0, slots, 0)
+
+
+@triton.jit
+def _keys(seed):
+    """Return `reference.keys` of a seed (int64)."""
+    key = (seed + 1) * -0x61C8864680B583EB
+    return key >> 32, key
+
+
+@triton.jit
+def slot_and_quotient(index, slots, height, seed):
+    """Return `reference.slot_of` of indices, all int64."""
+    high0, low0 = _keys(3 * seed)
+    high1, low1 = _keys(3 * seed + 1)
+    high2, low2 = _keys(3 * seed + 2)
+    return _slot(index, slots, height, high0, low0, high1, low1, high2, low2)
+
+
+@triton.jit
+def slot_back(slot, quotient, slots, height, seed):
+    """Return `reference.index_of` of slots and quotients, all int64."""
+    high0, low0 = _keys(3 * seed)
+    high1, low1 = _keys(3 * seed + 1)
+    high2, low2 = _keys(3 * seed + 2)
+    return _back(slot, quotient, slots, height, high0, low0, high1, low1, high2, low2)
+
+
 @triton.jit(do_not_specialize=["slots", "height", *_KEYS])
 def _slots_of(indices, slot, quotient, n, slots, height, high0, low0, high1, low1, high2, low2, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -103,12 +147,8 @@ def _indices_of(slot, quotient, indices, n, slots, height, high0, low0, high1, l
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     s = tl.load(slot + at, mask=at < n, other=0).to(tl.int64)
     q = tl.load(quotient + at, mask=at < n, other=0).to(tl.int64)
-    s -= _within(q, slots, high2, low2)
-    s += tl.where(s < 0, slots, 0)
-    q -= _within(s, height, high1, low1)
-    q += tl.where(q < 0, height, 0)
-    s -= _within(q, slots, high0, low0)
-    tl.store(indices + at, q * slots + s + tl.where(s < 0, slots, 0), mask=at < n)
+    index = _back(s, q, slots, height, high0, low0, high1, low1, high2, low2)
+    tl.store(indices + at, index, mask=at < n)
 
 
 @triton.jit(do_not_specialize=["slots", "height", *_KEYS])
@@ -122,3 +162,29 @@ def _hashed_slots(
     s, _ = _slot(index, slots.to(tl.int64), height.to(tl.int64), high0, low0, high1, low1, high2, low2)
     ranked = (tl.load(priorities + at, mask=at < n, other=0).to(tl.int64) << 32) | index
     tl.atomic_max(table + s, ranked, mask=there, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["count"])
+def _hash_each(held, indices, priorities, length, slots, seed, first, size, start, tiles, count, BLOCK: tl.constexpr):
+    vector = tl.load(tiles + tl.program_id(0))
+    place = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK)
+    there = place < tl.load(size + vector)
+    at = tl.load(first + vector) + place
+    index = tl.load(indices + at, mask=there, other=-1).to(tl.int64)
+    there = there & (index >= 0)
+    many = tl.load(slots + vector)
+    height = (tl.load(length + vector) + many - 1) // tl.maximum(many, 1)
+    slot, _ = slot_and_quotient(tl.where(there, index, 0), many, height, tl.load(seed + vector))
+    ranked = (tl.load(priorities + at, mask=there, other=0).to(tl.int64) << 32) | index
+    tl.atomic_max(held + tl.load(start + vector) + slot, ranked, mask=there, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["count"])
+def _elements_of_each(out, values, held, address, slots, start, tiles, count, BLOCK: tl.constexpr):
+    vector = tl.load(tiles + tl.program_id(0))
+    place = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK)
+    there, at = place < tl.load(slots + vector), tl.load(start + vector) + place
+    index = tl.load(held + at, mask=there, other=-1).to(tl.int32)  # of a rank and an index, the lower half
+    tl.store(out + at, index, mask=there)
+    x = tl.load(pointer(address, vector, values) + index, mask=there & (index >= 0), other=0.0)
+    tl.store(values + at, x, mask=there)

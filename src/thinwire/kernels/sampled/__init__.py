@@ -6,16 +6,11 @@ from thinwire.kernels.sampled.reference import Draw
 
 __all__ = ["Draw", "accumulate_momentum_sampled_select", "accumulate_sampled_select"]
 
-# On a GPU, signals go one by one: see thinwire/signals.py.
 accumulate_sampled_select = Kernel(
-    reference.accumulate_sampled_select,
-    cpu.accumulate_sampled_select,
-    reference.accumulate_sampled_select,
-    by="*outs *residuals",
+    reference.accumulate_sampled_select, cpu.accumulate_sampled_select, by="*outs *residuals"
 )
 accumulate_momentum_sampled_select = Kernel(
     reference.accumulate_momentum_sampled_select,
     cpu.accumulate_momentum_sampled_select,
-    reference.accumulate_momentum_sampled_select,
     by="*outs *velocity_outs *residuals *velocities",
 )

@@ -13,6 +13,7 @@ from thinwire.kernels.compiled import compiled
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.scatter import reference
 from thinwire.kernels.select.cpu import REALS, STREAM_BYTES
+from thinwire.kernels.several import addresses, sizes, vector
 
 _Array = np.ndarray[Any, Any]
 _TILE, _GROUP = 1 << 13, 1 << 16
@@ -44,6 +45,32 @@ def scatter(
 def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
     """See `reference.mask`."""
     _mask_loop(x.numpy(), indices.numpy(), values.to(x.dtype).numpy())
+
+
+def scatter_add_each(
+    outs: Sequence[Tensor],
+    offsets: Sequence[int],
+    indices: Tensor,
+    values: Tensor,
+    runs: Sequence[int],
+    sign: float = 1.0,
+) -> None:
+    """See `reference.scatter_add_each`."""
+    arrays = indices.numpy(), values.to(outs[0].dtype).numpy()
+    _each_add_loop(*_places(outs, offsets, runs), *arrays, REALS[outs[0].dtype](sign))
+
+
+def mask_each(
+    xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]
+) -> None:
+    """See `reference.mask_each`."""
+    _each_mask_loop(*_places(xs, offsets, runs), indices.numpy(), values.to(xs[0].dtype).numpy())
+
+
+def _places(xs: Sequence[Tensor], offsets: Sequence[int], runs: Sequence[int]) -> tuple[_Array, ...]:
+    """Return addresses, lengths and offsets of vectors, and where their runs begin and end."""
+    edges = np.fromiter(accumulate(runs, initial=0), np.int64)
+    return addresses(xs), sizes(xs), np.array(offsets, np.int64), edges
 
 
 @final
@@ -113,6 +140,23 @@ def _merge_two(keys_a: Tensor, rows_a: Tensor, keys_b: Tensor, rows_b: Tensor) -
 def _scatter_add_loop(out, indices, values, sign):
     for i in range(indices.size):
         out[indices[i]] += sign * values[i]
+
+
+@compiled
+def _each_add_loop(places, lengths, offsets, edges, indices, values, sign):
+    for at in range(lengths.size):
+        out = vector(places[at, 0], lengths[at], values)
+        for i in range(edges[at], edges[at + 1]):
+            out[indices[i] - offsets[at]] += sign * values[i]
+
+
+@compiled
+def _each_mask_loop(places, lengths, offsets, edges, indices, values):
+    for at in range(lengths.size):
+        x = vector(places[at, 0], lengths[at], values)
+        for i in range(edges[at], edges[at + 1]):
+            if values[i] != 0:
+                x[indices[i] - offsets[at]] = 0
 
 
 @compiled

@@ -31,6 +31,28 @@ def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
     x.index_fill_(0, indices[values != 0].long(), 0)
 
 
+def scatter_add_each(
+    outs: Sequence[Tensor],
+    offsets: Sequence[int],
+    indices: Tensor,
+    values: Tensor,
+    runs: Sequence[int],
+    sign: float = 1.0,
+) -> None:
+    """`scatter_add` to each of n ≥ 1 vectors, of a run each. Indices in run i count from −offsets[i] on."""
+    parts = zip(outs, offsets, indices.split(list(runs)), values.split(list(runs)), strict=True)
+    for out, offset, index, value in parts:
+        scatter_add(out, index - offset, value, (value.numel(),), sign)
+
+
+def mask_each(
+    xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]
+) -> None:
+    """`mask` each of n ≥ 1 vectors, with a run each. Indices in run i count from −offsets[i] on."""
+    for x, offset, index, value in zip(xs, offsets, indices.split(list(runs)), values.split(list(runs)), strict=True):
+        mask(x, index - offset, value)
+
+
 def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the sum of tables, each with rows (n, width) at keys (int32, n): its keys, ascending, and its rows.
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.memory import constant
+from thinwire.kernels.segments.triton import addresses, pointer, table, tiles_of_each
 from thinwire.kernels.triton import launch, tiles_of, wide
 
 _TILE = 16384
@@ -66,6 +67,35 @@ def scatter(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs
 def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
     """See `reference.mask`."""
     launch(_mask, tiles_of(indices.numel(), _CHUNK), x, indices, values, indices.numel(), CHUNK=_CHUNK)
+
+
+def scatter_add_each(
+    outs: Sequence[Tensor],
+    offsets: Sequence[int],
+    indices: Tensor,
+    values: Tensor,
+    runs: Sequence[int],
+    sign: float = 1.0,
+) -> None:
+    """See `reference.scatter_add_each`; elements with value 0 are skipped, so padding needs no order."""
+    args = (values.to(outs[0].dtype), indices, *_places(outs, offsets, runs))
+    tiles = tiles_of_each(tuple(runs), outs[0].device, _CHUNK)
+    launch(_add_each, tiles.total, *args, sign, *tiles, CHUNK=_CHUNK)
+
+
+def mask_each(
+    xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]
+) -> None:
+    """See `reference.mask_each`."""
+    tiles = tiles_of_each(tuple(runs), xs[0].device, _CHUNK)
+    args = (values.to(xs[0].dtype), indices, *_places(xs, offsets, runs))
+    launch(_mask_each, tiles.total, *args, *tiles, CHUNK=_CHUNK)
+
+
+def _places(xs: Sequence[Tensor], offsets: Sequence[int], runs: Sequence[int]) -> Tensor:
+    """Return addresses and offsets of vectors, and where their runs begin and end."""
+    *starts, _ = edges = list(accumulate(runs, initial=0))
+    return table(xs[0].device, addresses(xs), offsets, starts, edges[1:])
 
 
 def _add_owned(
@@ -215,3 +245,25 @@ def _mask(x, indices, values, n, CHUNK: tl.constexpr):
     there = there & (tl.load(values + at, mask=there, other=0.0) != 0)
     index = tl.load(indices + at, mask=there, other=0).to(tl.int64)
     tl.store(x + index, tl.zeros([CHUNK], x.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _element_of_each(values, indices, address, offset, begin, end, tiles, count, CHUNK: tl.constexpr):
+    """Return where a tile's elements go, which exist, and their values."""
+    vector = tl.load(tiles + tl.program_id(0))
+    place = tl.load(begin + vector) + tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, CHUNK)
+    there = place < tl.load(end + vector)
+    index = tl.load(indices + place, mask=there, other=0) - tl.load(offset + vector)
+    return pointer(address, vector, values), index, there, tl.load(values + place, mask=there, other=0.0)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _add_each(values, indices, address, offset, begin, end, sign, tiles, count, CHUNK: tl.constexpr):
+    out, index, there, value = _element_of_each(values, indices, address, offset, begin, end, tiles, count, CHUNK=CHUNK)
+    _add_to(out, index, value, sign, there)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _mask_each(values, indices, address, offset, begin, end, tiles, count, CHUNK: tl.constexpr):
+    x, index, there, value = _element_of_each(values, indices, address, offset, begin, end, tiles, count, CHUNK=CHUNK)
+    tl.store(x + index, tl.zeros([CHUNK], values.dtype.element_ty), mask=there & (value != 0))

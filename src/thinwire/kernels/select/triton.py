@@ -10,6 +10,7 @@ atomics are deterministic here.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,6 +19,18 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.accumulate.triton import fading_arguments, rounded_arguments, total
+from thinwire.kernels.segments.triton import (
+    BINS,
+    DIGIT,
+    LEVELS,
+    Strided,
+    addresses,
+    bar_of,
+    in_company,
+    table,
+    tiles_of_each,
+    write_largest,
+)
 from thinwire.kernels.select.reference import Picks, gather
 from thinwire.kernels.triton import PROGRAMS, TILE, factor, launch, magnitudes, tile_of, tiles_of, wide
 
@@ -25,9 +38,6 @@ _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
 _GROUP = 32
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_DIGIT = tl.constexpr(11)
-_BINS = tl.constexpr(1 << 11)
-_LEVELS = {2: 2, 4: 3, 8: 6}
 
 
 def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
@@ -91,8 +101,25 @@ def largest(x: Tensor, k: int) -> Tensor:
 
 def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.largest_of_each`."""
-    picks = [largest(x, k) for x, k in zip(xs, counts, strict=True)]
-    return torch.cat(picks), torch.cat([x.index_select(0, at) for x, at in zip(xs, picks, strict=True)])
+    return in_company(xs, counts, _largest_of_small, _largest_of_one)
+
+
+def _largest_of_small(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return what `largest_of_each` does of vectors that are small, in one launch an operation."""
+    like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
+    wanted = [min(k, n) for k, n in zip(counts, lengths, strict=True)]
+    starts = accumulate(wanted[:-1], initial=0)
+    at, size, k, begin = table(device, addresses(xs), lengths, wanted, list(starts))
+    histograms = torch.zeros(len(xs) * (LEVELS[like.element_size()] << 11), dtype=torch.int32, device=device)
+    indices, values = torch.empty(sum(wanted), dtype=torch.int32, device=device), like.new_empty(sum(wanted))
+    tiles = tiles_of_each(tuple(lengths), device)
+    write_largest(Strided(at, size), like, tiles, histograms, k, begin, (indices, values))
+    return indices, values
+
+
+def _largest_of_one(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    picks = largest(x, k)
+    return picks, x.index_select(0, picks)
 
 
 def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:
@@ -114,7 +141,7 @@ def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, ca
 
 def _write_largest(out: Tensor, x: Tensor, found: Tensor | None = None) -> None:
     """Write as many of the `largest` of x as `out` holds; with `found` (1), only if that is more than `out` holds."""
-    k, n, tiles, levels = out.numel(), x.numel(), tiles_of(x.numel()), _LEVELS[x.element_size()]
+    k, n, tiles, levels = out.numel(), x.numel(), tiles_of(x.numel()), LEVELS[x.element_size()]
     if not 0 < k <= n:
         return
     histograms = torch.zeros(levels << 11, dtype=torch.int32, device=x.device)
@@ -125,20 +152,6 @@ def _write_largest(out: Tensor, x: Tensor, found: Tensor | None = None) -> None:
     launch(_count, programs, *args, counts, LEVELS=levels, TILE=TILE, num_warps=8)
     ends = counts.cumsum(0)
     launch(_place, programs, *args, counts, ends, out, LEVELS=levels, TILE=TILE, num_warps=8)
-
-
-@triton.jit
-def _bar(histograms, k, levels):
-    """Return the first digits of the k-th largest, and how many of the k largest share them."""
-    bins = tl.arange(0, _BINS)
-    bar, left = k.to(tl.int64) * 0, k
-    for level in range(levels):
-        histogram = tl.load(histograms + level * _BINS + bins)
-        above = tl.sum(histogram, 0) - tl.cumsum(histogram, 0)
-        digit = tl.sum((above >= left).to(tl.int32), 0)
-        left -= tl.sum(tl.where(bins == digit, above, 0), 0)
-        bar = (bar << _DIGIT) + digit
-    return bar, left
 
 
 @triton.jit
@@ -153,14 +166,14 @@ def _superfluous(found, k):
 def _count_digits(x, histograms, found, n, k, level, LEVELS: tl.constexpr, TILE: tl.constexpr):
     if _superfluous(found, k):
         return
-    bar, _left = _bar(histograms, k, level)
-    counts = tl.zeros([_BINS], tl.int32)
+    bar, _left = bar_of(histograms, k, level)
+    counts = tl.zeros([BINS], tl.int32)
     for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
         bits, _index, valid = tile_of(x, tile, n, TILE)
-        digits = bits >> (_DIGIT * (LEVELS - 1 - level))
-        valid = valid & ((digits >> _DIGIT) == bar.to(bits.dtype))
-        counts += tl.histogram((digits & (_BINS - 1)).to(tl.int32), _BINS, mask=valid)
-    tl.atomic_add(histograms + level * _BINS + tl.arange(0, _BINS), counts, mask=counts > 0, sem="relaxed")
+        digits = bits >> (DIGIT * (LEVELS - 1 - level))
+        valid = valid & ((digits >> DIGIT) == bar.to(bits.dtype))
+        counts += tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=valid)
+    tl.atomic_add(histograms + level * BINS + tl.arange(0, BINS), counts, mask=counts > 0, sem="relaxed")
 
 
 @triton.jit
@@ -174,7 +187,7 @@ def _above_and_ties(x, tile, n, bar, TILE: tl.constexpr):
 def _count(x, histograms, found, n, k, counts, LEVELS: tl.constexpr, TILE: tl.constexpr):
     if _superfluous(found, k):
         return
-    bar, _left = _bar(histograms, k, LEVELS)
+    bar, _left = bar_of(histograms, k, LEVELS)
     for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
         above, ties, _index = _above_and_ties(x, tile, n, bar, TILE)
         tl.store(counts + tile, (tl.sum(above, 0).to(tl.int64) << 32) + tl.sum(ties, 0))
@@ -184,7 +197,7 @@ def _count(x, histograms, found, n, k, counts, LEVELS: tl.constexpr, TILE: tl.co
 def _place(x, histograms, found, n, k, counts, ends, out, LEVELS: tl.constexpr, TILE: tl.constexpr):
     if _superfluous(found, k):
         return
-    bar, allowed = _bar(histograms, k, LEVELS)
+    bar, allowed = bar_of(histograms, k, LEVELS)
     for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
         above, ties, index = _above_and_ties(x, tile, n, bar, TILE)
         before = tl.load(ends + tile) - tl.load(counts + tile)

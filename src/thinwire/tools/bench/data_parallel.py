@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from thinwire import trace
-from thinwire.integrations.drift import differing
+from thinwire.integrations.training.drift import differing
 from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.options import RowJob
 from thinwire.tools.bench.slowness import Slowness

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinwire import trace
-from thinwire.integrations.drift import differing
+from thinwire.integrations.training.drift import differing
 from thinwire.pipeline import sparsify
 from thinwire.tools.bench.data_parallel import dense_bytes
 from thinwire.tools.bench.methods import ENTRANTS

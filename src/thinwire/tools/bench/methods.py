@@ -1,6 +1,6 @@
 """What a bench row can be: the catalogue's methods, plain DDP, and PyTorch's own hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -13,16 +13,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import recipes, trace
+from thinwire import outer_steps, recipes, trace
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations import attach, shard
-from thinwire.integrations.families import family
-from thinwire.integrations.gradients import local
-from thinwire.integrations.managed import sparse_weights
-from thinwire.integrations.momentum import corrections
+from thinwire.integrations import attach, scatter, shard
+from thinwire.integrations.momentum.correction import corrections
+from thinwire.integrations.momentum.families import family
+from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.integrations.training.gradients import local
+from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget
 from thinwire.recipes import Method
+from thinwire.reducer import to_owners
 from thinwire.schedules import Schedule
 from thinwire.server.exchange import check_memories
 from thinwire.server.layout import Entry, Layout
@@ -58,8 +60,10 @@ class Entrant:
     `density` is for methods that do not use the run's own. A method that cannot work with several buckets gets a single
     one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
     pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's. Without
-    `install_sharded` it cannot work on shards. If `shards_natively`, FSDP2 itself exchanges between the islands. If
-    `served`, trainers of a parameter server can use it.
+    `install_sharded` it cannot work on shards, and without `install_scattered` not where there are no replicas of
+    them. If `shards_natively`, FSDP2 itself exchanges between the islands. With `outer_steps`, which makes them of a
+    density and H, workers train on their own, and nothing is installed. If `served`, trainers of a parameter server can
+    use it.
     """
 
     description: str
@@ -72,7 +76,9 @@ class Entrant:
     pipelines: bool = True
     needs_sgd: bool = False
     install_sharded: InstallSharded | None = None
+    install_scattered: InstallSharded | None = None
     shards_natively: bool = False
+    outer_steps: Callable[[float, int], OuterSteps] | None = None
     served: bool = False
 
 
@@ -87,6 +93,11 @@ def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: floa
 def _hsdp(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
     nbytes = sum(local(p).numel() * p.element_size() for p in model.parameters())
     optimizers[0].register_step_pre_hook(lambda *_: _count(nbytes, mesh.get_group("replicate")))
+
+
+def _fsdp(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
+    ranks, nbytes = mesh["shard"].size(), sum(p.numel() * p.element_size() for p in model.parameters())
+    optimizers[0].register_step_pre_hook(lambda *_: trace.count("sent_bytes", (ranks - 1) / ranks * nbytes))
 
 
 def _fp16(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
@@ -141,6 +152,11 @@ def _entrant(method: Method) -> Entrant:
     def install_sharded(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
         shard(model, method.make(density), mesh=mesh, optimizer=optimizers if method.momentum else None)
 
+    def install_scattered(
+        model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule
+    ) -> None:
+        scatter(model, method.make(density), mesh=mesh["shard"])
+
     return Entrant(
         description=method.summary,
         install=install,
@@ -150,8 +166,29 @@ def _entrant(method: Method) -> Entrant:
         pipelines=method.pipelines,
         needs_sgd=method.momentum and bool(corrections(method.make().memories())),
         install_sharded=install_sharded,
+        install_scattered=install_scattered if _reaches_owners(method) else None,
         served=_serves(method),
     )
+
+
+def _nothing(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+    raise TypeError("this method takes outer steps, and has nothing to install in DistributedDataParallel")
+
+
+def _apart(description: str, make: Callable[[float, int], OuterSteps], density: float | None = None) -> Entrant:
+    return Entrant(
+        description=f"{description}; with --outer",
+        install=_nothing,
+        sparse=density is not None,
+        density=density,
+        pipelines=False,
+        outer_steps=make,
+    )
+
+
+def _streaming(density: float, every: int) -> OuterSteps:
+    usual = outer_steps.streaming_diloco()
+    return outer_steps.streaming_diloco(every=every, delay=min(usual.delay, every - 1))
 
 
 def _serves(method: Method) -> bool:
@@ -165,11 +202,20 @@ def _serves(method: Method) -> bool:
     return True
 
 
+def _reaches_owners(method: Method) -> bool:
+    try:
+        to_owners(method.make())
+    except TypeError:
+        return False
+    return True
+
+
 ENTRANTS = {
     "dense": Entrant(
-        description="plain DistributedDataParallel, uncompressed; with --shard FSDP2's own HSDP",
+        description="plain DistributedDataParallel, uncompressed; with --shard FSDP2's own HSDP or FSDP",
         install=_plain,
         install_sharded=_hsdp,
+        install_scattered=_fsdp,
         shards_natively=True,
         served=True,
     ),
@@ -187,4 +233,13 @@ ENTRANTS = {
         pipelines=False,
     ),
     **{name: _entrant(method) for name, method in recipes.METHODS.items() if method.benched},
+    "diloco": _apart(
+        "DiLoCo: every H steps all of Δ, uncompressed", lambda density, every: outer_steps.diloco(every=every)
+    ),
+    "streaming_diloco": _apart("Streaming DiLoCo: fragments of Δ in 4 bits, while training goes on", _streaming),
+    "sparseloco": _apart(
+        "SparseLoCo: every H steps the largest of what waits of Δ, in 2 bits",
+        lambda density, every: outer_steps.sparseloco(every=every, density=density),
+        density=64 / 4096,
+    ),
 }

@@ -1,16 +1,17 @@
 """What the user asked of a bench run, checked."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from thinwire.schedules import Schedule, exponential_warmup
 from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.cluster.link import Rate, parse_rate
 from thinwire.tools.cluster.workers import in_group, world_size
-from thinwire.tools.inputs import BadInput, check_density, names, numbers
+from thinwire.tools.inputs import BadInput, check_density, counts, names, numbers
 from thinwire.tools.problems import PROBLEMS
 from thinwire.tools.problems.optimizers import check_optimizer
 
@@ -18,8 +19,17 @@ DEFAULT = ("dense", "torch_fp16", "torch_powersgd", "topk", "dgc", "dragonn")
 """The rows of a run for which the user names none."""
 _ON_SHARDS = ("dense", "topk", "dgc", "powersgd", "fading")
 """The same with --shard; `fading` only where momentum is Adam's."""
+_WITH_OUTER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        name: ("dense", best, "diloco", "streaming_diloco", "sparseloco")
+        for name, best in (("sgd", "dgc"), ("adamw", "orthogonal"), ("muon", "bf16"))
+    }
+)
+"""The same with --outer, by optimizer: the best of the methods that exchange at each step, and all others."""
 _SERVED = ("dense", "topk", "dct_dp")
 """The same with --servers."""
+_WITHOUT_REPLICAS = ("dense", "topk", "qsgd", "signsgd")
+"""The same where the only island has all workers."""
 _SECOND_ACT: dict[str, Any] = {
     "recipes": ("dense", "torch_powersgd", "topk", "fading"),
     "steps": 120,
@@ -31,12 +41,14 @@ _SECOND_ACT: dict[str, Any] = {
 class Setting(NamedTuple):
     """What a row trains with: a recipe, its density, and the share of activations sent between pipeline stages.
 
-    served: asynchronously, on parameter servers.
+    outer: the inner steps between two outer steps; 0 for a method that exchanges gradients at each step. served:
+    asynchronously, on parameter servers.
     """
 
     recipe: str
     density: float
     boundary: float = 1.0
+    outer: int = 0
     served: bool = False
 
 
@@ -46,6 +58,7 @@ class Options:
 
     left_out: recipes of the default list that this optimizer cannot train with. seeds: how often each row is trained,
     with `seed` and those after it. shard: how many neighbours hold a model together, None where each holds a whole one.
+    outer: after how many inner steps workers meet, each a row of every method that takes outer steps.
     servers: parameter servers, on processes of their own; then each recipe has a second row that trains on them. slow:
     how many times as long the last worker computes. kill: whether that one vanishes midway from rows that are served.
     then: the second act, if there is one.
@@ -69,6 +82,7 @@ class Options:
     left_out: tuple[str, ...] = ()
     seeds: int = 1
     shard: int | None = None
+    outer: tuple[int, ...] = ()
     servers: int = 0
     slow: float = 1.0
     kill: bool = False
@@ -93,6 +107,7 @@ class Options:
             _check(*_named(recipe))
         self._check_optimizer()
         self._check_embeddings()
+        self._check_outer()
         self._check_pipeline()
         if self.shard is not None:
             self._check_shard(self.shard)
@@ -105,13 +120,14 @@ class Options:
 
     @property
     def island(self) -> int:
-        """How many workers share a link."""
-        return self.shard or 1
+        """How many workers share a link. Where one island has all of them, each has its own."""
+        return 1 if self.shard == self.workers else self.shard or 1
 
     @property
     def every(self) -> int:
-        """Every how many steps is the held-out loss taken?"""
-        return max(1, self.steps // 15)
+        """Every how many steps is the held-out loss taken? After an outer step of all rows, if there are any."""
+        meeting = math.lcm(*self.outer)
+        return max(1, self.steps // (15 * meeting)) * meeting
 
     @property
     def every_seed(self) -> range:
@@ -127,10 +143,11 @@ class Options:
         """Return what each row trains with; dense comes first because the others are compared with it."""
         recipes = sorted(self.recipes, key=lambda name: name != "dense")
         settings = (
-            Setting(_named(recipe)[0], density, boundary, served)
+            Setting(_named(recipe)[0], density, boundary, outer, served)
             for recipe in recipes
             for density in self._densities(*_named(recipe))
             for boundary in sorted(self.boundaries, reverse=True)
+            for outer in (self.outer if _apart(recipe) else (0,))
             for served in ((False, True) if self.servers and ENTRANTS[_named(recipe)[0]].served else (False,))
         )
         return list(dict.fromkeys(settings))
@@ -173,10 +190,10 @@ class Options:
             raise BadInput(
                 f"--shard is {shards}; expected 2 or more: so many workers of an island hold a model together"
             )
-        if self.workers % shards or self.workers == shards:
+        if self.workers % shards:
             raise BadInput(
-                f"--shard {shards} does not divide --workers {self.workers} into two islands or more: give --workers "
-                f"{2 * shards}, or another multiple of {shards}"
+                f"--shard {shards} does not divide --workers {self.workers} into islands: give --workers {2 * shards}, "
+                f"another multiple of {shards}, or {shards} for one island without replicas"
             )
         if self.pipeline > 1:
             raise BadInput("--shard and --pipeline both split the model: give one of the two")
@@ -185,8 +202,27 @@ class Options:
             raise BadInput(
                 f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard"
             )
+        apart = [name for name, _ in map(_named, self.recipes) if ENTRANTS[name].install_scattered is None]
+        if self.workers == shards and apart:
+            raise BadInput(
+                f"{apart[0]} needs replicas of the shards: leave it out of --recipes, or give --workers {2 * shards}"
+            )
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings:
             raise BadInput(f"FSDP2 cannot shard the sparse embeddings of {self.model}; try --model transformer")
+
+    def _check_outer(self) -> None:
+        if apart := [name for name in self.recipes if _apart(name)]:
+            if not self.outer:
+                raise BadInput(f"{apart[0]} takes outer steps: say after how many inner steps, as in --outer 10,30")
+            if self.shard is not None or self.pipeline > 1:
+                raise BadInput("--outer is about workers with whole models: leave --shard and --pipeline out")
+        elif self.outer:
+            raise BadInput("--outer, and no method of --recipes takes outer steps; add diloco or sparseloco")
+        if unable := [each for each in self.outer if each < 1 or self.steps % each]:
+            raise BadInput(
+                f"--outer {unable[0]} does not divide --steps {self.steps}, so what was learnt last would not count: "
+                "give a multiple of it as --steps"
+            )
 
     def _check_servers(self) -> None:
         if self.servers < 0:
@@ -214,9 +250,9 @@ class RowJob:
 
     Steps before `skip` do not count. With `stages` above 1 the model is split into that many, each on its own worker;
     a batch is split into `micro_batches`, and `boundary` is the share of activations sent between stages. With `shards`
-    above 1, so many neighbours hold the model together. With `trainers`, only so many ranks train, and the `servers`
-    after them serve if the row is `served`; `ports` are those of the trainers' store and of each server. The last
-    trainer is `slow`, and if `kill` it vanishes midway.
+    above 1, so many neighbours hold the model together. With `outer`, workers meet every so many steps. With
+    `trainers`, only so many ranks train, and the `servers` after them serve if the row is `served`; `ports` are those
+    of the trainers' store and of each server. The last trainer is `slow`, and if `kill` it vanishes midway.
     """
 
     recipe: str
@@ -232,6 +268,7 @@ class RowJob:
     boundary: float = 1.0
     optimizer: str = "sgd"
     shards: int = 1
+    outer: int = 0
     served: bool = False
     trainers: int = 0
     servers: int = 0
@@ -266,6 +303,7 @@ def read(
     boundaries: str | None = None,
     optimizer: str = "sgd",
     shard: int | None = None,
+    outer: str | None = None,
     servers: int = 0,
     **others: Any,
 ) -> Options:
@@ -280,6 +318,9 @@ def read(
             raise BadInput("--servers starts its own processes: leave torchrun out")
         workers, link = world_size(), "none"
     usual = _SERVED if servers else DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
+    usual = _WITHOUT_REPLICAS if shard is not None and workers == shard else usual
+    if outer is not None:
+        usual = _WITH_OUTER.get(optimizer, usual)
     asked = usual if recipes is None else names(recipes, "--recipes", "dense,topk")
     unable = recipes is None and optimizer != "sgd"
     left_out = tuple(name for name in asked if unable and ENTRANTS[name].needs_sgd)
@@ -293,10 +334,16 @@ def read(
         optimizer=optimizer,
         left_out=left_out,
         shard=shard,
+        outer=() if outer is None else counts(outer, "--outer"),
         servers=servers,
         **others,
     )
     return replace(found, then=replace(found, **_SECOND_ACT)) if found == _USUAL else found
+
+
+def _apart(recipe: str) -> bool:
+    """Whether this method takes outer steps."""
+    return ENTRANTS[_named(recipe)[0]].outer_steps is not None
 
 
 def _named(recipe: str) -> tuple[str, float | None]:

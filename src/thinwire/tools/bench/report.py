@@ -165,10 +165,20 @@ def _notes(results: Results) -> list[str]:
             f"{results.stages} stages: of the first one's worker. exchange: all waiting. | 0.05: share of activations "
             "that crosses, in bf16. dense: activations as they are, and float32 all-reduce between replicas."
         )
-    if results.shards > 1:
+    if results.shards > 1 and not results.islands:
+        lines.append(
+            f"{results.shards} shards, no replicas: measured has FSDP2's all-gathers of parameters, too; declared and "
+            "dense are gradients alone, reduce-scattered. dense: FSDP2's own. exchange: all waiting."
+        )
+    if results.islands:
         lines.append(
             f"{results.shards} shards: bytes are what crosses between islands. dense: FSDP2's own HSDP. exchange: all "
             "waiting, within the island and for the processor too."
+        )
+    if any(row.outer for row in results.rows):
+        lines.append(
+            "H: the inner steps from one outer step to the next. Of such rows, times and bytes are means over H steps, "
+            "exchange is all that was waited for, and losses are those of the global parameters."
         )
     if results.servers:
         lines += _on_servers(results)

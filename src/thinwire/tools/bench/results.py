@@ -74,8 +74,10 @@ class Row:
     on past ``steps``, where ``final_loss`` is taken, in search of ``seconds_to_target``. ``speedup_vs_dense`` is
     dense's median step over this row's. ``boundary`` is the share of activations sent between pipeline stages, 1
     without a pipeline. ``spread`` is there, and in the document, if the row was trained with several seeds: then losses
-    are means, and times and bytes medians. ``served``, in the document if true: trained asynchronously on parameter
-    servers; its steps and bytes are the first trainer's, and its replicas are not compared.
+    are means, and times and bytes medians. ``outer``, in the document if not 0: the inner steps between outer ones;
+    then times are means over so many steps, and losses those of the global parameters. ``served``, in the document if
+    true: trained asynchronously on parameter servers; its steps and bytes are the first trainer's, and its replicas are
+    not compared.
     """
 
     recipe: str
@@ -91,12 +93,16 @@ class Row:
     speedup_vs_dense: float | None
     replicas_identical: bool
     spread: Spread | None = None
+    outer: int = 0
     served: bool = False
 
     @property
     def label(self) -> str:
-        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent, ``| 0.05`` for its boundaries."""
-        return label(self.recipe, self.density, self.boundary, self.served)
+        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent, ``| 0.05`` for its boundaries.
+
+        ``diloco, H 30`` for outer steps, and ``dgc 0.01, served`` on parameter servers.
+        """
+        return label(self.recipe, self.density, self.boundary, self.outer, served=self.served)
 
     @property
     def is_dense(self) -> bool:
@@ -110,9 +116,10 @@ class Row:
         return row
 
 
-def label(recipe: str, density: float, boundary: float, served: bool = False) -> str:
+def label(recipe: str, density: float, boundary: float, outer: int = 0, *, served: bool = False) -> str:
     """Return the name of a row."""
-    name = recipe if density == 1 else f"{recipe} {density:g}"
+    name = recipe if density == 1 else f"{recipe} {density:.3g}"
+    name += f", H {outer}" if outer else ""
     name += ", served" if served else ""
     return name if boundary == 1 else f"{name} | {boundary:g}"
 
@@ -147,7 +154,8 @@ class Results:
         workers = f"{self.environment.get('workers', '?')} workers"
         workers += f" and {_counted(self.servers, 'server')}" if self.servers else ""
         split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
-        split += f" in islands of {self.shards}" if self.shards > 1 else ""
+        split += f" in islands of {self.shards}" if self.islands else ""
+        split += " that hold one model" if self.shards > 1 and not self.islands else ""
         optimizer = self.environment.get("optimizer", "sgd")
         trained = "" if optimizer == "sgd" and self.then is None else f" with {optimizer}"
         return f"{self.environment.get('model', 'model')}{trained} · {workers}{split} · {link}"
@@ -173,9 +181,14 @@ class Results:
         return int(self.environment.get("servers", 0))
 
     @property
+    def islands(self) -> bool:
+        """Whether shards have replicas, in islands whose workers share a link."""
+        return 1 < self.shards != self.environment.get("workers")
+
+    @property
     def sender(self) -> str:
         """Whose bytes are counted: those of all who share a link."""
-        return "island" if self.shards > 1 else "worker"
+        return "island" if self.islands else "worker"
 
     @property
     def incomplete(self) -> str | None:
@@ -204,7 +217,7 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
-        rows = [_without(_plain(asdict(row)), spread=None, served=False) for row in self.rows]
+        rows = [_without(_plain(asdict(row)), spread=None, outer=0, served=False) for row in self.rows]
         document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
         return document if self.then is None else document | {"then": self.then.to_json()}
 

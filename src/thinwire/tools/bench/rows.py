@@ -32,7 +32,10 @@ class Record:
         takers[event["kind"]](event)
 
     def step_seconds(self) -> list[float]:
-        """Return the seconds of the steps that count: those after the first `skip`, up to `steps`."""
+        """Return the seconds of the steps that count: those after the first `skip`, up to `steps`.
+
+        Of outer steps, means over the inner steps from one to the next.
+        """
         return [event["total"] for event in self._counted()]
 
     def curve(self) -> tuple[tuple[float, float, float], ...]:
@@ -70,7 +73,8 @@ class Record:
         )
 
     def _counted(self) -> list[Event]:
-        return [event for event in self._steps if self.skip <= event["step"] < self.steps]
+        kept = [event for event in self._steps if self.skip <= event["step"] < self.steps]
+        return _rounds(kept, self.setting.outer) if self.setting.outer else kept
 
     def _split(self, seconds: Quantiles) -> Split:
         """Return the mean split of the steps between the 20th and the 80th percentile: it adds up to a typical step."""
@@ -84,6 +88,20 @@ class Record:
 
     def _done(self, event: Event) -> None:
         self._different.extend(event["different"])
+
+
+def _rounds(steps: Sequence[Event], length: int) -> list[Event]:
+    """Return the mean of each whole round of so many steps; if there is none, that of all."""
+    rounds: dict[int, list[Event]] = {}
+    for event in steps:
+        rounds.setdefault(event["step"] // length, []).append(event)
+    whole = [each for each in rounds.values() if len(each) == length] or [list(steps)]
+    return [{key: fmean(event[key] for event in each) for key in _numbers(each)} for each in whole]
+
+
+def _numbers(steps: Sequence[Event]) -> list[str]:
+    """Return the keys of the figures that all of these steps have."""
+    return [key for key in steps[0] if key != "kind" and all(key in event for event in steps)]
 
 
 _PARTS = ("compute", "encode", "exchange", "decode")

@@ -90,7 +90,7 @@ class Session:
         steps, dense = self.options.steps, self._dense_of.get(seed)
         target = dense.final_loss if self.options.target is None and dense else self.options.target
         record = Record(setting, steps, _skip(steps))
-        watcher.start_row(label(*setting) + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
+        watcher.start_row(label(**setting._asdict()) + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
         loss = None
         for event in self._events(workers, setting, steps, seed, target=target):
             record.add(event)
@@ -162,6 +162,7 @@ def _environment(options: Options) -> dict[str, Any]:
         "seed": options.seed,
         **({"seeds": list(options.every_seed)} if options.seeds > 1 else {}),
         **({"shard": options.shard} if options.shard else {}),
+        **({"outer": list(options.outer)} if options.outer else {}),
         **({"servers": options.servers, "slow": options.slow, "kill": options.kill} if options.servers else {}),
         **({"left_out": list(options.left_out)} if options.left_out else {}),
         "scale": options.scale,

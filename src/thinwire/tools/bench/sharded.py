@@ -1,4 +1,4 @@
-"""A row in hybrid sharded parallelism: FSDP2 shards the model within an island; islands exchange gradients."""
+"""A row on sharded models: FSDP2 shards within an island, and islands exchange gradients; or there is one island."""
 
 import copy
 import threading
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire import trace
-from thinwire.integrations.drift import differing
+from thinwire.integrations.training.drift import differing
 from thinwire.tools.bench.data_parallel import dense_bytes
 from thinwire.tools.bench.methods import ENTRANTS
 from thinwire.tools.bench.options import RowJob
@@ -25,7 +25,8 @@ from thinwire.tools.problems.optimizers import optimizers, step_all, zero_all
 class Sharded:
     """See `worker.Run`. Islands × shards, in the order of ranks: the workers of an island are neighbours.
 
-    Bytes are an island's: what its link carries to the others.
+    Bytes are an island's: what its link carries to the others. If there is one alone, each of its workers has a link,
+    and bytes are this worker's.
     """
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
@@ -34,10 +35,11 @@ class Sharded:
         self._problem, self._islands = problem, whole.size(0)
         self._replicas, self._island = whole.get_group("replicate"), whole.get_group("shard")
         self._model: Any = copy.deepcopy(problem.model)
-        _shard(self._model, whole if method.shards_natively else whole["shard"])
+        _shard(self._model, whole if method.shards_natively and self._islands > 1 else whole["shard"])
         self._optimizers = optimizers(job.optimizer, self._model, problem)
-        assert method.install_sharded is not None  # options have seen to that
-        method.install_sharded(self._model, whole, self._optimizers, job.scheduled_density)
+        install = method.install_sharded if self._islands > 1 else method.install_scattered
+        assert install is not None  # options have seen to that
+        install(self._model, whole, self._optimizers, job.scheduled_density)
 
     def step(self, step: int) -> dict[str, float]:
         """Take one step; the batch is ready before the clock starts.
@@ -54,11 +56,16 @@ class Sharded:
             step_all(self._optimizers)
             total, busy = time.perf_counter() - start, time.thread_time() - busy
         self.seconds += total
-        declared = torch.tensor(recorder.totals.get("sent_bytes", 0.0), dtype=torch.float64)
-        dist.all_reduce(declared, group=self._island)
-        sent = float(declared)
-        dense = dense_bytes(self._model, self._islands)
+        sent, dense = self._declared(recorder.totals.get("sent_bytes", 0.0))
         return recorder.split(total, busy) | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
+
+    def _declared(self, mine: float) -> tuple[float, float]:
+        """Return the bytes that gradients took on the link, and what uncompressed ones would have taken."""
+        if self._islands == 1:
+            return mine, dense_bytes(self._model, self._island.size()) / 2
+        declared = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(declared, group=self._island)
+        return float(declared), dense_bytes(self._model, self._islands)
 
     @torch.no_grad()
     def held_out_loss(self) -> float:

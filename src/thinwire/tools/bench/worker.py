@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from thinwire.tools import problems
 from thinwire.tools.bench.data_parallel import DataParallel
 from thinwire.tools.bench.hybrid import Hybrid
+from thinwire.tools.bench.local_steps import LocalSteps
 from thinwire.tools.bench.options import RowJob
 from thinwire.tools.bench.served import Served, serve
 from thinwire.tools.bench.sharded import Sharded
@@ -20,7 +21,7 @@ from thinwire.tools.cluster.workers import join_group
 
 
 class Run(Protocol):
-    """A model in training on this worker: `DataParallel`, `Hybrid`, `Served` or `Sharded`, each in its file."""
+    """A model in training on this worker: `DataParallel`, `Hybrid`, `LocalSteps`, `Served` or `Sharded`."""
 
     meter: Meter
     seconds: float
@@ -53,6 +54,8 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
 
 
 def _kind(row: RowJob) -> Callable[[RowJob, problems.Problem, Meter], Run]:
+    if row.outer:
+        return LocalSteps
     if row.served:
         return Served
     if row.stages > 1:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Chunking, Draw, Numbering, OffsetGrid
+from thinwire.kernels import Chunking, Draw, Numbering, OffsetGrid, Slotted
 from thinwire.tools.check.material import CONTENTS, Kit, Near, Trial, framed
 
 Trials = Iterator[Trial]
@@ -43,6 +43,11 @@ class Case:
 
 def _accumulate(kit: Kit, n: int) -> Trials:
     yield Trial((kit.room(n), kit.vector(n, 1), kit.vector(n), _SCALE), (0,))
+
+
+def _accumulate_each(kit: Kit, n: int) -> Trials:
+    rooms, *inputs = (_pieces(x) for x in (kit.room(n), kit.vector(n, 1), kit.vector(n)))
+    yield Trial((rooms, *inputs, [_SCALE] * len(rooms)), (0,))
 
 
 def _fading(kit: Kit, n: int) -> Trials:
@@ -175,6 +180,22 @@ def _scatter_add(kit: Kit, n: int) -> Trials:
     yield Trial((kit.vector(n, 1), indices, values, runs, -1.0), (0,))
 
 
+def _in_pieces(kit: Kit, n: int) -> tuple[list[Tensor], list[int], Tensor, Tensor, list[int]]:
+    """Return vectors, offsets, and a run of indices and values for each."""
+    pieces, offsets = _pieces(kit.vector(n, 1)), [7, 0, 0, 1 << 20]
+    picks = [kit.picks(x.numel()) if x.numel() else kit.whole(0, 0, 1) for x in pieces]
+    indices = framed(torch.cat([found + offset for found, offset in zip(picks, offsets, strict=True)]))
+    return pieces, offsets, indices, kit.vector(indices.numel()), [each.numel() for each in picks]
+
+
+def _scatter_add_each(kit: Kit, n: int) -> Trials:
+    yield Trial((*_in_pieces(kit, n), -1.0), (0,))
+
+
+def _mask_each(kit: Kit, n: int) -> Trials:
+    yield Trial(_in_pieces(kit, n), (0,))
+
+
 def _mask(kit: Kit, n: int) -> Trials:
     indices = kit.picks(n)
     yield Trial((kit.vector(n, 1), indices, kit.vector(indices.numel())), (0,))
@@ -216,6 +237,25 @@ def _slot_codes(kit: Kit, n: int) -> Trials:
 
 def _slot_indices(kit: Kit, n: int) -> Trials:
     yield Trial((kernels.slot_codes.reference(_in_slots(kit, n), n, _SEED), n, _SEED))
+
+
+def _slotted(kit: Kit, n: int) -> tuple[Tensor, list[Slotted], Tensor]:
+    """Return indices in the slots of several regions, of which some have none, the regions and their seeds."""
+    slots, within = _in_slots(kit, n).numel(), _in_slots(kit, n)
+    parts = [Slotted(3, n, slots), Slotted(n + 3, 5, 0), Slotted(n + 8, n, slots)]
+    return framed(torch.cat([within + 3, within + n + 8])), parts, kit.seeds([_SEED, 9, _SEED])
+
+
+def _slots_encode(kit: Kit, n: int) -> Trials:
+    indices, parts, seeds = _slotted(kit, n)
+    yield Trial((indices, parts, seeds))
+
+
+def _slots_decode(kit: Kit, n: int) -> Trials:
+    indices, parts, seeds = _slotted(kit, n)
+    packed, _ = kernels.slots_encode.reference(indices, parts, seeds)
+    rows = torch.stack([packed, kit.whole(packed.numel(), 0, 256, torch.uint8)])
+    yield Trial((rows, parts, seeds.expand(2, -1)))
 
 
 def _in_slots(kit: Kit, n: int) -> Tensor:
@@ -348,6 +388,7 @@ _FINITE = ("normal", "whole", "zeros")
 CASES: Mapping[str, Case] = MappingProxyType(
     {
         "accumulate": Case(make=_accumulate),
+        "accumulate_each": Case(make=_accumulate_each),
         "accumulate_fading": Case(make=_fading),
         "accumulate_fading_chunk_topk": Case(
             make=_fading_chunk_topk, contents=("normal",), alike=_same_coefficients, nbytes=100
@@ -380,6 +421,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "largest_of_each": Case(make=_largest_of_each, dtypes=_ALL_FLOATS),
         "levels_encode": Case(make=_encoding(7, _SEED), dtypes=_ONLY_32),
         "mask": Case(make=_mask),
+        "mask_each": Case(make=_mask_each),
         "merge": Case(make=_merge),
         "offset_encode": Case(make=_offset_encode, dtypes=_ONLY_32),
         "ones": Case(make=_ones, dtypes=_ONLY_32, contents=("normal",)),
@@ -389,6 +431,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "row_sums": Case(make=_row_sums),
         "scatter": Case(make=_scatter),
         "scatter_add": Case(make=_scatter_add),
+        "scatter_add_each": Case(make=_scatter_add_each),
         "select": Case(make=_selecting(_select), dtypes=_ALL_FLOATS),
         "sign_encode": Case(make=_encoding(scaled=False), dtypes=_ONLY_32),
         "sketch_insert": Case(make=_sketch_insert, contents=_FINITE, nbytes=150),
@@ -396,6 +439,8 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "slot_codes": Case(make=_slot_codes, dtypes=_ONLY_32, contents=("normal",)),
         "slot_indices": Case(make=_slot_indices, dtypes=_ONLY_32, contents=("normal",)),
         "slot_of": Case(make=_slot_of, dtypes=_ONLY_32, contents=("normal",), nbytes=100),
+        "slots_decode": Case(make=_slots_decode, dtypes=_ONLY_32, contents=("normal",)),
+        "slots_encode": Case(make=_slots_encode, dtypes=_ONLY_32, contents=("normal",)),
         "subsets_decode": Case(make=_subsets(decode=True), dtypes=_ONLY_32, contents=("normal",)),
         "subsets_encode": Case(make=_subsets(decode=False), dtypes=_ONLY_32, contents=("normal",)),
         "table_decode": Case(make=_table_decode, dtypes=(torch.float32, torch.float16)),

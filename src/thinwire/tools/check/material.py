@@ -70,6 +70,10 @@ class Kit:
         """Return a 0-dim tensor."""
         return torch.tensor(value, dtype=self.dtype, device=self.device)
 
+    def seeds(self, numbers: Sequence[int]) -> Tensor:
+        """Return whole numbers, int64."""
+        return torch.tensor(numbers, device=self.device)
+
     def _lots(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)
 

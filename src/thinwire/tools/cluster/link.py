@@ -8,36 +8,55 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.planner.texts import bits_per_second
+from thinwire.exchanges import Link
+from thinwire.planner.texts import parse_link
 from thinwire.tools.inputs import BadInput
 
 INTERFACE_VARIABLE = "THINWIRE_INTERFACE"
 """Environment variable with the interface's name, set in workers that have a link, their own or their island's."""
+LATENCY_VARIABLE = "THINWIRE_LATENCY"
+"""Environment variable with the seconds from one worker to another, set in workers that have a link."""
 
 _PREFIXES = "kMG"
 _SLOWEST, _FASTEST = 8_000, 32_000_000_000  # bits per second; the kernel's field ends at 34e9
+_FARTHEST = 5.0  # seconds
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The rate of a link in bits per second; all headers count, including Ethernet's."""
+    """The rate of a link in bits per second; all headers count, including Ethernet's.
+
+    latency: seconds from one worker to another, which is half of what a ping takes.
+    """
 
     bits_per_second: int
+    latency: float = 0.0
 
     def __str__(self) -> str:
-        """Return it as in ``100 Mbit/s``."""
+        """Return it as in ``100 Mbit/s``, or ``100 Mbit/s and 50 ms``."""
         thousands = min(max((len(str(self.bits_per_second)) - 1) // 3, 1), 3)
-        return f"{self.bits_per_second / 1000**thousands:g} {_PREFIXES[thousands - 1]}bit/s"
+        rate = f"{self.bits_per_second / 1000**thousands:g} {_PREFIXES[thousands - 1]}bit/s"
+        return f"{rate} and {1e3 * self.latency:g} ms" if self.latency else rate
 
 
 def parse_rate(text: str) -> Rate | None:
-    """Read ``100mbit``, ``1.5 Gbit/s``, ``300kbps`` (kilobits) or ``none``; raise BadInput for anything else."""
+    """Read ``100mbit``, ``1.5 Gbit/s``, ``300kbps`` (kilobits), ``10mbit/50ms`` or ``none``.
+
+    Raises BadInput for anything else.
+    """
     if text.strip().lower() == "none":
         return None
-    bits = bits_per_second(text)
-    if not _SLOWEST <= bits <= _FASTEST:
-        raise BadInput(f"link rate {text!r}: expected 8kbit to 32gbit, such as 100mbit or 1.5gbit, or none")
-    return Rate(round(bits))
+    try:
+        found = parse_link(text)
+    except ValueError:
+        found = Link(latency=0.0, bandwidth=0.0)
+    bits = 8 * found.bandwidth
+    if not (_SLOWEST <= bits <= _FASTEST and found.latency <= _FARTHEST):
+        raise BadInput(
+            f"link rate {text!r}: expected 8kbit to 32gbit, such as 100mbit or 1.5gbit, with up to {_FARTHEST:g} s of "
+            "latency behind it if wanted, as in 10mbit/50ms; or none"
+        )
+    return Rate(round(bits), found.latency)
 
 
 class Traffic(NamedTuple):
@@ -87,6 +106,7 @@ Wire = Callable[[], tuple[int, int] | None]
 """Returns the bytes and packets sent so far on this worker's interface, or None where they cannot be counted."""
 
 _QUIET, _LONGEST_DRAIN = 0.02, 100  # seconds, readings
+_ROUND_TRIPS = 2.5  # in latencies: who waits for an answer sends nothing meanwhile
 
 
 @dataclass
@@ -124,6 +144,6 @@ class Meter:
         for _ in range(_LONGEST_DRAIN):
             if now == before:
                 break
-            time.sleep(_QUIET)
+            time.sleep(_QUIET + _ROUND_TRIPS * float(os.environ.get(LATENCY_VARIABLE, 0.0)))
             before, now = now, self.wire()
         return now

@@ -46,13 +46,14 @@ class SupervisorDied(RuntimeError):  # noqa: N818 - it reads better where it is 
 class Processes:
     """A supervisor and, once it has sent ``ready``, its workers. However this process ends, they end with it."""
 
-    def __init__(self, world: int, rate: int | None, handler: str, *, namespaces: bool, island: int) -> None:
+    def __init__(self, world: int, rate: Rate | None, handler: str, *, namespaces: bool, island: int) -> None:
         pairs = [socket.socketpair() for _ in range(world + 1)]
         self.control, *self.workers = (Channel(ours) for ours, _ in pairs)
         control, *workers = (theirs.fileno() for _, theirs in pairs)
         setup = Setup(
             handler=handler,
-            bits_per_second=rate,
+            bits_per_second=None if rate is None else rate.bits_per_second,
+            latency=0.0 if rate is None else rate.latency,
             namespaces=namespaces,
             island=island,
             control=control,
@@ -93,7 +94,8 @@ def _environment(world: int) -> dict[str, str]:
 class Cluster:
     """Within `with`, `world` processes that run ``module:function`` as `handler(job, emit)`.
 
-    Each has its own link, limited to `rate` each way unless that is None. With `island` above 1, so many neighbours in
+    Each has its own link, limited to `rate` each way unless that is None; `label` then has the ping that was measured,
+    if `rate` has a latency. With `island` above 1, so many neighbours in
     the order of ranks share such a link to all others, and nothing limits what passes between them. Without network
     namespaces (unavailable, or `namespaces` false) all share the loopback interface. Once started, `throttled` says
     whether the links are limited, and `label` how fast they are, or why they are not limited. Workers are forked and
@@ -122,8 +124,9 @@ class Cluster:
 
     def __enter__(self) -> Self:
         """Start the workers; raises SupervisorDied."""
-        rate = None if self._rate is None else self._rate.bits_per_second
-        self._processes = Processes(self._world, rate, self._handler, namespaces=self._namespaces, island=self._island)
+        self._processes = Processes(
+            self._world, self._rate, self._handler, namespaces=self._namespaces, island=self._island
+        )
         try:
             self._settle(self._processes)
         except BaseException:
@@ -149,7 +152,7 @@ class Cluster:
     def limit(self, rate: Rate | None) -> None:
         """Limit the links to another rate, or lift the limit, also while a job runs. Raises as `run` does.
 
-        Does nothing where workers have no links of their own.
+        The latency stays, unless lifted. Does nothing where workers have no links of their own.
         """
         processes = self._running()
         with suppress(HungUp):  # to be found out by listening
@@ -178,6 +181,8 @@ class Cluster:
         self.throttled = reason is None and self._rate is not None
         whose = "worker, each way" if self._island == 1 else "island, each way; unthrottled within"
         speed = f"{self._rate} per {whose}" if self.throttled else "unthrottled"
+        if (ping := message["ping"]) is not None:
+            speed += f"; a ping takes {1e3 * ping:.1f} ms"
         self.label = speed if reason is None else f"{speed} (no network namespaces: {reason})"
 
     def _running(self) -> Processes:

@@ -5,13 +5,16 @@ Linux only; gone with its processes.
 
 import ctypes
 import os
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from thinwire.tools.cluster.link import Rate, interface_bytes
+from thinwire.tools.cluster.relay import Relay, tap
 
 INTERFACE = "eth0"
 _MIDDLE = "bridge"
@@ -22,6 +25,7 @@ _LIFTED = 2**32 - 1  # bytes per second: the most that tbf's field holds, and mo
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _LOOPBACK_INDEX = 1
 _LINK_SCOPE, _KERNEL_PROTOCOL = 253, 2
+_PINGS, _PATIENCE = 10, 20.0  # a number, seconds
 
 
 class Unavailable(RuntimeError):  # noqa: N818 - it reads better where it is raised and caught
@@ -53,8 +57,9 @@ class Star:
     """Namespaces around a bridge. In the i-th, ``eth0`` has `address(i)` and reaches every other address.
 
     Each cable carries `rate` both ways at once. With `island` above 1, so many neighbours have a bridge of their own
-    and share its cable to the middle; between them nothing is limited. Call it in a process with one thread. If it
-    raises Unavailable, the calling thread is left in a useless namespace.
+    and share its cable to the middle; between them nothing is limited. What `rate` says of latency is between any two
+    that do not share a cable, one way. Call it in a process with one thread. If it raises Unavailable, the calling
+    thread is left in a useless namespace.
     """
 
     def __init__(self, size: int, rate: Rate | None, island: int = 1) -> None:
@@ -62,16 +67,42 @@ class Star:
             self._hub, self._island = _first_namespace(), island
             self._add_bridge(_MIDDLE)
             self._spokes = [Namespace() for _ in range(size)]
+            self._limited: Cables = _Delaying(rate.latency) if rate and rate.latency else _Direct()
             single = [end for number in range(size) for end in self._join(number)]
             shared = [end for number in range(size // island) for end in self._moor(number)] if island > 1 else []
             self._ends = shared or single
+            self._limited.ready()
             self.shape(rate)
 
     def shape(self, rate: Rate | None) -> None:
-        """Limit every cable to `rate`, or lift the limit; takes effect at once and drops nothing."""
+        """Limit every cable to `rate`, or lift the limit; takes effect at once and drops nothing.
+
+        Lifted, cables do not delay either; else they do as they have from the start.
+        """
         speed = _LIFTED if rate is None else rate.bits_per_second // 8
         for netlink, index in self._ends:
             netlink.tc("replace", "tbf", index, rate=speed, burst=_burst(speed), limit=_QUEUE)
+        self._limited.delay(rate is not None)
+
+    def ping(self) -> float:
+        """Return the least seconds of some round trips between the first and the last spoke, empty as the cables are.
+
+        Leaves the calling thread in another namespace.
+        """
+        ends = []
+        for number in (0, len(self._spokes) - 1):
+            self._spokes[number].enter()
+            ends.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            ends[-1].bind((address(number), 0))
+            ends[-1].settimeout(_PATIENCE)
+        (first, last), taken = ends, []
+        for _ in range(1 + _PINGS):
+            began = time.perf_counter()
+            first.sendto(b"ping", last.getsockname())
+            last.sendto(*last.recvfrom(8))
+            first.recv(8)
+            taken.append(time.perf_counter() - began)
+        return min(taken[1:])  # the first also asks for addresses
 
     def enter(self, number: int) -> None:
         """Move the calling thread to a spoke. From there `interface_bytes` counts on the cable that is limited."""
@@ -86,7 +117,8 @@ class Star:
     def _join(self, number: int) -> Iterator[tuple[Any, int]]:
         """Lay a cable to a spoke, and yield both its ends."""
         hub, spoke, port = self._hub, self._spokes[number], f"port{number}"
-        hub.netlink.link("add", ifname=port, kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": spoke.descriptor})
+        cables = self._limited if self._island == 1 else _Direct()
+        cables.lay(spoke, INTERFACE, hub, port)
         self._plug(port, _MIDDLE if self._island == 1 else self._bridge_of(number // self._island))
         _configure(spoke, address(number))
         yield hub.netlink, hub.index(port)
@@ -95,7 +127,7 @@ class Star:
     def _moor(self, number: int) -> Iterator[tuple[Any, int]]:
         """Lay a cable from an island's bridge to the middle, and yield both its ends."""
         near, far = _uplink(number), f"mooring{number}"
-        self._hub.netlink.link("add", ifname=near, kind="veth", peer={"ifname": far})
+        self._limited.lay(self._hub, near, self._hub, far)
         self._plug(near, self._bridge_of(number))
         self._plug(far, _MIDDLE)
         yield self._hub.netlink, self._hub.index(near)
@@ -113,6 +145,51 @@ class Star:
 
     def _plug(self, end: str, bridge: str) -> None:
         self._hub.netlink.link("set", index=self._hub.index(end), master=self._hub.index(bridge), state="up")
+
+
+class Cables(Protocol):
+    """Those that are limited."""
+
+    def lay(self, outside: Namespace, near: str, inside: Namespace, far: str) -> None:
+        """Join two namespaces by interfaces of these names. The calling thread may be left in one of them."""
+
+    def ready(self) -> None:
+        """Take the cables into service, once all are laid."""
+
+    def delay(self, on: bool) -> None:
+        """Have them delay, if they do, what comes from outside; or not."""
+
+
+class _Direct:
+    """The kernel's own cables, which take no time."""
+
+    def lay(self, outside: Namespace, near: str, inside: Namespace, far: str) -> None:
+        inside.netlink.link("add", ifname=far, kind="veth", peer={"ifname": near, "net_ns_fd": outside.descriptor})
+
+    def ready(self) -> None: ...
+
+    def delay(self, on: bool) -> None: ...
+
+
+class _Delaying:
+    """Cables that a relay works."""
+
+    def __init__(self, latency: float) -> None:
+        self._latency = latency
+        self._ends: list[tuple[int, int]] = []
+
+    def lay(self, outside: Namespace, near: str, inside: Namespace, far: str) -> None:
+        ends = []
+        for namespace, name in ((outside, near), (inside, far)):
+            namespace.enter()
+            ends.append(tap(name))
+        self._ends.append((ends[0], ends[1]))
+
+    def ready(self) -> None:
+        self._relay = Relay(self._ends, self._latency)
+
+    def delay(self, on: bool) -> None:
+        self._relay.latency = self._latency if on else 0.0
 
 
 def _uplink(island: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from thinwire.tools.cluster.channel import Channel, HungUp
-from thinwire.tools.cluster.link import INTERFACE_VARIABLE, Rate
+from thinwire.tools.cluster.link import INTERFACE_VARIABLE, LATENCY_VARIABLE, Rate
 from thinwire.tools.cluster.star import INTERFACE, Star, Unavailable, address
 from thinwire.tools.cluster.worker import Captured, exit_code, fork, serve
 
@@ -32,11 +32,12 @@ _UNAVAILABLE = 3  # exit status
 class Setup:
     """What to start, as JSON on the command line; `control` and `workers` are descriptors of sockets.
 
-    `island`: how many neighbours share a link.
+    `island`: how many neighbours share a link. `latency`: seconds, as in `Rate`.
     """
 
     handler: str
     bits_per_second: int | None
+    latency: float
     namespaces: bool
     island: int
     control: int
@@ -45,24 +46,24 @@ class Setup:
     @property
     def rate(self) -> Rate | None:
         """The rate of each link."""
-        return _rate(self.bits_per_second)
+        return self.limited(self.bits_per_second)
 
-
-def _rate(bits_per_second: int | None) -> Rate | None:
-    return None if bits_per_second is None else Rate(bits_per_second)
+    def limited(self, bits_per_second: int | None) -> Rate | None:
+        """Return another rate of links with this latency."""
+        return None if bits_per_second is None else Rate(bits_per_second, self.latency)
 
 
 class Supervisor:
-    """Watches over the workers from their start to their end."""
+    """Watches over the workers from their start to their end. `ping`: seconds that a round trip took, if measured."""
 
-    def __init__(self, setup: Setup, control: Channel, star: Star | None) -> None:
+    def __init__(self, setup: Setup, control: Channel, star: Star | None, ping: float | None = None) -> None:
         self._setup, self._control, self._star = setup, control, star
         self._workers = list(_start(setup, star))
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ, self._obey)
         for worker in self._workers:
             self._selector.register(worker.pipe, selectors.EVENT_READ, worker.read)
-        control.send({"ready": True})
+        control.send({"ready": True, "ping": ping})
 
     def run(self) -> None:
         """Obey until a worker ends or control hangs up; then end everything, this process included."""
@@ -87,7 +88,7 @@ class Supervisor:
     def _obey(self) -> bool:
         for command in self._control.receive():
             if self._star is not None:
-                self._star.shape(_rate(command["limit"]))
+                self._star.shape(self._setup.limited(command["limit"]))
             self._control.send(command)
         return True
 
@@ -110,7 +111,8 @@ class Supervisor:
 
 
 def _start(setup: Setup, star: Star | None) -> Iterator[Captured]:
-    common = {"WORLD_SIZE": str(len(setup.workers))} | (_on_loopback() if star is None else _ON_LINKS)
+    linked = _ON_LINKS | {LATENCY_VARIABLE: str(setup.latency)}
+    common = {"WORLD_SIZE": str(len(setup.workers))} | (_on_loopback() if star is None else linked)
     for rank, descriptor in enumerate(setup.workers):
         yield Captured.fork(partial(_work, setup.handler, descriptor, common | {"RANK": str(rank)}, star))
 
@@ -143,10 +145,11 @@ def main() -> None:
 def _supervise_linked(setup: Setup, control: Channel) -> None:
     try:
         star = Star(len(setup.workers), setup.rate, setup.island)
+        ping = star.ping() if setup.latency else None
     except Unavailable as why:
         control.send({"unavailable": str(why)})
         os._exit(_UNAVAILABLE)
-    Supervisor(setup, control, star).run()
+    Supervisor(setup, control, star, ping).run()
 
 
 if __name__ == "__main__":

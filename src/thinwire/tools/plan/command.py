@@ -1,5 +1,6 @@
 """`thinwire plan`, from a request to the printed plan and written files."""
 
+import json as documents
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from rich.console import Console
 from thinwire.planner import Plan, Profile, decide
 from thinwire.tools.cluster.workers import ended, is_first
 from thinwire.tools.inputs import BadInput, check_writable, write_atomically
+from thinwire.tools.plan.apart import Apart
 from thinwire.tools.plan.report import print_plan, write_html
 from thinwire.tools.plan.sources import Known, Source, Wishes
 from thinwire.tools.plan.tensors import every, folded
@@ -25,6 +27,7 @@ class Outputs:
     html: Path | None
     profile: Path | None
     unfolded: bool
+    apart: Apart | None = None
 
     def __post_init__(self) -> None:
         check_writable((self.json, self.html, self.profile))
@@ -37,22 +40,33 @@ class Outputs:
     def show(self, measured: Profile, plan: Plan) -> None:
         """Write the files and print the plan."""
         if self.json is not None:
-            write_atomically(self.json, plan.to_json() + "\n")
+            write_atomically(self.json, self._document(plan) + "\n")
         if self.html is not None:
-            write_html(measured, plan, self.html)
-        print_plan(self.console, measured, plan, every(plan) if self.unfolded else folded(plan))
+            write_html(measured, plan, self.html, self.apart)
+        print_plan(self.console, measured, plan, every(plan) if self.unfolded else folded(plan), self.apart)
         print_written(self.console, (self.profile, self.json, self.html))
+
+    def _document(self, plan: Plan) -> str:
+        if self.apart is None:
+            return plan.to_json()
+        return documents.dumps(documents.loads(plan.to_json()) | {"outer": self.apart.document(plan)}, indent=1)
 
 
 def run(
-    source: Source, wishes: Wishes, *, json: Path | None, html: Path | None, profile: Path | None, unfolded: bool
+    source: Source,
+    wishes: Wishes,
+    *,
+    json: Path | None,
+    html: Path | None,
+    profile: Path | None,
+    unfolded: bool,
+    apart: Apart | None = None,
 ) -> int:
     """Get a profile, decide, print, write the files, and return the exit code. Raises BadInput."""
     first = is_first()
     files = {name: path if first else None for name, path in {"json": json, "html": html, "profile": profile}.items()}
-    outputs = Outputs(console=Console(quiet=not first), unfolded=unfolded, **files)
-    code = guarded(lambda: _plan(source, wishes, outputs))
-    return code
+    outputs = Outputs(console=Console(quiet=not first), unfolded=unfolded, apart=apart, **files)
+    return guarded(lambda: _plan(source, wishes, outputs))
 
 
 def guarded(work: Callable[[], None]) -> int:

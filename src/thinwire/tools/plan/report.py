@@ -10,6 +10,7 @@ from rich.console import Console
 
 from thinwire.planner import Plan, Profile
 from thinwire.tools.inputs import write_atomically
+from thinwire.tools.plan.apart import NOTES, Apart
 from thinwire.tools.plan.plots import CAPTION, least_ratio, timeline
 from thinwire.tools.plan.tensors import Tensors, every
 from thinwire.tools.plan.words import conclusions, network, origin, title
@@ -30,8 +31,10 @@ _NOTE = "saves: how much longer a step would take if these tensors alone were le
 _ADVICE = "What would help more:"
 
 
-def print_plan(console: Console, measured: Profile, plan: Plan, tensors: Sequence[Tensors]) -> None:
-    """Print the plan's subject, table and conclusions, and what else would help."""
+def print_plan(
+    console: Console, measured: Profile, plan: Plan, tensors: Sequence[Tensors], apart: Apart | None = None
+) -> None:
+    """Print the plan's subject, table and conclusions, what else would help, and what outer steps would bring."""
     say(console, title(plan.profile), "bold")
     for line in origin(measured, plan.profile):
         say(console, line, "dim")
@@ -53,16 +56,32 @@ def print_plan(console: Console, measured: Profile, plan: Plan, tensors: Sequenc
         say(console, _ADVICE)
     for text in plan.advice:
         say(console, f"- {text}", indent="  ")
+    if apart is not None:
+        _print_apart(console, apart, plan)
 
 
-def write_html(measured: Profile, plan: Plan, path: Path) -> None:
+def _print_apart(console: Console, apart: Apart, plan: Plan) -> None:
+    table = apart.table(plan)
+    say(console, f"\n{table.title}\n", "bold")
+    print_table(console, table)
+    for note in ("", *NOTES):
+        say(console, note, "dim")
+    say(console, f"\n{apart.conclusion(plan)}", "bold")
+
+
+def write_html(measured: Profile, plan: Plan, path: Path, apart: Apart | None = None) -> None:
     """Write the page; an earlier file stays whole if that fails."""
-    write_atomically(path, html(measured, plan))
+    write_atomically(path, html(measured, plan, apart))
 
 
-def html(measured: Profile, plan: Plan) -> str:
+def html(measured: Profile, plan: Plan, apart: Apart | None = None) -> str:
     """Return the page."""
-    return page.page(f"thinwire plan: {title(plan.profile)}", page.chapter("thinwire plan", *sections(measured, plan)))
+    blocks = list(sections(measured, plan))
+    if apart is not None:
+        table = apart.table(plan)
+        said = page.paragraphs([apart.conclusion(plan)]), page.table(table), page.paragraphs(NOTES, "soft")
+        blocks.append(page.section(table.title, *said))
+    return page.page(f"thinwire plan: {title(plan.profile)}", page.chapter("thinwire plan", *blocks))
 
 
 def sections(measured: Profile, plan: Plan) -> Iterator[str]:

@@ -24,9 +24,10 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, rate: Rate | None) -> Self:
-        """Return the link of that rate, which adds no latency."""
-        bandwidth = _UNTHROTTLED if rate is None else rate.bits_per_second / 8
-        return cls("unthrottled" if rate is None else f"{rate}", Link(latency=0.0, bandwidth=bandwidth))
+        """Return the link of that rate and latency."""
+        if rate is None:
+            return cls("unthrottled", Link(latency=0.0, bandwidth=_UNTHROTTLED))
+        return cls(f"{rate}", Link(latency=rate.latency, bandwidth=rate.bits_per_second / 8))
 
 
 class Known(NamedTuple):

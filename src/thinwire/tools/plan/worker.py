@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.collectives import Group
-from thinwire.integrations.families import family
-from thinwire.integrations.profiling import borne, profile
+from thinwire.integrations.momentum.families import family
+from thinwire.integrations.replicas.profiling import borne, profile
 from thinwire.pipeline.profiling import probe_crossings
 from thinwire.planner import Budget, Profile
 from thinwire.tools import problems

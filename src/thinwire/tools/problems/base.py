@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinwire.integrations.managed import sparse_weights
+from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.tools.inputs import BadInput
 
 Batch = tuple[Tensor, ...]

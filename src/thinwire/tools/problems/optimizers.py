@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from thinwire.integrations.managed import sparse_weights
+from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.server.central import MakeOptimizer
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.problems.base import Problem, sgd

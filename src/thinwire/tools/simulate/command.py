@@ -17,14 +17,21 @@ _NOTES = (
     "efficiency: throughput over that of as many workers that never wait for each other.",
 )
 
+_APART = (
+    "H: workers train on their own for so many steps, and then exchange how far they moved; encoding that counts as "
+    "free. Equal tokens are not equal losses: how much later they reach the same one, `thinwire plan --outer` knows of "
+    "a small model.",
+)
+_DAY = 86400  # seconds
+
 
 def outcome(options: Options) -> Outcome:
     """Predict. Raises BadInput for a recipe that the profile does not know."""
     found = options.scales()
     return Outcome(
         title=options.title,
-        tables=scale_tables(found),
-        notes=_NOTES,
+        tables=[*scale_tables(found), *_days(options, found)],
+        notes=(*_NOTES, *(_APART if options.outer else ())),
         document=document(options, found),
         figure=partial(scales_figure, found, options.title),
     )
@@ -39,6 +46,7 @@ def document(options: Options, found: Sequence[Scale]) -> dict[str, Any]:
             "efficiency": {name: scale.efficiency(name) for name in scale.seconds},
             "best": scale.best,
             "planned": dict(scale.choice),
+            **({"days": days_to(options, scale)} if options.tokens else {}),
         }
         for scale in found
     ]
@@ -47,20 +55,33 @@ def document(options: Options, found: Sequence[Scale]) -> dict[str, Any]:
 
 def scale_tables(found: Sequence[Scale]) -> list[Table]:
     """Return the two tables, of times and of efficiencies; a star marks the fastest."""
-
-    def table(title: str, cell: Callable[[Scale, str], str]) -> Table:
-        names = list(found[0].seconds)
-        rows = [
-            [f"{scale.world_size:,}", *(cell(scale, name) + ("*" if name == scale.best else " ") for name in names)]
-            for scale in found
-        ]
-        headings = [name.replace(":", " \n") + " " for name in names]
-        return starred(title=title, headings=["workers", *headings], rows=rows)
-
     return [
-        table("step, ms", lambda scale, name: _digits(1e3 * scale.seconds[name])),
-        table("efficiency, %", lambda scale, name: _digits(100 * scale.efficiency(name))),
+        _table("step, ms", found, lambda scale, name: _digits(1e3 * scale.seconds[name])),
+        _table("efficiency, %", found, lambda scale, name: _digits(100 * scale.efficiency(name))),
     ]
+
+
+def days_to(options: Options, scale: Scale) -> dict[str, float]:
+    """Return the days it takes to train on the tokens asked for, by recipe."""
+    steps = (options.tokens or 0.0) / (scale.world_size * options.batch)
+    return {name: steps * seconds / _DAY for name, seconds in scale.seconds.items()}
+
+
+def _days(options: Options, found: Sequence[Scale]) -> list[Table]:
+    if options.tokens is None:
+        return []
+    title = f"days to {options.tokens:,.4g} tokens, {options.batch:,} a worker and step"
+    return [_table(title, found, lambda scale, name: _digits(days_to(options, scale)[name]))]
+
+
+def _table(title: str, found: Sequence[Scale], cell: Callable[[Scale, str], str]) -> Table:
+    names = list(found[0].seconds)
+    rows = [
+        [f"{scale.world_size:,}", *(cell(scale, name) + ("*" if name == scale.best else " ") for name in names)]
+        for scale in found
+    ]
+    headings = [name.replace(":", " \n") + " " for name in names]
+    return starred(title=title, headings=["workers", *headings], rows=rows)
 
 
 def _digits(number: float) -> str:

@@ -1,16 +1,18 @@
 """What the user asked to simulate, checked."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thinwire.exchanges import Link, Network
 from thinwire.planner import Profile
+from thinwire.planner.apart import SCHEMES
 from thinwire.planner.network import MOST, Regions, Tiers, ring
 from thinwire.planner.published import xml
-from thinwire.planner.scaling import Scale, scaled
+from thinwire.planner.scaling import Scale, on, scaled
 from thinwire.planner.texts import described, parse_link, parse_tiers, read_regions
-from thinwire.tools.inputs import BadInput
+from thinwire.tools.inputs import BadInput, counts
 
 INSIDE = "10gbit/0.1ms"
 """A rank's own link, unless given, where the topology names regions."""
@@ -20,7 +22,11 @@ _BUILT_IN = (0.0001, 0.001, 0.01)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to simulate, and its name. network: None for the links of the profile."""
+    """What to simulate, and its name. network: None for the links of the profile.
+
+    outer: after how many inner steps workers meet, where they train on their own. tokens: how many to train on in all,
+    if asked, where a worker takes `batch` in a step.
+    """
 
     worlds: Sequence[int]
     profile: Profile
@@ -28,6 +34,9 @@ class Options:
     network: Network | None
     model: str
     where: str
+    outer: Sequence[int] = ()
+    tokens: float | None = None
+    batch: int = 1
 
     @property
     def title(self) -> str:
@@ -37,13 +46,35 @@ class Options:
     def scales(self) -> list[Scale]:
         """Predict all of it. Raises BadInput for a recipe that the profile does not know."""
         try:
-            return scaled(self.profile, self.names, self.worlds, self.network)
+            found = scaled(self.profile, self.names, self.worlds, self.network)
         except ValueError as error:
             raise BadInput(f"--recipes: {error}") from error
+        return [replace(scale, seconds={**scale.seconds, **self._apart(scale.world_size)}) for scale in found]
+
+    def _apart(self, world: int) -> dict[str, float]:
+        """Return the seconds of a step by method of outer steps."""
+        there = on(self.profile, self.network, world)
+        return {
+            f"{name}:H {every}": scheme.seconds(there, every)
+            for name, scheme in SCHEMES.items()
+            for every in self.outer
+        }
 
 
-def read(*, workers: str, link: str | None, topology: str | None, profile: Path | None, recipes: str | None) -> Options:
+def read(
+    *,
+    workers: str,
+    link: str | None,
+    topology: str | None,
+    profile: Path | None,
+    recipes: str | None,
+    outer: str | None = None,
+    tokens: float | None = None,
+    batch: int = 1,
+) -> Options:
     """Read options from text. Raises BadInput."""
+    if (tokens is not None and not 0 < tokens < math.inf) or batch < 1:
+        raise BadInput(f"--tokens is {tokens} and --batch {batch}; expected numbers above 0")
     known, model = _profile(profile)
     network, where = _network(link, topology, known)
     names = ("dense", *known.costs) if recipes is None else tuple(filter(None, map(str.strip, recipes.split(","))))
@@ -58,6 +89,9 @@ def read(*, workers: str, link: str | None, topology: str | None, profile: Path 
         network=network,
         model=model,
         where=where,
+        outer=() if outer is None else counts(outer, "--outer"),
+        tokens=tokens,
+        batch=batch,
     )
 
 

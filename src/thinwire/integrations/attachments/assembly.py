@@ -1,0 +1,161 @@
+"""Putting an attachment together from a recipe and parameters, once all ranks agree on them."""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from thinwire.collectives import Group
+from thinwire.errors import FingerprintError, MomentumError
+from thinwire.integrations.attachments.attachment import Attachment, LossScaler
+from thinwire.integrations.membership.membership import Divisor
+from thinwire.integrations.membership.state import words
+from thinwire.integrations.momentum.correction import Correction, corrections
+from thinwire.integrations.momentum.fading import Fading, fading
+from thinwire.integrations.momentum.handover import Handover
+from thinwire.planner import Why
+from thinwire.reducer import Reducer
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+_SAMPLE = 1 << 12
+ASSEMBLY_ERRORS = FingerprintError, MomentumError, RuntimeError
+"""What `assembled` raises, special ones first."""
+
+
+def assembled(
+    recipe: Reducer,
+    parameters: dict[str, nn.Parameter],
+    names: Mapping[nn.Parameter, str],
+    group: Group,
+    *,
+    settings: str,
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: LossScaler | None,
+    divisor: Divisor,
+    may_be_unused: bool,
+    why: Callable[[], Why] | None = None,
+) -> Attachment:
+    """Return the attachment of a recipe to these parameters. `names`: those with dense gradients. A collective.
+
+    If an earlier attachment serves any of them, the new one takes over what waits there; call `check_takeover` first.
+    Raises FingerprintError if ranks disagree, and MomentumError if momentum would be applied twice or not at all.
+    """
+    earlier = _earlier(parameters)
+    since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
+    check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
+    kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
+    recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds_of_tensor])
+    attachment = Attachment(
+        recipe,
+        parameters,
+        group,
+        handover=_handover(recipe, optimizers, names, group),
+        divisor=divisor,
+        scaler=scaler,
+        may_be_unused=may_be_unused,
+        why=why,
+    )
+    if earlier is not None:
+        attachment.membership.take_over(earlier.membership)
+        earlier.end()
+    for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
+        attachment.starvation.attached(each)
+    _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
+    _alive.add(attachment)
+    return attachment
+
+
+def check_free(recipe: Reducer) -> None:
+    """Raise RuntimeError if the recipe's memories already hold something."""
+    if any(id(memory) in _serving or memory.state() for memory in recipe.memories()):
+        raise RuntimeError("this recipe is at work on a model already; make another one")
+
+
+def check_real(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise TypeError for a complex parameter."""
+    if complex_ := [name for name, p in parameters.items() if p.is_complex()]:
+        raise TypeError(f"{complex_[0]} is complex; keep it as torch.view_as_real")
+
+
+def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
+    """Compare recipe, parameters and settings over ranks. A collective.
+
+    If they differ, raises FingerprintError on every rank, and says in what.
+    """
+    mine = {"recipe": words(recipe), "what DDP or the optimizer is set to": settings} | {
+        f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()
+    }
+    everyone: list[dict[str, str]] = [{} for _ in range(group.size())]
+    dist.all_gather_object(everyone, mine, group=group)
+    for rank, theirs in enumerate(everyone):
+        for key in everyone[0] | theirs:
+            first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
+            if first != other:
+                raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
+
+
+def _handover(
+    recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str], group: Group
+) -> Handover:
+    """Return what hands momentum over to the recipe's memories."""
+    memories = recipe.memories()
+    if not fading(memories):
+        return Correction(memories, optimizers, names)
+    if corrections(memories):
+        raise MomentumError("parts of this recipe correct momentum and in others it fades: use one of the two for all")
+    return Fading(recipe, optimizers, names, group)
+
+
+# Which attachment a memory serves, by the memory's id.
+_serving: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDictionary()
+_alive: weakref.WeakSet[Attachment] = weakref.WeakSet()
+
+
+def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
+    """Return the attachment that has served these parameters until now, if there is one.
+
+    If it also serves other parameters still in training, it stays at work beside the new one.
+    """
+    mine = set(parameters.values())
+    serving = [each for each in _alive if not each.ended and not mine.isdisjoint(each.parameters.values())]
+    found = [each for each in serving if mine.issuperset(p for p in each.parameters.values() if p.requires_grad)]
+    if len(found) > 1:
+        raise RuntimeError(
+            f"these parameters are served by {len(found)} earlier attachments, and what waits can be taken over from "
+            "one: call remove() on the others"
+        )
+    return found[0] if found else None
+
+
+def check_takeover(recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise RuntimeError if something waits for these parameters that this recipe cannot keep."""
+    earlier = _earlier(parameters)
+    if earlier is not None and earlier.waits and not earlier.membership.keeps_like(recipe, parameters):
+        raise RuntimeError(
+            "something waits in an earlier attachment to this model, and this recipe has other memories: call remove() "
+            "on the earlier one and train a step, or attach the same kind of recipe"
+        )
+
+
+def listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    """Return the optimizers as a list. Raises TypeError for anything else."""
+    listed: list[Any] = [] if optimizer is None else [optimizer]
+    if len(listed) == 1 and not isinstance(optimizer, torch.optim.Optimizer) and isinstance(optimizer, Iterable):
+        listed = list(optimizer)
+    if strangers := [each for each in listed if not isinstance(each, torch.optim.Optimizer)]:
+        raise TypeError(f"optimizer takes a torch.optim.Optimizer or several of them; got {strangers[0]!r:.100}")
+    return listed
+
+
+def described(optimizers: Iterable[torch.optim.Optimizer]) -> str:
+    """Return in words the optimizers' settings that must agree on all ranks."""
+    keys = ("momentum", "nesterov", "dampening", "weight_decay", "maximize")
+    groups = [
+        {k: g[k] for k in keys if k in g} | ({"betas": [float(b) for b in g["betas"]]} if "betas" in g else {})
+        for each in optimizers
+        for g in each.param_groups
+    ]
+    return f"optimizer groups {groups}"

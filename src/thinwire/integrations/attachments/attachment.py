@@ -1,0 +1,305 @@
+"""What `attach` returns: the recipe at work on one model."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
+
+from thinwire.checked import checked
+from thinwire.collectives import Group
+from thinwire.integrations.membership import state
+from thinwire.integrations.membership.membership import Divisor, Membership
+from thinwire.integrations.momentum.handover import Handover
+from thinwire.integrations.momentum.starvation import Starvation
+from thinwire.integrations.training.drift import differing
+from thinwire.integrations.training.gradients import put_in_place, shape_in_memory
+from thinwire.integrations.training.optimizers import observe, stop_observing
+from thinwire.integrations.training.outcomes import Reduced, look, read
+from thinwire.planner import Why
+from thinwire.reducer import Bucket, Reducer, Round, Segment
+from thinwire.stats import Stats
+from thinwire.waits import Verdict, on_host
+
+
+@runtime_checkable
+class LossScaler(Protocol):
+    """What we need of a torch.amp.GradScaler."""
+
+    def get_scale(self) -> float:
+        """Return the factor on the loss."""
+
+
+@final
+@checked
+class Attachment:
+    """Reduces the gradients of one model with a recipe, and keeps what waits between steps. See `attach`.
+
+    A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
+    that are thrown away leave every memory as it was. `parameters` maps names to the parameters whose gradients are
+    reduced; `names` is the reverse. `ended`: whether a later attachment has taken over.
+    """
+
+    def __init__(
+        self,
+        recipe: Reducer,
+        parameters: Mapping[str, nn.Parameter],
+        group: Group,
+        *,
+        handover: Handover,
+        divisor: Divisor,
+        scaler: LossScaler | None,
+        may_be_unused: bool,
+        why: Callable[[], Why] | None = None,
+    ) -> None:
+        self.parameters: Mapping[str, nn.Parameter] = dict(parameters)
+        self.names: Mapping[nn.Parameter, str] = {p: name for name, p in parameters.items()}
+        self.membership = Membership(recipe, self.parameters, group, handover=handover, divisor=divisor)
+        self.steps, self.meter, self._why = self.membership.steps, self.membership.meter, why
+        self._scaler, self._may_be_unused = scaler, may_be_unused
+        self._watch = any(memory.stateful for memory in recipe.memories())
+        self._round = Round(step=0, group=group, scale=1.0)
+        self.ended = False
+        self.starvation = Starvation(recipe.memories(), group.rank())
+        observe(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Stay behind when the model is copied or saved, as DDP's own hook does."""
+        return _nothing, ()
+
+    @property
+    def group(self) -> Group:
+        """The ranks that exchange gradients."""
+        return self.membership.group
+
+    @property
+    def recipe(self) -> Reducer:
+        """What reduces gradients. After `remove`, not the one that was attached."""
+        return self.membership.recipe
+
+    @property
+    def step(self) -> int:
+        """Steps done so far. Steps before a resumed checkpoint and steps called off count too."""
+        self.steps.close_if_done()
+        return self.steps.step
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps."""
+        return sum(memory.nbytes for memory in self.recipe.memories())
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits on this rank for a later step."""
+        return self.membership.waits
+
+    def keep_step(self) -> None:
+        """Say that the gradients in place have been applied.
+
+        Call it only if neither a torch.optim optimizer nor an update in place applies them, for example where master
+        weights are kept elsewhere.
+        """
+        self.steps.settle_all(keep=True)
+
+    def drop_step(self) -> None:
+        """Say that the gradients in place will not be applied. Zeroing them says the same."""
+        self.steps.settle_all(keep=False)
+
+    def reduce(
+        self, flat: Tensor, parameters: list[nn.Parameter], gradients: list[Tensor], *, joined: bool = False
+    ) -> "Future[Tensor]":
+        """Start reducing a bucket; `gradients` are views of it. The future holds `flat` once that is the mean.
+
+        `joined`: this rank has run out of data, and only takes part so that the others can go on. Raises RuntimeError
+        if another attachment has taken over.
+        """
+        names = self._enter(parameters, joined=joined)
+        origin = flat.storage_offset()
+        segments = [
+            Segment(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=shape_in_memory(p))
+            for name, p, g in zip(names, parameters, gradients, strict=True)
+        ]
+        bucket = Bucket(flat=flat, segments=tuple(segments))
+        means = self.steps.gradients.take_out(names, bucket.views())
+        self.meter.gradient(flat, self.group.size(), self._round.scale)
+        at = self._round if on_host(flat) else replace(self._round, watch=False, verdict=Verdict())
+        return self._finishing(self.recipe.reduce(bucket, at), names, bucket, means, at.verdict)
+
+    def reduce_sparse(
+        self, gradient: Tensor, parameters: list[nn.Parameter], *, joined: bool = False
+    ) -> "Future[Tensor]":
+        """Start reducing the sparse gradient of an nn.Embedding(sparse=True). The future holds the mean, sparse too."""
+        (name,) = self._enter(parameters, joined=joined)
+        future = self.recipe.reduce_rows(gradient, name, self._round)
+        _, note = self.steps.started([name])
+
+        def finish(done: "Future[Tensor]") -> Tensor:
+            mean = done.value()  # raises what the reducer raised
+            finite = bool(mean.coalesce().values().isfinite().all())
+            note(Reduced() if finite else Reduced(frozenset([name])))
+            return mean
+
+        return future.then(finish)
+
+    def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
+        """Keep what was staged for this optimizer's gradients. Raises RuntimeError for LBFGS if anything waits.
+
+        An optimizer may call its closure several times; the gradients of every call count as taken.
+        """
+        if evaluated and isinstance(optimizer, torch.optim.LBFGS):
+            self._take_exactly(optimizer)
+        elif self.steps.stepped(optimizer) and not evaluated:
+            _kept_by.setdefault(optimizer, set()).add(self)
+            self.starvation.stepped(optimizer)
+
+    def _take_exactly(self, optimizer: torch.optim.Optimizer) -> None:
+        waited = self.waits
+        if not self.steps.stepped(optimizer) or not self.waits:
+            return
+        if not waited:
+            self.forget()
+        raise RuntimeError(
+            "LBFGS compares gradients of several evaluations, and with this recipe a part of each waits for a later "
+            "one: use recipes.dense(), or an optimizer that takes one gradient a step"
+        )
+
+    def verify_replicas(self) -> bool:
+        """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
+        return not self.differing_parameters()
+
+    def differing_parameters(self) -> list[str]:
+        """Return the names of parameters that differ between ranks. A collective: call it on every rank."""
+        return differing(self.parameters, self.group)
+
+    def stats(self) -> Stats:
+        """Return what the latest step and all steps together sent and took. Call it after the optimizer's step.
+
+        It reads what waits once, and from the first call on each gradient is read once more. On a GPU it makes the host
+        wait. Steps that DDP reduces without a hook are counted while plan="auto" watches them, and not otherwise.
+        """
+        self.steps.close_if_done()
+        return self.meter.stats(lambda: [x for memory in self.recipe.memories() for x in memory.waiting()])
+
+    def why(self) -> Why:
+        """Return why each tensor is sent as it is, if a plan or plan="auto" chose it. `print` shows it as a table.
+
+        Raises RuntimeError if you chose the recipe yourself, or if nothing has been chosen yet.
+        """
+        if self._why is None:
+            raise RuntimeError('you chose the recipe yourself; why() says what a plan or plan="auto" has chosen')
+        return self._why()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's memories and step, as tensors and plain containers. Save it on every rank.
+
+        It leaves out gradients that no optimizer has taken yet.
+        """
+        return self.membership.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this rank's `state_dict`. A collective: call it on every rank.
+
+        If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
+        nothing.
+        """
+        self.membership.load_state_dict(saved)
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
+        """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
+        return self.membership.check_state_dict(saved)
+
+    def forget(self) -> None:
+        """Drop everything that waits, including momentum in the memories. Call it on every rank."""
+        self.steps.settle_all(keep=False)
+        for memory in self.recipe.memories():
+            memory.restore({})
+        self.membership.handover.accept()
+
+    def end(self) -> None:
+        """Free all memory, and stop following gradients."""
+        self.ended = True
+        stop_observing(self)
+        self.membership.handover.end()
+        self.steps.stop_following()
+        for memory in self.recipe.memories():
+            memory.restore({})
+        for attachments in _kept_by.values():
+            attachments.discard(self)
+
+    def remove(self) -> None:
+        """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
+
+        If the recipe applies momentum, the optimizer gets it back. With momentum correction, what waits is applied at
+        once; with other recipes, what waits and is not given back goes out with the next gradients. What they cannot
+        carry is dropped, with a warning: with `recipes.orthogonal`, what waits of updates. DDP cannot drop a hook, so
+        the hook stays and sums gradients as DDP would; the logger "thinwire" says so. Raises RuntimeError if the recipe
+        corrects momentum and no optimizer can take it back.
+        """
+        self.membership.release(averages="DDP's hook, or reduce(), does that")
+
+    def _enter(self, parameters: Sequence[nn.Parameter], *, joined: bool) -> list[str]:
+        """Note that these parameters are being reduced, and return their names."""
+        if self.ended:
+            raise RuntimeError("another attachment to these parameters has taken over; train the model it was given")
+        names = [self.names[p] for p in parameters]
+        if self.steps.enter(names, joined=joined):
+            self._begin(joined=joined)
+        return names
+
+    def _begin(self, *, joined: bool) -> None:
+        """Get ready for a reduction."""
+        steps, membership = self.steps, self.membership
+        membership.agree()
+        membership.follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
+        scale = membership.share(joined=joined)
+        self.meter.begin(steps.step)
+        self._round = Round(
+            step=steps.step,
+            draw=steps.draw,
+            group=self.group,
+            scale=scale,
+            watch=self._watch,
+            listeners=(self.meter,),
+        )
+        self.recipe.begin(self._round)
+        if membership.handover.active:
+            membership.handover.prepare(membership.loss_scale)
+
+    def _finishing(
+        self,
+        future: "Future[bool]",
+        names: Sequence[str],
+        bucket: Bucket,
+        means: Sequence[tuple[Tensor, Tensor]],
+        verdict: Verdict | None,
+    ) -> "Future[Tensor]":
+        """Return the future of the mean. Keep only its outcome: a future held at exit can end the process."""
+        (questions, note), watch = self.steps.started(names), self._watch
+        parameters = {name: self.parameters[name] for name in names}
+        # If no rank used a parameter, DDP leaves its .grad as it is, and an optimizer would take that.
+        idle = self._may_be_unused and not self.steps.gradients.added.issuperset(names)
+
+        def finish(done: "Future[bool]") -> Tensor:
+            finite = done.value()  # raises what the reducer raised
+            for gradient, mean in means:
+                gradient.add_(mean)
+            if idle:
+                put_in_place(bucket, parameters)
+            if verdict is None:
+                note(read(bucket, parameters, questions, finite=finite))
+            else:  # the host must not wait here: the step's end does
+                note(look(bucket, parameters, questions, verdict, watch=watch))
+            return bucket.flat
+
+        return future.then(finish)
+
+
+# What waits lives as long as its optimizer. If the model is wrapped anew, it is still there.
+_kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = weakref.WeakKeyDictionary()
+
+
+def _nothing() -> None:
+    """Stand in for an attachment in a copy of the model."""

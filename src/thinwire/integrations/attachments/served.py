@@ -1,0 +1,63 @@
+"""The verbs that handles of replicas without DDP have in common."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from thinwire.collectives import Group
+from thinwire.integrations.attachments.attachment import Attachment
+from thinwire.integrations.membership.state import Standing
+from thinwire.stats import Stats
+
+
+class Served:
+    """A handle whose attachment does the work. `attachment` is where steps, memories and figures are."""
+
+    attachment: Attachment
+
+    @property
+    def group(self) -> Group:
+        """The ranks that hold a replica each."""
+        return self.attachment.group
+
+    def stats(self) -> Stats:
+        """Return what the latest step and all steps together sent and took. Call it after the optimizer's step."""
+        return self.attachment.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's memories and step, as tensors and plain containers. Save it on every rank."""
+        return self.attachment.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this rank's `state_dict`. A collective, which raises as `Attachment.load_state_dict` does."""
+        self.attachment.load_state_dict(saved)
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
+        """Return where this rank would go on from; see `Attachment.check_state_dict`."""
+        return self.attachment.check_state_dict(saved)
+
+    def verify_replicas(self) -> bool:
+        """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
+        return self.attachment.verify_replicas()
+
+    def differing_parameters(self) -> list[str]:
+        """Return the names of parameters that differ between ranks. A collective: call it on every rank."""
+        return self.attachment.differing_parameters()
+
+    def forget(self) -> None:
+        """Drop everything that waits, including momentum in the memories. Call it on every rank."""
+        self.attachment.forget()
+
+    def keep_step(self) -> None:
+        """Say that the gradients in place have been applied; see `Attachment.keep_step`."""
+        self.attachment.keep_step()
+
+    def drop_step(self) -> None:
+        """Say that the gradients in place will not be applied. Zeroing them says the same."""
+        self.attachment.drop_step()
+
+    def remove(self) -> None:
+        """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
+
+        What waits goes out as `Attachment.remove` says, which also says what is raised.
+        """
+        self.attachment.remove()

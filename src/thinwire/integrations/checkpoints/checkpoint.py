@@ -1,0 +1,300 @@
+"""A handle in torch.distributed.checkpoint: each rank's state under names of its own, for any number of ranks later.
+
+Reading is ours alone, for three reasons. What to read depends on how many ranks have saved, which a Stateful cannot
+know before torch.distributed.checkpoint reads. All of it must be checked before anything else is loaded, as that
+overwrites the model and the optimizer in place. And where parts may be missing, the others still have to be read.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import singledispatch
+from typing import Any, TypeVar, final
+
+import torch.distributed as dist
+
+from thinwire.checked import checked
+from thinwire.collectives import Group
+from thinwire.errors import StateError
+from thinwire.integrations.attachments.attachment import Attachment
+from thinwire.integrations.checkpoints.entries import Header, header_name, named, opened, parameter_of, paths, state_of
+from thinwire.integrations.checkpoints.storage import Saved, Storage
+from thinwire.integrations.membership import state
+from thinwire.integrations.membership.redistribution import noting, redistribute, taken_over
+from thinwire.integrations.membership.together import agreed, first_found, together, union
+from thinwire.integrations.replicas.replicate import Replicas
+from thinwire.integrations.sharding.layout import Layout
+from thinwire.integrations.sharding.recut import Piece, recut
+from thinwire.integrations.sharding.scatter import Scattered
+from thinwire.integrations.sharding.shard import Shards
+from thinwire.integrations.workers.outer_handle import Outer
+from thinwire.memories import Noted
+
+_log = logging.getLogger("thinwire")
+
+State = dict[str, Any]
+Headers = tuple[dict[int, Header], dict[int, str]]
+"""Headers by rank and, for those that cannot be read, why."""
+T = TypeVar("T")
+
+
+@final
+@checked
+class Checkpoint:
+    """A handle as torch.distributed.checkpoint can save it and load it, also for another number of ranks or of shards.
+
+    To save, make it of the handle, on every rank:
+    `dcp.save({"model": …, "thinwire": thinwire.Checkpoint(handle)}, checkpoint_id=path)`, or `dcp.async_save`. It holds
+    copies, so training may go on meanwhile. The handle itself in its place would lose what waits: of the plain tensors
+    in its `state_dict`, torch.distributed.checkpoint keeps one rank's.
+
+    To load, say where it is saved, too:
+    `dcp.load({"model": …, "thinwire": thinwire.Checkpoint(handle, path)}, checkpoint_id=path)`. `saved` is that path or
+    a StorageReader. All that thinwire has saved is read and checked before anything is loaded. `redistribute` says what
+    becomes of it where ranks have become more or fewer. Where shards have, what waits is cut anew, as parameters are;
+    notes, such as thresholds and PowerSGD's Q, start anew, and the logger "thinwire" says so. Once it has loaded, the
+    object saves.
+
+    `key` says under which key it was saved, if the checkpoint has several. Handles of different groups, such as the
+    stages of a pipeline, need different keys. `partial`: whether to go on without ranks whose part is missing or
+    unreadable; what waited there is lost.
+    """
+
+    def __init__(
+        self,
+        handle: Attachment | Replicas | Scattered | Shards | Outer,
+        saved: Saved | None = None,
+        *,
+        key: str | None = None,
+        partial: bool = False,
+    ) -> None:
+        self._handle, self._saved, self._key, self._partial = handle, saved, key, partial
+        self._layout = _layout(handle)
+        self._found: State | None = None
+
+    def state_dict(self) -> State:
+        """Return what this rank saves. If there is something to load, read it; then this is a collective.
+
+        It then raises StateError, on every rank, if that cannot be read, is damaged, does not belong together, or does
+        not fit the handle, or if ranks are missing; nothing has changed. torch.distributed.checkpoint is left to load
+        one small name.
+        """
+        if self._saved is None:
+            return dict(named(self._handle.state_dict(), dist.get_rank(), self._layout.ranks))
+        loading = _Loading(self._handle, self._saved, self._key, partial=self._partial)
+        self._found = loading.state()
+        return loading.one_entry()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the handle resume from what `state_dict` has read. A collective.
+
+        Raises as the handle's own `load_state_dict` does; and ValueError if it is not known where to read.
+        """
+        if self._found is None:
+            raise ValueError("where is it saved? To load, make it thinwire.Checkpoint(handle, saved=checkpoint_id)")
+        self._handle.load_state_dict(self._found)
+        self._saved = self._found = None
+
+
+class _Loading:
+    """Reading what a handle's ranks need of a checkpoint. Every method is a collective but `one_entry`."""
+
+    def __init__(
+        self,
+        handle: Attachment | Replicas | Scattered | Shards | Outer,
+        saved: Saved,
+        key: str | None,
+        *,
+        partial: bool,
+    ) -> None:
+        self._handle, self._layout, self._partial = handle, _layout(handle), partial
+        groups, mine = self._layout.groups, self._layout.ranks
+        self._storage = _together(groups, lambda: Storage(saved, key))
+        # one rank reads all headers, or each would be read as often as there are ranks
+        read = _together(groups, lambda: _headers(self._storage, mine) if dist.get_rank() == mine[0] else None)
+        self._headers, self._lost = first_found(groups, read) or ({}, {})
+
+    def state(self) -> State:
+        """Return the state with which this rank goes on. Raises StateError if there is none."""
+        self._check_lost()
+        while True:
+            dealt, lost = _together(self._layout.groups, self._attempt)
+            if not (lost := union(self._layout.groups, lost)):
+                break
+            self._lost |= lost
+            self._check_lost()
+        check = self._handle.check_state_dict
+        together(self._layout.groups, lambda group: state.agree(group, lambda: check(dealt)), StateError, ValueError)
+        self._say_what_is_left_behind()
+        return dealt
+
+    def one_entry(self) -> State:
+        """Return an entry for torch.distributed.checkpoint to load."""
+        left = min(self._headers.keys() - self._lost.keys())
+        return dict(self._storage.blank([header_name(left)]))
+
+    def _check_lost(self) -> None:
+        if self._lost and (not self._partial or not self._headers.keys() - self._lost.keys()):
+            rank, reason = min(self._lost.items())
+            raise StateError(
+                f"nothing was loaded, as what rank {rank} saved cannot be read ({reason}): load another checkpoint"
+                + ("" if self._partial else ", or go on without what waited there: Checkpoint(..., partial=True)")
+            )
+
+    def _attempt(self) -> tuple[State, dict[int, str]]:
+        """Return this rank's state from the parts that are left, or else which of them cannot be read, and why."""
+        left = {at: header for at, header in self._headers.items() if at not in self._lost}
+        some = next(iter(left.values()))
+        rank, world_size = self._handle.group.rank(), self._handle.group.size()
+        mine = self._replicas(left)
+        taken = taken_over(mine, rank, world_size)
+        wanted = {*taken, noting(mine, rank, some["world_size"])} if mine else set()
+        states, lost = [], dict[int, str]()
+        for replica, shards in mine.items():
+            parts = {}
+            for shard, at in shards.items():
+                try:
+                    parts[shard] = self._state(at, taken=replica in taken, wanted=replica in wanted)
+                except ValueError as error:
+                    lost[at] = str(error)
+            if not lost:
+                states.append(self._cut(parts))
+        if lost:
+            return {}, lost
+        blank = {**state_of(some, {}), "shard": self._layout.shard}  # nothing is left of this shard
+        dealt = redistribute(states or [blank], rank=rank, world_size=world_size, partial=self._partial)
+        self._check_fits(dealt, cut=not self._uncut(some))
+        return dealt, {}
+
+    def _check_fits(self, dealt: State, *, cut: bool) -> None:
+        try:
+            self._handle.check_state_dict(dealt)
+        except ValueError as error:
+            if not cut:
+                raise
+            raise ValueError(
+                f"{str(error).removesuffix(state.AS_SAVED)}; shards are of other sizes than they were, and a smaller "
+                "minimum_size keeps more of them compressed"
+            ) from error
+
+    def _replicas(self, left: Mapping[int, Header]) -> dict[int, dict[int, int]]:
+        """Return which ranks have saved something of this rank's shard, by replica and their shard."""
+        found: dict[int, dict[int, int]] = {}
+        for at, header in left.items():
+            shard = self._shard_of(header)
+            if shard is not None:
+                found.setdefault(header["rank"], {})[shard] = at
+        return found
+
+    def _shard_of(self, header: Header) -> int | None:
+        """Return the number of the shard in this header, or None if this rank wants nothing of it."""
+        place, mine = header.get("shard"), self._layout.shard
+        if (place is None) != (mine is None):
+            raise ValueError(
+                "the checkpoint is of "
+                + (
+                    "whole parameters, and these are sharded"
+                    if place is None
+                    else "shards, and these parameters are whole"
+                )
+                + ": load it into the kind of handle that saved it"
+            )
+        if self._uncut(header):
+            return 0 if place == mine else None
+        return Piece.at(header["shard"]).shard
+
+    def _uncut(self, header: Header) -> bool:
+        """Whether the model is cut as it was."""
+        then, now = header.get("shard") or [], self._layout.shard or []
+        return [size for _, size in then] == [size for _, size in now]
+
+    def _cut(self, parts: Mapping[int, State]) -> State:
+        """Return this rank's part of what the shards of a replica have saved."""
+        some = next(iter(parts.values()))
+        if self._uncut(some):
+            return some
+        assert self._layout.shard is not None
+        return recut(parts, Piece.at(some["shard"]).shards, self._layout.cuts, Piece.at(self._layout.shard))
+
+    def _state(self, at: int, *, taken: bool, wanted: bool) -> State:
+        """Return what rank `at` has saved, with those tensors that are wanted. Raises ValueError if it is damaged."""
+        header = self._headers[at]
+        chosen = paths(header, notes_only=not taken) if wanted else []
+        if not self._uncut(header):
+            chosen = [path for path in chosen if self._has_some(path, header)]
+        found = self._storage.read([f"rank {at}/{path}" for path in chosen]) if chosen else {}
+        return state_of(header, dict(zip(chosen, found.values(), strict=True)))
+
+    def _has_some(self, path: str, header: Header) -> bool:
+        """Whether a tensor of another shard holds elements of this one."""
+        name, field = parameter_of(path)
+        assert self._layout.shard is not None
+        cuts, mine = self._layout.cuts, Piece.at(self._layout.shard)
+        return field not in Noted.free and bool(cuts.common(name, Piece.at(header["shard"]), mine))
+
+    def _say_what_is_left_behind(self) -> None:
+        notes = any(paths(header, notes_only=True) for header in self._headers.values())
+        if notes and not self._uncut(next(iter(self._headers.values()))) and dist.get_rank() == self._layout.ranks[0]:
+            _log.warning(
+                "the model is cut into another number of shards than when it was saved: what waits was kept; notes on "
+                "shards, such as thresholds and PowerSGD's Q, start anew"
+            )
+
+
+@singledispatch
+def _layout(handle: Any) -> Layout:
+    """Return this rank's place among those that save together. Raises TypeError where that is not known."""
+    return _layout(handle.attachment)
+
+
+@_layout.register
+def _of_attachment(handle: Attachment) -> Layout:
+    return Layout.whole(handle.group, handle.parameters)
+
+
+@_layout.register
+def _of_workers(handle: Outer) -> Layout:
+    return Layout.whole(handle.group, handle.parameters)
+
+
+@_layout.register
+def _of_senders(handle: Scattered) -> Layout:
+    return handle.layout
+
+
+@_layout.register
+def _of_shards(handle: Shards) -> Layout:
+    return handle.layout
+
+
+def _headers(storage: Storage, mine: tuple[int, ...]) -> Headers:
+    """Return the headers of the ranks of one group and, for those that cannot be read, why."""
+    found, lost = dict[int, Header](), dict[int, str]()
+    raw, unreadable = storage.read_each([header_name(rank) for rank in storage.ranks])
+    for rank in storage.ranks:
+        try:
+            found[rank] = opened(raw[header_name(rank)])
+        except (KeyError, ValueError) as error:
+            lost[rank] = unreadable.get(header_name(rank), str(error))
+    if not found:
+        raise ValueError(next(iter(lost.values())))
+    chosen = _group_of({tuple(header["ranks"]) for header in found.values()}, mine)
+    absent = {rank: lost.get(rank, "it is not there") for rank in chosen if rank not in found}
+    return {rank: found[rank] for rank in chosen if rank in found}, absent
+
+
+def _group_of(groups: set[tuple[int, ...]], mine: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the group whose state these ranks go on from: their own, or the only one."""
+    if mine not in groups and len(groups) > 1:
+        raise ValueError(
+            f"states of several groups lie under one key, of ranks {sorted(groups)}, and these are {mine}: save the "
+            "handles of different groups under different keys"
+        )
+    return mine if mine in groups else next(iter(groups))
+
+
+def _together(groups: Sequence[Group], work: Callable[[], T]) -> T:
+    """Return what `work` does. A collective: if it raises on any rank, raises StateError on all."""
+    try:
+        return agreed(groups, work, StateError, ValueError)
+    except (StateError, ValueError) as error:
+        raise StateError(f"nothing was loaded: {error}") from error

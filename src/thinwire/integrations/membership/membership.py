@@ -1,0 +1,176 @@
+"""Who takes part, and since when: the ranks that exchange gradients, the step they are at, and what waits here.
+
+Ranks come and go, and one attachment follows another. What waits stays on its rank, or goes along with its parameters.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+from torch import nn
+
+from thinwire.collectives import Group
+from thinwire.integrations.membership import state
+from thinwire.integrations.membership.redistribution import noting_from
+from thinwire.integrations.momentum.handover import Handover
+from thinwire.integrations.training.steps import Steps
+from thinwire.reducer import Reducer, Released
+from thinwire.stats import Meter
+
+_log = logging.getLogger("thinwire")
+
+Divisor = Callable[[bool, bool], float]
+"""How many ranks does a sum stand for? All of them, or only those that still have data.
+
+Arguments: whether this rank has run out of data, and whether this reduction continues a step. Raises RuntimeError if
+the two do not go together.
+"""
+
+
+@final
+class Membership:
+    """One rank among those that exchange the gradients of a model.
+
+    `recipe`: what reduces gradients, with the memories that hold what waits. `group`: the ranks. `loss_scale`: of what
+    waits. `handover` hands momentum over to the memories, and `steps` says which step this is. `agreed`: whether ranks
+    have compared where they stand.
+    """
+
+    def __init__(
+        self,
+        recipe: Reducer,
+        parameters: Mapping[str, nn.Parameter],
+        group: Group,
+        *,
+        handover: Handover,
+        divisor: Divisor,
+    ) -> None:
+        self.recipe, self.group, self.handover = recipe, group, handover
+        self.parameters, self.steps = parameters, Steps(parameters, recipe.memories())
+        self.meter, self.loss_scale = Meter(), 1.0
+        self._divisor, self.agreed = divisor, False
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits on this rank for a later step."""
+        memories = self.recipe.memories()
+        held = ((m.free, fields) for m in memories for fields in m.state().values())
+        return any(bool(x.any()) for free, fields in held for field, x in fields.items() if field not in free)
+
+    def agree(self) -> None:
+        """Compare where the ranks stand, once. A collective. Raises StateError where they differ."""
+        if not self.agreed:
+            state.agree(self.group, self._standing)
+            self.agreed = True
+
+    def share(self, *, joined: bool) -> float:
+        """Return by what a gradient is multiplied to become a share of the mean. `joined`: this rank has no data."""
+        return 1 / self._divisor(joined, self.steps.open)
+
+    def follow_loss_scale(self, scale: float) -> None:
+        """Bring what waits to this loss scale."""
+        if scale != self.loss_scale:
+            for memory in self.recipe.memories():
+                memory.rescale(scale / self.loss_scale)
+            self.loss_scale = scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's memories and step, as tensors and plain containers."""
+        self.steps.close_if_done()
+        return state.dump(
+            state.Place.of(self.group),
+            recipe=state.words(self.recipe),
+            step=self.steps.step,
+            draw=self.steps.draw,
+            loss_scale=self.loss_scale,
+            memories=self.recipe.memories(),
+            momentum=self.handover.settings(),
+        )
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this rank's `state_dict`. A collective. Raises ValueError on every rank, or on none."""
+        state.agree(self.group, lambda: self.check_state_dict(saved))
+        self.agreed = True
+        self._go_on_from(saved)
+        state.load(saved, self.recipe.memories(), self.parameters)
+        if self.recipe.changes or self.handover.active:
+            state.hold_alike(self.group, self.recipe.memories(), self.parameters)
+        self.handover.restore(saved["momentum"], saved.get("weight_decay", {}))
+        self.meter.end()
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
+        """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
+        return state.check(saved, self.recipe, self.parameters, state.Place.of(self.group))
+
+    def regroup(self, group: Group, divisor: Divisor) -> None:
+        """Go on among the ranks of another group, with what waits here; notes follow the number of ranks.
+
+        A collective of the new group, between steps. All go on from the latest step that any of them has come to.
+        """
+        standing = state.latest(group, self._standing())
+        self.recipe.prepare(group)
+        self.steps.restart(standing.step, standing.draw)
+        factor = self.group.size() / group.size()
+        for memory in self.recipe.memories() if factor != 1 else ():
+            held = memory.state()
+            memory.restore(noting_from(held, held, factor))
+        self.group, self._divisor, self.agreed = group, divisor, True
+
+    def join(self, saved: Mapping[str, Any]) -> None:
+        """Go on where another rank is, from its `state_dict`: its step and its notes. What waits there stays there.
+
+        Not a collective. What waits here stays too. Raises ValueError if the state does not fit.
+        """
+        place = state.Place(saved["rank"], saved["world_size"])
+        state.check(saved, self.recipe, self.parameters, place)
+        self._go_on_from(saved)
+        for memory, theirs in zip(self.recipe.memories(), saved["memories"], strict=True):
+            memory.restore(noting_from(memory.state(), theirs, place.world_size / self.group.size()))
+        self.handover.restore(saved["momentum"], {})
+        self.handover.accept()  # what waits there tells nothing of what waits here
+        self.meter.end()
+
+    def take_over(self, earlier: "Membership") -> None:
+        """Take over what waits in an earlier attachment to some of these parameters."""
+        earlier.steps.settle_by_gradients()
+        here = {p: name for name, p in self.parameters.items()}
+        names = {old: here[p] for old, p in earlier.parameters.items() if p in here}
+        self.follow_loss_scale(earlier.loss_scale)
+        mine, theirs = self.recipe.memories(), earlier.recipe.memories()
+        same = earlier.keeps_like(self.recipe, self.parameters)
+        for memory, other in zip(mine, theirs, strict=True) if same else ():
+            held = other.state()
+            memory.restore({new: held[old] for old, new in names.items() if old in held})
+        if not same and earlier.handover.active:  # nothing waits; the optimizer has its momentum to itself again
+            earlier.handover.give_up(self.group, earlier.loss_scale)
+        self.steps.restart(earlier.steps.step, earlier.steps.draw)
+        self.handover.accept()
+
+    def keeps_like(self, recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> bool:
+        """Whether `recipe` has memories for what this one keeps, also where it serves parameters under other names."""
+        if state.kinds(self.recipe.memories()) != state.kinds(recipe.memories()):
+            return False
+        theirs = {p: state.waiting_length(recipe, name, p) for name, p in parameters.items()}
+        lengths = ((p, state.waiting_length(self.recipe, name, p)) for name, p in self.parameters.items())
+        return all(theirs.get(p, length) == length for p, length in lengths)
+
+    def release(self, averages: str) -> None:
+        """Average gradients uncompressed from now on, and give momentum back. A collective; see `Attachment.remove`.
+
+        `averages` says, in the log, what does that. Raises RuntimeError if nothing can take momentum back.
+        """
+        self.handover.check_returnable()
+        self.steps.settle_by_gradients()
+        if self.handover.active:
+            self.handover.give_up(self.group, self.loss_scale)
+        self.recipe = Released(waiting=tuple(self.recipe.memories()))
+        self.meter.end()
+        level = logging.DEBUG if self.group.rank() else logging.WARNING
+        _log.log(level, "removed: gradients are averaged uncompressed from now on; %s", averages)
+
+    def _standing(self) -> state.Standing:
+        return state.Standing(step=self.steps.step, draw=self.steps.draw)
+
+    def _go_on_from(self, saved: Mapping[str, Any]) -> None:
+        self.steps.restart(int(saved["step"]), int(saved.get("draw", saved["step"])))
+        self.follow_loss_scale(float(saved["loss_scale"]))

@@ -1,0 +1,269 @@
+"""What an attachment saves: tensors and plain containers. They are checked and compared over ranks before use."""
+
+import math
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, repeat
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from thinwire.collectives import Group
+from thinwire.errors import StateError
+from thinwire.integrations.momentum.correction import corrections
+from thinwire.integrations.training.gradients import local, segment_of
+from thinwire.memories import Memory
+from thinwire.reducer import Reducer
+from thinwire.reducer.base import words as words
+
+VERSION = 2
+AS_SAVED = ": attach it with the minimum_size with which the state was saved"
+"""What to do where a recipe keeps nothing for a parameter, unless it is cut anew."""
+_ALWAYS = {"version", "step", "loss_scale", "momentum", "fields", "memories"}
+_KEYS = {1: _ALWAYS | {"weight_decay"}, 2: _ALWAYS | {"draw", "rank", "world_size", "recipe"}}
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """The rank, and the world size, that a state belongs to."""
+
+    rank: int
+    world_size: int
+
+    @classmethod
+    def of(cls, group: Group) -> "Place":
+        """Return this rank's place in the group."""
+        return cls(group.rank(), group.size())
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What must agree on all ranks to go on together."""
+
+    step: int
+    draw: int
+    recipe: str = ""
+
+
+def kinds(memories: Sequence[Memory]) -> list[list[str]]:
+    """Return the fields each memory keeps. Two recipes have the same memories if these are equal."""
+    return [sorted(memory.fields) for memory in memories]
+
+
+def waiting_length(recipe: Reducer, name: str, p: nn.Parameter) -> int:
+    """Return how many elements of a parameter may wait on this rank."""
+    return recipe.waiting_length(segment_of(p, name))
+
+
+def dump(
+    place: Place,
+    *,
+    recipe: str,
+    step: int,
+    draw: int,
+    loss_scale: float,
+    memories: Sequence[Memory],
+    momentum: Sequence[Sequence[Any]],
+) -> dict[str, Any]:
+    """Return copies of everything that outlives a step. Memories come in the recipe's order."""
+    return {
+        "version": VERSION,
+        "rank": place.rank,
+        "world_size": place.world_size,
+        "recipe": recipe,
+        "step": step,
+        "draw": draw,
+        "loss_scale": loss_scale,
+        "momentum": [list(pair) for pair in momentum],
+        "fields": kinds(memories),
+        "memories": [
+            {name: {field: x.clone() for field, x in fields.items()} for name, fields in memory.state().items()}
+            for memory in memories
+        ],
+    }
+
+
+def agree(group: Group, mine: Callable[[], Standing]) -> None:
+    """Compare where the ranks stand; `mine` says where this one does. A collective.
+
+    Raises ValueError on every rank if `mine` does on any, and StateError if the ranks differ.
+    """
+    error, standing = None, {}
+    try:
+        standing = asdict(mine())
+    except ValueError as raised:
+        error = raised
+    everyone: list[tuple[str, dict[str, Any]]] = [("", {})] * group.size()
+    dist.all_gather_object(everyone, (str(error or ""), standing), group=group)
+    if error is not None:
+        raise error
+    for rank, (message, theirs) in enumerate(everyone):
+        if message:
+            raise ValueError(f"nothing was loaded, as rank {rank} cannot: {message}")
+        if theirs != everyone[0][1]:
+            raise StateError(
+                f"rank 0 goes on from {everyone[0][1]} and rank {rank} from {theirs}: load on every rank the state "
+                "that it saved itself, all of the same step, or on none"
+            )
+
+
+def latest(group: Group, mine: Standing) -> Standing:
+    """Return the latest step and draw that any rank has come to. A collective."""
+    everyone = [mine] * group.size()
+    dist.all_gather_object(everyone, mine, group=group)
+    return Standing(step=max(each.step for each in everyone), draw=max(each.draw for each in everyone))
+
+
+def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], place: Place) -> Standing:
+    """Return where `state` stands. Raises ValueError unless `dump` made it for such a recipe, model and rank."""
+    held = _checked(state)
+    _check_place(held, place)
+    decay = held.get("weight_decay", {})
+    _need(isinstance(decay, Mapping) and all(map(_is_number, decay.values())), "weight_decay", decay, "numbers by name")
+    _need(decay.keys() <= parameters.keys(), "weight_decay", sorted(map(str, decay)), "parameters of the model")
+    _check_memories(held, recipe, parameters)
+    return Standing(step=held["step"], draw=held.get("draw", held["step"]), recipe=held.get("recipe", words(recipe)))
+
+
+def check_placed(state: object) -> None:
+    """Raise ValueError unless `dump` made `state`, whatever for, and it says of which rank it is."""
+    held = _checked(state)
+    _need("rank" in held, "version", held["version"], f"{VERSION}; earlier ones do not say of which rank they are")
+    _check_numbers(held)
+    rank, count = held["rank"], held["world_size"]
+    _need(0 <= rank < count, "rank", rank, f"one of {count}, from 0 on")
+    memories, kinds_held = held["memories"], held["fields"]
+    alike = isinstance(kinds_held, list) and len(kinds_held) == len(memories)
+    _need(alike and all(isinstance(kind, list) for kind in kinds_held), "fields", kinds_held, "those of each memory")
+    for memory, kind in zip(memories, kinds_held, strict=True):
+        for name, fields in memory.items():
+            fits = isinstance(fields, Mapping) and all(field in kind for field in fields)
+            _need(fits and all(isinstance(x, Tensor) for x in fields.values()), f"{name!r}", fields, f"tensors {kind}")
+
+
+def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Load `state` into the memories, on the parameters' devices."""
+    for memory, saved in zip(memories, chain(state["memories"], repeat({})), strict=False):
+        memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
+
+
+def hold_alike(group: Group, memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Hold zeros for whatever another rank holds: where a recipe changes, what is held decides. A collective."""
+    mine = [{name: sorted(fields.keys() - m.free) for name, fields in m.state().items()} for m in memories]
+    everyone: list[Any] = [None] * group.size()
+    dist.all_gather_object(everyone, mine, group=group)
+    for memory, held in zip(memories, zip(*everyone, strict=True), strict=True):
+        wanted, have = dict(ChainMap(*held)), memory.state()
+        if missing := wanted.keys() - have.keys():
+            memory.restore({**have, **{name: _zeros(memory, parameters[name], wanted[name]) for name in missing}})
+
+
+def _zeros(memory: Memory, p: nn.Parameter, fields: Sequence[str]) -> dict[str, Tensor]:
+    part = local(p)
+    return {each: torch.zeros(part.numel(), dtype=memory.held(p.dtype), device=part.device) for each in fields}
+
+
+def _checked(state: object) -> Mapping[str, Any]:
+    """Return the state. Raises ValueError unless it has what every state has."""
+    if not isinstance(state, Mapping) or not state.keys() >= _KEYS.get(_version(state), _KEYS[VERSION]):
+        got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(f"an attachment's state has the keys {sorted(_KEYS[VERSION])}; got {got}")
+    _need(type(state["version"]) is int, "version", state["version"], "a number")
+    _need(state["version"] in _KEYS, "version", state["version"], f"{sorted(_KEYS)}, which this thinwire reads")
+    for key in ("step", "draw"):
+        count = state.get(key, 0)
+        _need(type(count) is int and count >= 0, key, count, "a count")
+    _need(_is_number(state["loss_scale"]) and state["loss_scale"] > 0, "loss_scale", state["loss_scale"], "above 0")
+    momentum, saved = state["momentum"], state["memories"]
+    _need(isinstance(momentum, list) and all(map(_is_momentum, momentum)), "momentum", momentum, "[number, bool] pairs")
+    _need(isinstance(saved, list) and all(isinstance(m, Mapping) for m in saved), "memories", type(saved), "mappings")
+    return state
+
+
+def _version(state: Mapping[str, Any]) -> int:
+    version = state.get("version")
+    return version if type(version) is int else VERSION
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    _need(type(state["rank"]) is int, "rank", state["rank"], "a number")
+    _need(type(state["world_size"]) is int, "world_size", state["world_size"], "a number")
+    _need(type(state["recipe"]) is str, "recipe", state["recipe"], "words")
+
+
+def _check_place(state: Mapping[str, Any], place: Place) -> None:
+    if "world_size" not in state:  # version 1
+        return
+    _check_numbers(state)
+    if state["world_size"] != place.world_size:
+        raise ValueError(
+            f"attachment state is of {state['world_size']} ranks, and here are {place.world_size}: deal it out "
+            "with thinwire.redistribute or thinwire.Checkpoint; or start with empty memories, and call "
+            "attachment.forget() if the optimizer asks for them"
+        )
+    if state["rank"] != place.rank:
+        raise ValueError(
+            f"attachment state is rank {state['rank']}'s, and this is rank {place.rank}; each rank saves its own and "
+            "loads that"
+        )
+
+
+def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
+    memories, saved = recipe.memories(), state["memories"]
+    known = kinds(memories)[: len(saved) or None if recipe.changes else None]  # version 0.1 had fewer in plan="auto"
+    if (len(state["momentum"]), state["fields"], len(saved)) != (len(corrections(memories)), known, len(known)):
+        raise ValueError("attachment state is of a recipe with other memories; attach the recipe it was saved with")
+    for memory, by_name in zip(memories, saved, strict=False):
+        for name, values in by_name.items():
+            _check_fields(name, values, memory, recipe, parameters)
+            _check_use(name, values, memory, recipe, parameters[name])
+
+
+def _check_fields(
+    name: object, fields: object, memory: Memory, recipe: Reducer, parameters: Mapping[str, nn.Parameter]
+) -> None:
+    if not isinstance(name, str) or name not in parameters:
+        raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
+    if not isinstance(fields, Mapping) or not fields or not fields.keys() <= memory.fields:
+        raise ValueError(f"{name!r} has {fields!r:.100}; {type(memory).__name__} keeps {sorted(memory.fields)}")
+    like, length = local(parameters[name]), waiting_length(recipe, name, parameters[name])
+    dtype = memory.held(like.dtype)
+    for field, x in fields.items():
+        if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
+            raise ValueError(f"{field} of {name!r} is {x!r:.100}; expected a tensor with values")
+        if field in memory.free:
+            _need(x.dim() == 1 and x.is_floating_point(), f"{field} of {name!r}", x.shape, "a flat tensor of numbers")
+        elif x.shape != (length,) or x.dtype != dtype:
+            raise ValueError(
+                f"{field} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; "
+                f"expected ({length},) and {dtype}, as for a parameter of {like.dtype}"
+            )
+
+
+def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
+    """Refuse values that would wait forever because this recipe keeps nothing for the parameter."""
+    segment = segment_of(p, name)
+    waits = any(bool(x.any()) for f, x in fields.items() if f not in memory.free)
+    if waits and not any(held is memory for held in recipe.holding(segment)):
+        raise ValueError(
+            f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of "
+            f"{segment.length} elements{AS_SAVED}"
+        )
+
+
+def _need(holds: bool, key: str, got: object, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{key} in attachment state is {got!r:.200}; expected {expected}")
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _is_momentum(x: object) -> bool:
+    return isinstance(x, Sequence) and len(x) == 2 and _is_number(x[0]) and isinstance(x[1], bool)

@@ -1,0 +1,86 @@
+"""What several groups of ranks, such as the rows and columns of a mesh, do on all of them or on none."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from thinwire.collectives import Group
+
+T = TypeVar("T")
+
+
+def group_or_all(group: Group | None) -> Group:
+    """Return the group, by default that of all ranks. Raises RuntimeError if there is none."""
+    found = group or dist.group.WORLD
+    if found is None:
+        raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() before")
+    return found
+
+
+def together(groups: Sequence[Group], check: Callable[[Group], None], *errors: type[Exception]) -> None:
+    """Run a check over each group. If it raises one of these errors on any rank of the mesh, raise it on every rank.
+
+    The check must raise on every rank of its group or on none. A collective of all ranks of the mesh.
+    """
+    found: tuple[int, str] | None = None
+    for group in groups:
+        try:
+            check(group)
+        except errors as raised:
+            found = found or (_kind(raised, errors), str(raised))
+    if found := first_found(groups, found):
+        raise errors[found[0]](found[1])
+
+
+def agreed(
+    groups: Sequence[Group],
+    work: Callable[[], T],
+    *errors: type[Exception],
+    undo: Callable[[T], None] = lambda done: None,
+) -> T:
+    """Return what `work` gives on this rank. If it raises one of these errors on any rank of the mesh, raise on all.
+
+    Where it had worked, `undo` it then. The first error that fits names the kind: put special ones first. A collective
+    of all ranks of the mesh.
+    """
+    done: list[T] = []
+    own: Exception | None = None
+    try:
+        done.append(work())
+    except errors as raised:
+        own = raised
+    found = first_found(groups, None if own is None else (_kind(own, errors), f"{_me(groups)}: {own}"))
+    if own is not None:
+        raise own
+    if found is not None:
+        undo(done[0])
+        raise errors[found[0]](found[1])
+    return done[0]
+
+
+def first_found(groups: Sequence[Group], mine: T | None) -> T | None:
+    """Return what some rank of the mesh has found, first of all this one, else None. A collective of the mesh."""
+    for group in groups:  # along columns, then along rows: that reaches everybody
+        everyone: list[T | None] = [None] * group.size()
+        dist.all_gather_object(everyone, mine, group=group)
+        mine = mine if mine is not None else next((each for each in everyone if each is not None), None)
+    return mine
+
+
+def union(groups: Sequence[Group], mine: dict[int, str]) -> dict[int, str]:
+    """Return what all ranks of the mesh have found. A collective of all of them."""
+    for group in groups:
+        everyone: list[dict[int, str]] = [{}] * group.size()
+        dist.all_gather_object(everyone, mine, group=group)
+        mine = {rank: what for each in everyone for rank, what in each.items()}
+    return mine
+
+
+def _me(groups: Sequence[Group]) -> str:
+    """Return what the others call this rank."""
+    return f"rank {dist.get_rank() if dist.is_initialized() else [each.rank() for each in groups]}"
+
+
+def _kind(raised: Exception, errors: Sequence[type[Exception]]) -> int:
+    return next(i for i, error in enumerate(errors) if isinstance(raised, error))

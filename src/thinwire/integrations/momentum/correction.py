@@ -1,0 +1,234 @@
+"""Momentum correction: the memories apply momentum instead of the optimizer, and never both."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.collectives import Group
+from thinwire.errors import MomentumError
+from thinwire.integrations.momentum.handover import Handover, Holdings, Settings, refuse_second_momentum, summed
+from thinwire.integrations.training.gradients import local, shaped_like
+from thinwire.integrations.training.optimizers import skipped_by_scaler, take_part
+from thinwire.memories import Memory, MomentumCorrection
+
+_FIX = (
+    "pass attach(..., optimizer=optimizer), which moves momentum out of it, or use a recipe without momentum correction"
+)
+
+
+def corrections(memories: Sequence[Memory]) -> list[MomentumCorrection]:
+    """Return the memories that apply momentum."""
+    return [part for memory in memories for part in memory.parts if isinstance(part, MomentumCorrection)]
+
+
+@final
+class Correction(Handover):
+    """Hands SGD's momentum over to the memories of a recipe that corrects it, and back.
+
+    SGD's buffer b ← m·b + g + λ·p is linear. The memories take g, which differs by rank. The rest is the same on all
+    ranks and stays in the optimizer's own buffer: weight decay λ·p, and what was there before. The settings stay in the
+    optimizer's groups too, so schedules and its `state_dict` work as always. During a step we set them to zero and keep
+    them aside.
+    """
+
+    def __init__(
+        self,
+        memories: Sequence[Memory],
+        optimizers: Sequence[torch.optim.Optimizer],
+        names: Mapping[nn.Parameter, str],
+    ) -> None:
+        self._every, self._memories = memories, corrections(memories)
+        _check_memories(self._memories, memories, optimizers)
+        self._names, self.active = names, bool(self._memories)
+        self._held = Holdings(optimizers if self._memories else (), names)
+        self._own = next((memory.momentum for memory in self._memories if memory.momentum is not None), None)
+        self._moved = 0.0
+        if self._held:
+            groups = [group for _, group in self._held.groups()]
+            _check_holdings(self._held.missing(), groups, names)
+            _check_kind(groups)
+            self._follow()
+        if self.active:
+            take_part(self)
+
+    def check_returnable(self) -> None:
+        """Raise RuntimeError if memories apply momentum and there is no optimizer to take it back."""
+        if self.active and not self._held:
+            raise RuntimeError(
+                "the recipe applies a momentum of its own, and no optimizer is there to take it back: attach with "
+                "optimizer=, or drop what waits with forget() and wrap the model anew"
+            )
+
+    def prepare(self, loss_scale: float) -> None:
+        """Get ready for a reduction: adopt the momentum the optimizer has now."""
+        self._held.check_mark()
+        self._follow()
+
+    def accept(self) -> None:
+        """Accept the optimizer's state as it is: its momentum is in the memories, or is not wanted."""
+        self._held.accept()
+        self._held.unmark()
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lay aside momentum and weight decay. Raises MomentumError for another optimizer that has momentum."""
+        if optimizer not in self._held:
+            refuse_second_momentum(optimizer, self._names if self.active else {}, _FIX)
+            return
+        self.give_back()
+        for _, group in self._held.groups(optimizer):
+            self._held.lay_aside(group, momentum=0.0, nesterov=False, weight_decay=0.0)
+
+    @torch.no_grad()
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """Compute b ← m·b + λ·p and p ← p − η·b, or p − η·(λ·p + m·b) with Nesterov's momentum."""
+        if optimizer not in self._held or skipped_by_scaler(optimizer):
+            return
+        for group, kept in self._held.laid_aside:
+            momentum, decay, rate = kept["momentum"] or self._own or 0.0, kept["weight_decay"], float(group["lr"])
+            held = [p for p in group["params"] if p in self._names and p.grad is not None]
+            if not momentum and decay and held:
+                torch._foreach_mul_(held, 1 - rate * decay)
+            held = [p for p in held if momentum and (decay or _has_buffer(optimizer, p))]
+            if held:
+                buffers = [_buffer(optimizer, p) for p in held]
+                torch._foreach_mul_(buffers, momentum)
+                torch._foreach_add_(buffers, held, alpha=decay)
+                if kept["nesterov"]:
+                    torch._foreach_mul_(held, 1 - rate * decay)
+                torch._foreach_add_(held, buffers, alpha=-rate * (momentum if kept["nesterov"] else 1))
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put momentum and weight decay back, and mark the optimizer's state: its momentum is in the memories."""
+        if optimizer in self._held:
+            self.give_back()
+            self._held.mark(optimizer)
+
+    def give_back(self) -> None:
+        """Put back whatever is still laid aside, because a step raised."""
+        self._held.give_back()
+
+    def end(self) -> None:
+        """Stop taking part in the optimizer's steps."""
+        self._held.end()
+        self._memories, self.active = [], False
+
+    def settings(self) -> list[list[Any]]:
+        """Return [momentum, nesterov] of each memory, for `restore`."""
+        # float: a numpy.float64 would make a checkpoint that torch.load refuses
+        return [[None if m.momentum is None else float(m.momentum), m.nesterov] for m in self._memories]
+
+    def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
+        """Take over what `settings` returned, and weight decay by parameter as state version 1 has it."""
+        self.accept()
+        for memory, (momentum, nesterov) in zip(self._memories, settings, strict=True):
+            if not self._moved:
+                memory.adopt(momentum, nesterov=nesterov)
+        for _, group in self._held.groups():
+            saved = {abs(decay[self._names[p]]) for p in group["params"] if self._names.get(p) in decay}
+            if saved and not group["weight_decay"]:
+                group["weight_decay"] = saved.pop()
+            if not group["momentum"] and self._own is None:
+                group["momentum"], group["nesterov"] = settings[0]
+        self._follow()
+
+    def give_up(self, group: Group, loss_scale: float) -> None:
+        """Give momentum back to the optimizer, which applies it alone from now on. A collective.
+
+        What waits has its momentum already, so we apply it at once.
+        """
+        residuals = summed(self._memories, "residual", self._names, group, loss_scale)
+        for _, settings, p in self._held.parameters():
+            shaped = shaped_like(p, residuals[p]).to(p.dtype)
+            with torch.no_grad():
+                local(p).add_(shaped, alpha=float(settings["lr"]) * (1 if settings["maximize"] else -1))
+        velocities = summed(self._memories, "velocity", self._names, group, loss_scale)
+        self.accept()
+        for optimizer, settings, p in self._held.parameters():
+            velocity = shaped_like(p, velocities[p])
+            local(_buffer(optimizer, p)).add_(velocity, alpha=-1 if settings["maximize"] else 1)
+        for memory in self._every:
+            memory.restore({})
+        self.end()
+
+    def _follow(self) -> None:
+        if not self._held:
+            return
+        momentum, nesterov = _one_setting([self._set(group) for _, group in self._held.groups()])
+        if momentum and self._own not in (None, momentum):
+            raise MomentumError(
+                f"the recipe has momentum {self._own} and the optimizer {momentum}: leave one of them out"
+            )
+        if self._moved and not momentum:
+            raise MomentumError(
+                f"the optimizer's momentum has become 0, and was {self._moved}: set it again in its param_groups; a "
+                "state that an earlier version of thinwire saved has it in the attachment's state: load that last"
+            )
+        self._moved = momentum
+        for memory in self._memories:
+            if momentum or memory.momentum is None:
+                memory.adopt(momentum, nesterov=nesterov)
+
+    def _set(self, group: Settings) -> tuple[float, bool]:
+        """Return the (momentum, nesterov) of a group, laid aside or not."""
+        kept = next((kept for other, kept in self._held.laid_aside if other is group), group)
+        return float(kept["momentum"]), bool(kept["nesterov"])
+
+
+def _has_buffer(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:
+    return optimizer.state.get(p, {}).get("momentum_buffer") is not None
+
+
+def _buffer(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Tensor:
+    if not _has_buffer(optimizer, p):
+        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    buffer: Tensor = optimizer.state[p]["momentum_buffer"]
+    return buffer
+
+
+def _check_memories(
+    correcting: Sequence[MomentumCorrection], memories: Sequence[Memory], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    if correcting and len(correcting) < len(memories):
+        raise MomentumError(
+            "parts of this recipe correct momentum and others would go without: give all of them the same "
+            "MomentumCorrection, as in recipes.dense(memory=memory)"
+        )
+    if not optimizers and any(memory.momentum is None for memory in correcting):
+        raise MomentumError(f"this recipe corrects momentum but knows none: {_FIX}, or give the recipe momentum=")
+
+
+def _check_holdings(missing: Sequence[str], groups: Sequence[Settings], names: Mapping[nn.Parameter, str]) -> None:
+    if missing:
+        raise MomentumError(
+            f"the optimizer does not hold {', '.join(missing[:3])}{', …' * (len(missing) > 3)}, and momentum "
+            "correction covers the whole model: pass the one that updates all of it, or a list of several"
+        )
+    for group in groups:
+        if (group.get("momentum") or group.get("weight_decay")) and any(
+            p.requires_grad and p not in names for p in group["params"]
+        ):
+            raise MomentumError(
+                "a parameter group mixes what can be moved with what cannot, sparse embeddings or parameters that this "
+                "model does not reduce: put those in a group of their own"
+            )
+
+
+def _check_kind(groups: Sequence[Settings]) -> None:
+    for group in groups:
+        if "dampening" not in group:
+            raise MomentumError(
+                "momentum correction takes the place of SGD's momentum, and this is another optimizer: use "
+                "torch.optim.SGD, or a recipe without momentum correction such as recipes.topk"
+            )
+        if group["dampening"]:
+            raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
+
+
+def _one_setting(found: Sequence[tuple[float, bool]]) -> tuple[float, bool]:
+    if len(set(found)) > 1:
+        raise MomentumError(
+            f"parameter groups have different (momentum, nesterov): {sorted(set(found))}; make them equal"
+        )
+    return found[0] if found else (0.0, False)

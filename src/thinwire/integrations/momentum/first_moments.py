@@ -1,0 +1,94 @@
+"""Where do optimizers have the momentum of their gradients, and how is it taken out and put back?"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import MomentumError
+from thinwire.integrations.momentum.handover import Settings, first_moment_of, has_momentum, marked, steps_as
+from thinwire.integrations.training.gradients import local, shaped_like
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstMoment:
+    """Where an optimizer has the momentum of its gradients.
+
+    `setting` is its decay β in a group, and `buffer` its tensor in the state: Σ βᵏ·g, times 1 − β if `averaged`.
+    `alone`: whether the optimizer works on if the buffer is there and the rest of the state is not.
+    """
+
+    setting: str
+    buffer: str
+    averaged: bool
+    alone: bool
+
+    def without(self, group: Settings) -> dict[str, Any]:
+        """Return the group's setting with β = 0."""
+        value = group[self.setting]
+        return {self.setting: (value[0] * 0, *value[1:]) if self.setting == "betas" else 0.0}
+
+    def unit(self, group: Settings) -> float:
+        """Return what one gradient adds to the buffer: 1 or 1 − β, negative where the optimizer maximizes."""
+        sign = -1.0 if group.get("maximize") else 1.0
+        return sign * (1 - first_moment_of(group)) if self.averaged else sign
+
+
+_ADAM = FirstMoment(setting="betas", buffer="exp_avg", averaged=True, alone=False)
+_KINDS = {
+    torch.optim.Adam: _ADAM,
+    torch.optim.AdamW: _ADAM,
+    torch.optim.RAdam: _ADAM,
+    torch.optim.Adamax: _ADAM,
+    torch.optim.Muon: FirstMoment(setting="momentum", buffer="momentum_buffer", averaged=True, alone=True),
+    torch.optim.SGD: FirstMoment(setting="momentum", buffer="momentum_buffer", averaged=False, alone=True),
+}
+"""The optimizers whose first moment is linear in the gradients, so that it can be applied to them beforehand.
+
+RMSprop's momentum is of what it has divided by the second moment. NAdam keeps a product of its momenta, which zeros
+would end. Without momentum they work, as do optimizers that have none, such as Adafactor. A class that derives from one
+of these and has a step of its own may do anything, and counts as one from elsewhere.
+"""
+_STEPS = {steps_as(kind): where for kind, where in _KINDS.items()}
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> FirstMoment | None:
+    """Return where this optimizer has its first moment; None if it has none, or if that is not linear."""
+    return _STEPS.get(steps_as(type(optimizer)))
+
+
+def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> bool:
+    """Whether all of these have momentum in these optimizers that can be moved into a memory."""
+    groups = [group for each in optimizers if kind_of(each) for group in each.param_groups]
+    held = {p for group in groups if first_moment_of(group) and not group.get("dampening") for p in group["params"]}
+    return held.issuperset(parameters)
+
+
+@torch.no_grad()
+def filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, momentum: Tensor | None) -> bool:
+    """Put momentum back into the buffer of `p`, if the optimizer has one; none leaves the buffer without."""
+    kind, state = kind_of(optimizer), optimizer.state.get(p, {})
+    if kind is None or not first_moment_of(group) or not (kind.alone or kind.buffer in state):
+        return False
+    buffer = state.get(kind.buffer)
+    if buffer is None:
+        buffer = optimizer.state[p][kind.buffer] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    if marked(group):
+        buffer.zero_()  # Adam has put there what was delivered last
+    if momentum is not None:
+        local(buffer).add_(shaped_like(p, momentum), alpha=kind.unit(group))
+    return True
+
+
+def check_movable(optimizer: torch.optim.Optimizer, group: Settings, own: str) -> None:
+    """Raise MomentumError for momentum that no memory can apply in its place. `own`: what memories call decay."""
+    if group.get("dampening"):
+        raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
+    if kind_of(optimizer) is None and has_momentum(optimizer, group):
+        raise MomentumError(
+            f"{type(optimizer).__name__} has momentum that cannot be moved into the memory: set its momentum, or all "
+            f"of its betas but the second, to 0 and give the recipe's memory a {own}; or use AdamW, Adam, RAdam, "
+            "Adamax, Muon or SGD"
+        )

@@ -1,0 +1,242 @@
+"""What handing momentum over takes: the optimizers, their settings during a step, and where their momentum is."""
+
+import inspect
+import uuid
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from thinwire.collectives import Group
+from thinwire.errors import MomentumError
+from thinwire.integrations.training.gradients import local
+from thinwire.memories import Memory
+
+Settings = dict[str, Any]
+"""One of an optimizer's param_groups."""
+
+_MARK = "momentum_in_memory"
+
+
+class Handover(ABC):
+    """Hands momentum over from optimizers to memories, and back. A `Participant` in the optimizers' steps.
+
+    `active`: whether memories apply momentum.
+    """
+
+    active: bool
+
+    def check_returnable(self) -> None:  # noqa: B027 - most are
+        """Raise RuntimeError if memories apply momentum that nothing can take back."""
+
+    @abstractmethod
+    def prepare(self, loss_scale: float) -> None:
+        """Get ready for a reduction: adopt the momentum that the optimizers have now.
+
+        `loss_scale` is that of what waits. Raises MomentumError if the memories cannot apply it, or if the optimizer's
+        state was saved with memories that have not been loaded.
+        """
+
+    @abstractmethod
+    def accept(self) -> None:
+        """Accept the optimizers' state as it is: what it says is in memories is there, or is not wanted."""
+
+    def settings(self) -> list[list[Any]]:
+        """Return what an attachment saves of it, for `restore`."""
+        return []
+
+    def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
+        """Take over what `settings` returned, and weight decay by parameter as state version 1 has it."""
+        self.accept()
+
+    @abstractmethod
+    def give_up(self, group: Group, loss_scale: float) -> None:
+        """Give momentum back to the optimizers, which apply it alone from now on. A collective."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Stop taking part in the optimizers' steps."""
+
+
+@final
+class Holdings:
+    """The optimizers' groups that hold any of these parameters.
+
+    `laid_aside`: the groups whose settings are changed while the optimizer steps, with what they were.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]) -> None:
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers)
+        self._names = names
+        self.laid_aside: list[tuple[Settings, Settings]] = []
+        self._parts: list[tuple[torch.optim.Optimizer, Settings]] = []
+        self._token, self._accepted = uuid.uuid4().hex, False
+        for optimizer in optimizers:
+            optimizer.register_state_dict_pre_hook(partial(_give_back_first, weakref.ref(self)))
+            optimizer.register_load_state_dict_pre_hook(partial(_give_back_first, weakref.ref(self)))
+
+    def __contains__(self, optimizer: torch.optim.Optimizer) -> bool:
+        return optimizer in self._optimizers
+
+    def __bool__(self) -> bool:
+        return bool(self._optimizers)
+
+    def groups(
+        self, optimizer: torch.optim.Optimizer | None = None
+    ) -> Iterator[tuple[torch.optim.Optimizer, Settings]]:
+        """Yield each group with its optimizer: of all optimizers, or of one."""
+        for each in list(self._optimizers) if optimizer is None else [optimizer]:
+            held = [group for group in each.param_groups if any(p in self._names for p in group["params"])]
+            yield from ((each, group) for group in held)
+
+    def parameters(self) -> Iterator[tuple[torch.optim.Optimizer, Settings, nn.Parameter]]:
+        """Yield each of the parameters, with its optimizer and group."""
+        for optimizer, group in self.groups():
+            yield from ((optimizer, group, p) for p in group["params"] if p in self._names)
+
+    def missing(self) -> list[str]:
+        """Return the names of parameters that no optimizer holds."""
+        held = {p for _, _, p in self.parameters()}
+        return [name for p, name in self._names.items() if p not in held]
+
+    def lay_aside(self, group: Settings, **instead: Any) -> None:
+        """Set a group to other settings until `give_back`."""
+        self.laid_aside.append((group, {key: group[key] for key in instead}))
+        group.update(instead)
+
+    def lay_aside_for(
+        self, optimizer: torch.optim.Optimizer, group: Settings, ours: Collection[nn.Parameter], **instead: Any
+    ) -> None:
+        """Set these parameters of a group to other settings until `give_back`; the others keep theirs."""
+        rest = [p for p in group["params"] if p not in ours]
+        if not rest:
+            return self.lay_aside(group, **instead)
+        part = group | instead | {"params": list(ours)}
+        self.lay_aside(group, params=rest)
+        self._parts.append((optimizer, part))
+        optimizer.param_groups.append(part)
+
+    def give_back(self) -> None:
+        """Put back whatever is laid aside."""
+        while self.laid_aside:
+            group, kept = self.laid_aside.pop()
+            group.update(kept)
+        while self._parts:
+            optimizer, part = self._parts.pop()
+            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group is not part]
+
+    def check_mark(self) -> None:
+        """Raise MomentumError if an optimizer's state was saved with memories that have not been loaded."""
+        if not self._accepted and any((group.get(_MARK) or self._token) != self._token for _, group in self.groups()):
+            raise MomentumError(
+                "when this optimizer's state was saved, its momentum was in the memory of an attachment: load that "
+                "attachment's state too, with load_state_dict, or go on without what it held: attachment.forget()"
+            )
+
+    def mark(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Mark the state of an optimizer, or of all: its momentum is in the memories."""
+        for _, group in self.groups(optimizer):
+            group[_MARK] = self._token
+        self._accepted = False
+
+    def mark_those_of(self, parameters: Collection[nn.Parameter]) -> None:
+        """Mark the groups that hold any of these: momentum of theirs is in the memories, and that of no others."""
+        self.say_unmarked()
+        for _, group in self.groups():
+            group[_MARK] = self._token if any(p in parameters for p in group["params"]) else False
+        self._accepted = False
+
+    def say_unmarked(self) -> None:
+        """Have groups without a mark say so: which are marked depends on how a model is cut, and keys must not."""
+        for group in self._every_group():
+            group.setdefault(_MARK, False)
+
+    def accept(self) -> None:
+        """Accept marks of other attachments until the next `mark`, also those of a state that is yet to be loaded."""
+        self._accepted = True
+
+    def unmark(self) -> None:
+        """Say that the optimizers' state has all of their momentum."""
+        held = [group for _, group in self.groups()]
+        for group in self._every_group():
+            if any(group is each for each in held) or not marked(group):
+                group.pop(_MARK, None)
+
+    def end(self) -> None:
+        """Give everything back, and let go of the optimizers."""
+        self.give_back()
+        self._optimizers = weakref.WeakSet()
+
+    def _every_group(self) -> list[Settings]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+
+def marked(group: Settings) -> bool:
+    """Whether the momentum of this group is in memories."""
+    return bool(group.get(_MARK))
+
+
+def first_moment_of(group: Settings) -> float:
+    """Return the decay of the first moment that a group asks for: `momentum`, the first of `betas`, or `beta1`."""
+    first = next(iter(group.get("betas", ())), 0.0)
+    return float(group.get("momentum") or first or group.get("beta1") or 0.0)
+
+
+def steps_as(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """Return the function that is this class's step, without what torch wraps around it."""
+    return inspect.unwrap(kind.step)
+
+
+def from_elsewhere(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step is not one of torch's, so that only the names of its settings say what it does."""
+    return not steps_as(type(optimizer)).__module__.startswith("torch.")
+
+
+def has_momentum(optimizer: torch.optim.Optimizer, group: Settings) -> bool:
+    """Whether an optimizer applies momentum to a group.
+
+    For one from elsewhere, every setting that is called so counts: `beta`, `mu`, or a third of the `betas`. The second
+    of `betas`, and `beta2`, are taken for the second moment's.
+    """
+    named = from_elsewhere(optimizer) and any(_of_momentum(key, value) for key, value in group.items())
+    return named or bool(first_moment_of(group))
+
+
+def _of_momentum(key: str, value: Any) -> bool:
+    if key == "betas":
+        return any(float(beta) for beta in (*value[:1], *value[2:]))
+    called = key == "mu" or "momentum" in key or key.startswith("beta")
+    return called and key not in (_MARK, "beta2", "beta_2") and isinstance(value, float | Tensor) and float(value) != 0
+
+
+def refuse_second_momentum(optimizer: torch.optim.Optimizer, names: Collection[nn.Parameter], fix: str) -> None:
+    """Raise MomentumError if an optimizer applies momentum to any of these parameters."""
+    for group in optimizer.param_groups if names else ():
+        if has_momentum(optimizer, group) and any(p in names for p in group["params"]):
+            raise MomentumError(f"{type(optimizer).__name__} applies momentum a second time: {fix}")
+
+
+def summed(
+    memories: Sequence[Memory], field: str, names: Mapping[nn.Parameter, str], group: Group, loss_scale: float
+) -> dict[nn.Parameter, Tensor]:
+    """Return the sum over ranks of what waits under `field`, flat. A collective."""
+    found: dict[nn.Parameter, Tensor] = {}
+    for memory in memories:
+        held = memory.state()
+        for p, name in names.items():  # on some ranks there may be nothing
+            total = torch.zeros(local(p).numel(), dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
+            total += held.get(name, {}).get(field, 0)
+            dist.all_reduce(total, group=group)
+            found[p] = found.get(p, 0) + total / loss_scale
+    return found
+
+
+def _give_back_first(holdings: "weakref.ref[Holdings]", *_: object) -> None:
+    me = holdings()
+    if me is not None:
+        me.give_back()

@@ -1,0 +1,64 @@
+"""Error feedback in front of an optimizer that rescales updates: what that costs, said once."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from thinwire.integrations.momentum.families import family
+from thinwire.memories import ErrorFeedback, Memory
+from thinwire.planner.losses import INSTEAD, OptimizerName, measured
+
+_log = logging.getLogger("thinwire")
+_SAID_OF = "topk:0.01"
+
+
+class Starvation:
+    """Warns once, on rank 0, when error feedback meets such an optimizer.
+
+    A coordinate that is sent every n-th step arrives n times as large, and its second moment n times as large as the
+    square of a steady one's: it moves √n times too little. Muon's orthogonal updates lose what waits likewise.
+    """
+
+    def __init__(self, memories: Sequence[Memory], rank: int) -> None:
+        self._feedback = [part for m in memories for part in m.parts if isinstance(part, ErrorFeedback)]
+        self._level = logging.DEBUG if rank else logging.WARNING
+
+    def attached(self, optimizer: torch.optim.Optimizer) -> None:
+        """Warn if what will wait meets this optimizer."""
+        kind, name = family([optimizer]), type(optimizer).__name__
+        text = _warning(name, kind) if kind not in (None, "sgd") else _unmeasured(name) if _rescales(optimizer) else ""
+        if self._feedback and text:
+            self._feedback = []
+            _log.log(self._level, "%s", text)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Warn if what waits now meets this optimizer."""
+        if any(memory.waits() for memory in self._feedback):
+            self.attached(optimizer)
+
+
+def _warning(name: str, kind: OptimizerName) -> str:
+    row = measured(_SAID_OF, kind)
+    cost = (
+        f": in the bench, {_SAID_OF} ended at {row.ratio:.2f} times uncompressed training's loss; others differ"
+        if row
+        else ""
+    )
+    return (
+        f"{name} rescales each update, so error feedback in front of it starves what is sent rarely{cost}. Take "
+        f"{INSTEAD[kind]} or a recipe without error feedback: docs/how-to/choose-a-recipe.md"
+    )
+
+
+def _unmeasured(name: str) -> str:
+    return (
+        f"{name} may take signs or rescale each update, so error feedback in front of it may starve what is sent "
+        "rarely. Nothing was measured of it: compare with uncompressed training, or take a recipe without error "
+        "feedback: docs/how-to/choose-a-recipe.md"
+    )
+
+
+def _rescales(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether one that is of no known family has the settings of Lion and its like, or of Rprop."""
+    return family([optimizer]) is None and any("betas" in g or "etas" in g for g in optimizer.param_groups)

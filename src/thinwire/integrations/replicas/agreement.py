@@ -1,0 +1,44 @@
+"""Comparing where ranks stand before DDP's own first collective of a training.
+
+A rank may not have loaded what the others have. The first reduction finds that out, but where the model has buffers,
+DDP sends them in the forward pass before it. That would meet the comparison of the ranks that load, and hang.
+"""
+
+import weakref
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.integrations.membership.membership import Membership
+from thinwire.integrations.replicas.copies import STAYS_BEHIND
+
+
+def compare_before_buffers(model: DistributedDataParallel, membership: Membership) -> None:
+    """Have ranks compare where they stand before the first forward pass in training, if DDP sends buffers there."""
+    if model.broadcast_buffers and model.modules_buffers:
+        hook = _BeforeForward(membership)
+        hook.handle = model.register_forward_pre_hook(hook)
+
+
+@final
+class _BeforeForward:
+    """Compares once. Evaluating compares nothing, as ranks may load after it; nor does Join, as some have no data."""
+
+    handle: Any
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = weakref.ref(membership)
+
+    def __call__(self, model: nn.Module, inputs: object) -> None:
+        assert isinstance(model, DistributedDataParallel)
+        membership = self._membership()
+        if membership is None or membership.agreed:
+            self.handle.remove()
+        elif model.training and torch.is_grad_enabled() and not model._join_config.enable:
+            membership.agree()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Stay behind when the model is copied or saved, as DDP's own hook does."""
+        return STAYS_BEHIND

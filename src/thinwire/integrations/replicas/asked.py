@@ -1,0 +1,98 @@
+"""What was `attach` asked for? A recipe, a plan, or a budget within which it decides while you train."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import nn
+
+from thinwire.collectives import Group
+from thinwire.planner.candidates import Budget
+from thinwire.planner.live import Adaptive
+from thinwire.planner.losses import OptimizerName
+from thinwire.planner.plan import Plan, Why
+from thinwire.reducer import Reducer
+
+_log = logging.getLogger("thinwire")
+
+Asked = Reducer | Plan | Budget
+
+
+def asked_for(recipe: object, plan: object, optimizer: OptimizerName | None) -> Asked:
+    """Return the recipe, plan or budget that was asked for. By default that is what this optimizer bears.
+
+    Raises TypeError for both a recipe and a plan, and for what is neither.
+    """
+    if recipe is not None and plan is not None:
+        raise TypeError("attach takes a recipe or a plan, not both; leave one of them out")
+    if isinstance(recipe, Plan | Budget) or _is_auto(recipe):
+        raise TypeError(f"attach takes {type(recipe).__name__} {recipe!r:.60} as plan=, not as the recipe")
+    if recipe is not None and not isinstance(recipe, Reducer):
+        raise TypeError(f"attach takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
+    if not (plan is None or _is_auto(plan) or isinstance(plan, Plan | Budget)):
+        raise TypeError(f'attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got {plan!r}')
+    if isinstance(plan, Budget):
+        return replace(plan, optimizer=plan.optimizer or optimizer)
+    return recipe or (plan if isinstance(plan, Plan) else Budget.under(optimizer))
+
+
+def borne_in_training(budget: Budget, group: Group, *, has_momentum: bool) -> Budget:
+    """Return what can be taken up and dropped while a model trains. Says what is left out, and why.
+
+    `has_momentum`: whether the optimizers have momentum for the whole model that can be moved out of them.
+    """
+    if budget == Budget() and group.rank() == 0:
+        _say_that_none_is_known()
+    budget = _leaving_out(budget, budget.switchable(), _NOT_IN_TRAINING, group)
+    return budget if has_momentum else _leaving_out(budget, budget.without_momentum(), _NONE_TO_TAKE_FROM, group)
+
+
+def chosen(
+    asked: Asked, parameters: Mapping[str, nn.Parameter], sparse: set[torch.Tensor], caps: list[int] | None
+) -> tuple[Reducer, Callable[[], Why] | None]:
+    """Return the reducer, and the function that says why it does what it does, unless you chose it yourself.
+
+    `sparse`: the parameters with sparse gradients. `caps`: how many bytes fill DDP's buckets; None if that is unknown.
+    Raises ValueError for the plan of another model.
+    """
+    if isinstance(asked, Reducer):
+        return asked, None
+    if isinstance(asked, Budget):
+        adaptive = Adaptive(asked, sizes=[p.numel() for p in parameters.values() if p not in sparse], caps=caps)
+        return adaptive, adaptive.why
+    if strangers := sorted(asked.choice.keys() - parameters.keys()):
+        raise ValueError(f"the plan has a tensor {strangers[0]!r}, which this model lacks: make a plan of this model")
+    return asked.reducer(), asked.why
+
+
+_NONE_TO_TAKE_FROM = (
+    "it takes momentum out of the optimizer: pass attach(..., optimizer=) AdamW, or another that has momentum to move, "
+    "of the whole model"
+)
+_NOT_IN_TRAINING = (
+    "what it delivers is not as long as gradients are, and an optimizer cannot change between the two while it trains: "
+    "attach its recipe, or a plan that thinwire.plan has made beforehand"
+)
+
+
+@cache  # once in a process
+def _say_that_none_is_known() -> None:
+    _log.warning(
+        'plan="auto" was given no optimizer that it has figures for, and what a method costs in loss depends on it: '
+        "pass attach(..., optimizer=optimizer), or a Budget; as it is, sparsification may be chosen too"
+    )
+
+
+def _leaving_out(budget: Budget, less: Budget, why: str, group: Group) -> Budget:
+    """Say what the smaller budget leaves out, and why, and return it."""
+    level = logging.DEBUG if group.rank() else logging.INFO
+    for name in budget.names if less != budget else ():
+        if name not in less.names:
+            _log.log(level, "%s is left out, as %s", name, why)
+    return less
+
+
+def _is_auto(asked: object) -> bool:
+    return isinstance(asked, str) and asked == "auto"  # arrays compare element by element

@@ -1,0 +1,213 @@
+"""Attaching to DistributedDataParallel: its hook, and its Join for uneven inputs."""
+
+import weakref
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.checked import BODY, Count, checked
+from thinwire.integrations.attachments.assembly import (
+    ASSEMBLY_ERRORS,
+    Optimizers,
+    assembled,
+    check_free,
+    check_takeover,
+    listed,
+)
+from thinwire.integrations.attachments.attachment import Attachment, LossScaler
+from thinwire.integrations.membership.membership import Divisor
+from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.momentum.families import family
+from thinwire.integrations.momentum.first_moments import movable
+from thinwire.integrations.replicas.agreement import compare_before_buffers
+from thinwire.integrations.replicas.asked import Asked, asked_for, borne_in_training, chosen
+from thinwire.integrations.replicas.managed import bucket_caps, managed, sparse_weights
+from thinwire.integrations.replicas.plain_steps import PlainSteps
+from thinwire.integrations.sharding.fsdp import refuse_sharded
+from thinwire.integrations.training.drift import rebroadcast_every
+from thinwire.planner.candidates import Budget
+from thinwire.planner.live import Adaptive
+from thinwire.planner.plan import Plan, Why
+from thinwire.reducer import Reducer
+
+
+@checked
+def attach(
+    model: Annotated[DistributedDataParallel, BODY],
+    recipe: Annotated[Reducer | None, BODY] = None,
+    *,
+    plan: Annotated[Literal["auto"] | Budget | Plan | None, BODY] = None,
+    optimizer: Optimizers = None,
+    scaler: LossScaler | None = None,
+    rebroadcast: Count | None = None,
+) -> Attachment:
+    """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
+
+    `plan`, in place of a recipe: "auto" (also the default, if you give neither) measures the links, plans within
+    `Budget.under` of your optimizer or within the budget you pass, races the plan against uncompressed steps, and plans
+    again when the links change. `fading` is among the candidates only if momentum can be moved out of your optimizers;
+    it then moves into the memory and back as the plan changes. `orthogonal` never is, as it cannot be taken up in the
+    middle of training. A plan from `thinwire.plan` is used as it is, and may have either. Where
+    nothing pays, DDP stays plain, without a hook. `why()` of what this returns says why each tensor is sent as it is.
+    `optimizer`: one or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if it
+    corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" wants to know them
+    because what a method costs in loss depends on them, and `fading` needs them.
+    `scaler`: the GradScaler you use, if any. What waits in memory then follows its loss scale.
+    `rebroadcast`: send rank 0's parameters to all ranks after every so many steps (Wang et al. 2020, §4, take 10).
+    The replicas are bit-identical without it; it repairs drift that something else has caused.
+
+    An attachment takes over what waits in an earlier one to the same parameters, for example after you wrap the module
+    in DDP anew.
+
+    Raises TypeError for a model that is not DDP, for both a recipe and a plan, or for something that is neither;
+    ValueError for a plan of another model or a `rebroadcast` below 1; FingerprintError where ranks disagree;
+    MomentumError where momentum would be applied twice or not at all; and RuntimeError where the model has a hook
+    already, or where something waits in an earlier attachment that this recipe cannot keep.
+    """
+    groups = [model.process_group] if isinstance(model, DistributedDataParallel) else []
+    found = agreed(groups, lambda: _looked_at(model, recipe, plan, optimizer), *_REFUSALS)
+    attachment = agreed(
+        groups, lambda: _put_together(model, found, scaler, rebroadcast), *ASSEMBLY_ERRORS, undo=Attachment.end
+    )
+    _set_to_work(model, found, attachment, rebroadcast)
+    return attachment
+
+
+def install(model: DistributedDataParallel, attachment: Attachment) -> None:
+    """Make DDP hand its buckets to the attachment from now on."""
+    model.register_comm_hook(attachment, _hook)
+
+
+_REFUSALS = (TypeError, ValueError, RuntimeError)
+
+
+class _Found(NamedTuple):
+    """What one rank finds before ranks compare anything. `names`: of the parameters with dense gradients."""
+
+    recipe: Reducer
+    why: Callable[[], Why] | None
+    pays: bool
+    parameters: dict[str, nn.Parameter]
+    names: dict[nn.Parameter, str]
+    optimizers: list[torch.optim.Optimizer]
+    may_be_unused: bool
+
+
+def _looked_at(model: DistributedDataParallel, recipe: object, plan: object, optimizer: Optimizers) -> _Found:
+    """Return what was asked for and of what. Raises what `attach` does about this rank alone."""
+    optimizers, group = listed(optimizer), model.process_group
+    asked = asked_for(recipe, plan, family(optimizers))
+    _check(model, asked)
+    parameters, sparse = managed(model), sparse_weights(model.module)
+    names = {p: name for name, p in parameters.items() if p not in sparse}
+    may_be_unused = model.find_unused_parameters or model.static_graph
+    if isinstance(asked, Budget):
+        asked = borne_in_training(asked, group, has_momentum=bool(optimizers) and movable(optimizers, names))
+    reducer, why = chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
+    check_takeover(reducer, parameters)
+    pays = not isinstance(asked, Plan) or asked.pays
+    return _Found(reducer, why, pays, parameters, names, optimizers, may_be_unused)
+
+
+def _put_together(
+    model: DistributedDataParallel, found: _Found, scaler: LossScaler | None, rebroadcast: int | None
+) -> Attachment:
+    """Return the attachment of what was found on this rank, once it is known that no rank refuses. A collective."""
+    ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
+    return assembled(
+        found.recipe,
+        found.parameters,
+        found.names,
+        model.process_group,
+        settings=f"{ddp}, rebroadcast={rebroadcast}",
+        optimizers=found.optimizers,
+        scaler=scaler,
+        divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
+        may_be_unused=found.may_be_unused,
+        why=found.why,
+    )
+
+
+def _set_to_work(
+    model: DistributedDataParallel, found: _Found, attachment: Attachment, rebroadcast: int | None
+) -> None:
+    """Have DDP hand its buckets to the attachment, or stay without a hook as long as nothing pays."""
+    if isinstance(found.recipe, Adaptive) and found.names and not found.may_be_unused and rebroadcast is None:
+        dense = {name: p for p, name in found.names.items()}
+        PlainSteps(model, dense, attachment, found.recipe, install)
+    elif found.pays or rebroadcast is not None:
+        install(model, attachment)
+    compare_before_buffers(model, attachment.membership)
+    _attached.add(model)
+    if rebroadcast is not None:
+        rebroadcast_every(rebroadcast, attachment.steps, model.process_group)
+
+
+def _check(model: object, asked: Asked) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        refuse_sharded(model, "attach")
+        raise TypeError(
+            f"attach takes a DistributedDataParallel model; got {type(model).__name__}: wrap it in DDP first"
+        )
+    if model.mixed_precision is not None:
+        raise RuntimeError("DDP's mixed_precision uses the only hook DDP has; use torch.autocast instead")
+    if model._get_ddp_logging_data().get("comm_hook") or model in _attached:
+        raise RuntimeError(
+            "this model has a communication hook already, and DDP allows one: wrap the module in DDP anew"
+        )
+    if isinstance(asked, Reducer):
+        check_free(asked)
+
+
+_attached: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def _active_ranks(model: DistributedDataParallel, *, all_of_them: bool) -> Divisor:
+    """Return the function that counts ranks. Within Join it may count only those with data, by a collective.
+
+    With `all_of_them`, Join is refused.
+    """
+    held = weakref.ref(model)
+
+    def divisor(joined: bool, continues: bool) -> int:
+        model = held()
+        assert model is not None  # its hook is what calls
+        if not model._join_config.enable:
+            return model.process_group.size()
+        _check_join(joined, continues, all_of_them)
+        if model._divide_by_initial_world_size:
+            return model.process_group.size()
+        active = torch.tensor([0 if joined else 1], device=next(model.parameters()).device)
+        dist.all_reduce(active, group=model.process_group)
+        return int(active)
+
+    return divisor
+
+
+def _check_join(joined: bool, continues: bool, all_of_them: bool) -> None:
+    if all_of_them:
+        raise RuntimeError(
+            "rebroadcast= and Join do not go together, as ranks that have joined take no steps: leave out either"
+        )
+    if continues and not joined:
+        raise RuntimeError(
+            "within Join a rank that has joined cannot know that gradients accumulate: use model.no_sync() for all but "
+            "the last backward of a step"
+        )
+
+
+# DDP inspects this signature: a plain function whose second argument is called bucket.
+def _hook(
+    attachment: Attachment,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # a C++ class that torch's stubs leave out
+) -> torch.futures.Future[torch.Tensor]:
+    flat = bucket.buffer()
+    # Within Join, a rank without data follows the others outside of backward: nothing is added to any gradient.
+    joined = not attachment.steps.gradients.added and not attachment.steps.begun
+    if flat.is_sparse:
+        return attachment.reduce_sparse(flat, bucket.parameters(), joined=joined)
+    return attachment.reduce(flat, bucket.parameters(), bucket.gradients(), joined=joined)

@@ -1,0 +1,118 @@
+"""Profiling and planning a DDP model on the machines where it will train."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.checked import Fraction, checked
+from thinwire.collectives import Group
+from thinwire.integrations.attachments.assembly import Optimizers, listed
+from thinwire.integrations.momentum.families import family
+from thinwire.integrations.momentum.first_moments import movable
+from thinwire.integrations.replicas.managed import bucket_caps, managed, sparse_weights
+from thinwire.planner.candidates import Budget
+from thinwire.planner.decide import decide
+from thinwire.planner.plan import Plan
+from thinwire.planner.probe import Backward, probe_backward, probe_candidates, probe_links, probe_tiers
+from thinwire.planner.probe.links import contention
+from thinwire.planner.probe.tiers import described
+from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
+
+
+@checked
+def profile(
+    model: DistributedDataParallel,
+    step: Callable[[], Tensor],
+    *,
+    update: Callable[[], object] | None = None,
+    budget: Budget | None = None,
+) -> Profile:
+    """Measure backward, candidates and links on all ranks at once. It takes seconds, and is a collective.
+
+    `step` runs the model forward on a typical batch and returns the loss. `update`, such as the optimizer's step, is
+    timed a few times too, with gradients that are means over ranks. What it changes stays changed. Gradients, buffers
+    and random number generators are restored.
+    """
+    parameters, group = managed(model), model.process_group
+    sparse = sparse_weights(model.module)
+    device = next(iter(parameters.values())).device
+    with model.no_sync():
+        backward = probe_backward(step, parameters, list(model.module.buffers()), group, update=update)
+    gradients = [
+        Gradient(name=name, numel=p.numel(), itemsize=p.element_size())
+        for name, p in parameters.items()
+        if p not in sparse and name in backward.ready
+    ]
+    links, busy = probe_links(group, device)
+    candidates = (budget or Budget()).candidates()
+    sizes = [g.numel for g in gradients]
+    return Profile(
+        world_size=group.size(),
+        timeline=_timeline(backward, gradients, bucket_caps(model)),
+        links=links,
+        busy=busy,
+        costs=probe_candidates(candidates, group, device, links, sizes) if sizes else {},
+        slowdown=contention(group, device),
+        tiers=described(probe_tiers(group, device)),
+        made=_circumstances(group, device),
+    )
+
+
+@checked
+def plan(
+    model: DistributedDataParallel,
+    step: Callable[[], Tensor],
+    *,
+    update: Callable[[], object] | None = None,
+    budget: Budget | None = None,
+    tolerance: Fraction = 0.03,
+    optimizer: Optimizers = None,
+) -> Plan:
+    """Measure as `profile` does, and decide what to compress and how. A collective.
+
+    Within `tolerance` of the fastest step, the plan that is kinder to the loss wins. `optimizer`, one or several as
+    `attach` takes them, is not stepped: the plan says what it is expected to cost under it and, unless there is a
+    `budget`, considers what was measured within 1 % of uncompressed training's loss. Raises ValueError for a tolerance
+    outside [0, 1).
+    """
+    optimizers = listed(optimizer)
+    if budget is None:
+        sparse = sparse_weights(model.module)
+        budget = borne(Budget(), optimizers, [p for p in managed(model).values() if p not in sparse])
+    budget = replace(budget, optimizer=budget.optimizer or family(optimizers))
+    return decide(profile(model, step, update=update, budget=budget), budget, tolerance=tolerance)
+
+
+def borne(budget: Budget, optimizers: Sequence[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> Budget:
+    """Return what these optimizers bear, at the budget's densities; the budget itself where that is not known.
+
+    Methods that take momentum out of an optimizer are in it if these have some for all `parameters`.
+    """
+    kind = family(optimizers)
+    if kind is None:
+        return budget
+    found = Budget.under(kind, densities=budget.densities, error_feedback=budget.error_feedback)
+    return found if movable(optimizers, parameters) else found.without_momentum()
+
+
+def _timeline(backward: Backward, gradients: Sequence[Gradient], caps: Sequence[int]) -> Timeline:
+    buckets = tuple(Bucket(ready=backward.ready[g.name], gradients=(g,)) for g in gradients)
+    return Timeline(buckets=buckets, computed=max(backward.computed, *backward.ready.values()), rest=backward.rest).cut(
+        caps
+    )
+
+
+def _circumstances(group: Group, device: torch.device) -> Mapping[str, str | int]:
+    return {
+        "world_size": group.size(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "backend": dist.get_backend(group),
+        **{name: version(name) for name in ("torch", "thinwire")},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,206 @@
+"""Replicas without DistributedDataParallel: they exchange gradients after the whole backward of a step.
+
+Why not DDP? It needs each backward right after its forward, and a pipeline's schedule interleaves them.
+
+Sharded models (FSDP2) have the room `sharding`.
+"""
+
+import weakref
+from collections.abc import Iterable
+from typing import Annotated, final
+
+import torch
+from torch import Tensor, futures, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.checked import BODY, checked
+from thinwire.collectives import Group
+from thinwire.integrations.attachments.assembly import (
+    ASSEMBLY_ERRORS,
+    Optimizers,
+    assembled,
+    check_fingerprint,
+    check_free,
+    check_real,
+    check_takeover,
+    listed,
+)
+from thinwire.integrations.attachments.attachment import Attachment, LossScaler
+from thinwire.integrations.attachments.served import Served
+from thinwire.integrations.membership.together import agreed, group_or_all
+from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.integrations.sharding.fsdp import refuse_sharded
+from thinwire.integrations.training.buckets import GradientBucket, buckets, used_anywhere
+from thinwire.integrations.training.drift import start_alike
+from thinwire.reducer import Reducer
+
+_BUCKET_BYTES = 25 << 20
+
+
+@final
+@checked
+class Replicas(Served):
+    """Replicas of one model, and a handle: see `replicate`. `attachment` does the work."""
+
+    def __init__(self, whole: nn.Module, attachment: Attachment) -> None:
+        weights = sparse_weights(whole)
+        managed = list(attachment.parameters.values())
+        self.attachment = attachment
+        self._buckets = list(buckets([p for p in managed if p not in weights], _BUCKET_BYTES))
+        self._sparse = [p for p in managed if p in weights]
+        self._handed: dict[str, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._frozen = [(name, p) for name, p in whole.named_parameters() if not p.requires_grad]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps: what waits, and a second copy of the gradients."""
+        return self.attachment.memory_bytes + sum(bucket.flat.nbytes for bucket in self._buckets)
+
+    def reduce(self) -> None:
+        """Replace every gradient by its mean over the replicas, through the recipe. A collective.
+
+        Call it once a step, after the last backward (in a pipeline, after `schedule.step`) and before the optimizer. A
+        missing gradient counts as zeros; a parameter for which no replica has a gradient is left alone. Raises
+        RuntimeError if a parameter with a gradient was frozen when the replicas were made, or if a gradient is reduced
+        a second time before any optimizer took it.
+        """
+        if thawed := [name for name, p in self._frozen if p.grad is not None]:
+            raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate anew")
+        self.attachment.membership.agree()  # a rank that loads a state compares first, too
+        self._notice_replaced()
+        used = used_anywhere(list(self.attachment.parameters.values()), self.group)
+        started = [(bucket, self._start(bucket)) for bucket in self._buckets]
+        rows = [(p, self.attachment.reduce_sparse(_rows(p), [p])) for p in self._sparse]
+        futures.wait_all([future for _, future in started])  # all, even if one fails: it stages what it delivers
+        for bucket, _ in started:
+            bucket.hand_back(used)
+            self._note_handed(bucket)
+        for p, future in rows:
+            mean = future.wait()
+            p.grad = mean if p in used else None
+        parameters = self.attachment.parameters
+        self.attachment.steps.drop_idle([name for name, p in parameters.items() if p not in used])
+
+    def regroup(self, group: Group) -> None:
+        """Go on among the ranks of another group: see `Membership.regroup`."""
+        check_fingerprint(self.attachment.recipe, dict(self.attachment.parameters), group)
+        size = group.size()
+        self.attachment.membership.regroup(group, lambda joined, continues: size)
+
+    def _notice_replaced(self) -> None:
+        """Find gradients that were set without autograd. Zero-bubble schedules set those of weights that way."""
+        steps = self.attachment.steps
+        steps.close_if_done()
+        for name, p in self.attachment.parameters.items():
+            if p.grad is None or p.grad.is_sparse or name in steps.gradients.added:
+                continue
+            there, mean = self._handed.get(name, (lambda: None, p))
+            if there() is p.grad and torch.equal(p.grad, mean):
+                continue
+            if name in steps.pending and there() is p.grad:
+                raise RuntimeError(
+                    f"the gradient of {name!r} was reduced, and no optimizer has taken it; what has been put there "
+                    "since cannot be told from it: call reduce() once a step, or zero_grad() after a skipped one"
+                )
+            steps.note_replaced(name)
+
+    def _note_handed(self, bucket: GradientBucket) -> None:
+        """Remember which tensors hold the means in this bucket."""
+        names = self.attachment.names
+        for p, view in zip(bucket.parameters, bucket.views, strict=True):
+            if p.grad is not None:
+                self._handed[names[p]] = weakref.ref(p.grad), view
+
+    def _start(self, bucket: GradientBucket) -> "torch.futures.Future[Tensor]":
+        bucket.fill()
+        return self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views)
+
+
+@checked
+def replicate(
+    modules: nn.Module | Iterable[nn.Module],
+    recipe: Annotated[Reducer, BODY],
+    *,
+    group: Group | None = None,
+    optimizer: Optimizers = None,
+    scaler: LossScaler | None = None,
+) -> Replicas:
+    """Make replicas of a module, or of this rank's stages of a pipeline, over `group` (by default all ranks).
+
+    A collective: the group's first rank sends its parameters and buffers to all others, buffers this once only. From
+    then on call `reduce()` in every step. `recipe`, `optimizer` and `scaler` are as in `thinwire.attach`. Nothing
+    overlaps with backward, and gradients take twice the memory. Raises TypeError for anything but a recipe, for complex
+    parameters, and for DistributedDataParallel, which reduces gradients itself;
+    RuntimeError where there is no process group; and whatever `thinwire.attach` raises.
+    """
+    everyone = group_or_all(group)
+    whole, optimizers = agreed([everyone], lambda: _looked_at(modules, recipe, optimizer), *_REFUSALS)
+    attachment = agreed(
+        [everyone],
+        lambda: _put_together(whole, recipe, everyone, optimizers, scaler),
+        *ASSEMBLY_ERRORS,
+        undo=Attachment.end,
+    )
+    start_alike(whole, everyone)
+    return Replicas(whole, attachment)
+
+
+_REFUSALS = (TypeError, ValueError, RuntimeError)
+
+
+def _looked_at(
+    modules: nn.Module | Iterable[nn.Module], recipe: object, optimizer: Optimizers
+) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """Return the modules as one, and the optimizers. Raises what `replicate` does about this rank alone."""
+    if not isinstance(recipe, Reducer):
+        raise TypeError(f"replicate takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
+    check_free(recipe)
+    whole = _whole([modules] if isinstance(modules, nn.Module) else list(modules))
+    parameters = _trained(whole)
+    check_real(parameters)
+    check_takeover(recipe, parameters)
+    return whole, listed(optimizer)
+
+
+def _whole(modules: list[nn.Module]) -> nn.Module:
+    """Return these as one module. Raises for none, and for what has gradients reduced by others."""
+    if not modules:
+        raise ValueError("modules is []; expected a module, or this rank's stages of a pipeline")
+    if any(isinstance(module, DistributedDataParallel) for module in modules):
+        raise TypeError("DistributedDataParallel reduces gradients itself; attach the recipe, or replicate its .module")
+    for module in modules:
+        refuse_sharded(module, "replicate")
+    return modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+
+
+def _put_together(
+    whole: nn.Module,
+    recipe: Reducer,
+    group: Group,
+    optimizers: list[torch.optim.Optimizer],
+    scaler: LossScaler | None,
+) -> Attachment:
+    """Return the attachment to the parameters that are trained. A collective."""
+    parameters, sparse, size = _trained(whole), sparse_weights(whole), group.size()
+    return assembled(
+        recipe,
+        parameters,
+        {p: name for name, p in parameters.items() if p not in sparse},
+        group,
+        settings="replicate",
+        optimizers=optimizers,
+        scaler=scaler,
+        divisor=lambda joined, continues: size,
+        may_be_unused=False,
+    )
+
+
+def _trained(whole: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in whole.named_parameters() if p.requires_grad}
+
+
+def _rows(p: nn.Parameter) -> Tensor:
+    if p.grad is not None:
+        return p.grad
+    indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)
+    return torch.sparse_coo_tensor(indices, p.new_empty(0, p.shape[1]), p.shape, check_invariants=False)

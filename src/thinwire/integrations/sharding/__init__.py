@@ -1,0 +1,6 @@
+"""Sharded models: `shard` lets replicas of FSDP2's shards exchange gradients. `scatter` is for models without replicas.
+
+`fsdp` has all that we read of FSDP, `backward` follows its backward passes, `arrivals` puts what they deliver through
+the recipe, and `contributions` keeps what its reduce-scatter would have sent. `layout` says which shard this rank
+holds, and `recut` cuts what waits for another number of shards.
+"""

@@ -1,0 +1,146 @@
+"""The gradients of shards as FSDP delivers them: gathered in buckets, and exchanged while backward goes on or after it.
+
+FSDP reduces gradients within the island as always. Then each rank holds its shard of the island's gradient, and the
+ranks that hold the same shard in other islands put it through the recipe.
+"""
+
+from collections import Counter
+from collections.abc import Sequence, Set
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+
+from thinwire.collectives import Group
+from thinwire.integrations.attachments.attachment import Attachment
+from thinwire.integrations.training.buckets import buckets, used_anywhere
+
+_BUCKET_BYTES = 25 << 20
+
+
+@final
+class Arrivals:
+    """The gradients of one backward after another, in buckets. Collectives are those of the mesh.
+
+    `island`: the groups of ranks that hold the parameters together. `may_overlap`: whether to exchange while backward
+    goes on, from the second one on, if FSDP reduced each gradient once in the first.
+    """
+
+    def __init__(self, attachment: Attachment, island: Sequence[Group], *, may_overlap: bool) -> None:
+        self._attachment, self._island, self._may_overlap = attachment, list(island), may_overlap
+        self._arranged = self.overlaps = False
+        self._arrange(list(attachment.parameters))
+        self._arrived: Counter[nn.Parameter] = Counter()
+        self.started: list[Future[Tensor]] = []
+        self._reduced: list[Any] = []  # on a GPU, when FSDP had reduced
+
+    @property
+    def some(self) -> bool:
+        """Whether there are any in this backward."""
+        return bool(self._arrived)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buckets."""
+        return sum(bucket.flat.nbytes for bucket in self.buckets)
+
+    def clear(self) -> None:
+        """Get ready for a backward. There may be some left of one that raised."""
+        self.started.clear()
+        self._arrived.clear()
+
+    def note(self, name: str, p: nn.Parameter, *, now: bool) -> None:
+        """Note that FSDP has added to the gradient of this shard. `now`: start the buckets that are complete."""
+        if self._bucket_of[p] < len(self.started):
+            raise RuntimeError(
+                f"FSDP reduced the gradient of {name!r} once more after its exchange had started, and did not in the "
+                "first backward: pass shard(..., overlap=False)"
+            )
+        self._attachment.steps.gradients.added.add(name)
+        self._arrived[p] += 1
+        if p.is_cuda:
+            self._reduced.append(torch.cuda.current_stream(p.device).record_event())
+        while self.overlaps and now and self._next_is_whole():
+            self._start_next()
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Replace every shard of the gradient by its mean over the replicas."""
+        while self._reduced:
+            self._reduced.pop().wait()
+        if not self._arranged:
+            self._arrange_as_arrived()
+        error, used = None, set[Tensor]()
+        try:
+            used |= self._means()
+        except Exception as raised:
+            error = raised
+        self._spread_bad_news(error)
+        for bucket in self.buckets:
+            bucket.hand_back(used)
+        parameters = self._attachment.parameters
+        self._attachment.steps.drop_idle([name for name, p in parameters.items() if p not in used])
+
+    def _next_is_whole(self) -> bool:
+        waiting = self.buckets[len(self.started) : len(self.started) + 1]
+        return any(all(p in self._arrived for p in bucket.parameters) for bucket in waiting)
+
+    def _start_next(self) -> None:
+        bucket = self.buckets[len(self.started)]
+        bucket.fill()
+        self.started.append(self._attachment.reduce(bucket.flat, bucket.parameters, bucket.views))
+
+    def _means(self) -> Set[Tensor]:
+        """Start what has not started, wait for all of it, and return the parameters that any replica has used."""
+        while len(self.started) < len(self.buckets):
+            self._start_next()
+        used = used_anywhere(list(self._attachment.parameters.values()), self._attachment.group)
+        for future in self.started:
+            future.wait()
+        self.started.clear()
+        return used
+
+    def _arrange(self, names: Sequence[str]) -> None:
+        """Make buckets of the parameters in this order."""
+        parameters = [self._attachment.parameters[name] for name in reversed(names)]
+        self.buckets = list(buckets(parameters, _BUCKET_BYTES))
+        self._bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket.parameters}
+
+    def _arrange_as_arrived(self) -> None:
+        """After the first backward, agree on the order of buckets and on overlap.
+
+        Buckets follow the order in which gradients arrived in the first replica. If FSDP has reduced any gradient
+        several times in this backward, exchanges do not overlap with later ones.
+        """
+        self._arranged = True
+        names, group = self._attachment.names, self._attachment.group
+        order = [[*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]]
+        dist.broadcast_object_list(order, group=group, group_src=0)
+        self._arrange(order[0])
+        several = torch.tensor([int(max(self._arrived.values()) > 1)], device=self.buckets[0].flat.device)
+        dist.all_reduce(several, dist.ReduceOp.MAX, group)
+        self.overlaps = self._may_overlap and not several
+
+    def _spread_bad_news(self, error: Exception | None) -> None:
+        """If any shard's mean is not finite, make all of them NaN: every rank then skips the step.
+
+        If an exchange of any shard has failed, raise on every rank: others would wait for this one. Where nothing may
+        wait, a mean that is not finite stays where it is.
+        """
+        steps = self._attachment.steps
+        watched = any(memory.stateful for memory in self._attachment.recipe.memories())
+        news = [int(error is not None), int(watched and steps.spoilt), steps.step]
+        told = torch.tensor(news, device=self.buckets[0].flat.device)
+        for group in self._island:
+            dist.all_reduce(told, dist.ReduceOp.MAX, group)
+        failed, bad, step = told.tolist()
+        if failed:
+            self.started.clear()
+            raise error or RuntimeError("an exchange has failed between other ranks of this mesh: see what they raise")
+        steps.catch_up(step)
+        if bad:
+            steps.spoil()
+            for bucket in self.buckets:
+                bucket.flat.fill_(torch.nan)

@@ -1,0 +1,128 @@
+"""FSDP's backward passes: when one begins, which gradients it brings, and when it is over."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+
+from thinwire.collectives import Group
+from thinwire.errors import StateError
+from thinwire.integrations.attachments.attachment import Attachment
+from thinwire.integrations.membership import state
+from thinwire.integrations.membership.together import together
+from thinwire.integrations.sharding.arrivals import Arrivals
+from thinwire.integrations.sharding.fsdp import exchanges_now, held_parameters
+
+
+@final
+class Backwards:
+    """Follows the backward passes of a sharded model, and has what they bring exchanged.
+
+    `modules`: those that `fully_shard` was called with. `groups`: those of the mesh. `exchanges`: whether what a
+    backward brings is to be exchanged. `on_start` is called when one begins, and `on_arrival` when FSDP has added to a
+    gradient.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[Any],
+        attachment: Attachment,
+        groups: Sequence[Group],
+        arrivals: Arrivals,
+        *,
+        exchanges: Callable[[Iterable[nn.Module]], bool] = exchanges_now,
+        on_start: Callable[[], None] = lambda: None,
+        on_arrival: Callable[[str, nn.Parameter], None] = lambda name, p: None,
+    ) -> None:
+        self._modules, self._attachment, self._groups, self._arrivals = modules, attachment, groups, arrivals
+        self._exchanges, self._on_start, self._on_arrival = exchanges, on_start, on_arrival
+        self._queued = self._agreed = self._now = False
+        self._hooks = [module.register_forward_hook(self._after_forward) for module in modules]
+        for module in modules:  # before FSDP's own, which gathers parameters
+            self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
+        for name, p in attachment.parameters.items():
+            self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._note_arrived, name)))
+
+    def compare(self, mine: Callable[[], state.Standing]) -> None:
+        """Compare where the ranks of the mesh stand. Raises on every rank of it or on none."""
+        together(self._groups, lambda group: state.agree(group, mine), ValueError, StateError)
+        self._agreed = True
+
+    def _before_forward(self, module: nn.Module, inputs: object) -> None:
+        """Before the first collective of a training, agree on where to go on from: a rank may not have loaded."""
+        if not self._agreed and module.training and torch.is_grad_enabled():
+            self._agree()
+
+    def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
+        """Learn of the backward that starts at this output, before FSDP adds to any gradient."""
+        if not torch.is_grad_enabled():
+            return
+        if torch._C._current_graph_task_id() < 0:  # else a checkpoint recomputes
+            self._queued = False  # a backward may have raised
+        for x in tree_leaves(output):
+            if isinstance(x, Tensor) and x.requires_grad:
+                x.register_hook(self._before_backward)
+
+    def _before_backward(self, gradient: object) -> None:
+        if self._queued:
+            return
+        if self._attachment.ended:
+            return self._unhook()
+        steps = self._attachment.steps
+        steps.close_if_done()
+        for name in list(steps.gradients.reduced):
+            if steps.gradients.gone(name):
+                steps.thrown_away(name)
+        self._queue()
+
+    def _queue(self) -> None:
+        self._check_served()
+        self._queued, self._now = True, self._exchanges(self._modules)
+        self._arrivals.clear()
+        self._on_start()
+        # Once more at the end, behind what FSDP has queued since.
+        _at_the_end(lambda: _at_the_end(self._after_backward))
+
+    def _check_served(self) -> None:
+        """Raise RuntimeError if FSDP reduces other parameters than those whose gradients are exchanged."""
+        held, served = held_parameters(self._modules), self._attachment.names.keys()
+        if not served <= held or any(p.requires_grad for p in held - served):
+            raise RuntimeError(
+                "parameters have been replaced or thawed since shard(), as load_state_dict(assign=True) does: call "
+                "thinwire.shard anew, with an optimizer of those that there are now"
+            )
+
+    def _note_arrived(self, name: str, p: nn.Parameter) -> None:
+        """Note that FSDP has added to the gradient of this shard."""
+        if not self._queued:
+            raise RuntimeError(
+                f"the gradient of {name!r} came from an output that no hook has seen: return tensors, or containers "
+                "of them that torch.utils._pytree knows, from the modules that fully_shard was called with"
+            )
+        self._on_arrival(name, p)
+        self._arrivals.note(name, p, now=self._now)
+
+    def _after_backward(self) -> None:
+        self._queued = False
+        if self._arrivals.some and self._now:
+            if not self._agreed:
+                self._agree()
+            self._arrivals.exchange()
+
+    def _agree(self) -> None:
+        """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
+        steps = self._attachment.steps
+        self.compare(lambda: state.Standing(step=steps.step, draw=steps.draw))
+
+    def _unhook(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
+def _at_the_end(call: Callable[[], None]) -> None:
+    """Call this when the backward pass that is under way is over."""
+    Variable._execution_engine.queue_callback(call)

@@ -1,0 +1,139 @@
+"""What a rank contributes to every rank's shard: kept from FSDP's reduce-scatter, and sent through a recipe instead."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+
+from thinwire.collectives import Group
+from thinwire.integrations.training.gradients import local
+from thinwire.memories import Memory
+from thinwire.reducer import Bucket, Reducer, Round, Segment, part_of
+from thinwire.stats import ring_bytes
+
+
+@final
+class Contributions(Reducer):
+    """A reducer for buckets of shards. Through `recipe` it sends what was kept, for whole parameters.
+
+    FSDP takes `kept` for its reduce-scatter. It keeps what that would have sent, and gives zeros; then FSDP says by its
+    hooks, in order, for which parameters that was: `take`. shapes: those of whole parameters.
+    """
+
+    def __init__(self, recipe: Reducer, shapes: Mapping[str, Sequence[int]]) -> None:
+        self.recipe, self._shapes, self.kept = recipe, {name: tuple(shape) for name, shape in shapes.items()}, Kept()
+        self._taken: dict[str, Tensor] = {}
+
+    def __repr__(self) -> str:
+        """Return the recipe in words."""
+        return repr(self.recipe)
+
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
+        """Prepare the recipe."""
+        self.recipe.prepare(group, samples)
+
+    def clear(self) -> None:
+        """Drop what was taken in a backward that raised."""
+        self._taken.clear()
+
+    def take(self, name: str, p: nn.Parameter) -> None:
+        """Take what was kept for this parameter. What came before it in the same backward is added."""
+        rows, *others = self._shapes[name]
+        whole = self.kept.next_part(rows, torch.Size(others).numel())
+        if whole is not None:
+            whole = whole.to(local(p).dtype)
+            self._taken[name] = self._taken[name] + whole if name in self._taken else whole
+
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+        """Send what was taken for these parameters. Afterwards the bucket holds the means of this rank's shards."""
+        whole = self._whole(bucket, at.group)
+        for listener in at.listeners:  # an attachment has counted an all-reduce of the shards
+            listener.add("elements", whole.flat.numel() - bucket.flat.numel())
+            sent = ring_bytes(whole.flat.nbytes, at.group.size()) / 2
+            listener.add("dense_bytes", sent - ring_bytes(bucket.flat.nbytes, at.group.size()))
+        parts = [part_of(segment, at.group.rank(), at.group.size()) for segment in whole.segments]
+        own = [whole.flat[part.offset : part.offset + part.length] for part in parts]
+
+        def finish(done: "Future[bool]") -> bool:
+            finite = done.value()  # raises what the recipe raised
+            for shard, part in zip(bucket.views(), own, strict=True):
+                shard.copy_(part)
+            return finite
+
+        return self.recipe.reduce(whole, at).then(finish)
+
+    def memories(self) -> Sequence[Memory]:
+        """Return those of the recipe."""
+        return self.recipe.memories()
+
+    def memory_of(self, segment: Segment) -> Memory:
+        """Return that of the whole parameter."""
+        return self.recipe.memory_of(self._of_whole(segment))
+
+    def holding(self, segment: Segment) -> Sequence[Memory]:
+        """Return those of the whole parameter."""
+        return self.recipe.holding(self._of_whole(segment))
+
+    def waiting_length(self, segment: Segment) -> int:
+        """Return how many elements the whole parameter has."""
+        return self._of_whole(segment).length
+
+    def _of_whole(self, segment: Segment, offset: int = 0) -> Segment:
+        shape = self._shapes[segment.name]
+        return Segment(name=segment.name, offset=offset, length=torch.Size(shape).numel(), shape=shape)
+
+    def _whole(self, bucket: Bucket, group: Group) -> Bucket:
+        segments: list[Segment] = []
+        for segment in bucket.segments:
+            segments.append(self._of_whole(segment, sum(each.length for each in segments)))
+        flat = bucket.flat.new_zeros(sum(each.length for each in segments))
+        whole = Bucket(flat=flat, segments=tuple(segments))
+        for segment, part, shard in zip(segments, whole.views(), bucket.views(), strict=True):
+            if segment.name in self._taken:
+                part.copy_(self._taken.pop(segment.name))
+            elif group.size() == 1:  # FSDP then reduces nothing
+                part.copy_(shard)
+        return whole
+
+
+@final
+class Kept:
+    """What FSDP calls in place of its reduce-scatter; see torch's `FSDPModule.set_custom_reduce_scatter`."""
+
+    def __init__(self) -> None:
+        self._rows: Tensor | None = None
+        self._used = 0
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for FSDP to fill."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Group, op: object, async_op: bool = False
+    ) -> None:
+        """Keep `input_tensor`, which has a row for each rank, and give zeros. Raises RuntimeError for other means."""
+        if op != dist.ReduceOp.AVG:
+            raise RuntimeError(
+                f"FSDP asks for {op} of gradients of {input_tensor.dtype}, which it has divided by a factor that we "
+                "cannot see, and thinwire.scatter gives means: leave out set_gradient_divide_factor, and reduce in "
+                "float32 or bfloat16, as with MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+            )
+        self._rows, self._used = input_tensor.view(group.size(), -1), 0
+        output_tensor.zero_()
+
+    def next_part(self, rows: int, width: int) -> Tensor | None:
+        """Return a copy of the part for the next parameter, flat, of `rows` rows. None if FSDP reduced nothing.
+
+        Of a parameter, each rank has as many rows; at the end of the last ones there is padding.
+        """
+        if self._rows is None:
+            return None
+        each = -(-rows // len(self._rows)) * width
+        part = self._rows[:, self._used : self._used + each].reshape(-1)[: rows * width]
+        self._used += each
+        if self._used == self._rows.shape[1]:
+            self._rows = None
+        return part

@@ -1,0 +1,161 @@
+"""What FSDP2 has made of a model: which ranks share it, and how it reduces gradients.
+
+`fully_shard` has setters and no getters, so `_groups` reads names that are private in torch.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.collectives import Group
+
+
+def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return the parameters whose gradients FSDP reduces, by name. Raises TypeError for what cannot be exchanged.
+
+    That is a model without a sharded parameter, or with others that are neither frozen nor `ignored`.
+    """
+    _check_kind(model)
+    _refuse_offloading(sharded_modules(model))
+    for module in sharded_modules(model):
+        module.reshard()  # what an evaluation has left whole is no DTensor
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
+    if not any(map(is_dtensor, trained.values())):
+        raise TypeError(
+            f"no parameter of {type(model).__name__} is sharded: call fully_shard(model, mesh=mesh[...]) first; for "
+            "whole replicas there are attach and replicate"
+        )
+    for name, p in trained.items():
+        if not is_dtensor(p):
+            raise TypeError(
+                f"{name} is a plain parameter beside sharded ones, and nobody would reduce its gradient: call "
+                "fully_shard on the module that holds it, freeze it, or name it in ignored_params= and reduce it "
+                "yourself"
+            )
+        if p.is_meta or p.is_complex():
+            raise TypeError(f"{name} is {'on the meta device' if p.is_meta else 'complex'}: {_FIX[p.is_meta]}")
+    return trained
+
+
+_FSDP1 = "FullyShardedDataParallel (FSDP1) has its gradients in flat parameters: shard with fully_shard (FSDP2) instead"
+_FIX = {
+    True: "call to_empty() and load or initialise the model first",
+    False: "keep it as torch.view_as_real",
+}
+
+
+def _check_kind(model: nn.Module) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise TypeError(_FSDP1)
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise TypeError("DistributedDataParallel keeps whole replicas: call thinwire.attach on it")
+
+
+def _refuse_offloading(modules: Iterable[nn.Module]) -> None:
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    if any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in _groups(modules)):
+        raise TypeError(
+            "with CPUOffloadPolicy, FSDP copies gradients to the host while thinwire would read them: call "
+            "fully_shard without offload_policy"
+        )
+
+
+def check_rows(parameters: Mapping[str, Any]) -> None:
+    """Raise TypeError unless these DTensors are cut by rows, and not in float16."""
+    for name, p in parameters.items():
+        if any(not each.is_shard(0) for each in p.placements) or p.dtype == torch.float16:
+            raise TypeError(
+                f"{name} is {p.dtype}, placed as {p.placements}; expected rows in float32, float64 or bfloat16: leave "
+                "out shard_placement_fn, and keep float16 for the computation (param_dtype)"
+            )
+
+
+def refuse_sharded(model: object, verb: str) -> None:
+    """Raise TypeError for a model whose parameters are sharded, by FSDP2 or FSDP1."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    if any(is_dtensor(p) for p in parameters):
+        raise TypeError(
+            f"{verb} takes whole parameters, and those of this {type(model).__name__} are sharded: use "
+            "thinwire.shard(model, recipe, mesh=mesh)"
+        )
+    if any(base.__name__ == "FullyShardedDataParallel" for base in type(model).__mro__):
+        raise TypeError(
+            f"{verb} takes whole parameters, and {_FSDP1}, then use thinwire.shard(model, recipe, mesh=mesh)"
+        )
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """Return the modules that `fully_shard` was called with."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def is_dtensor(p: object) -> bool:
+    """Whether this is a DTensor, as `fully_shard` makes of parameters."""
+    return hasattr(p, "device_mesh")
+
+
+def islands(parameters: Iterable[Any]) -> list[Group]:
+    """Return the groups of ranks that hold these DTensors together, one for each dimension of their meshes."""
+    meshes = {p.device_mesh: None for p in parameters}
+    groups = {tuple(dist.get_process_group_ranks(g)): g for mesh in meshes for g in mesh.get_all_groups()}
+    return [group for ranks, group in groups.items() if len(ranks) > 1]
+
+
+def replicate_group(mesh: DeviceMesh | Group, sharers: Sequence[Group]) -> Group:
+    """Return the group of ranks that hold the same shard. Raises ValueError if `mesh` has no such dimension.
+
+    It is the one dimension of the mesh over which FSDP does not share the parameters.
+    """
+    sharing = {rank for group in sharers for rank in dist.get_process_group_ranks(group)}
+    groups = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
+    found = [g for g in groups if len(sharing.intersection(dist.get_process_group_ranks(g))) <= 1]
+    found = [g for g in found if g.size() > 1] or found[:1]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(
+            f"{mesh} has {len(found)} dimensions over which the model is replicated: pass the group of one"
+        )
+    raise ValueError(
+        f"FSDP shares the parameters with every rank of {mesh}, which leaves no replicas: make a mesh of two "
+        'dimensions, init_device_mesh(device, (replicas, shards), mesh_dim_names=("replicate", "shard")), and call '
+        'fully_shard(module, mesh=mesh["shard"]) and shard(model, recipe, mesh=mesh); or call thinwire.scatter'
+    )
+
+
+def exchanges_now(modules: Iterable[nn.Module]) -> bool:
+    """Whether the gradients of this backward are to be exchanged, as `set_requires_all_reduce` and others have said."""
+    return _same({group.all_reduce_grads for group in _groups(modules)}, "whether to reduce gradients")
+
+
+def averages(modules: Iterable[nn.Module]) -> bool:
+    """Whether FSDP averages gradients over ranks. With `set_gradient_divide_factor`, it sums and divides by that."""
+    return _same({group.gradient_divide_factor is None for group in _groups(modules)}, "a gradient divide factor")
+
+
+def _same(found: set[bool], what: str) -> bool:
+    if len(found) != 1:
+        raise RuntimeError(f"fully_shard's modules differ in {what}: set it for all of them")
+    return found.pop()
+
+
+def held_parameters(modules: Iterable[Any]) -> set[nn.Parameter]:
+    """Return the sharded parameters that FSDP looks after now, trained or not."""
+    return {each.sharded_param for group in _groups(modules) for each in group.fsdp_params}
+
+
+def _groups(modules: Iterable[Any]) -> Iterator[Any]:
+    for module in modules:
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)  # there may be several from torch 2.12 on
+        yield from groups if groups is not None else filter(None, [state._fsdp_param_group])

@@ -1,0 +1,175 @@
+"""Models that FSDP2 shards over all ranks, without replicas: what a rank adds to the others' shards is compressed."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from thinwire.checked import BODY, checked
+from thinwire.codecs import Identity
+from thinwire.collectives import Group
+from thinwire.integrations.attachments.assembly import (
+    ASSEMBLY_ERRORS,
+    Optimizers,
+    assembled,
+    check_fingerprint,
+    check_free,
+    check_takeover,
+    described,
+    listed,
+)
+from thinwire.integrations.attachments.attachment import Attachment, LossScaler
+from thinwire.integrations.attachments.served import Served
+from thinwire.integrations.membership import state
+from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.sharding.arrivals import Arrivals
+from thinwire.integrations.sharding.backward import Backwards
+from thinwire.integrations.sharding.contributions import Contributions
+from thinwire.integrations.sharding.fsdp import check_rows, islands, sharded_modules, sharded_parameters
+from thinwire.integrations.sharding.layout import Layout
+from thinwire.memories import NoMemory
+from thinwire.reducer import Reducer, Released, ToOwners, to_owners
+
+
+@final
+@checked
+class Scattered(Served):
+    """A model sharded over all ranks whose gradients reach their owners compressed, and a handle: see `scatter`.
+
+    What waits is what this rank has not delivered to any owner. It has the names and lengths of whole parameters, so
+    what is saved is what `attach` on as many ranks would save.
+    """
+
+    def __init__(
+        self, model: nn.Module, attachment: Attachment, contributions: Contributions, *, overlap: bool
+    ) -> None:
+        self.attachment, self._contributions = attachment, contributions
+        group = attachment.group
+        self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
+        self._arrivals = Arrivals(attachment, [group], may_overlap=overlap)
+        self._backwards = Backwards(
+            sharded_modules(model),
+            attachment,
+            [group],
+            self._arrivals,
+            exchanges=lambda modules: True,
+            on_start=contributions.clear,
+            on_arrival=contributions.take,
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps: what waits for all shards, and a second copy of its own gradients."""
+        return self.attachment.memory_bytes + self._arrivals.nbytes
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this rank's `state_dict`. A collective, which raises as `Attachment.load_state_dict` does."""
+        self._backwards.compare(lambda: self.check_state_dict(saved))
+        self.attachment.load_state_dict(saved)
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
+        """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
+        if saved.get("shard") is not None:
+            raise ValueError(
+                f"the state is of shard {saved['shard']} of a model with replicas, and this one has none: load it with "
+                "thinwire.shard"
+            )
+        return self.attachment.check_state_dict(saved)
+
+    def verify_replicas(self) -> bool:
+        """Return True: no parameter is held by two ranks."""
+        return True
+
+    def differing_parameters(self) -> list[str]:
+        """Return an empty list: no parameter is held by two ranks."""
+        return []
+
+    def remove(self) -> None:
+        """Give the model back: gradients go to their owners uncompressed. A collective; call it between steps.
+
+        What waits goes out with the next gradients.
+        """
+        membership = self.attachment.membership
+        membership.release(averages="what thinwire.scatter returned does that")
+        dense = ToOwners(memory=NoMemory(), codec=Identity())
+        self._contributions.recipe = Released(waiting=tuple(self._contributions.memories()), dense=dense)
+        membership.recipe = self._contributions
+
+
+@checked
+def scatter(
+    model: nn.Module,
+    recipe: Annotated[Reducer, BODY],
+    *,
+    mesh: DeviceMesh | Group,
+    optimizer: Optimizers = None,
+    scaler: LossScaler | None = None,
+    ignored_params: Iterable[nn.Parameter] = (),
+    overlap: bool = True,
+) -> Scattered:
+    """Let `recipe` compress FSDP2's reduce-scatter of gradients, where there are no replicas. A collective.
+
+    Call `fully_shard` with a mesh of one dimension, and this with the same mesh:
+
+        mesh = init_device_mesh("cuda", (ranks,))
+        fully_shard(model, mesh=mesh)
+        thinwire.scatter(model, recipe, mesh=mesh)
+
+    Each rank encodes what it adds to each other rank's shards, and sends that to the rank that holds them, which sums.
+    What was not sent waits at the sender, in 8 bytes for every element of the whole model. FSDP's all-gathers of
+    parameters stay as they are: with replicas, `shard` leaves them out of the slow network. Gradients become their
+    mean over the ranks. If a mean is not finite, and anything may wait, every gradient becomes NaN on every rank.
+    `recipe` encodes and gathers, with error feedback or nothing in its memories. The other arguments are as in `shard`.
+
+    Raises TypeError for another recipe, and for a model that is not sharded by FSDP2 as a whole, by rows and not in
+    float16; ValueError for a mesh of several dimensions; FingerprintError where ranks disagree; RuntimeError as
+    `thinwire.attach` does.
+    """
+
+    def checked_alone() -> tuple[dict[str, nn.Parameter], Contributions, list[torch.optim.Optimizer]]:
+        if not isinstance(recipe, Reducer):
+            raise TypeError(f"scatter takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}")
+        check_free(recipe)
+        parameters = sharded_parameters(model, set(ignored_params))
+        check_rows(parameters)
+        _check_mesh(groups, islands(parameters.values()))
+        contributions = Contributions(to_owners(recipe), {name: p.shape for name, p in parameters.items()})
+        check_takeover(contributions, parameters)
+        return parameters, contributions, listed(optimizer)
+
+    groups = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
+    parameters, contributions, optimizers = agreed(groups, checked_alone, TypeError, ValueError, RuntimeError)
+    group = groups[0]
+    check_fingerprint(recipe, parameters, group, described(optimizers))
+
+    def put_together() -> Attachment:
+        return assembled(
+            contributions,
+            parameters,
+            {p: name for name, p in parameters.items()},
+            group,
+            settings="scatter",
+            optimizers=optimizers,
+            scaler=scaler,
+            divisor=lambda joined, continues: group.size(),
+            may_be_unused=False,
+        )
+
+    attachment = agreed(groups, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
+    for module in sharded_modules(model):
+        module.set_custom_reduce_scatter(contributions.kept)
+    return Scattered(model, attachment, contributions, overlap=overlap)
+
+
+def _check_mesh(groups: list[Group], sharers: list[Group]) -> None:
+    """Raise ValueError unless FSDP shares the parameters with all ranks of the only group."""
+    sharing = [dist.get_process_group_ranks(group) for group in sharers]
+    meant = [dist.get_process_group_ranks(group) for group in groups]
+    if len(meant) != 1 or sharing not in ([], meant) or (not sharing and len(meant[0]) > 1):
+        raise ValueError(
+            f"FSDP shares the parameters among {sharing}, and the mesh is of {meant}: scatter takes the one dimension "
+            "that fully_shard was called with. Where there are replicas, call thinwire.shard"
+        )

@@ -1,0 +1,205 @@
+"""Sharded models: FSDP2 shards within an island, and replicas between islands exchange the gradients of their shards.
+
+backward.py follows FSDP's backward passes, and arrivals.py exchanges what they deliver.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from thinwire.checked import BODY, checked
+from thinwire.collectives import Group
+from thinwire.errors import FingerprintError
+from thinwire.integrations.attachments.assembly import (
+    ASSEMBLY_ERRORS,
+    Optimizers,
+    assembled,
+    check_fingerprint,
+    check_free,
+    check_takeover,
+    described,
+    listed,
+)
+from thinwire.integrations.attachments.attachment import Attachment, LossScaler
+from thinwire.integrations.attachments.served import Served
+from thinwire.integrations.membership import state
+from thinwire.integrations.membership.together import agreed, together
+from thinwire.integrations.sharding.arrivals import Arrivals
+from thinwire.integrations.sharding.backward import Backwards
+from thinwire.integrations.sharding.fsdp import (
+    averages,
+    islands,
+    replicate_group,
+    sharded_modules,
+    sharded_parameters,
+)
+from thinwire.integrations.sharding.layout import Layout
+from thinwire.integrations.training.drift import start_alike
+from thinwire.reducer import Reducer
+
+
+@final
+@checked
+class Shards(Served):
+    """A sharded model whose replicas exchange gradients, and a handle: see `shard`. `attachment` does the work.
+
+    `attachment` knows this rank's shards alone, and its ranks are those that hold the same ones.
+    """
+
+    def __init__(self, model: nn.Module, attachment: Attachment, island: Sequence[Group], *, overlap: bool) -> None:
+        self.attachment = attachment
+        self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
+        self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
+        self._backwards = Backwards(sharded_modules(model), attachment, self.layout.groups, self._arrivals)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps: what waits for its shards, and a second copy of their gradients."""
+        return self.attachment.memory_bytes + self._arrivals.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what waits for this rank's shards, and its step, in plain containers. Save it on every rank."""
+        dims = self.layout.cuts.dims
+        return self.attachment.state_dict() | {"shard": self.layout.shard} | ({"dims": dict(dims)} if dims else {})
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this rank's `state_dict`. A collective of all ranks of the mesh.
+
+        If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
+        nothing.
+        """
+        self._backwards.compare(lambda: self.check_state_dict(saved))
+        self.attachment.load_state_dict(saved)
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
+        """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
+        standing = self.attachment.check_state_dict(saved)
+        if saved.get("shard") != self.layout.shard:
+            raise ValueError(
+                f"the state is of shard {saved.get('shard')}, a rank and size for each dimension of the mesh, and this "
+                f"is {self.layout.shard}; each rank saves its own and loads that"
+            )
+        if saved.get("dims", {}) != self.layout.cuts.dims:
+            raise ValueError(
+                f"parameters were cut along other dimensions than the first: {saved.get('dims', {})}, and now "
+                f"{dict(self.layout.cuts.dims)}; shard the model as it was"
+            )
+        return standing
+
+    def remove(self) -> None:
+        """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
+
+        What waits goes out as `Attachment.remove` says. If it raises RuntimeError on any rank, it does on every rank.
+        """
+        membership = self.attachment.membership
+        agreed(self.layout.groups, membership.handover.check_returnable, RuntimeError)
+        membership.release(averages="what thinwire.shard returned does that")
+
+
+@checked
+def shard(
+    model: nn.Module,
+    recipe: Annotated[Reducer, BODY],
+    *,
+    mesh: DeviceMesh | Group,
+    optimizer: Optimizers = None,
+    scaler: LossScaler | None = None,
+    ignored_params: Iterable[nn.Parameter] = (),
+    overlap: bool = True,
+) -> Shards:
+    """Let `recipe` exchange gradients between the replicas of a model that FSDP2 shards. A collective of all ranks.
+
+    Call `fully_shard` with the dimension of the mesh that shards, and this with the whole mesh:
+
+        mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh["shard"])
+        thinwire.shard(model, recipe, mesh=mesh)
+
+    `mesh` has one dimension over which FSDP does not share the parameters. You may also pass that dimension alone, or
+    its group. The first replica sends its parameters and buffers to the others. From then on every backward pass ends
+    with an exchange: FSDP has reduced within the island, and each rank's shard then becomes the mean over the replicas,
+    or their sum after `set_gradient_divide_factor`. `set_requires_gradient_sync(False)` and
+    `set_requires_all_reduce(False)` put it off, as in FSDP's own HSDP. `recipe`, `optimizer` and `scaler` are as in
+    `thinwire.attach`. What waits takes memory for this rank's shards alone. If a mean is not finite, and anything may
+    wait, every gradient becomes NaN on every rank.
+    `ignored_params`: plain parameters that you reduce yourself. `overlap`: exchange while backward goes on, from the
+    second one on, if FSDP reduced each gradient once in the first.
+
+    Raises TypeError for anything but a recipe, and for a model that is not sharded by FSDP2 as a whole; ValueError for
+    a mesh without replicas; FingerprintError where ranks disagree; and MomentumError and RuntimeError as
+    `thinwire.attach` does.
+    """
+
+    groups = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
+    found = agreed(groups, lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params)), *_REFUSALS)
+    together(found.everybody, lambda group: _check_alike(recipe, found, group), FingerprintError)
+    attachment = agreed(
+        found.everybody, lambda: _put_together(model, recipe, found, scaler), *ASSEMBLY_ERRORS, undo=Attachment.end
+    )
+    start_alike(model, found.group)
+    return Shards(model, attachment, found.island, overlap=overlap)
+
+
+_REFUSALS = (TypeError, ValueError, RuntimeError)
+
+
+class _Found(NamedTuple):
+    """What one rank finds before ranks compare anything.
+
+    `island`: the groups of ranks that hold the parameters together. `group`: the ranks that hold the same shards.
+    """
+
+    parameters: dict[str, nn.Parameter]
+    island: list[Group]
+    group: Group
+    optimizers: list[torch.optim.Optimizer]
+
+    @property
+    def everybody(self) -> list[Group]:
+        """The groups that reach every rank of the mesh, one after another."""
+        return [self.group, *self.island]
+
+
+def _looked_at(
+    model: nn.Module,
+    recipe: object,
+    mesh: DeviceMesh | Group,
+    optimizer: Optimizers,
+    ignored: Collection[nn.Parameter],
+) -> _Found:
+    """Return what there is to exchange, and with whom. Raises what `shard` does about this rank alone."""
+    if not isinstance(recipe, Reducer):
+        raise TypeError(
+            f"shard takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}. Plans are made for DDP's "
+            "buckets, so choose a recipe by name"
+        )
+    check_free(recipe)
+    parameters = sharded_parameters(model, ignored)
+    check_takeover(recipe, parameters)
+    island = islands(parameters.values())
+    return _Found(parameters, island, replicate_group(mesh, island), listed(optimizer))
+
+
+def _check_alike(recipe: Reducer, found: _Found, group: Group) -> None:
+    """Raise FingerprintError where ranks of a group disagree. A collective of that group."""
+    settings = f"{described(found.optimizers)}, shards {[each.size() for each in found.island]}"
+    check_fingerprint(recipe, found.parameters, group, settings)
+
+
+def _put_together(model: nn.Module, recipe: Reducer, found: _Found, scaler: LossScaler | None) -> Attachment:
+    """Return the attachment of what was found on this rank, once no rank refuses. A collective of `found.group`."""
+    modules, size = sharded_modules(model), found.group.size()
+    return assembled(
+        recipe,
+        found.parameters,
+        {p: name for name, p in found.parameters.items()},
+        found.group,
+        settings=f"shard {[each.rank() for each in found.island]}",
+        optimizers=found.optimizers,
+        scaler=scaler,
+        divisor=lambda joined, continues: size if averages(modules) else 1,
+        may_be_unused=False,
+    )

@@ -1,0 +1,130 @@
+"""What is in a parameter's .grad? A mean that was reduced before, and what this rank has added since.
+
+A gradient that accumulates over several reductions holds both. Only the second part must still be sent.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.reducer import Bucket, Segment
+
+
+@final
+class Gradients:
+    """Keeps track of every .grad: `reduced` names those that hold a mean, `added` those this rank has added to since.
+
+    `accumulates`: whether a mean has ever been found in place when backward added to it.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = parameters
+        self.added: set[str] = set()
+        self.reduced: set[str] = set()
+        self.accumulates = False
+        self._all_zeros: set[str] = set()
+        self._means: dict[str, Tensor] = {}
+
+    def gone(self, name: str) -> bool:
+        """Before backward adds to this .grad: return whether its mean is gone (set to None or to zeros).
+
+        Keeps a copy of a mean that is still there.
+        """
+        if name not in self.reduced:
+            return False
+        held = self._parameters[name].grad
+        self.accumulates |= held is not None
+        if held is None or not (name in self._all_zeros or _nonzero(held)):
+            self.forget([name])
+            return True
+        if name not in self._means and not held.is_sparse:
+            self._means[name] = in_memory_order(held, self._parameters[name]).clone()
+        return False
+
+    def take_out(self, names: Sequence[str], gradients: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Subtract the means from these flat gradients. Return (gradient, mean) pairs to add back later."""
+        if not self._means:
+            return []
+        found = [(g, self._means[name]) for name, g in zip(names, gradients, strict=True) if name in self._means]
+        for gradient, mean in found:
+            gradient.sub_(mean)
+        return found
+
+    def note_reduced(self, names: Collection[str], all_zeros: Collection[str] = ()) -> None:
+        """Note that each of these .grad now holds exactly a mean. `all_zeros`: those whose mean is all zeros."""
+        self.forget(names)
+        self.reduced.update(names)
+        self.added.difference_update(names)
+        self._all_zeros.difference_update(names)
+        self._all_zeros.update(all_zeros)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget these means: an optimizer has taken them, or they are gone."""
+        self.reduced.difference_update(names)
+        for name in self._means.keys() & names:
+            del self._means[name]
+
+
+def local(x: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, detached and in the same memory. Any other tensor stays as it is."""
+    held: Any = x.detach()
+    shard: Tensor = held.to_local() if hasattr(held, "to_local") else x
+    return shard
+
+
+def in_memory_order(x: Tensor, p: nn.Parameter) -> Tensor:
+    """Flatten `x`, shaped like `p`, in the memory order of `p`, which is also that of its gradient in a bucket."""
+    x, part = local(x.detach()), local(p)
+    like = torch.empty_like(part, dtype=x.dtype, device="meta")
+    if x.stride() != like.stride():
+        x = torch.empty_like(part, dtype=x.dtype).detach().copy_(x)
+    return x.as_strided((part.numel(),), (1,), x.storage_offset())
+
+
+def shape_in_memory(p: Tensor) -> tuple[int, ...]:
+    """Return the sizes of `p` in memory order, the outermost dimension first: those of a gradient in a bucket.
+
+    A transposed matrix has those of the matrix that lies in memory. What is stored row by row has its own.
+    """
+    part = local(p)
+    if part.is_contiguous():
+        return tuple(part.shape)
+    return tuple(
+        size for _, size in sorted(zip(part.stride(), part.shape, strict=True), key=itemgetter(0), reverse=True)
+    )
+
+
+def segment_of(p: nn.Parameter, name: str) -> Segment:
+    """Return the segment of a parameter, or of this rank's shard of it, in a bucket of its own."""
+    return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
+
+
+def shaped_like(p: nn.Parameter, flat: Tensor) -> Tensor:
+    """Undo `in_memory_order`, as a view."""
+    part = local(p)
+    return flat.as_strided(part.shape, torch.empty_like(part, device="meta").stride(), flat.storage_offset())
+
+
+def put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Write the means in this bucket to each dense .grad that is there."""
+    for segment, mean in zip(bucket.segments, bucket.views(), strict=True):
+        p = parameters[segment.name]
+        if p.grad is not None and not p.grad.is_sparse:
+            local(p.grad).copy_(shaped_like(p, mean))
+
+
+def accumulator(p: nn.Parameter) -> Any:
+    """Return autograd's node that adds to `p.grad`. Unlike hooks on `p`, torch.autograd.grad does not run it."""
+    with torch.enable_grad():
+        node = p.view_as(p).grad_fn
+    assert node is not None
+    return node.next_functions[0][0]
+
+
+def _nonzero(x: Tensor) -> bool:
+    """Whether this may hold a mean that has not been zeroed."""
+    values = x._values() if x.is_sparse else local(x)
+    return bool(values.any()) or (not x.is_sparse and not values.numel())  # a shard without rows is zero for ever

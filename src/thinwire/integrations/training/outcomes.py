@@ -1,0 +1,140 @@
+"""What became of a bucket's means? The host looks at once; on a GPU, when the step is over: one read for all of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.integrations.training.gradients import in_memory_order
+from thinwire.reducer import Bucket
+from thinwire.waits import Verdict
+
+
+class Witness(NamedTuple):
+    """One element of a parameter (flat), where its gradient is largest, and its value before any step."""
+
+    name: str
+    parameter: Tensor
+    place: int
+    value: float
+
+    @property
+    def moved(self) -> bool:
+        """Whether the parameter has changed since."""
+        return float(self.parameter[self.place]) != self.value
+
+
+class Reduced(NamedTuple):
+    """The outcome of one bucket: the parameters whose mean is not finite, and those whose mean is all zeros.
+
+    `error`: what was wrong with what was received, where that was not raised at once.
+    """
+
+    bad: frozenset[str] = frozenset()
+    all_zeros: frozenset[str] = frozenset()
+    witnesses: tuple[Witness, ...] = ()
+    error: Exception | None = None
+
+
+class Questions(NamedTuple):
+    """What to find out about means: which are all zeros, and which parameters need a witness."""
+
+    all_zeros: bool
+    witnesses: frozenset[str]
+
+
+class Unread(NamedTuple):
+    """The outcome of one bucket on a GPU, where `found` (flat, float64) holds it until somebody reads.
+
+    It has a 1 for each failed check of the verdict; then each mean's largest magnitude, which is not finite if the mean
+    is not; then for each witness its place in the mean, and the parameter's value there.
+    """
+
+    found: Tensor
+    verdict: Verdict
+    names: tuple[str, ...]
+    witnesses: Mapping[str, Tensor]
+    watch: bool
+    asks_for_zeros: bool
+
+    def understood(self, numbers: Sequence[float]) -> Reduced:
+        """Return the outcome that these numbers of `found` mean."""
+        checks, first = len(self.verdict.errors), len(self.verdict.errors) + len(self.names)
+        for failed, error in zip(numbers[:checks], self.verdict.errors, strict=True):
+            if failed:
+                return Reduced(error=error())
+        peaks = dict(zip(self.names, numbers[checks:first], strict=True))
+        bad = frozenset(name for name, peak in peaks.items() if self.watch and not math.isfinite(peak))
+        if bad:
+            return Reduced(bad=bad)
+        places = zip(self.witnesses.items(), numbers[first::2], numbers[first + 1 :: 2], strict=True)
+        return Reduced(
+            all_zeros=frozenset(name for name, peak in peaks.items() if self.asks_for_zeros and peak == 0),
+            witnesses=tuple(Witness(name, p, int(i), value) for (name, p), i, value in places if peaks[name]),
+        )
+
+
+def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Questions, *, finite: bool) -> Reduced:
+    """Return the outcome of a bucket that holds means now."""
+    if finite and not any(questions):
+        return Reduced()
+    means = {segment.name: mean for segment, mean in zip(bucket.segments, bucket.views(), strict=True)}
+    if not finite:
+        return Reduced(
+            bad=frozenset(name for name, mean in means.items() if not mean.isfinite().all()) or frozenset(means)
+        )
+    all_zeros = frozenset(name for name, mean in means.items() if questions.all_zeros and not _any(mean))
+    found = (_witness(name, means[name], parameters[name]) for name in means.keys() & questions.witnesses)
+    return Reduced(all_zeros=all_zeros, witnesses=tuple(witness for witness in found if witness is not None))
+
+
+def _witness(name: str, mean: Tensor, parameter: nn.Parameter) -> Witness | None:
+    place = int(mean.abs().argmax()) if mean.numel() else 0
+    if not mean.numel() or not bool(mean[place]):
+        return None
+    p = in_memory_order(parameter.detach(), parameter)
+    return Witness(name, p, place, float(p[place]))
+
+
+def _any(x: Tensor) -> bool:
+    """Whether anything differs from 0. Usually a sample is enough."""
+    return bool(x[:: x.numel() // 4096 + 1].any()) or bool(x.any())
+
+
+def look(
+    bucket: Bucket,
+    parameters: Mapping[str, nn.Parameter],
+    questions: Questions,
+    verdict: Verdict,
+    *,
+    watch: bool,
+) -> Reduced | Unread:
+    """Return what `read` does, without waiting. With `watch`, find out too which means are not finite."""
+    flags, means = verdict.flags, {s.name: x for s, x in zip(bucket.segments, bucket.views(), strict=True) if s.length}
+    names = tuple(means) if watch or any(questions) else ()
+    found = [] if flags is None else [flags.double()]
+    if names:  # in one launch, and NaN is the largest of all
+        found.append(torch.stack(torch._foreach_norm(list(means.values()), math.inf)).double())
+    asked = [(name, parameters[name]) for name in names if name in questions.witnesses]
+    witnesses = {name: in_memory_order(p.detach(), p) for name, p in asked}
+    for name, p in witnesses.items():
+        place = means[name].abs().argmax().view(1)
+        found.append(torch.cat([place.double(), p.index_select(0, place).double()]))
+    return Unread(torch.cat(found), verdict, names, witnesses, watch, questions.all_zeros) if found else Reduced()
+
+
+def settled(outcomes: Sequence[Reduced | Unread]) -> list[Reduced]:
+    """Read what is not read yet. The host waits once, for all of it."""
+    unread = [outcome for outcome in outcomes if isinstance(outcome, Unread)]
+    numbers = iter(_numbers([outcome.found for outcome in unread]))
+    return [o.understood(next(numbers)) if isinstance(o, Unread) else o for o in outcomes]
+
+
+def _numbers(found: Sequence[Tensor]) -> Sequence[Sequence[float]]:
+    if not found:
+        return []
+    joined = torch.cat([x.to(found[0].device, non_blocking=True) for x in found]).tolist()
+    ends = [sum(x.numel() for x in found[: i + 1]) for i in range(len(found))]
+    return [joined[end - x.numel() : end] for x, end in zip(found, ends, strict=True)]

@@ -1,0 +1,258 @@
+"""When is a step over? When an optimizer has taken its gradients, or when they have been thrown away.
+
+A backward pass reduces every parameter once. What the memories staged for it is pending until we know, parameter by
+parameter, what becomes of the gradient. We keep it when an optimizer steps. We drop it when the next backward pass
+finds the gradient gone and no optimizer has taken it. If the gradient is still there, backward adds to it: the next
+reduction goes on from what is staged, and both belong to one step.
+"""
+
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import final
+
+import torch
+from torch import nn
+
+from thinwire.integrations.training.gradients import Gradients, accumulator
+from thinwire.integrations.training.optimizers import skipped_by_scaler
+from thinwire.integrations.training.outcomes import Questions, Reduced, Unread, Witness, settled
+from thinwire.memories import Memory
+
+_PATIENCE = 3  # steps that no known optimizer took, before we warn
+
+
+@final
+class Steps:
+    """Follows the gradients of these parameters from reduction to optimizer, and keeps or drops what is staged.
+
+    `step` counts steps and `draw` reductions. `open`: whether the step may go on, because a reduction is done and has
+    been neither kept nor dropped. `on_kept`: called with the step's number once a step, when an optimizer has taken
+    gradients.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], memories: Sequence[Memory]) -> None:
+        self.parameters, self._memories = parameters, memories
+        self.gradients = Gradients(parameters)
+        self.step = 0
+        self.draw = 0
+        self.open = False
+        self.on_kept: list[Callable[[int], None]] = []
+        self.pending: set[str] = set()  # reduced, and no optimizer has taken them yet
+        self._joined = False
+        self._seen: set[str] = set()
+        self._started = 0
+        self._outcomes: list[Reduced | Unread] = []
+        self._witnesses: list[Witness] = []
+        self._known: set[str] = set()  # held by an optimizer that has stepped
+        self._unclaimed = 0
+        self._owned: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, list[str]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._nodes = [accumulator(p) for p in parameters.values()]
+        me = weakref.ref(self)  # otherwise the parameters would keep this object alive
+        self._handles = [
+            node.register_prehook(partial(_before_adding, me, name))
+            for name, node in zip(parameters, self._nodes, strict=True)
+        ]
+
+    def stop_following(self) -> None:
+        """Stop following gradients."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._nodes = [], []
+
+    @property
+    def begun(self) -> bool:
+        """Whether a reduction has some of the parameters, and others are still to come."""
+        return 0 < len(self._seen) < len(self.parameters)
+
+    def enter(self, names: Sequence[str], *, joined: bool) -> bool:
+        """Take in a bucket of these. Return whether it is the first of its reduction, which begins with it.
+
+        `joined`: this rank has run out of data, and only takes part so that the others can go on.
+        """
+        if not (self.begun and self._seen.isdisjoint(names)):
+            self.close()
+        if self._seen:
+            return False
+        self._joined = joined
+        if not joined:
+            for name in self.gradients.reduced - self.gradients.added:
+                if self.gradients.gone(name):
+                    self.thrown_away(name)
+        if self.open and not self.pending:
+            self.step, self.open = self.step + 1, False
+        return True
+
+    def note_replaced(self, name: str) -> None:
+        """Note that this rank's gradient has replaced a mean without passing autograd's node."""
+        if name in self.gradients.reduced:
+            self.gradients.forget([name])
+            self.thrown_away(name)
+        self.gradients.added.add(name)
+
+    def started(self, names: Collection[str]) -> tuple[Questions, Callable[[Reduced | Unread], None]]:
+        """Note that a bucket of these is in flight. Return what to find out, and whom to tell, from any thread."""
+        self._seen.update(names)
+        self._started += 1
+        questions = Questions(self.gradients.accumulates, frozenset(names) - self._known)
+        return questions, self._outcomes.append
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether a mean that has arrived in this reduction is not finite."""
+        return any(outcome.bad for outcome in self._read())
+
+    def spoil(self) -> None:
+        """Take every mean of this reduction for one that is not finite: elsewhere in the model there is one."""
+        self._outcomes[:1] = [Reduced(bad=frozenset(self._seen))]
+
+    def catch_up(self, step: int) -> None:
+        """Take over the step of other shards. One without rows cannot tell when its gradients are zeroed."""
+        self.step = max(self.step, step)
+
+    def drop_idle(self, names: Collection[str]) -> None:
+        """Drop what was staged for parameters of which no rank has a gradient for an optimizer. The step goes on."""
+        self.close_if_done()
+        for memory in self._memories if names else ():
+            memory.rollback(names)
+        self.pending.difference_update(names)
+        self.gradients.forget(names)
+
+    def close_if_done(self) -> None:
+        """Close the reduction if all of it has arrived. While it is in flight, nothing has been settled yet."""
+        if self._seen and not self.begun and len(self._outcomes) == self._started:
+            self.close()
+
+    def close(self) -> None:
+        """Close the reduction, if any: its means now wait for an optimizer. Drop incomplete or non-finite ones.
+
+        Raises PayloadError if what was received on a GPU was malformed. Then all of the reduction is dropped.
+        """
+        if not self._seen:
+            return
+        seen, whole = set(self._seen), not self.begun
+        done = whole and len(self._outcomes) == self._started
+        outcomes = self._read()
+        error = next((outcome.error for outcome in outcomes if outcome.error), None)
+        bad = set().union(*(outcome.bad for outcome in outcomes)) if done and error is None else seen
+        for memory in self._memories if bad else ():
+            memory.rollback(bad)
+        self.pending = (self.pending | seen) - bad
+        if done:
+            self.gradients.note_reduced(seen, set().union(*(outcome.all_zeros for outcome in outcomes)))
+        if not self.open:
+            self._witnesses.clear()
+        self._witnesses += [witness for outcome in outcomes for witness in outcome.witnesses]
+        self.draw += whole
+        self.open |= whole
+        self._seen.clear()
+        self._started, self._outcomes = 0, []
+        if self._joined:
+            self.settle(self.pending, keep=True)
+        if error is not None:
+            raise error
+
+    def _read(self) -> list[Reduced]:
+        """Return the outcomes. The first call makes the host wait for a GPU, once for all buckets."""
+        outcomes = settled(self._outcomes)
+        self._outcomes[:] = outcomes
+        return outcomes
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Keep what was staged for this optimizer's gradients. Return whether it holds any of the parameters.
+
+        One that holds none may step in another thread, while a reduction goes on here.
+        """
+        owned = self._owned_by(optimizer)
+        if not owned:
+            return False
+        self.close_if_done()
+        self._known.update(owned)
+        if not skipped_by_scaler(optimizer):
+            taken = [name for name in owned if name in self.pending and self.parameters[name].grad is not None]
+            self.settle(taken, keep=True)
+        return True
+
+    def settle(self, names: Collection[str], *, keep: bool) -> None:
+        """Keep or drop what the memories staged for these. This ends the step."""
+        if not names:
+            return
+        for memory in self._memories:
+            (memory.commit if keep else memory.rollback)(names)
+        self.pending -= set(names)
+        if keep:
+            self.gradients.forget(names)
+        if self.open:
+            self.step, self.open = self.step + 1, False
+            for call in self.on_kept if keep else ():
+                call(self.step)
+
+    def settle_all(self, *, keep: bool) -> None:
+        """Keep or drop everything that is pending."""
+        self.close_if_done()
+        self.settle(set(self.pending), keep=keep)
+
+    def take_back(self) -> None:
+        """Drop a reduction that has failed on this rank, and all that no optimizer has taken."""
+        self.close()
+        self.settle_all(keep=False)
+
+    def settle_by_gradients(self) -> None:
+        """Keep what is pending where a gradient is in place, and drop the rest."""
+        self.close_if_done()
+        gone = {name for name in self.pending if self.parameters[name].grad is None}
+        self.settle(gone, keep=False)
+        self.settle(set(self.pending), keep=True)
+
+    def _owned_by(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Return which of the parameters this optimizer holds."""
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        found = self._owned.get(optimizer)
+        if found is None or found[0] != count:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            found = self._owned[optimizer] = count, [n for n, p in self.parameters.items() if id(p) in held]
+        return found[1]
+
+    def restart(self, step: int, draw: int) -> None:
+        """Go on from this step and draw, and drop what is pending."""
+        self.close()
+        self.settle(set(self.pending), keep=False)
+        self.step, self.draw, self.open = step, draw, False
+
+    def thrown_away(self, name: str) -> None:
+        """Drop what was staged for a gradient that is gone and that no optimizer took.
+
+        A script may also update parameters by hand. Where no optimizer steps, we look whether a parameter has moved.
+        """
+        self.close_if_done()
+        if name not in self.pending:
+            return
+        if name in self._known:
+            self.settle([name], keep=False)
+            return
+        unknown = [witness for witness in self._witnesses if witness.name not in self._known]
+        taken = any(witness.moved for witness in [w for w in unknown if w.name == name] or unknown)
+        if self.open:
+            self._unclaimed = 0 if taken else self._unclaimed + 1
+            if self._unclaimed == _PATIENCE:
+                warnings.warn(_UNCLAIMED.format(name=name), stacklevel=2)
+        self.settle([name], keep=taken)
+
+
+def _before_adding(steps: "weakref.ref[Steps]", name: str, grads: object) -> None:
+    me = steps()
+    if me is not None:
+        me.close_if_done()
+        if me.gradients.gone(name):
+            me.thrown_away(name)
+        me.gradients.added.add(name)
+
+
+_UNCLAIMED = (
+    "the gradient of {name!r} was reduced and thrown away again, and no torch.optim optimizer that holds it has ever "
+    "stepped: what was sent of it is taken back each time. If something else applies it, call the attachment's "
+    "keep_step() afterwards"
+)

@@ -1,0 +1,205 @@
+"""Fragments: parts of a model's parameters, each with its global ones, the exchange of Δ and the outer optimizer."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import final
+
+import torch
+from torch import Tensor, futures, nn
+
+from thinwire.integrations.attachments.attachment import Attachment
+from thinwire.integrations.training.buckets import GradientBucket, buckets
+from thinwire.integrations.training.gradients import local
+
+_BUCKET_BYTES = 25 << 20
+
+
+@final
+class Fragment:
+    """Some parameters of one worker (`own`) and the same as all workers have agreed on them (`parameters`), by name.
+
+    `attachment` reduces Δ = global − own to its mean, and `optimizer` takes that as the gradient of the global ones.
+    `arrived`: whether a mean is here and not applied yet. `landed`: whether one is here of which it is not known yet if
+    all workers have it. `finished`: exchanges that are over. `waited`: seconds that this worker has waited for means.
+    """
+
+    def __init__(
+        self, own: Mapping[str, nn.Parameter], attachment: Attachment, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._own, self.attachment, self.optimizer = dict(own), attachment, optimizer
+        self.parameters: Mapping[str, nn.Parameter] = attachment.parameters
+        self._buckets: Sequence[GradientBucket] = list(buckets(list(self.parameters.values()), _BUCKET_BYTES))
+        self._flying: list[torch.futures.Future[Tensor]] = []
+        self.arrived = self.landed = False
+        self.finished = 0
+        self.waited = 0.0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the global parameters take, the optimizer's state, Δ, and what waits."""
+        state = [x for held in self.optimizer.state.values() for x in held.values() if isinstance(x, Tensor)]
+        tensors = [*self.parameters.values(), *state, *(bucket.flat for bucket in self._buckets)]
+        return self.attachment.memory_bytes + sum(x.nbytes for x in tensors)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first of its parameters is."""
+        return next(iter(self.parameters.values())).device
+
+    def own(self) -> dict[str, Tensor]:
+        """Return this worker's parameters; of DTensors, its shards. Not copies."""
+        return {name: local(p).detach() for name, p in self._own.items()}
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Take down Δ = global − own."""
+        own = self.own()
+        for bucket in self._buckets:
+            for p, view in zip(bucket.parameters, bucket.views, strict=True):
+                torch.sub(p.detach(), own[self.attachment.names[p]], out=view)
+
+    def finite(self) -> bool:
+        """Whether what has been taken down, or has arrived since, is finite."""
+        return all_finite([bucket.flat for bucket in self._buckets])
+
+    def start(self, *, nothing: bool = False) -> None:
+        """Start reducing Δ; with `nothing`, zeros in its place."""
+        self.arrived = False
+        for bucket in self._buckets:
+            if nothing:
+                bucket.flat.zero_()
+        self._flying = [self.attachment.reduce(each.flat, each.parameters, each.views) for each in self._buckets]
+
+    def arrive(self, confirm: Callable[[], None] = lambda: None) -> None:
+        """Wait for what is under way, and keep what it left waiting; if it is not finite, nothing has been sent.
+
+        `confirm` returns once all workers have it. Where it raises, the mean stays `landed`.
+        """
+        self._land()
+        if self.landed:
+            confirm()
+            self.landed, self.finished = False, self.finished + 1
+            self.arrived = self.finite()
+            self.attachment.steps.settle_all(keep=self.arrived)
+
+    def land_if_possible(self) -> None:
+        """Wait for what is under way. If that fails, nothing has been sent."""
+        with suppress(RuntimeError):
+            self._land()
+
+    def take_back(self) -> None:
+        """Drop what has landed: nothing has been sent."""
+        self.landed = False
+        self.attachment.steps.take_back()
+
+    def _land(self) -> None:
+        if not self._flying:
+            return
+        began, flying, self._flying = time.perf_counter(), self._flying, []
+        try:
+            futures.wait_all(flying)
+            self.landed = True
+        except BaseException:
+            self.take_back()
+            raise
+        finally:
+            self.waited += time.perf_counter() - began
+
+    @torch.no_grad()
+    def apply(self) -> bool:
+        """Have the outer optimizer take the mean that has arrived. Return whether there was one."""
+        if not self.arrived:
+            return False
+        for bucket in self._buckets:
+            for p, view in zip(bucket.parameters, bucket.views, strict=True):
+                p.grad = view
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.arrived = False
+        return True
+
+    def sound(self) -> bool:
+        """Whether this worker's own parameters are finite."""
+        return all_finite(list(self.own().values()))
+
+    @torch.no_grad()
+    def merge(self, mixing: float = 0.0) -> None:
+        """Bring this worker's parameters to the global ones: own ← mixing · own + (1 − mixing) · global."""
+        for name, mine in self.own().items():
+            theirs = self.parameters[name].detach()
+            if mixing:
+                mine.lerp_(theirs, 1 - mixing)
+            else:
+                mine.copy_(theirs)
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the means that have arrived and are not applied yet, shaped as their parameters. Not copies."""
+        if not self.arrived:
+            return {}
+        names = self.attachment.names
+        return {names[p]: v for b in self._buckets for p, v in zip(b.parameters, b.views, strict=True)}
+
+    @torch.no_grad()
+    def take_means(self, means: Mapping[str, Tensor]) -> None:
+        """Go on from means that `means` returned, or from none."""
+        self._flying, self.landed, self.arrived = [], False, bool(means)
+        for bucket in self._buckets if means else ():
+            for p, view in zip(bucket.parameters, bucket.views, strict=True):
+                view.copy_(means[self.attachment.names[p]])
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all of these tensors are finite. On a GPU the host waits once."""
+    found = [x.isfinite().all() for x in tensors]
+    return not found or bool(torch.stack([each.to(found[0].device) for each in found]).all())
+
+
+def cut(parameters: Mapping[str, nn.Parameter], parts: int | Sequence[Sequence[str]]) -> list[dict[str, nn.Parameter]]:
+    """Cut the parameters into so many parts of about equal size, in order; or as names of modules or parameters say.
+
+    Raises ValueError unless each parameter is in exactly one part, and each part has one.
+    """
+    if not isinstance(parts, int):
+        return _named(parameters, parts)
+    if parts > len(parameters):
+        raise ValueError(
+            f"fragments is {parts}, and the model has {len(parameters)} parameters to train; take at most that"
+        )
+    found: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
+    total, before, at = sum(p.numel() for p in parameters.values()), 0, 0
+    for left, (name, p) in zip(range(len(parameters), 0, -1), parameters.items(), strict=True):
+        enough = before + p.numel() / 2 > total * (at + 1) / parts
+        if found[at] and at + 1 < parts and (enough or left < parts - at):
+            at += 1
+        found[at][name] = p
+        before += p.numel()
+    return found
+
+
+def _named(parameters: Mapping[str, nn.Parameter], parts: Sequence[Sequence[str]]) -> list[dict[str, nn.Parameter]]:
+    found = [{n: p for n, p in parameters.items() if any(_within(n, each) for each in names)} for names in parts]
+    for names, part in zip(parts, found, strict=True):
+        if unknown := [each for each in names if not any(_within(name, each) for name in part)]:
+            raise ValueError(
+                f"fragments name {unknown[0]!r}, where the model has nothing to train; it has {_some(parameters)}"
+            )
+        if not names:
+            raise ValueError("a fragment is empty; expected names of modules or parameters in each")
+    for name in parameters:
+        count = sum(name in part for part in found)
+        if count != 1:
+            raise ValueError(
+                f"{name!r} is in {count} fragments; expected each parameter in exactly one: "
+                + ("name its module in one of them" if not count else "leave it to one of them")
+            )
+    return found
+
+
+def _within(name: str, part: str) -> bool:
+    return name == part or name.startswith(f"{part}.")
+
+
+def _some(names: Mapping[str, object]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:5]) + (", …" if len(shown) > 5 else "")

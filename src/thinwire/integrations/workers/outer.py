@@ -1,0 +1,142 @@
+"""Outer steps: workers train on their own, and every so many steps exchange how far they have moved.
+
+The outer step is `replicate` over another model, the global parameters: Δ takes the place of the gradient, and passes
+through the same recipes, memories and exchanges.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.checked import Count, checked
+from thinwire.collectives import Group
+from thinwire.integrations.attachments.assembly import (
+    Optimizers,
+    assembled,
+    check_fingerprint,
+    check_free,
+    check_real,
+    described,
+    listed,
+)
+from thinwire.integrations.membership.together import agreed, group_or_all
+from thinwire.integrations.training.drift import start_alike
+from thinwire.integrations.training.gradients import local
+from thinwire.integrations.workers.fragments import Fragment, cut
+from thinwire.integrations.workers.outer_handle import Outer
+from thinwire.integrations.workers.running import running_statistics
+from thinwire.integrations.workers.weights import Weights
+from thinwire.outer_steps import OuterSteps
+
+
+@checked
+def outer(
+    model: nn.Module,
+    optimizer: Optimizers,
+    steps: OuterSteps,
+    *,
+    group: Group | None = None,
+    samples: Count | None = None,
+    elastic: bool = False,
+) -> Outer:
+    """Have workers train on their own, and exchange every H steps how far they have moved.
+
+    A collective of `group`, the workers (by default all ranks): its first rank sends its parameters and buffers to all
+    others. From then on each step of `optimizer` counts as an inner step, of several optimizers one of each. After
+    every H of them, Δ = global − own parameters is reduced to its mean by the recipe of `steps`, the outer optimizer
+    steps the global parameters with it, and the worker goes on from those. Nothing is to be added to a training loop.
+
+    `model`: any module, which may be served within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
+    `group` then has one rank of every island: those that hold the same parameters.
+
+    `samples`: how many samples this worker takes in an inner step, where workers differ in that: Δ then counts by them.
+
+    `elastic`: workers may die and others come, see `Outer.regroup`. Each outer step then waits until all workers have
+    the mean, which takes a round trip more.
+
+    If a Δ is not finite, nobody takes that outer step: global parameters and memories stay as they were, sound workers
+    go on with what they have, which travels with their next Δ, and the worker itself goes back to the global
+    parameters. With `leave_out` the others take the step without it.
+
+    Running means and variances of batch normalisation are averaged uncompressed with the first fragment; other buffers
+    stay each worker's own.
+
+    Raises, on every worker if on any: ValueError unless the optimizers hold exactly the parameters to train, and unless
+    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe already at work, and
+    where there is no process group; FingerprintError where workers disagree; and MomentumError as `thinwire.attach`.
+    """
+    group = group_or_all(group)
+    whole = model.module if isinstance(model, DistributedDataParallel) else model
+    optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps), TypeError, ValueError, RuntimeError)
+    own = {name: p for part in parts for name, p in part.items()}
+    settings = (
+        f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}, elastic {elastic}"
+    )
+    check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
+    start_alike(whole, group)
+    weights = Weights(group, steps, samples)
+    fragments = [_fragment(part, steps, weights) for part in parts]
+    return Outer(steps, fragments, optimizers, running_statistics(whole), weights, elastic=elastic)
+
+
+def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:
+    """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
+    parameters = {name: nn.Parameter(local(p).detach().clone()) for name, p in own.items()}
+    optimizer = _outer_optimizer(steps, parameters)
+    rates = [float(each["lr"]) for each in optimizer.param_groups if "lr" in each]
+    attachment = assembled(
+        copy.deepcopy(steps.recipe),
+        parameters,
+        {p: name for name, p in parameters.items()},
+        weights.group,
+        settings=f"outer steps at rates {rates}",
+        optimizers=[optimizer],
+        scaler=None,
+        divisor=weights.divide,
+        may_be_unused=False,
+    )
+    return Fragment(own, attachment, optimizer)
+
+
+def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    made = steps.optimizer(list(parameters.values()))
+    held = {id(p) for each in made.param_groups for p in each["params"]}
+    if held != {id(p) for p in parameters.values()}:
+        raise ValueError(
+            f"the outer optimizer {type(made).__name__} holds {len(held)} parameters; expected the {len(parameters)} "
+            "that it is given: make it of its argument, as in optimizer=lambda parameters: SGD(parameters, lr=0.7)"
+        )
+    return made
+
+
+def _checked(
+    whole: nn.Module, optimizer: Optimizers, steps: OuterSteps
+) -> tuple[list[torch.optim.Optimizer], list[dict[str, nn.Parameter]]]:
+    """Return the optimizers and the fragments' parameters. Raises whatever is wrong on this rank alone."""
+    check_free(steps.recipe)
+    optimizers = listed(optimizer)
+    if not optimizers:
+        raise TypeError("optimizer is None; expected the torch.optim.Optimizer that trains the model, or several")
+    parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+    check_real(parameters)
+    _check_owned(parameters, optimizers)
+    return optimizers, cut({name: p for name, p in parameters.items() if local(p).numel()}, steps.fragments)
+
+
+def _check_owned(parameters: Mapping[str, nn.Parameter], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raise ValueError unless the optimizers hold these parameters, and no others that are trained."""
+    held = {id(p): p for each in optimizers for group in each.param_groups for p in group["params"]}
+    if free := [name for name, p in parameters.items() if id(p) not in held]:
+        raise ValueError(
+            f"the optimizer does not hold {free[0]!r} and {len(free) - 1} more of the model's {len(parameters)} "
+            "parameters: pass the one that trains the model (all, if there are several), or freeze what none trains"
+        )
+    known = {id(p) for p in parameters.values()}
+    if strangers := sum(p.requires_grad and key not in known for key, p in held.items()):
+        raise ValueError(
+            f"the optimizer holds {strangers} parameters that the model lacks, and workers would drift apart in them: "
+            "pass a module that has them all, such as nn.ModuleList([encoder, decoder])"
+        )

@@ -1,0 +1,247 @@
+"""What `outer` returns: a worker that trains on its own between outer steps."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from thinwire.checked import checked
+from thinwire.collectives import Group
+from thinwire.integrations.attachments.assembly import check_fingerprint
+from thinwire.integrations.membership.state import Standing, agree
+from thinwire.integrations.training.drift import differing
+from thinwire.integrations.workers import outer_state
+from thinwire.integrations.workers.fragments import Fragment, all_finite
+from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
+from thinwire.integrations.workers.running import average
+from thinwire.integrations.workers.weights import Clock, Weights
+from thinwire.outer_steps import OuterSteps
+from thinwire.stats import Meter, Stats
+
+
+@final
+@checked
+class Outer:
+    """A worker that trains on its own between outer steps, and a handle: see `outer`.
+
+    `steps` says when workers meet. `fragments` hold the global parameters. `inner_steps` counts this worker's own.
+    `ticks` is what `steps` counts in, and the same on all workers: inner steps, or outer ones where those go by time.
+    """
+
+    def __init__(
+        self,
+        steps: OuterSteps,
+        fragments: Sequence[Fragment],
+        optimizers: Sequence[torch.optim.Optimizer],
+        running: Sequence[Tensor],
+        weights: Weights,
+        *,
+        elastic: bool = False,
+    ) -> None:
+        self.steps, self.fragments, self._optimizers, self._running = steps, fragments, optimizers, running
+        self._weights, self._clock = weights, Clock(steps.every)
+        self._elastic = elastic
+        self.inner_steps = self.ticks = 0
+        self._meter = Meter()
+        for fragment in fragments:
+            fragment.attachment.meter = self._meter
+        self._stepped: set[torch.optim.Optimizer] = set()
+        self._hooks = [each.register_step_post_hook(self._after) for each in optimizers]
+
+    @property
+    def group(self) -> Group:
+        """The workers."""
+        return self._weights.group
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The global parameters by name, the same on all workers. Of sharded parameters, this rank's shards."""
+        return {name: p for fragment in self.fragments for name, p in fragment.parameters.items()}
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The outer optimizers, one for each fragment: give them a learning-rate schedule here."""
+        return [fragment.optimizer for fragment in self.fragments]
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which this worker has waited for exchanges, in all outer steps together."""
+        return sum(fragment.waited for fragment in self.fragments)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps: global parameters, outer optimizers, Δ, and what waits."""
+        return sum(fragment.memory_bytes for fragment in self.fragments)
+
+    def stats(self) -> Stats:
+        """Return what the latest outer step and all of them together sent and took. A step is one of every fragment."""
+        for fragment in self.fragments:
+            fragment.attachment.steps.close_if_done()
+        return self._meter.stats(
+            lambda: [x for each in self.fragments for m in each.attachment.recipe.memories() for x in m.waiting()]
+        )
+
+    def verify_replicas(self) -> bool:
+        """Return whether every global parameter is bit-identical on all workers. A collective."""
+        return not self.differing_parameters()
+
+    def differing_parameters(self) -> list[str]:
+        """Return the names of global parameters that differ between workers. A collective."""
+        return differing(self.parameters, self.group)
+
+    def go_back(self) -> None:
+        """Give this worker's model the global parameters, and drop what its optimizers hold that is not finite.
+
+        What it has learnt since its latest outer step is lost. Not a collective.
+        """
+        for fragment in self.fragments:
+            fragment.merge()
+        for optimizer in self._optimizers:
+            for p, held in list(optimizer.state.items()):
+                if not all_finite([x for x in held.values() if isinstance(x, Tensor)]):
+                    del optimizer.state[p]
+
+    def regroup(self, group: Group, *, joining: bool = False) -> None:
+        """Go on among the workers of another group, of whom some may be `joining`. A collective of the new group.
+
+        A worker that joins has made its handle of the same model, optimizers and steps, in a group of its own. It takes
+        over the global parameters, the outer optimizers' state and the running statistics from the first worker that
+        goes on, and nothing waits there yet. What waits on the others stays, and who goes takes its share along. An
+        exchange that failed, because a worker died within it, is repeated among those who are left.
+
+        Raises FingerprintError where workers disagree, and RuntimeError if all are joining.
+        """
+        self._check_alike(group)
+        mine = None if joining else standing(self.fragments, self.steps, self.ticks)
+        found, first = verdicts(mine, group)
+        for part, verdict in enumerate(found):
+            self._settle(part, verdict)
+        self._weights.regroup(group)
+        for fragment in self.fragments:
+            fragment.attachment.membership.regroup(group, self._weights.divide)
+        self._admit(first, joining=joining)
+        for part, verdict in enumerate(found):
+            if verdict == "repeat":
+                self._start(part)
+                if self.steps.done(part, self.ticks - self.steps.delay) > self.fragments[part].finished:
+                    self._finish(part)
+
+    def forget(self) -> None:
+        """Drop everything that waits in memories. Call it on every worker."""
+        for fragment in self.fragments:
+            fragment.attachment.forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this worker's memories and step, and the global parameters with their optimizers' state.
+
+        Waits for what is under way. Save it on every worker, and each worker's own model and optimizer beside it. Of
+        elastic workers this is a collective.
+        """
+        for fragment in self.fragments:
+            fragment.arrive(self._confirm)
+        return self._state()
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
+        """Return where this worker would go on from. Raises ValueError if `load_state_dict` would, on it alone."""
+        return outer_state.check(saved, self.fragments)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this worker's `state_dict`. A collective: call it on every worker.
+
+        It leaves the model as it is: load that and the inner optimizer from what this worker saved, or call `go_back`.
+        If any worker's state does not fit it or the others', raises ValueError on all and changes nothing.
+        """
+        agree(self.group, lambda: self.check_state_dict(saved))
+        self.ticks = outer_state.load(saved, self.fragments, self.steps)
+        self.inner_steps, self._clock.steps = saved["own"]
+        self._meter.end()
+
+    def remove(self) -> None:
+        """Stop taking outer steps, and free all memory. The model keeps this worker's own parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for fragment in self.fragments:
+            fragment.land_if_possible()
+            fragment.attachment.end()
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        """Count an inner step once all optimizers have stepped."""
+        self._stepped.add(optimizer)
+        if len(self._stepped) == len(self._optimizers):
+            self._stepped.clear()
+            self._step()
+
+    def _step(self) -> None:
+        self.inner_steps += 1
+        if not self._clock.ticks():
+            return
+        self.ticks += 1
+        parts = range(len(self.fragments))
+        for part in parts:
+            if self.steps.due(part, self.ticks):
+                self._start(part)
+        for part in parts:
+            if self.steps.due(part, self.ticks - self.steps.delay):
+                self._finish(part)
+        self._clock.restart()
+
+    def _start(self, part: int) -> None:
+        fragment = self.fragments[part]
+        fragment.measure()
+        counts = not self.steps.leave_out or fragment.finite()
+        self._weights.take(self._clock.steps if counts else 0, fragment.device)
+        fragment.start(nothing=not counts)
+
+    def _finish(self, part: int) -> None:
+        self.fragments[part].arrive(self._confirm)
+        if self._apply(part) and part == 0:
+            average(self._running, self.group)
+
+    def _apply(self, part: int) -> bool:
+        """Apply the mean that has arrived, and go on from there. Return whether there was one."""
+        fragment = self.fragments[part]
+        applied = fragment.apply()
+        if not fragment.sound():
+            self.go_back()
+        elif applied:
+            fragment.merge(self.steps.mixing)
+        return applied
+
+    def _confirm(self) -> None:
+        if self._elastic:
+            confirm(self.group, self.fragments[0].device)
+
+    def _check_alike(self, group: Group) -> None:
+        recipe = self.fragments[0].attachment.recipe
+        check_fingerprint(recipe, self.parameters, group, f"outer steps {self.steps.settings()}")
+
+    def _settle(self, part: int, verdict: Verdict) -> None:
+        """Do with the latest exchange of a fragment what all have decided."""
+        fragment = self.fragments[part]
+        if verdict == "keep":
+            fragment.arrive()
+            if self.steps.done(part, self.ticks - self.steps.delay) == fragment.finished:
+                self._apply(part)
+        elif fragment.landed:
+            fragment.take_back()
+
+    def _admit(self, first: int, *, joining: bool) -> None:
+        """Give those who join what they need, from the worker of this rank in the group. A collective."""
+        told: list[Any] = [None]
+        if self.group.rank() == first:
+            told = [(outer_state.without_waiting(self._state()), [x.clone() for x in self._running])]
+        dist.broadcast_object_list(told, group=self.group, group_src=first)
+        if not joining:
+            return
+        saved, running = told[0]
+        self.ticks = outer_state.join(saved, self.fragments, self.steps)
+        for mine, theirs in zip(self._running, running, strict=True):
+            mine.copy_(theirs)
+        self._clock.restart()
+        self.go_back()
+
+    def _state(self) -> dict[str, Any]:
+        return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, self._clock.steps]}

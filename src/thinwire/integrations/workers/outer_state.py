@@ -1,0 +1,147 @@
+"""What a worker that takes outer steps saves: an attachment's state, with what all workers have alike beside it.
+
+Fragments hold different parameters, so what waits in all of them fits into one attachment's memories. One more follows
+them: by parameter, the global one, the mean that has arrived and is not applied yet, and the outer optimizer's tensors.
+Their fields are common to all workers, which `redistribute` copies where it adds up what waits.
+"""
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.integrations.membership.redistribution import COMMON, waits
+from thinwire.integrations.membership.state import Standing
+from thinwire.integrations.workers.fragments import Fragment
+from thinwire.outer_steps import OuterSteps
+
+_GLOBAL, _MEAN, _STATE = f"{COMMON}global", f"{COMMON}mean", f"{COMMON}optimizer "
+
+
+def dump(fragments: Sequence[Fragment], ticks: int) -> dict[str, Any]:
+    """Return copies of everything that outlives an inner step. Nothing may be under way."""
+    states = [fragment.attachment.state_dict() for fragment in fragments]
+    memories = [dict(ChainMap(*parts)) for parts in zip(*(each["memories"] for each in states), strict=True)]
+    common = {name: fields for fragment in fragments for name, fields in _common(fragment).items()}
+    held = sorted({field for fields in common.values() for field in fields})
+    return states[0] | {
+        "step": ticks,
+        "draw": ticks,
+        "fields": [*states[0]["fields"], held],
+        "memories": [*memories, common],
+        "outer": [_settings(fragment.optimizer) for fragment in fragments],
+    }
+
+
+def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
+    """Return where `saved` stands. Raises ValueError unless `dump` made it for such fragments."""
+    if not isinstance(saved, Mapping) or not isinstance(saved.get("outer"), list) or not saved.get("memories"):
+        raise ValueError("this is no state of outer steps; expected what the state_dict() of thinwire.outer returned")
+    if len(saved["outer"]) != len(fragments):
+        raise ValueError(
+            f"the state is of {len(saved['outer'])} fragments, and here are {len(fragments)}: cut the model as it was"
+        )
+    wanted = {name for fragment in fragments for name in fragment.parameters}
+    for memory in saved["memories"]:
+        if unknown := sorted(map(str, memory.keys() - wanted)):
+            raise ValueError(f"the state has {unknown[0]!r}, which the model lacks: it is of another model")
+    for fragment in fragments:
+        standing = fragment.attachment.check_state_dict(_part(saved, fragment))
+        _check_common(saved["memories"][-1], fragment)
+    return standing
+
+
+def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps) -> int:
+    """Load what `check` has found to fit. Return the ticks done. A collective."""
+    ticks, common = int(saved["step"]), saved["memories"][-1]
+    for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
+        done = steps.done(number, ticks)
+        fragment.attachment.load_state_dict(_part(saved, fragment) | {"step": done, "draw": done})
+        _load_common(fragment, common, settings)
+        fragment.finished = done
+    return ticks
+
+
+def without_waiting(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state as a worker wants it that joins: what waits stays where it is."""
+    kept = [
+        {name: {f: x for f, x in fields.items() if not waits(f)} for name, fields in memory.items()}
+        for memory in saved["memories"]
+    ]
+    return {**saved, "memories": [{name: each for name, each in memory.items() if each} for memory in kept]}
+
+
+def join(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps) -> int:
+    """Take over from another worker's state, `without_waiting`, where all of them are. Return the ticks done."""
+    ticks, common = int(saved["step"]), saved["memories"][-1]
+    for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
+        done = steps.done(number, ticks)
+        fragment.attachment.membership.join(_part(saved, fragment) | {"step": done, "draw": done})
+        _load_common(fragment, common, settings)
+        fragment.finished = done
+    return ticks
+
+
+@torch.no_grad()
+def _load_common(
+    fragment: Fragment, common: Mapping[str, Mapping[str, Tensor]], settings: Sequence[Mapping[str, Any]]
+) -> None:
+    for name, p in fragment.parameters.items():
+        p.copy_(common[name][_GLOBAL])
+    fragment.take_means({n: common[n][_MEAN] for n in fragment.parameters if _MEAN in common[n]})
+    _load_optimizer(fragment, common, settings)
+
+
+def _common(fragment: Fragment) -> dict[str, dict[str, Tensor]]:
+    """Return copies of what all workers have alike."""
+    means, state = fragment.means(), fragment.optimizer.state
+    found = {}
+    for name, p in fragment.parameters.items():
+        held = {f"{_STATE}{key}": x for key, x in state[p].items() if isinstance(x, Tensor)} if p in state else {}
+        mean = {_MEAN: means[name]} if name in means else {}
+        found[name] = {f: x.detach().clone() for f, x in ({_GLOBAL: p} | mean | held).items()}
+    return found
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of the optimizer's groups, such as its learning rate, as plain values."""
+    return [
+        {key: x.item() if isinstance(x, Tensor) else x for key, x in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _load_optimizer(
+    fragment: Fragment, common: Mapping[str, Mapping[str, Tensor]], settings: Sequence[Mapping[str, Any]]
+) -> None:
+    """Give the outer optimizer its tensors and settings, by way of its own `load_state_dict`."""
+    optimizer, names = fragment.optimizer, fragment.attachment.names
+    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
+    held = [
+        {f.removeprefix(_STATE): x.clone() for f, x in common[name].items() if f.startswith(_STATE)} for name in order
+    ]
+    groups = [{**mine, **theirs} for mine, theirs in zip(optimizer.state_dict()["param_groups"], settings, strict=True)]
+    optimizer.load_state_dict({"state": {i: each for i, each in enumerate(held) if each}, "param_groups": groups})
+
+
+def _part(saved: Mapping[str, Any], fragment: Fragment) -> dict[str, Any]:
+    """Return what the attachment of this fragment would have saved."""
+    *memories, _ = saved["memories"]
+    mine = [{name: fields for name, fields in each.items() if name in fragment.parameters} for each in memories]
+    return {**saved, "memories": mine, "fields": saved.get("fields", [])[:-1]}
+
+
+def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment) -> None:
+    for name, p in fragment.parameters.items():
+        fields = common.get(name, {})
+        if _GLOBAL not in fields:
+            raise ValueError(f"the state lacks {name!r}: it is of another model")
+        for field in fields.keys() & {_GLOBAL, _MEAN}:
+            x = fields[field]
+            if x.shape != p.shape or x.dtype != p.dtype:
+                raise ValueError(
+                    f"{field.removeprefix(COMMON)} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; expected "
+                    f"{tuple(p.shape)} and {p.dtype}: it is of another model"
+                )

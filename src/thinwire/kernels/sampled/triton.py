@@ -1,0 +1,166 @@
+"""Several small vectors in one launch an operation: summed, sampled and searched.
+
+The k-th largest of a sample is found digit by digit, like that of a vector. So the threshold never reaches the host.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.kernels.accumulate.triton import accumulate_each, accumulate_momentum_each
+from thinwire.kernels.sampled.reference import Draw
+from thinwire.kernels.segments.triton import (
+    BINS,
+    LEVELS,
+    Strided,
+    addresses,
+    bar_of,
+    count_digits,
+    pointer,
+    table,
+    tiles_of_each,
+    write_largest,
+)
+from thinwire.kernels.triton import TILE, launch, magnitudes
+
+_ROOM = 64
+"""How many picks of a tile are kept. A tile with more is searched again."""
+
+
+def accumulate_sampled_select(
+    outs: Sequence[Tensor],
+    residuals: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    scales: Sequence[float],
+    draws: Sequence[Draw],
+) -> tuple[Tensor, Tensor]:
+    """See `reference.accumulate_sampled_select`."""
+    accumulate_each(outs, residuals, gradients, scales)
+    return sampled_select(outs, draws)
+
+
+def accumulate_momentum_sampled_select(
+    outs: Sequence[Tensor],
+    velocity_outs: Sequence[Tensor],
+    residuals: Sequence[Tensor],
+    velocities: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    scales: Sequence[float],
+    momentum: float,
+    nesterov: bool,
+    draws: Sequence[Draw],
+) -> tuple[Tensor, Tensor]:
+    """See `reference.accumulate_momentum_sampled_select`."""
+    accumulate_momentum_each(outs, velocity_outs, residuals, velocities, gradients, scales, momentum, nesterov)
+    return sampled_select(outs, draws)
+
+
+def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+    """Pick from each vector as its draw says. Returns indices and values as `accumulate_sampled_select` does."""
+    like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
+    capacities = [draw.capacity for draw in draws]
+    starts = list(accumulate(capacities[:-1], initial=0))
+    sampled = [-(-(n - draw.offset) // draw.stride) for n, draw in zip(lengths, draws, strict=True)]
+    offsets, strides, ranks, _ = zip(*draws, strict=True)
+    columns = (addresses(xs), lengths, sampled, offsets, strides, ranks, capacities, starts)
+    at, size, samples, offset, stride, rank, room, begin = table(device, *columns)
+    first, second = torch.zeros(2, len(xs) * (LEVELS[like.element_size()] << 11), dtype=torch.int32, device=device)
+    most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, draws, strict=True))  # the same in every step
+    count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), first, rank)
+    indices = torch.full((sum(capacities),), -1, dtype=torch.int32, device=device)
+    values, tiles = like.new_zeros(sum(capacities)), tiles_of_each(tuple(lengths), device)
+    counts, kept = indices.new_empty(tiles.total), indices.new_empty(tiles.total, _ROOM)
+    where, sizes = (like, at, size, first, rank, tiles.of, tiles.total), {"TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
+    launch(_find, tiles.total, counts, kept, *where, LEVELS=LEVELS[like.element_size()], **sizes)
+    ends, over = counts.cumsum(0, dtype=torch.int32), torch.zeros_like(room)
+    args = (indices, values, counts, kept, ends, room, begin, over, *where)
+    launch(_gather, tiles.total, *args, LEVELS=LEVELS[like.element_size()], **sizes)
+    write_largest(Strided(at, size), like, tiles, second, over, begin, (indices, values))
+    return indices, values
+
+
+@triton.jit
+def _hits(like, at, size, histograms, rank, vector, start, LEVELS: tl.constexpr, TILE: tl.constexpr):
+    """Return which elements of a tile reach the threshold, their indices, and the elements."""
+    place = start + tl.arange(0, TILE)
+    valid = place < tl.load(size + vector)
+    x = tl.load(pointer(at, vector, like) + place, mask=valid)
+    bits, k = magnitudes(x), tl.load(rank + vector)
+    bar, _left = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
+    infinity = magnitudes(tl.full([1], float("inf"), like.dtype.element_ty)).to(tl.int64)
+    least = tl.where(k == 0, 1, tl.maximum(tl.minimum(bar, infinity), 1))
+    return (valid & (bits >= least.to(bits.dtype))).to(tl.int32), place, x
+
+
+@triton.jit(do_not_specialize=["count"])
+def _find(
+    counts,
+    kept,
+    like,
+    at,
+    size,
+    histograms,
+    rank,
+    tiles,
+    count,
+    LEVELS: tl.constexpr,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    vector, start = tl.load(tiles + tile), tl.load(tiles + count + tile)
+    hit, index, _x = _hits(like, at, size, histograms, rank, vector, start, LEVELS, TILE)
+    place = tl.cumsum(hit, 0) - 1
+    tl.store(kept + tile * ROOM + place, index, mask=(hit > 0) & (place < ROOM))
+    tl.store(counts + tile, tl.sum(hit, 0))
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gather(
+    indices,
+    values,
+    counts,
+    kept,
+    ends,
+    room,
+    begin,
+    over,
+    like,
+    at,
+    size,
+    histograms,
+    rank,
+    tiles,
+    count,
+    LEVELS: tl.constexpr,
+    TILE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Write the picks of a vector's tiles one after another; if they are too many, say so in `over`."""
+    tile = tl.program_id(0)
+    vector, start, first = tl.load(tiles + tile), tl.load(tiles + count + tile), tl.load(tiles + 2 * count + tile)
+    last = first + tl.cdiv(tl.load(size + vector), TILE) - 1
+    before, capacity, here = (
+        tl.load(ends + first) - tl.load(counts + first),
+        tl.load(room + vector),
+        tl.load(counts + tile),
+    )
+    if tl.load(ends + last) - before > capacity:
+        tl.store(over + vector, capacity)
+        return
+    out = tl.load(begin + vector) + tl.load(ends + tile) - here - before
+    if here <= ROOM:
+        place = tl.arange(0, ROOM)
+        index = tl.load(kept + tile * ROOM + place, mask=place < here, other=0)
+        x = tl.load(pointer(at, vector, like) + index, mask=place < here)
+        tl.store(indices + out + place, index, mask=place < here)
+        tl.store(values + out + place, x, mask=place < here)
+    else:
+        hit, index, x = _hits(like, at, size, histograms, rank, vector, start, LEVELS, TILE)
+        place = tl.cumsum(hit, 0) - 1
+        tl.store(indices + out + place, index, mask=hit > 0)
+        tl.store(values + out + place, x, mask=hit > 0)

@@ -1,0 +1,1 @@
+"""What kernels that take several vectors in one launch on a GPU share."""

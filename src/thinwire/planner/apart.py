@@ -1,0 +1,108 @@
+"""What would a step take if workers trained on their own, and when would they reach a given loss?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, final
+
+from thinwire.exchanges import AllGather, AllReduce, Exchange
+from thinwire.planner.losses import measured
+from thinwire.planner.outer_losses import more_steps, of_ratio
+from thinwire.planner.plan import Plan
+from thinwire.planner.profile import Profile
+
+STEPS = 1000
+"""`Way.until` counts to the loss that uncompressed training has after so many steps."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """Outer steps as the planner sees them: what one exchange sends of a fragment, how, and how late it may come.
+
+    bits: of the payload, per element, scales and indices included.
+    """
+
+    bits: float
+    exchange: Exchange
+    fragments: int = 1
+    delay: int = 0
+
+    def nbytes(self, profile: Profile, every: int) -> float:
+        """Return the bytes of payload for each inner step."""
+        return self.bits / 8 * _numel(profile) / every
+
+    def seconds(self, profile: Profile, every: int) -> float:
+        """Return the mean seconds of an inner step if workers meet after every so many.
+
+        Encoding and decoding, once in so many steps, count as free.
+        """
+        alone = profile.timeline.computed + profile.timeline.rest
+        link = profile.links[self.exchange.transport]
+        nbytes = self.bits / 8 * _numel(profile) / self.fragments
+        exchange = self.exchange.seconds(nbytes, profile.world_size, link)
+        waits = max(0.0, exchange - min(self.delay, every - 1) * alone)
+        return max(alone + self.fragments * waits / every, self.fragments * exchange / every)
+
+
+SCHEMES: Mapping[str, Scheme] = MappingProxyType(
+    {
+        "diloco": Scheme(bits=32, exchange=AllReduce()),
+        "streaming_diloco": Scheme(bits=4 + 32 / 256, exchange=AllGather(), fragments=4, delay=5),
+        "sparseloco": Scheme(bits=0.17, exchange=AllGather()),
+    }
+)
+"""The presets of `thinwire.outer_steps`, by name."""
+
+
+class Way(NamedTuple):
+    """A way to train. nbytes, seconds: of a step. more: times as many steps to the same loss as uncompressed training.
+
+    `more` is None where nobody has measured or assumed it.
+    """
+
+    name: str
+    nbytes: float
+    seconds: float
+    more: float | None
+
+    @property
+    def until(self) -> float:
+        """Seconds until the loss that uncompressed training has after 1,000 steps; infinite if not known."""
+        return STEPS * self.seconds * (float("inf") if self.more is None else self.more)
+
+
+def ways(plan: Plan, every: Sequence[int], assumed: Mapping[tuple[str, int], float]) -> list[Way]:
+    """Return the ways to train, the one that is there first before the others.
+
+    They are: uncompressed, as planned, and each scheme with each of `every` inner steps. assumed: how many times as
+    many steps a scheme takes with so many inner steps, in place of what was measured.
+    """
+    return sorted([*_each_step(plan), *_apart(plan.profile, every, assumed)], key=lambda way: (way.until, way.seconds))
+
+
+def _each_step(plan: Plan) -> Iterator[Way]:
+    whole = float(sum(row.dense_bytes for row in plan.rows))
+    yield Way("uncompressed, each step", whole, plan.dense_seconds, 1.0)
+    if plan.pays:
+        yield Way("as planned, each step", sum(row.nbytes for row in plan.rows), plan.seconds, _planned(plan))
+
+
+def _planned(plan: Plan) -> float | None:
+    """Return the most steps that one of the plan's candidates costs."""
+    if plan.optimizer is None:
+        return None
+    rows = [measured(name, plan.optimizer) for name in set(plan.choice.values())]
+    known = [of_ratio(row.ratio) for row in rows if row is not None]
+    return max(known) if len(known) == len(rows) else None
+
+
+def _apart(profile: Profile, every: Sequence[int], assumed: Mapping[tuple[str, int], float]) -> Iterator[Way]:
+    for name, scheme in SCHEMES.items():
+        for inner in every:
+            more = assumed.get((name, inner), more_steps(name, inner))
+            yield Way(f"{name}, H {inner}", scheme.nbytes(profile, inner), scheme.seconds(profile, inner), more)
+
+
+def _numel(profile: Profile) -> int:
+    return sum(gradient.numel for gradient in profile.timeline.gradients)

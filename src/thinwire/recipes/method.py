@@ -1,0 +1,106 @@
+"""What a method is, and a list of methods by name or as a table."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from types import MappingProxyType
+from typing import Literal, final
+
+from thinwire.checked import checked
+from thinwire.reducer import Compressed, MinimumSize, Reducer, WithRows
+from thinwire.schedules import Density
+
+RecipeFactory = Callable[..., Reducer]
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to exchange gradients, by the name it has everywhere.
+
+    recipe: returns a new reducer.
+    summary: what it is, in a line. sends: what travels each step. paper: where it comes from; empty if it is ours.
+    share_of: what a density is a share of. Only shares of the same thing compare.
+    momentum: applies the optimizer's momentum itself, so `attach` needs `optimizer=`.
+    warms_up: its paper starts at a higher density.
+    summed: partial sums travel. Otherwise every rank gets what every other rank sent.
+    conserving: what is not delivered waits for later steps, so nothing is lost.
+    rows: sums the rows of sparse embeddings on the way. Otherwise they go as DDP sends them.
+    pipelines: works between the replicas of a pipeline's stage.
+    benched: a row of `thinwire bench`, whose `dense` is plain DDP itself. planned: the planner may choose it.
+    """
+
+    name: str
+    recipe: RecipeFactory
+    summary: str
+    sends: str
+    paper: str = ""
+    share_of: Literal["elements", "blocks", "frequencies"] = "elements"
+    momentum: bool = False
+    warms_up: bool = False
+    summed: bool = False
+    conserving: bool = True
+    rows: bool = False
+    pipelines: bool = True
+    benched: bool = True
+    planned: bool = False
+
+    @property
+    def density(self) -> float | None:
+        """The recipe's default density, or None if it takes none."""
+        return float(signature(self.recipe).parameters["density"].default) if self.takes("density") else None
+
+    def takes(self, option: str) -> bool:
+        """Return whether the recipe has an option of that name."""
+        return option in signature(self.recipe).parameters
+
+    def make(self, density: Density | None = None) -> Reducer:
+        """Return a new reducer, of that density where the method takes one."""
+        return self.recipe() if density is None or self.density is None else self.recipe(density=density)
+
+    def large(self, density: Density | None = None) -> Compressed:
+        """Return the codec and exchange of a large tensor. Raises TypeError if there is not one of each."""
+        return _large(self.make(density))
+
+
+def _large(reducer: Reducer) -> Compressed:
+    match reducer:
+        case Compressed():
+            return reducer
+        case MinimumSize(large=inner) | WithRows(dense=inner):
+            return _large(inner)
+    raise TypeError(f"{type(reducer).__name__} is not one codec and one exchange; expected Compressed")
+
+
+def by_name(rows: Iterable[Method]) -> Mapping[str, Method]:
+    """Return the rows by their names. Raises ValueError where two share one."""
+    found: dict[str, Method] = {}
+    for row in rows:
+        if row.name in found:
+            raise ValueError(f"two methods are called {row.name!r}; expected a name of its own for each")
+        found[row.name] = row
+    return MappingProxyType(found)
+
+
+def markdown(methods: Iterable[Method]) -> str:
+    """Return the methods as the Markdown table of docs/reference/recipes.md."""
+    columns = (
+        "method",
+        "paper",
+        "sends",
+        "density",
+        "momentum",
+        "warms up",
+        "summed on the way",
+        "nothing lost",
+        "sparse rows",
+    )
+    lines = [columns, ("---",) * len(columns), *map(_cells, methods)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cells(row: Method) -> tuple[str, ...]:
+    density = "" if row.density is None else f"{row.density:g} of the {row.share_of}"
+    flags = (row.momentum, row.warms_up, row.summed, row.conserving, row.rows)
+    return (f"`{row.name}`", row.paper, row.sends, density, *("yes" if flag else "" for flag in flags))

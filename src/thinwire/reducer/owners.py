@@ -1,0 +1,180 @@
+"""The straight line where each rank owns a part of every gradient, as in FSDP2: a compressed reduce-scatter."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from thinwire import trace
+from thinwire.checked import checked
+from thinwire.codecs import Codec
+from thinwire.collectives import Group, all_to_all
+from thinwire.exchanges import AllGather, AllReduce
+from thinwire.exchanges.all_gather import received
+from thinwire.memories import Memory
+from thinwire.payloads import Dense, Payload
+from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed, note_values
+from thinwire.reducer.compressed import Compressed
+from thinwire.reducer.wrappers import MinimumSize, PerTensor, WarmUp
+from thinwire.signals import Plain, Signal
+from thinwire.waits import Verdict
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ToOwners(Reducer):
+    """compensate → cut → encode → all-to-all → decode the own part. One collective per bucket.
+
+    Each rank owns the rows of every gradient that `part_of` says. A bucket holds what this rank contributes to all of
+    them, and afterwards the mean in its own part; the other parts then mean nothing. The memory holds what this rank
+    has not delivered to any owner, so it is as large as the whole gradient.
+    """
+
+    memory: Memory
+    codec: Codec
+
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
+        """Run one step with a throw-away memory to compile the kernels."""
+        Compressed(memory=self.memory, codec=self.codec, exchange=AllGather()).prepare(group, samples)
+
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+        """Encode now, decode when the exchange is done."""
+        if not bucket.segments:
+            return completed(True)
+        # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
+        rank, ranks, watch, listeners, verdict = at.group.rank(), at.group.size(), at.watch, at.listeners, at.verdict
+        with trace.span("encode", *listeners):
+            payloads = self._encode(bucket, at)
+            buffers = [payload.to_buffer() for payload in payloads.values()]
+        for payload in payloads.values():
+            note_values(payload, listeners)
+        mine = payloads.get(rank)
+        sizes = [payloads[owner].nbytes if owner in payloads else 0 for owner in range(ranks)]
+        arriving = buffers[0].new_empty(ranks, sizes[rank])
+        arrived = trace.started("exchange", *listeners)
+        work = all_to_all(arriving.view(-1), torch.cat(buffers), sizes, at.group)
+
+        def finish(done: "Future[object]") -> bool:
+            done.value()  # raises what the collective raised
+            arrived()
+            trace.count("sent_bytes", sum(sizes) - sizes[rank], *listeners)
+            with trace.span("decode", *listeners):
+                self._retain(bucket, list(payloads.values()))
+                return mine is None or _decoded(mine, arriving, bucket.flat, verdict, watch=watch)
+
+        return work.get_future().then(finish)
+
+    def memories(self) -> Sequence[Memory]:
+        """Return the memory."""
+        return (self.memory,)
+
+    def memory_of(self, segment: Segment) -> Memory:
+        """Return the memory."""
+        return self.memory
+
+    def _encode(self, bucket: Bucket, at: Round) -> Mapping[int, Payload]:
+        """Return a payload for each rank that owns any row."""
+        codec, segments = self.codec.at(at.step), bucket.segments
+        corrected = [
+            self.memory.compensate(s.name, g, at.scale, seed=at.seed(s.name, shared=False)).tensor()
+            for s, g in zip(segments, bucket.views(), strict=True)
+        ]
+        payloads = {}
+        for owner in range(at.group.size()):
+            parts = [part_of(segment, owner, at.group.size()) for segment in segments]
+            owned = [(s, part, x) for s, part, x in zip(segments, parts, corrected, strict=True) if part.length]
+            if owned:
+                signals = [self._signal(part, x[part.offset - s.offset :], bucket, at) for s, part, x in owned]
+                payloads[owner] = codec.encode_signals(
+                    signals,
+                    seeds=[at.seed(f"{part.name}/{owner}", shared=codec.shared_seed) for _, part, _ in owned],
+                    offsets=[part.offset for _, part, _ in owned],
+                    numel=bucket.flat.numel(),
+                )
+        return payloads
+
+    def _signal(self, part: Segment, x: Tensor, bucket: Bucket, at: Round) -> Signal:
+        signal = Plain(x[: part.length], bucket.flat.dtype)
+        signal.share, signal.shape = at.scale if self.memory.stateful else None, part.shape
+        return signal
+
+    def _retain(self, bucket: Bucket, payloads: Sequence[Payload]) -> None:
+        """Take what each owner got out of what waits for whole parameters."""
+        if not self.memory.stateful:
+            return
+        delivered = torch.zeros_like(bucket.flat, dtype=torch.promote_types(bucket.flat.dtype, torch.float32))
+        for payload in payloads:
+            payload.write(delivered)
+        regions = tuple((segment.offset, segment.length) for segment in bucket.segments)
+        values = torch.cat([delivered[offset : offset + length] for offset, length in regions])
+        whole = Dense(values=values, numel=bucket.flat.numel(), regions=regions)
+        self.memory.retain([segment.name for segment in bucket.segments], whole)
+
+
+def part_of(segment: Segment, owner: int, ranks: int) -> Segment:
+    """Return the rows that a rank owns, as `torch.chunk` cuts them: those of the last owners may be fewer, or none."""
+    rows, *others = segment.shape
+    chunk, width = -(-rows // ranks), segment.length // max(rows, 1)
+    first, end = min(owner * chunk, rows), min((owner + 1) * chunk, rows)
+    return replace(
+        segment,
+        offset=segment.offset + first * width,
+        length=(end - first) * width,
+        shape=(end - first, *others),
+    )
+
+
+@singledispatch
+def to_owners(recipe: object) -> Reducer:
+    """Return a recipe that sends to owners what this one sends to all ranks, with the same memories.
+
+    Raises TypeError where it cannot: see `docs/how-to/shard.md`.
+    """
+    raise TypeError(
+        f"{type(recipe).__name__} gives every rank the whole mean by steps of its own, and here each rank needs only "
+        "the part that it owns: choose a recipe that encodes and gathers, such as recipes.topk()"
+    )
+
+
+@to_owners.register
+def _line(recipe: Compressed) -> Reducer:
+    if not isinstance(recipe.exchange, AllGather | AllReduce):
+        raise TypeError(
+            f"{type(recipe.exchange).__name__} merges payloads on the way to all ranks, and here each rank needs only "
+            "the part that it owns: choose a recipe with AllGather or AllReduce, such as recipes.topk()"
+        )
+    if recipe.memory.free or not recipe.memory.fields <= {"residual"}:
+        raise TypeError(
+            f"{type(recipe.memory).__name__} keeps {sorted(recipe.memory.fields)}. Every rank would keep that for "
+            "the whole model, and the optimizer has a shard: choose a recipe with error feedback "
+            "alone, such as recipes.topk()"
+        )
+    return ToOwners(memory=recipe.memory, codec=recipe.codec)
+
+
+@to_owners.register
+def _by_size(recipe: MinimumSize) -> Reducer:
+    return replace(recipe, small=to_owners(recipe.small), large=to_owners(recipe.large))
+
+
+@to_owners.register
+def _in_turn(recipe: WarmUp) -> Reducer:
+    return replace(recipe, first=to_owners(recipe.first), then=to_owners(recipe.then))
+
+
+@to_owners.register
+def _by_name(recipe: PerTensor) -> Reducer:
+    reducers = {name: to_owners(each) for name, each in recipe.reducers.items()}
+    return replace(recipe, reducers=reducers, otherwise=to_owners(recipe.otherwise))
+
+
+def _decoded(mine: Payload, arriving: Tensor, out: Tensor, verdict: Verdict | None, *, watch: bool) -> bool:
+    """Write the sum of what has arrived. Return whether it is finite, True if not watched."""
+    total = received(mine, arriving, verdict)
+    total.write(out)
+    return not watch or total.is_finite(out)

@@ -1,0 +1,422 @@
+"""Handles: the verbs they share, what they say of their steps, and what `why` says of a plan."""
+
+import copy
+import logging
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import RECIPES
+from ddp_models import Training, mlp
+from ranks import Ranks, told
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire import trace
+from thinwire.planner import Why
+
+VERBS = {name for name in dir(tw.Handle) if not name.startswith("_")}
+
+
+def test_every_handle_has_the_verbs() -> None:
+    for kind in (tw.Attachment, tw.Replicas, tw.Shards, tw.Outer, tw.pipeline.Sparsified):
+        assert {"memory_bytes", "stats", "state_dict", "load_state_dict", "remove"} == VERBS <= set(dir(kind))
+    for kind in (tw.Attachment, tw.Replicas, tw.Shards, tw.Outer):
+        assert callable(kind.verify_replicas)
+
+
+# --- what one rank alone does wrong ---
+
+
+def _one_alone(wrong: int) -> dict[str, str]:
+    """Have one rank give what no rank should, and return what all are told."""
+    mine = dist.get_rank() == wrong
+
+    def module() -> nn.Module:
+        return mlp(torch.float32)
+
+    def attach(recipe: Any, **options: Any) -> str:
+        return told(lambda: tw.attach(DistributedDataParallel(module()), recipe, **options))
+
+    def replicate(modules: Any, recipe: Any, **options: Any) -> str:
+        return told(lambda: tw.replicate(modules, recipe, **options))
+
+    used, whole = tw.recipes.topk(), module()
+    at_work = tw.replicate(module(), used)
+    imaginary = nn.Linear(2, 2, dtype=torch.complex64)
+    sgd = torch.optim.SGD((module() if mine else whole).parameters(), lr=0.1, momentum=0.9)
+    said = {
+        "attach: recipe": attach(3 if mine else tw.recipes.topk()),
+        "attach: both": attach(tw.recipes.topk(), plan="auto" if mine else None),
+        "attach: used": attach(used if mine else tw.recipes.topk()),
+        "attach: momentum": told(lambda: tw.attach(DistributedDataParallel(whole), tw.recipes.dgc(), optimizer=sgd)),
+        "replicate: recipe": replicate(module(), None if mine else tw.recipes.topk()),
+        "replicate: modules": replicate([] if mine else [module()], tw.recipes.topk()),
+        "replicate: complex": replicate(imaginary if mine else module(), tw.recipes.topk()),
+        "replicate: used": replicate(module(), used if mine else tw.recipes.topk()),
+    }
+    assert at_work.attachment.step == 0
+    return said
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong: int) -> None:
+    expected = {
+        "attach: recipe": ("TypeError: ", "attach takes a recipe"),
+        "attach: both": ("TypeError: ", "a recipe or a plan, not both"),
+        "attach: used": ("RuntimeError: ", "at work on a model already"),
+        "attach: momentum": ("MomentumError: ", "optimizer"),
+        "replicate: recipe": ("TypeError: ", "replicate takes a recipe"),
+        "replicate: modules": ("ValueError: ", "modules is []"),
+        "replicate: complex": ("TypeError: ", "view_as_real"),
+        "replicate: used": ("RuntimeError: ", "at work on a model already"),
+    }
+    for rank, messages in enumerate(ranks.run(2, _one_alone, wrong)):
+        for name, (kind, words) in expected.items():
+            blamed = "" if rank == wrong else f"rank {wrong}: "
+            assert messages[name].startswith(kind + blamed), (name, messages[name])
+            assert words in messages[name], (name, messages[name])
+
+
+def test_without_a_process_group_they_say_what_to_call() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for call in (
+        lambda: tw.replicate(model, tw.recipes.topk()),
+        lambda: tw.outer(model, optimizer, tw.outer_steps.diloco()),
+    ):
+        with pytest.raises(RuntimeError, match="init_process_group"):
+            call()
+
+
+def _one_loads_nothing(kind: str) -> str:
+    """Have one rank train where the others load. DDP sends the batch norm's buffers in its forward pass."""
+
+    def made() -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        if kind == "replicate":
+            return module, tw.replicate(module, tw.recipes.topk())
+        model = DistributedDataParallel(module)
+        return model, tw.attach(model, tw.recipes.topk())
+
+    def train(model: nn.Module, handle: Any) -> None:
+        model(torch.randn(8, 4)).square().sum().backward()
+        if kind == "replicate":
+            handle.reduce()
+
+    model, handle = made()
+    train(model, handle)
+    handle.keep_step()
+    saved = handle.state_dict()
+    model, handle = made()
+    return told(train, model, handle) if dist.get_rank() else told(handle.load_state_dict, saved)
+
+
+@pytest.mark.parametrize("kind", ["attach", "replicate"])
+def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, kind: str) -> None:
+    for said in ranks.run(2, _one_loads_nothing, kind):
+        assert said.startswith("StateError: rank 0 goes on from {'step': 1"), said
+
+
+# --- stats ---
+
+
+def _figures(recipe: str) -> tuple[list[dict[str, float]], dict[str, float], float, float]:
+    training = Training("several buckets", recipe)
+    steps = []
+    with trace.listen(trace.Recorder()) as recorder:
+        for step in range(4):
+            training.step(step)
+            stats = training.attachment.stats()
+            steps.append(asdict(stats.step))
+    return steps, asdict(stats.total), recorder.totals["sent_bytes"], sum(p.nbytes for p in training.model.parameters())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_stats_add_up(ranks: Ranks, recipe: str) -> None:
+    for steps, total, sent, nbytes in ranks.run(2, _figures, recipe):
+        assert total["sent_bytes"] == pytest.approx(sent)
+        for name in ("steps", "sent_bytes", "dense_bytes", "encode_ms", "exchange_ms", "decode_ms"):
+            assert total[name] == pytest.approx(sum(step[name] for step in steps)), name
+        for step in steps:
+            assert step["dense_bytes"] == nbytes  # 2 (K − 1) / K of them, between two ranks
+            assert step["ratio"] == step["sent_bytes"] / step["dense_bytes"] > 0
+            assert 0 < step["density"] <= 1
+            assert min(step[name] for name in ("encode_ms", "exchange_ms", "decode_ms")) > 0
+        assert total["ratio"] == pytest.approx(sent / (len(steps) * nbytes))
+
+
+def _norms() -> list[tuple[float, float]]:
+    """Return residual_ratio and its reference, step by step."""
+    training = Training("several buckets", "topk", dtype=torch.float64, momentum=0.0)
+    attachment, pairs = training.attachment, []
+    attachment.stats()
+    for step in range(4):
+        gradients = [g / dist.get_world_size() for g in training.local_gradients(step).values()]
+        training.step(step)
+        (memory,) = [m for m in attachment.state_dict()["memories"] if m]
+        waits = [fields["residual"] for fields in memory.values()]
+        norms = [math.sqrt(sum(float(x.double().square().sum()) for x in xs)) for xs in (waits, gradients)]
+        pairs.append((attachment.stats().step.residual_ratio, norms[0] / norms[1]))
+    return pairs
+
+
+def test_the_residual_is_measured_against_the_gradient(ranks: Ranks) -> None:
+    for pairs in ranks.run(2, _norms):
+        for ours, reference in pairs:
+            assert ours == pytest.approx(reference)
+        assert pairs[-1][1] > 0
+
+
+def _density(density: float) -> tuple[float, float]:
+    """Return what a codec sent of one large tensor, and of a gradient that is mostly zero."""
+    model = DistributedDataParallel(nn.Linear(100, 100, bias=False))
+    handle = tw.attach(model, tw.recipes.topk(density=density))
+    found = []
+    for x in (torch.randn(4, 100), torch.eye(100)[:1]):
+        model(x).sum().backward()
+        found.append(handle.stats().step.density)
+        handle.drop_step()
+        model.zero_grad()
+    return found[0], found[1]
+
+
+def test_density_is_what_was_really_sent(ranks: Ranks) -> None:
+    for dense, mostly_zero in ranks.run(2, _density, 0.05):
+        assert dense == 0.05
+        assert mostly_zero == 0.01, "one column of a hundred; the rest of the payload is padding"
+
+
+def _of_rows(recipe: str) -> tuple[float, float, bool]:
+    """An embedding whose gradient is sparse, with indices that repeat."""
+    model = DistributedDataParallel(nn.Embedding(100, 16, sparse=True))
+    handle = tw.attach(model, tw.recipes.METHODS[recipe].make())
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.tensor([3, 3, 3, 7 + dist.get_rank()])).sum().backward()
+        handle.drop_step()
+    figures = handle.stats().step
+    return figures.dense_bytes, figures.ratio, figures.exchange_ms > 0 and figures.density == 1
+
+
+@pytest.mark.parametrize("recipe", ["dense", "s2_union"])
+def test_rows_count_as_ddp_sends_them(ranks: Ranks, recipe: str) -> None:
+    for dense, ratio, known in ranks.run(2, _of_rows, recipe):
+        assert dense == 2 * (16 * 4 + 8), "two rows, each with its index, to the other rank"
+        assert ratio == 1 if recipe == "dense" else ratio > 0
+        assert known
+
+
+def _not_finite() -> tuple[bool, bool]:
+    """One gradient that is not finite, between others."""
+    model = DistributedDataParallel(nn.Linear(50, 50))
+    handle = tw.attach(model, tw.recipes.topk(density=0.05))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    nan = []
+    for step in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(4, 50)).sum() * (torch.inf if step == 2 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        nan.append(math.isnan(handle.stats().step.residual_ratio))
+    return nan == [True, False, True, False, False], math.isfinite(handle.stats().total.residual_ratio)
+
+
+def test_a_step_that_is_not_finite_leaves_the_total_alone(ranks: Ranks) -> None:
+    assert ranks.run(2, _not_finite) == [(True, True)] * 2
+
+
+def _resumed_at_the_same_step() -> tuple[int, float, float]:
+    training = Training("several buckets", "topk")
+    training.run(range(2))
+    saved = training.attachment.state_dict()
+    training.run(range(2, 3))
+    sent = training.attachment.stats().step.sent_bytes
+    training.attachment.load_state_dict(saved)
+    training.run(range(2, 3))
+    stats = training.attachment.stats()
+    return stats.total.steps, stats.step.sent_bytes, sent
+
+
+def test_a_step_done_again_is_another_step(ranks: Ranks) -> None:
+    for steps, again, sent in ranks.run(2, _resumed_at_the_same_step):
+        assert steps == 4
+        assert again == pytest.approx(sent, rel=0.01)
+
+
+def _called_when() -> tuple[Any, ...]:
+    training = Training("several buckets", "topk")
+    fresh = training.attachment.stats()
+    training.run(range(3))
+    first, again = training.attachment.stats(), training.attachment.stats()
+    copied = copy.deepcopy(training.model)
+    return (
+        fresh.total.steps,
+        first.total.steps,
+        first == again,
+        math.isnan(first.step.residual_ratio),
+        copied is not None,
+    )
+
+
+def test_stats_may_be_called_at_any_time(ranks: Ranks) -> None:
+    for result in ranks.run(2, _called_when):
+        assert result == (0, 3, True, False, True)
+
+
+def _of_plain_steps() -> tuple[tw.Figures, int]:
+    """Nothing pays with an empty budget, so DDP stays plain."""
+    training = Training("several buckets", None)
+    attachment = tw.attach(training.model, plan=tw.Budget(names=()))
+    training.run(range(14))
+    return attachment.stats().total, sum(p.nbytes for p in training.model.parameters())
+
+
+def test_plain_steps_count_too(ranks: Ranks) -> None:
+    for total, nbytes in ranks.run(2, _of_plain_steps):
+        assert total.steps == 14
+        assert (total.sent_bytes, total.ratio, total.density) == (14 * nbytes, 1.0, 1.0)
+        assert math.isnan(total.exchange_ms), "DDP exchanges, and nobody watches"
+
+
+# --- replicas ---
+
+
+def _replicated() -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    module = mlp(torch.float32)
+    replicas = tw.replicate(module, tw.recipes.topk(density=0.05, minimum_size=64))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def step(seed: int) -> tw.Figures:
+        generator = torch.Generator().manual_seed(10 * seed + dist.get_rank())
+        optimizer.zero_grad()
+        module(torch.randn(8, 20, generator=generator)).square().mean().backward()
+        replicas.reduce()
+        optimizer.step()
+        return replicas.stats().step
+
+    before, saved = [step(seed) for seed in range(3)], replicas.state_dict()
+    replicas.load_state_dict(saved)
+    held = replicas.memory_bytes - replicas.attachment.memory_bytes
+    replicas.remove()
+    after = [step(seed) for seed in range(3, 5)]
+    size = sum(p.nbytes for p in module.parameters())
+    same = replicas.verify_replicas() and not replicas.differing_parameters()
+    return [f.ratio for f in before], [f.ratio for f in after], held == size, same, saved["step"]
+
+
+def test_replicas_have_them_all(ranks: Ranks) -> None:
+    for before, after, held, same, step in ranks.run(2, _replicated):
+        assert max(before) < 0.5
+        assert after == [1.0, 1.0]
+        assert (held, same, step) == (True, True, 3)
+
+
+# --- remove ---
+
+
+def _said() -> list[str]:
+    records: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(f"{record.levelname}: {record.getMessage()}")
+
+    logger, listener = logging.getLogger("thinwire"), Listener()
+    logger.addHandler(listener)
+    Training("several buckets", "topk").attachment.remove()
+    logger.removeHandler(listener)
+    return records
+
+
+def test_remove_says_what_goes_on(ranks: Ranks) -> None:
+    first, other = ranks.run(2, _said)
+    assert len(first) == 1
+    assert first[0].startswith("WARNING: removed: gradients are averaged uncompressed from now on")
+    assert other == []
+
+
+def _removed_while_plain() -> tuple[int, int, bool]:
+    """Where DDP is still plain, nothing stays in it."""
+    training = Training("several buckets", None)
+    model = training.model
+    before = len(model._forward_pre_hooks)
+    attachment = tw.attach(model)
+    training.run(range(2))
+    attachment.remove()
+    training.run(range(2, 4))
+    hooked = bool(model._get_ddp_logging_data().get("comm_hook"))
+    return before, len(model._forward_pre_hooks), hooked
+
+
+@pytest.mark.slow
+def test_a_plan_that_never_began_leaves_nothing_behind(ranks: Ranks) -> None:
+    assert ranks.run(2, _removed_while_plain) == [(0, 0, False)] * 2
+
+
+def _state_after_removal() -> tuple[str, bool]:
+    training = Training("several buckets", "topk", momentum=0.0)
+    training.run(range(2))
+    training.attachment.remove()
+    saved = training.attachment.state_dict()
+    waits = any(bool(f["residual"].any()) for memory in saved["memories"] for f in memory.values())
+    return told(training.attachment.load_state_dict, saved), waits
+
+
+def test_what_waits_after_removal_can_be_loaded(ranks: Ranks) -> None:
+    assert ranks.run(2, _state_after_removal) == [("nothing", True)] * 2
+
+
+# --- why ---
+
+
+def _why() -> tuple[str, Why]:
+    training = Training("several buckets", None)
+    attachment = tw.attach(training.model)
+    early = told(attachment.why)
+    training.run(range(60))
+    return early, attachment.why()
+
+
+def test_why_says_what_auto_chose_for_each_tensor(ranks: Ranks) -> None:
+    found = ranks.run(2, _why)
+    names = [name for name, _ in mlp(torch.float32).named_parameters()]
+    for early, why in found:
+        assert early.startswith("RuntimeError: nothing is decided yet")
+        assert why.decision.startswith("first plan: ")
+        assert sorted(why.rows) == sorted(names)
+        assert all(row.reason for row in why.rows.values())
+        assert all(f"{name} " in str(why) for name in names)
+    assert found[0] == found[1]
+
+
+def _unasked() -> str:
+    return told(Training("several buckets", "topk").attachment.why)
+
+
+def test_why_has_no_answer_for_your_own_choice(ranks: Ranks) -> None:
+    assert set(ranks.run(1, _unasked)) == {
+        'RuntimeError: you chose the recipe yourself; why() says what a plan or plan="auto" has chosen'
+    }
+
+
+def _refused() -> list[str]:
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    wrong: list[Any] = [tw.Budget(), "auto", 3, torch.ones(2)]
+    return [told(tw.attach, model, each) for each in wrong] + [told(lambda: tw.attach(model, plan=tw.recipes.dense()))]  # type: ignore[arg-type]
+
+
+def test_a_plan_has_one_way_in(ranks: Ranks) -> None:
+    ((budget, auto, number, tensor, recipe),) = ranks.run(1, _refused)
+    assert "as plan=, not as the recipe" in budget
+    assert "as plan=, not as the recipe" in auto
+    assert number == "TypeError: attach takes a recipe such as recipes.topk(density=0.01); got 3"
+    assert tensor.startswith("TypeError: attach takes a recipe such as recipes.topk(density=0.01); got tensor(")
+    assert recipe.startswith('TypeError: attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got ')

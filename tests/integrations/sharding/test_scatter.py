@@ -1,0 +1,420 @@
+"""Models sharded over all ranks: a compressed reduce-scatter against FSDP's own, and against a plain reference."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import RECIPES
+from ddp_models import same
+from ranks import Ranks, told
+from test_shard import USES as OF_SHARDS
+from test_shard import Net, Use, batch, build, grid
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire.integrations.training.gradients import local
+
+STEPS = 4
+USES = OF_SHARDS | {
+    "float64": Use(dtype=torch.float64, policy=MixedPrecisionPolicy(reduce_dtype=torch.float32)),
+}
+SUMS = 16 * 2**-24
+"""By how much sums of four numbers in another order may differ, over the largest of them, after `STEPS` steps."""
+MAKE: dict[str, Callable[[], tw.reducer.Reducer]] = {
+    **{name: case.make for name, case in RECIPES.items()},
+    "all": partial(tw.recipes.topk, density=1.0, minimum_size=0),
+    "some": partial(tw.recipes.topk, density=0.05, minimum_size=0),
+    "parts": lambda: tw.reducer.PerTensor(
+        reducers={"dense": tw.recipes.dense()},
+        chosen={"scale": "dense"},
+        otherwise=tw.reducer.WarmUp(
+            steps=1, first=tw.recipes.dense(), then=tw.recipes.topk(density=0.1, minimum_size=64)
+        ),
+    ),
+}
+ABLE = [
+    name
+    for name, case in RECIPES.items()
+    if not case.momentum and not told(tw.reducer.to_owners, case.make()).startswith("TypeError")
+]
+"""What `to_owners` takes."""
+CONSERVING = [name for name in ABLE if RECIPES[name].conserving and RECIPES[name].make().memories()[-1].stateful]
+
+
+def line() -> DeviceMesh:
+    """Return a mesh of all ranks in one dimension."""
+    _clear_sharding_prop_cache()
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+
+
+class Native:
+    """A model in training that FSDP shards over all ranks."""
+
+    def __init__(self, use: Use | str = "several groups", **options: Any) -> None:
+        self.use = USES[use] if isinstance(use, str) else use
+        self.mesh = line()
+        self.net = build(self.use, self.mesh)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), **({"lr": 0.05, "momentum": 0.9} | options))
+
+    def backward(self, step: int) -> None:
+        for i in range(self.use.microbatches):
+            getattr(self.net, self.use.put_off)(i == self.use.microbatches - 1)
+            x = batch(step, i).to(self.use.dtype)
+            self.net(x, self.use.others and step % 2 == 1).square().mean().backward()
+
+    def step(self, step: int) -> bool:
+        """Do one step, and return whether this rank's gradients were finite; the optimizer steps only then."""
+        self.optimizer.zero_grad(set_to_none=self.use.to_none)
+        self.backward(step)
+        finite = all(bool(g.isfinite().all()) for g in self.gradients().values())
+        if finite:
+            self.optimizer.step()
+        return finite
+
+    def run(self, steps: range) -> Self:
+        for step in steps:
+            self.step(step)
+        return self
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: local(p.grad) for name, p in self.net.named_parameters() if p.grad is not None}
+
+    def shards(self) -> dict[str, Tensor]:
+        return {name: local(p.detach()) for name, p in self.net.named_parameters()}
+
+
+class Scattered(Native):
+    """The same, where thinwire takes gradients to their owners."""
+
+    def __init__(self, use: Use | str = "several groups", recipe: str = "some", **options: Any) -> None:
+        overlap = options.pop("overlap", True)
+        super().__init__(use, **options)
+        make = MAKE[recipe]
+        self.handle = tw.scatter(self.net, make(), mesh=self.mesh, optimizer=self.optimizer, overlap=overlap)
+
+
+class Plain:
+    """The whole model on each rank, and what it should be given: means in float64 of what FSDP rounds to float32."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.net = Net().double()
+
+    def means(self, step: int, of: Callable[[Tensor], Tensor] = lambda g: g) -> dict[str, Tensor]:
+        """Return the mean over ranks of what `of` makes of each gradient."""
+        self.net.zero_grad()
+        self.net(batch(step).double()).square().mean().backward()
+        found = {name: p.grad for name, p in self.net.named_parameters() if p.grad is not None}
+        found = {name: of(g.float().double()) / dist.get_world_size() for name, g in found.items()}
+        for mean in found.values():
+            dist.all_reduce(mean)
+        return found
+
+
+def far(a: Native, b: Native) -> float:
+    """Return the largest difference between two models' shards, over the largest of their values."""
+    pairs = [(x, y) for x, y in zip(a.shards().values(), b.shards().values(), strict=True) if x.numel()]
+    return max(float((x - y).abs().max()) for x, y in pairs) / max(float(x.abs().max()) for x, _ in pairs)
+
+
+def alike(a: Native, b: Native) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.shards().values(), b.shards().values(), strict=True))
+
+
+# --- as FSDP's own reduce-scatter ---
+
+
+def _both(use: str, recipe: str) -> tuple[float, int]:
+    native, scattered = Native(use).run(range(STEPS)), Scattered(use, recipe).run(range(STEPS))
+    return far(native, scattered), scattered.handle.attachment.step
+
+
+@pytest.mark.parametrize("recipe", ["dense", "all"])
+@pytest.mark.parametrize("use", USES)
+def test_sending_all_is_native_fsdp_but_for_the_order_of_sums(ranks: Ranks, use: str, recipe: str) -> None:
+    for difference, step in ranks.run(4, _both, use, recipe):
+        assert difference <= (SUMS if use != "bf16 computation" else 2**-7)
+        assert step == STEPS
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_it_works_alone_and_with_rows_that_do_not_divide(ranks: Ranks, count: int) -> None:
+    for difference, _ in ranks.run(count, _both, "several groups", "all"):
+        assert difference <= SUMS
+
+
+def _in_bf16() -> float:
+    """Return how far a bfloat16 gradient is from the float64 sum of what the ranks send, over the largest of it."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.bfloat16)
+    scattered, alone = Scattered(Use(policy=policy), "all"), Net()
+    alone.load_state_dict({name: x.full_tensor() for name, x in scattered.net.state_dict().items()})
+    scattered.backward(0)
+    alone(batch(0)).square().mean().backward()
+    worst = 0.0
+    for name, p in alone.named_parameters():
+        if p.grad is not None:
+            due = p.grad.bfloat16().double() / dist.get_world_size()
+            dist.all_reduce(due)
+            got = scattered.net.get_parameter(name).grad.full_tensor()  # type: ignore[union-attr]
+            worst = max(worst, float((got - due).abs().max() / due.abs().max()))
+    return worst
+
+
+def test_what_is_reduced_in_bf16_is_summed_in_float32(ranks: Ranks) -> None:
+    assert all(difference <= SUMS for difference in ranks.run(4, _in_bf16))
+
+
+def _parted(recipe: str) -> tuple[bool, bool]:
+    before, after = (
+        Scattered(recipe=recipe).run(range(STEPS)),
+        Scattered(recipe=recipe, overlap=False).run(range(STEPS)),
+    )
+    return alike(before, after), same(before.handle.state_dict(), after.handle.state_dict())
+
+
+def test_overlap_changes_no_bit(ranks: Ranks) -> None:
+    assert ranks.run(4, _parted, "some") == [(True, True)] * 4
+
+
+def _several(recipe: str) -> float:
+    """Several exchanges in a step, whose results add up."""
+    native, scattered = Native(), Scattered(recipe=recipe)
+    for each in (native, scattered):
+        each.backward(0)
+        each.backward(1)
+        each.optimizer.step()
+        each.run(range(2, 4))
+    return far(native, scattered)
+
+
+@pytest.mark.parametrize("recipe", ["dense", "all"])
+def test_a_step_may_have_several_exchanges(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(4, _several, recipe)) <= SUMS
+
+
+# --- what waits ---
+
+
+def _conserved(recipe: str, remove: bool = False) -> tuple[float, float]:
+    """Return how far delivered + waiting is from all there was, over the largest of that; and how much waits."""
+    scattered, plain = Scattered("float64", recipe, lr=0.0, momentum=0.0), Plain()
+    left: dict[str, Tensor] = {}
+    largest = 0.0
+    for step in range(STEPS):
+        if remove and step == STEPS - 1:
+            scattered.handle.remove()
+        scattered.step(step)
+        for name, mean in plain.means(step).items():
+            got = scattered.net.get_parameter(name).grad.full_tensor()  # type: ignore[union-attr]
+            left[name] = left.get(name, 0) + mean - got
+            largest = max(largest, float(mean.abs().max()))
+    waiting = 0.0
+    for memory in scattered.handle.state_dict()["memories"]:
+        for name, fields in memory.items():
+            waits = fields["residual"].clone()
+            dist.all_reduce(waits)
+            if name in left:
+                left[name] -= waits.view_as(left[name])
+            waiting = max(waiting, float(waits.abs().max()))
+    return max(float(x.abs().max()) for x in left.values()) / largest, waiting
+
+
+@pytest.mark.parametrize("recipe", [*CONSERVING, "some", "parts"])
+def test_what_owners_did_not_get_waits_at_the_senders(ranks: Ranks, recipe: str) -> None:
+    for difference, waiting in ranks.run(4, _conserved, recipe):
+        assert difference < (1e-12 if recipe != "fft" else 1e-6)
+        assert waiting > 0
+
+
+def _largest_of_each_owner(g: Tensor) -> Tensor:
+    """Pick by hand: of each owner's rows, the largest."""
+    kept = torch.zeros_like(g)
+    for rows, out in zip(g.chunk(dist.get_world_size()), kept.chunk(dist.get_world_size()), strict=True):
+        place = rows.flatten().abs().topk(max(1, round(0.05 * rows.numel()))).indices
+        out.view(-1)[place] = rows.flatten()[place]
+    return kept
+
+
+def _picked() -> list[bool]:
+    scattered, plain = Scattered("float64", "some"), Plain()
+    scattered.backward(0)
+    found = []
+    for name, mean in plain.means(0, _largest_of_each_owner).items():
+        got = scattered.net.get_parameter(name).grad.full_tensor()  # type: ignore[union-attr]
+        found.append(float((got - mean).abs().max()) < 1e-15)
+    return found
+
+
+def test_each_rank_picks_from_the_rows_of_each_owner(ranks: Ranks) -> None:
+    for found in ranks.run(4, _picked):
+        assert all(found)
+        assert len(found) > 5
+
+
+def _figures() -> tuple[int, int, float, float, float]:
+    scattered = Scattered().run(range(2))
+    size = sum(p.numel() for name, p in scattered.net.named_parameters() if not name.startswith("other"))
+    total = scattered.handle.stats().total
+    return scattered.handle.attachment.memory_bytes, size, total.dense_bytes, total.ratio, total.density
+
+
+def test_memory_is_for_the_whole_model_and_figures_are_of_a_reduce_scatter(ranks: Ranks) -> None:
+    for held, size, dense, ratio, density in ranks.run(4, _figures):
+        assert size * 8 <= held <= size * 8 * 1.8  # another block is never used
+        assert dense == 2 * 3 / 4 * 4 * (held // 8)
+        assert 0.01 < ratio < 0.3
+        assert 0.02 < density < 0.1  # zeros of the idle block do not travel
+
+
+# --- bad steps and checkpoints ---
+
+
+def _poisoned(recipe: str) -> list[str]:
+    """Return what went wrong around a step in which one rank has one bad column."""
+    wrong = []
+    scattered = Scattered(recipe=recipe).run(range(2))
+    before, weights = (
+        copy.deepcopy(scattered.handle.state_dict()),
+        {n: x.clone() for n, x in scattered.shards().items()},
+    )
+
+    def spoil(module: object, inputs: object, output: Tensor) -> None:
+        if dist.get_rank() == 2:
+            output.register_hook(lambda g: torch.full_like(g, torch.nan))
+
+    hook = scattered.net.middle.linear.register_forward_hook(spoil)
+    if scattered.step(2):
+        wrong.append("not seen")
+    hook.remove()
+    if not all(bool(g.isnan().all()) for g in scattered.gradients().values()):
+        wrong.append("not on every rank")
+    if not same(scattered.handle.state_dict(), before | {"draw": 3}):
+        wrong.append("memory changed")
+    if not all(torch.equal(x, weights[name]) for name, x in scattered.shards().items()):
+        wrong.append("weights changed")
+    return wrong if scattered.step(3) else [*wrong, "does not go on"]
+
+
+def test_a_bad_gradient_is_seen_by_all_and_kept_by_none(ranks: Ranks) -> None:
+    assert ranks.run(4, _poisoned, "some") == [[]] * 4
+
+
+def _resumed(recipe: str) -> tuple[bool, bool]:
+    old = Scattered(recipe=recipe).run(range(3))
+    saved = copy.deepcopy([old.optimizer.state_dict(), old.handle.state_dict()])
+    weights = {name: x.clone() for name, x in old.shards().items()}
+    old.run(range(3, 5))
+    new = Scattered(recipe=recipe)
+    for name, x in new.shards().items():
+        x.copy_(weights[name])
+    new.optimizer.load_state_dict(saved[0])
+    new.handle.load_state_dict(saved[1])
+    new.run(range(3, 5))
+    return alike(old, new), same(new.handle.state_dict(), old.handle.state_dict())
+
+
+@pytest.mark.parametrize("recipe", ["some", "parts"])
+def test_a_resumed_run_makes_the_same_next_steps(ranks: Ranks, recipe: str) -> None:
+    assert ranks.run(4, _resumed, recipe) == [(True, True)] * 4
+
+
+def _saved() -> dict[str, Any]:
+    return copy.deepcopy(Scattered().run(range(3)).handle.state_dict())
+
+
+def _loaded(dealt: list[dict[str, Any]], whole: bool) -> dict[str, Any]:
+    """Load into a model that is scattered, or else into replicas under DDP, and return what waits then."""
+    mine = dealt[dist.get_rank()]
+    if whole:
+        torch.manual_seed(0)
+        handle: Any = tw.attach(DistributedDataParallel(Net(), find_unused_parameters=True), MAKE["some"]())
+    else:
+        handle = Scattered().handle
+    handle.load_state_dict(mine)
+    found: dict[str, Any] = handle.state_dict()
+    return found
+
+
+@pytest.mark.parametrize(("count", "whole"), [(2, False), (3, False), (2, True)])
+def test_what_waits_goes_on_with_other_ranks_and_as_replicas(ranks: Ranks, count: int, whole: bool) -> None:
+    saved = ranks.run(4, _saved)
+    dealt = [tw.redistribute(saved, rank=rank, world_size=count) for rank in range(count)]
+    loaded = ranks.run(count, _loaded, dealt, whole)
+    assert any(bool(fields["residual"].any()) for fields in saved[0]["memories"][-1].values())
+    for name in saved[0]["memories"][-1]:
+        before = sum(each["memories"][-1][name]["residual"].double() for each in saved)
+        after = sum(each["memories"][-1][name]["residual"].double() for each in loaded)
+        assert float((before - after).abs().max()) <= 1e-6 * max(float(before.abs().max()), 1e-30), name
+
+
+@pytest.mark.parametrize("recipe", ["some", "parts"])
+def test_removal_sends_what_waits(ranks: Ranks, recipe: str) -> None:
+    for difference, waiting in ranks.run(4, _conserved, recipe, True):
+        assert difference < 1e-12
+        assert not waiting
+
+
+# --- what is refused ---
+
+
+def _refusals() -> dict[str, str]:
+    mesh, use = line(), USES["several groups"]
+    half, columns = grid(), Net()
+    fully_shard(
+        columns, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 and p.shape[1] % 4 == 0 else None
+    )
+    waiting = build(use, mesh)
+    tw.scatter(waiting, tw.recipes.topk(density=0.01, minimum_size=0), mesh=mesh)
+    factor = build(use, mesh)
+    tw.scatter(factor, tw.recipes.topk(), mesh=mesh)
+    factor.set_gradient_divide_factor(1.0)  # type: ignore[operator]
+    for name in use.modules[:-1]:
+        factor.get_submodule(name).set_gradient_divide_factor(1.0)  # type: ignore[operator]
+    attempts: dict[str, Callable[[], object]] = {
+        **{
+            name: partial(tw.scatter, build(use, mesh), MAKE[name](), mesh=mesh)
+            for name in ("dgc", "powersgd", "gtopk", "dct_dp", "fading")
+        },
+        "plain": lambda: tw.scatter(Net(), tw.recipes.topk(), mesh=mesh),
+        "on one rank": lambda: tw.scatter(
+            Net() if dist.get_rank() == 1 else build(use, mesh), tw.recipes.topk(), mesh=mesh
+        ),
+        "replicas": lambda: tw.scatter(build(use, half["shard"]), tw.recipes.topk(), mesh=half),
+        "float16": lambda: tw.scatter(build(Use(dtype=torch.float16), mesh), tw.recipes.topk(), mesh=mesh),
+        "columns": lambda: tw.scatter(columns, tw.recipes.topk(), mesh=mesh),
+        "auto": lambda: tw.scatter(build(use, mesh), "auto", mesh=mesh),  # type: ignore[arg-type]
+        "factor": lambda: factor(batch(0)).sum().backward(),
+        "float64": lambda: Scattered(Use(dtype=torch.float64)).backward(0),
+    }
+    return {name: told(attempt) for name, attempt in attempts.items()}
+
+
+def test_scatter_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
+    expected = {
+        "dgc": ("TypeError", "error feedback alone"),
+        "powersgd": ("TypeError", "recipes.topk()"),
+        "gtopk": ("TypeError", "AllGather or AllReduce"),
+        "dct_dp": ("TypeError", "error feedback alone"),
+        "fading": ("TypeError", "error feedback alone"),
+        "plain": ("TypeError", "call fully_shard"),
+        "on one rank": ("TypeError", "call fully_shard"),
+        "replicas": ("ValueError", "thinwire.shard"),
+        "float16": ("TypeError", "param_dtype"),
+        "columns": ("TypeError", "shard_placement_fn"),
+        "auto": ("TypeError", "recipes.topk"),
+        "factor": ("RuntimeError", "set_gradient_divide_factor"),
+        "float64": ("RuntimeError", "reduce_dtype=torch.float32"),
+    }
+    for messages in ranks.run(4, _refusals):
+        assert messages.keys() == expected.keys()
+        for name, parts in expected.items():
+            assert all(part in messages[name] for part in parts), messages[name]

@@ -1,0 +1,652 @@
+"""A step is what an optimizer takes: what is kept, what is dropped, and what is all one step."""
+
+import copy
+import gc
+import io
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import RECIPES
+from ddp_models import SEVERAL, WIDTH, Branching, Scenario, Training, batch, digest, flat, same
+from ranks import Ranks, told
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire.integrations.training.outcomes import Reduced
+from thinwire.integrations.training.steps import Steps
+
+RATE = 0.05
+LINEAR = [name for name, case in RECIPES.items() if not case.momentum and case.conserving]
+STATEFUL = [name for name, case in RECIPES.items() if any(memory.stateful for memory in case.make().memories())]
+
+
+class Books:
+    """Keeps account, in float64, of what was offered, what was applied by SGD without momentum, and what waits."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.start = {name: flat(p, p).clone() for name, p in training.parameters().items()}
+        self.offered = {name: torch.zeros_like(x) for name, x in self.start.items()}
+
+    def offer(self, step: int, only: str = "") -> None:
+        """Count this rank's gradients, for parameters whose name begins so."""
+        parameters = self.training.parameters()
+        for name, gradient in self.training.local_gradients(step).items():
+            if name.startswith(only):
+                self.offered[name] += flat(gradient, parameters[name]) / dist.get_world_size()
+
+    def missing(self) -> float:
+        """Return by how much, relative to what was offered, the sums are off. A collective."""
+        state, worst = self.training.attachment.state_dict(), 0.0
+        for name, p in self.training.parameters().items():
+            waiting = torch.zeros_like(self.start[name])
+            for memory in state["memories"]:
+                if "residual" in memory.get(name, {}):
+                    waiting += memory[name]["residual"] / state["loss_scale"]
+            dist.all_reduce(waiting)
+            dist.all_reduce(self.offered[name])
+            applied = (self.start[name] - flat(p, p)) / RATE
+            missing = float((self.offered[name] - applied - waiting).norm())
+            worst = max(worst, missing / max(1e-3, float(self.offered[name].norm())))
+        return worst
+
+
+def _training(recipe: str, scenario: str | Scenario = "several buckets", **options: object) -> Training:
+    return Training(scenario, recipe, dtype=torch.float64, momentum=0.0, **options)  # type: ignore[arg-type]
+
+
+# --- several reductions, one step ---
+
+
+def _accumulating(recipe: str, micro: int, synchronised: bool, in_place: bool) -> tuple[float, int, bool]:
+    training = _training(recipe, Scenario(microbatches=micro, options=SEVERAL))
+    books = Books(training)
+    for step in range(4):
+        books.offer(step)
+        training.optimizer.zero_grad(set_to_none=not in_place)
+        for place, loss in enumerate(training.losses(training.model, step)):
+            with nullcontext() if synchronised or place == micro - 1 else training.model.no_sync():
+                loss().backward()
+        training.optimizer.step()
+    return books.missing(), training.attachment.step, training.attachment.verify_replicas()
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(
+    ("micro", "synchronised", "in_place"),
+    [(1, True, True), (2, True, False), (4, True, False), (4, True, True), (3, False, False), (3, False, True)],
+)
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_nothing_is_lost_however_many_backwards_make_up_a_step(
+    ranks: Ranks, recipe: str, micro: int, synchronised: bool, in_place: bool
+) -> None:
+    for missing, steps, alike in ranks.run(2, _accumulating, recipe, micro, synchronised, in_place):
+        assert missing < 1e-12
+        assert steps == 4
+        assert alike
+
+
+def _mixed_accumulation(recipe: str) -> float:
+    """Reduce, add without reducing, reduce again; then step, and leave the gradients in place once."""
+    training = _training(recipe, Scenario(microbatches=3, options=SEVERAL))
+    books = Books(training)
+    for step in range(3):
+        books.offer(step)
+        training.optimizer.zero_grad()
+        for place, loss in enumerate(training.losses(training.model, step)):
+            with training.model.no_sync() if place == 1 else nullcontext():
+                loss().backward()
+        training.optimizer.step()
+    return books.missing()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_local_and_reduced_gradients_may_mix(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _mixed_accumulation, recipe)) < 1e-12
+
+
+def _unused_while_accumulating(recipe: str, in_place: bool) -> float:
+    """Use a branch in the first of two backwards only, and on one rank only; reduce both."""
+
+    def call(model: nn.Module, x: Tensor, step: int) -> Tensor:
+        first = bool(x[0, 0] == training_first[0])
+        return model(x, left=first and dist.get_rank() == 0, right=step % 2 == 0 and first)
+
+    training_first: list[Tensor] = [torch.zeros(())]
+    scenario = Scenario(make=Branching, options=SEVERAL | {"find_unused_parameters": True}, call=call, microbatches=2)
+    training = _training(recipe, scenario)
+    books = Books(training)
+    for step in range(4):
+        training_first[0] = batch(step, 0, torch.float64)[0, 0]
+        books.offer(step)
+        training.optimizer.zero_grad(set_to_none=not in_place)
+        for loss in training.losses(training.model, step):
+            loss().backward()
+        training.optimizer.step()
+    return books.missing()
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_a_branch_may_be_used_in_one_part_of_a_step_only(ranks: Ranks, recipe: str, in_place: bool) -> None:
+    assert max(ranks.run(2, _unused_while_accumulating, recipe, in_place)) < 1e-12
+
+
+# --- gradients that are thrown away ---
+
+
+def _thrown_away(recipe: str, in_place: bool) -> tuple[bool, bool]:
+    training = Training("several buckets", recipe).run(range(3))
+    before = training.attachment.state_dict()
+    for step in range(10, 12):
+        training.optimizer.zero_grad(set_to_none=not in_place)
+        training.backward(step)
+    training.optimizer.zero_grad(set_to_none=not in_place)
+    with training.model.no_sync():  # looks at what has become of them
+        training.losses(training.model, 12)[0]().backward()
+    after = training.attachment.state_dict()
+    kept = same(after, before | {"step": after["step"], "draw": after["draw"]})
+    training.run(range(3, 5))
+    return kept, training.attachment.verify_replicas()
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("recipe", STATEFUL)
+def test_gradients_that_are_thrown_away_leave_every_memory_as_it_was(ranks: Ranks, recipe: str, in_place: bool) -> None:
+    assert ranks.run(2, _thrown_away, recipe, in_place) == [(True, True)] * 2
+
+
+def _skipped_by_hand(recipe: str) -> float:
+    training = _training(recipe)
+    books = Books(training)
+    for step in range(6):
+        training.optimizer.zero_grad()
+        if step in (0, 3):
+            training.backward(100 + step)
+            continue
+        books.offer(step)
+        training.backward(step)
+        training.optimizer.step()
+    return books.missing()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_a_step_skipped_by_hand_is_called_off(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _skipped_by_hand, recipe)) < 1e-12
+
+
+def _said(recipe: str, keep: bool) -> bool:
+    training = Training("several buckets", recipe).run(range(2))
+    before = training.attachment.state_dict()
+    training.optimizer.zero_grad()
+    training.backward(2)
+    (training.attachment.keep_step if keep else training.attachment.drop_step)()
+    return same(training.attachment.state_dict()["memories"], before["memories"])
+
+
+@pytest.mark.parametrize("recipe", STATEFUL)
+def test_a_step_can_be_kept_or_dropped_by_word(ranks: Ranks, recipe: str) -> None:
+    assert ranks.run(2, _said, recipe, True) == [False] * 2
+    assert ranks.run(2, _said, recipe, False) == [True] * 2
+
+
+# --- parts of a step ---
+
+
+def _halves(training: Training) -> tuple[torch.optim.SGD, torch.optim.SGD]:
+    first = [p for name, p in training.parameters().items() if name.startswith("0")]
+    rest = [p for name, p in training.parameters().items() if not name.startswith("0")]
+    return torch.optim.SGD(first, lr=RATE), torch.optim.SGD(rest, lr=RATE)
+
+
+def _one_of_two_skipped(recipe: str) -> float:
+    training = Training("several buckets", dtype=torch.float64, momentum=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+    training.scaler = scaler
+    training.attach(recipe)
+    first, rest = _halves(training)
+    books = Books(training)
+    for step in range(6):
+        first.zero_grad()
+        rest.zero_grad()
+        bad = step in (2, 3)
+        books.offer(step, only="0" if bad else "")
+        p = training.parameters()["4.weight"]
+        handle = p.register_hook(lambda g: g * torch.inf) if bad and dist.get_rank() == 1 else None
+        training.backward(step)
+        if handle is not None:
+            handle.remove()
+        scaler.step(first)
+        scaler.step(rest)
+        scaler.update()
+    return books.missing()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_an_optimizer_that_is_skipped_calls_off_its_own_parameters_only(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _one_of_two_skipped, recipe)) < 1e-12
+
+
+def _one_steps_less_often(recipe: str) -> float:
+    """Let one optimizer step every other time, its gradients adding up in between."""
+    training = _training(recipe)
+    first, rest = _halves(training)
+    books = Books(training)
+    for step in range(6):
+        first.zero_grad()
+        books.offer(step)
+        training.backward(step)
+        first.step()
+        if step % 2:
+            rest.step()
+            rest.zero_grad()
+    return books.missing()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_optimizers_may_step_at_different_times(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _one_steps_less_often, recipe)) < 1e-12
+
+
+def _mended(recipe: str) -> float:
+    """Step with gradients of which those that were not finite are set to zero: what else there was is applied."""
+    training = _training(recipe)
+    books = Books(training)
+    for step in range(6):
+        bad = step in (2, 3)
+        training.optimizer.zero_grad()
+        for only in ("0", "2") if bad else ("",):
+            books.offer(step, only)
+        p = training.parameters()["4.weight"]
+        handles = [q.register_hook(lambda g: g * torch.nan) for q in (p, training.parameters()["4.bias"])]
+        if not bad:
+            for handle in handles:
+                handle.remove()
+        training.backward(step)
+        for handle in handles:
+            handle.remove()
+        for q in training.parameters().values():
+            assert q.grad is not None
+            q.grad.nan_to_num_(0, 0, 0)
+        training.optimizer.step()
+    return books.missing()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_what_is_not_finite_calls_off_its_own_parameters_only(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _mended, recipe)) < 1e-12
+
+
+# --- no optimizer, or an unusual one ---
+
+
+def _by_hand(recipe: str, data: bool) -> float:
+    training = _training(recipe)
+    books = Books(training)
+    for step in range(5):
+        books.offer(step)
+        training.backward(step)
+        with torch.no_grad():
+            for p in training.parameters().values():
+                assert p.grad is not None
+                (p.data if data else p).sub_(p.grad, alpha=RATE)
+                p.grad = None
+    with training.model.no_sync():
+        training.losses(training.model, 9)[0]().backward()
+    return books.missing()
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_parameters_may_be_updated_by_hand(ranks: Ranks, recipe: str, data: bool) -> None:
+    assert max(ranks.run(2, _by_hand, recipe, data)) < 1e-12
+
+
+def _unclaimed() -> str:
+    training = Training("several buckets", "topk")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(6):
+            training.optimizer.zero_grad()
+            training.backward(step)
+    (message,) = found
+    return str(message.message)
+
+
+def test_gradients_that_nobody_takes_are_said_once(ranks: Ranks) -> None:
+    assert "keep_step()" in ranks.run(1, _unclaimed)[0]
+
+
+def _with_closure(recipe: str) -> float:
+    training = _training(recipe)
+    books = Books(training)
+    for step in range(4):
+        books.offer(step)
+
+        def closure(step: int = step) -> Tensor:
+            training.optimizer.zero_grad()
+            loss = training.losses(training.model, step)[0]()
+            loss.backward()
+            return loss
+
+        training.optimizer.step(closure)
+    return books.missing()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_an_optimizer_may_evaluate_a_closure(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _with_closure, recipe)) < 1e-12
+
+
+def _lbfgs(recipe: str) -> tuple[bool, bool]:
+    training = Training("several buckets")
+    training.optimizer = torch.optim.LBFGS(training.model.parameters(), max_iter=3)  # type: ignore[assignment]
+    training.attachment = tw.attach(training.model, RECIPES[recipe].make())
+
+    def closure() -> Tensor:
+        training.optimizer.zero_grad()
+        loss = training.losses(training.model, 0)[0]()
+        loss.backward()
+        return loss
+
+    try:
+        training.optimizer.step(closure)
+    except RuntimeError as error:
+        return "recipes.dense()" in str(error), training.attachment.waits
+    return False, training.attachment.waits
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_lbfgs_is_refused_where_something_waits(ranks: Ranks, recipe: str) -> None:
+    if RECIPES[recipe].momentum:
+        return
+    refused = any(memory.stateful for memory in RECIPES[recipe].make().memories())
+    assert ranks.run(2, _lbfgs, recipe) == [(refused, False)] * 2
+
+
+# --- wrapping anew ---
+
+
+def _wrapped_anew(recipe: str) -> tuple[str, str]:
+    training, twin = (Training("several buckets", recipe, weight_decay=0.01).run(range(3)) for _ in range(2))
+    old = training.model
+    training.model = DistributedDataParallel(old.module, **training.scenario.options)
+    training.attach(recipe)
+    del old
+    return digest(training.run(range(3, 6)).model), digest(twin.run(range(3, 6)).model)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_wrapping_anew_and_attaching_again_changes_nothing(ranks: Ranks, recipe: str) -> None:
+    for again, straight in ranks.run(2, _wrapped_anew, recipe):
+        assert again == straight
+
+
+def _forgotten_handle(recipe: str) -> float:
+    """Drop the attachment and the wrapper: what waits lives on with the optimizer."""
+    training = _training(recipe)
+    books = Books(training)
+    for step in range(6):
+        if step == 3:
+            module = training.model.module
+            del training.attachment, training.model
+            training.model = DistributedDataParallel(module, **training.scenario.options)
+            training.attach(recipe)
+        books.offer(step)
+        training.step(step)
+    return books.missing()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_what_waits_outlives_the_wrapper(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _forgotten_handle, recipe)) < 1e-12
+
+
+def _other_kind() -> str:
+    training = Training("several buckets", "topk").run(range(3))
+    model = DistributedDataParallel(training.model.module)
+    with pytest.raises(RuntimeError, match="remove") as error:
+        tw.attach(model, tw.recipes.dgc(), optimizer=training.optimizer)
+    return str(error.value)
+
+
+def test_what_waits_is_not_dropped_for_another_kind_of_recipe(ranks: Ranks) -> None:
+    assert "waits" in ranks.run(1, _other_kind)[0]
+
+
+def _removed(recipe: str) -> tuple[float, bool]:
+    training = _training(recipe)
+    books = Books(training)
+    for step in range(6):
+        if step == 3:
+            training.attachment.remove()
+        books.offer(step)
+        training.step(step)
+    residuals = [
+        x for memory in training.attachment.state_dict()["memories"] for f in memory.values() for x in f.items()
+    ]
+    return books.missing(), not any(bool(x.any()) for field, x in residuals if field == "residual")
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_what_waits_is_sent_after_the_recipe_is_removed(ranks: Ranks, recipe: str) -> None:
+    for missing, empty in ranks.run(2, _removed, recipe):
+        assert missing < 1e-12
+        assert empty
+
+
+def _assigned(recipe: str) -> tuple[float, bool]:
+    """Put a gradient of this rank's own into .grad before backward adds to it, as one from torch.autograd.grad."""
+    training = _training(recipe)
+    books = Books(training)
+    for step in range(4):
+        own = training.local_gradients(100 + step)
+        books.offer(step)
+        books.offer(100 + step)
+        for name, p in training.parameters().items():
+            p.grad = own[name].clone()
+        training.backward(step)
+        training.optimizer.step()
+    return books.missing(), training.attachment.verify_replicas()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_a_gradient_may_be_put_in_place_by_hand(ranks: Ranks, recipe: str) -> None:
+    for missing, alike in ranks.run(2, _assigned, recipe):
+        assert missing < 1e-12
+        assert alike
+
+
+def test_an_optimizer_of_another_model_leaves_a_reduction_alone() -> None:
+    """It may step in another thread, as virtual workers do, and a reduction must be counted once."""
+    mine, other = (torch.optim.SGD([nn.Parameter(torch.ones(3))]) for _ in range(2))
+    steps = Steps({"w": mine.param_groups[0]["params"][0]}, [])
+    assert steps.enter(["w"], joined=False)
+    _, note = steps.started(["w"])
+    note(Reduced())
+    assert not steps.stepped(other)
+    assert (steps.draw, steps.pending) == (0, set())
+    assert steps.stepped(mine)
+    assert steps.draw == 1
+
+
+def _shared_module(recipe: str) -> tuple[float, bool]:
+    """Train two wrapped models that share a module, both of whose gradients are thrown away now and then."""
+    shared = Training("one bucket", dtype=torch.float64).model.module
+    models = [DistributedDataParallel(nn.Sequential(shared, nn.Linear(4, 4, dtype=torch.float64))) for _ in range(2)]
+    attachments = [tw.attach(model, RECIPES[recipe].make()) for model in models]
+    optimizer = torch.optim.SGD([*shared.parameters(), *(p for m in models for p in m.module[1].parameters())], lr=RATE)
+    weight = shared.get_parameter("2.weight")
+    start, offered = flat(weight, weight).clone(), torch.zeros(weight.numel(), dtype=torch.float64)
+    for step in range(6):
+        optimizer.zero_grad()
+        x = batch(step, 0, torch.float64)
+        losses = [model.module(x).square().mean() for model in models]
+        mine = flat(torch.autograd.grad(losses[0] + losses[1], [weight])[0], weight)
+        for model in models:
+            model(x).square().mean().backward()
+        if step % 3 != 1:
+            offered += mine / dist.get_world_size()
+            optimizer.step()
+    waiting = torch.zeros_like(start)
+    for memory in (memory for attachment in attachments for memory in attachment.state_dict()["memories"]):
+        if "residual" in memory.get("0.2.weight", {}):
+            waiting += memory["0.2.weight"]["residual"]
+    dist.all_reduce(waiting)
+    dist.all_reduce(offered)
+    missing = float((offered - (start - flat(weight, weight)) / RATE - waiting).norm() / offered.norm())
+    return missing, all(attachment.verify_replicas() for attachment in attachments)
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_two_models_may_share_a_module(ranks: Ranks, recipe: str) -> None:
+    for missing, alike in ranks.run(2, _shared_module, recipe):
+        assert missing < 1e-12
+        assert alike
+
+
+# --- backward that breaks off on one rank ---
+
+
+def _broken_on_one(recipe: str | None) -> tuple[float, str, bool]:
+    """Rank 1 fails before its first bucket is ready, and goes on with its next batch while rank 0 waits for it."""
+    training = Training("several buckets", recipe, dtype=torch.float64, momentum=0.0)
+    books = Books(training) if recipe else None
+    steps: Iterator[int] = iter(range(20))
+    done = 0
+    while done < 5:
+        step = next(steps)
+        training.optimizer.zero_grad()
+        fails = dist.get_rank() == 1 and step == 2
+        loss = training.losses(training.model, step)[0]()
+        if fails:
+            loss.register_hook(partial(_fail))
+            with pytest.raises(ArithmeticError):
+                loss.backward()
+            continue
+        if books:
+            books.offer(step)
+        loss.backward()
+        training.optimizer.step()
+        done += 1
+    alike = training.attachment.verify_replicas() if recipe else True
+    return books.missing() if books else 0.0, digest(training.model), alike
+
+
+def _fail(gradient: Tensor) -> Tensor:
+    raise ArithmeticError("broken")
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_a_backward_that_breaks_off_on_one_rank_loses_nothing(ranks: Ranks, recipe: str) -> None:
+    for missing, _, alike in ranks.run(2, _broken_on_one, recipe):
+        assert missing < 1e-12
+        assert alike
+
+
+def test_a_broken_backward_is_as_in_plain_ddp(ranks: Ranks) -> None:
+    plain, dense = ranks.run(2, _broken_on_one, None), ranks.run(2, _broken_on_one, "dense")
+    assert [theirs for _, theirs, _ in plain] == [ours for _, ours, _ in dense]
+
+
+# --- copies, and the end ---
+
+
+def _copied(recipe: str, rebroadcast: int | None) -> bool:
+    training = Training("several buckets")
+    attachment = tw.attach(
+        training.model, RECIPES[recipe].make(), optimizer=training.optimizer, rebroadcast=rebroadcast
+    )
+    training.run(range(2))
+    twins = [copy.deepcopy(training.model), torch.optim.swa_utils.AveragedModel(training.model).module]
+    file = io.BytesIO()
+    torch.save(training.model, file)
+    file.seek(0)
+    twins.append(torch.load(file, weights_only=False))
+    for twin in twins:  # plain DDP, as a copy leaves its hook behind
+        twin(torch.ones(2, WIDTH)).sum().backward()
+    training.attachment = attachment
+    training.run(range(2, 4))
+    return attachment.verify_replicas() and all(digest(twin) == digest(twins[0]) for twin in twins)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("rebroadcast", [None, 2])
+@pytest.mark.parametrize("recipe", ["topk", "gtopk", "dgc"])
+def test_a_model_can_be_copied_and_saved(ranks: Ranks, recipe: str, rebroadcast: int | None) -> None:
+    assert ranks.run(2, _copied, recipe, rebroadcast) == [True] * 2
+
+
+def _freed(make: Callable[[DistributedDataParallel], object]) -> int:
+    torch.manual_seed(0)
+    module = Training("one bucket").model.module
+    alive: list[weakref.ref[Any]] = []
+    for _ in range(3):
+        model = DistributedDataParallel(module)
+        attachment = make(model)
+        for step in range(2):
+            model(torch.ones(2, WIDTH) * step).sum().backward()
+        alive += [weakref.ref(model), weakref.ref(attachment)]
+    del model, attachment
+    gc.collect()
+    return sum(each() is not None for each in alive)
+
+
+def _auto(model: DistributedDataParallel) -> object:
+    return tw.attach(model)
+
+
+def _topk(model: DistributedDataParallel) -> object:
+    return tw.attach(model, tw.recipes.topk())
+
+
+@pytest.mark.parametrize("make", [pytest.param(_auto, marks=pytest.mark.slow), _topk])
+def test_a_model_that_is_wrapped_anew_is_freed(ranks: Ranks, make: Callable[[DistributedDataParallel], object]) -> None:
+    assert ranks.run(2, _freed, make) == [0, 0]
+
+
+def _rebroadcast_in_eval_mode() -> bool:
+    training = Training("several buckets")
+    attachment = tw.attach(training.model, tw.recipes.topk(), rebroadcast=3)
+    training.model.eval()
+    if dist.get_rank():
+        training.parameters()["0.weight"].detach().add_(1e-3)
+    training.run(range(3))
+    return attachment.verify_replicas()
+
+
+def test_parameters_are_broadcast_in_eval_mode_too(ranks: Ranks) -> None:
+    assert ranks.run(2, _rebroadcast_in_eval_mode) == [True] * 2
+
+
+def _rebroadcast_under_join() -> None:
+    training = Training("uneven inputs")
+    tw.attach(training.model, tw.recipes.topk(), rebroadcast=3)
+    training.run(range(4))
+
+
+def test_rebroadcast_under_join_is_refused_at_once(ranks: Ranks) -> None:
+    for message in ranks.run(2, told, _rebroadcast_under_join):
+        assert "rebroadcast= and Join do not go together" in message
+
+
+def _accumulating_under_join() -> None:
+    training = Training(Scenario(uneven=True, microbatches=2), "topk")
+    with training.joined():
+        for loss in training.losses(training.model, 0):
+            loss().backward()
+
+
+def test_accumulation_without_no_sync_under_join_is_refused(ranks: Ranks) -> None:
+    assert "use model.no_sync()" in ranks.run(1, told, _accumulating_under_join)[0]

@@ -1,0 +1,879 @@
+"""Outer steps: what workers exchange every H inner steps, what they then have in common, and what they keep."""
+
+import copy
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint
+from cases import RECIPES
+from ranks import Ranks, told
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire.integrations.training import drift
+from thinwire.integrations.workers.fragments import cut
+from thinwire.integrations.workers.regrouping import Part
+
+dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
+H = 3
+SGD = torch.optim.SGD
+ADAMW = partial(torch.optim.AdamW, lr=1e-2)
+NESTEROV = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def _model(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(dist.get_rank())  # outer() sends the first worker's
+    return nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 16)).to(dtype)
+
+
+class Worker:
+    """A worker with data of its own, and its outer steps."""
+
+    def __init__(
+        self,
+        steps: tw.OuterSteps,
+        *,
+        inner: Callable[..., torch.optim.Optimizer] = ADAMW,
+        dtype: torch.dtype = torch.float64,
+        **options: Any,
+    ) -> None:
+        self.model, self.dtype = _model(dtype), dtype
+        self.optimizer = inner(self.model.parameters())
+        self.handle = tw.outer(self.model, self.optimizer, steps, **options)
+
+    def train(self, steps: range, *, poison: int | None = None) -> "Worker":
+        """Take inner steps; before the step `poison`, a parameter becomes NaN."""
+        for step in steps:
+            if step == poison:
+                with torch.no_grad():
+                    next(self.model.parameters()).view(-1)[0] = math.nan
+            self.optimizer.zero_grad()
+            self.loss(self.model, step).backward()
+            self.optimizer.step()
+        return self
+
+    def loss(self, model: nn.Module, step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+        x = torch.randn(8, 24, dtype=self.dtype, generator=generator)
+        return (model(x) - x[:, :16]).square().mean()
+
+    def own(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def common(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.handle.parameters.items()}
+
+    def save(self) -> dict[str, Any]:
+        """Return copies of all that a worker saves."""
+        model, optimizer, handle = self.model.state_dict(), self.optimizer.state_dict(), self.handle.state_dict()
+        return copy.deepcopy({"model": model, "optimizer": optimizer, "handle": handle})
+
+    def load(self, saved: dict[str, Any]) -> "Worker":
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.handle.load_state_dict(saved["handle"])
+        return self
+
+
+def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def _far(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
+
+
+def _small(recipe: str) -> tw.reducer.Reducer:
+    return RECIPES[recipe].make()
+
+
+METHODS: dict[str, Callable[[], tw.OuterSteps]] = {
+    "diloco": lambda: tw.outer_steps.diloco(every=H),
+    "streaming": lambda: tw.outer_steps.streaming_diloco(every=4, fragments=2, delay=1),
+    "streaming, error feedback": lambda: tw.outer_steps.streaming_diloco(
+        every=4, fragments=4, delay=3, memory=tw.memories.ErrorFeedback()
+    ),
+    "sparseloco": lambda: tw.outer_steps.sparseloco(every=H, minimum_size=64),
+    "dct chunks": lambda: tw.OuterSteps(every=H, recipe=_small("fading"), fragments=2),
+    "low rank": lambda: tw.OuterSteps(every=H, recipe=_small("powersgd"), fragments=2, delay=1),
+}
+
+
+# --- what workers have in common ---
+
+
+def _common_at_each_step(method: str) -> tuple[list[list[str]], bool, bool]:
+    worker = Worker(METHODS[method]())
+    before, differing = worker.common(), []
+    for step in range(10):
+        worker.train(range(step, step + 1))
+        differing.append(worker.handle.differing_parameters())
+    together = drift.differing(dict(worker.model.named_parameters()), worker.handle.group)
+    return differing, all(not torch.equal(before[name], x) for name, x in worker.common().items()), bool(together)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_global_parameters_are_the_same_everywhere_and_own_ones_are_not(ranks: Ranks, method: str) -> None:
+    for differing, moved, apart in ranks.run(3, _common_at_each_step, method):
+        assert differing == [[]] * 10
+        assert moved
+        assert apart
+
+
+def _plain(recipe: str) -> tuple[float, int]:
+    """Return how far outer steps after every step end from replicas that reduce gradients, and the steps of either."""
+    inner = partial(SGD, lr=0.05)
+    worker = Worker(tw.OuterSteps(every=1, recipe=_small(recipe), optimizer=partial(SGD, lr=1.0)), inner=inner)
+    worker.train(range(8))
+    model = _model()
+    optimizer = inner(model.parameters())
+    replicas = tw.replicate(model, _small(recipe), optimizer=optimizer)
+    for step in range(8):
+        optimizer.zero_grad()
+        worker.loss(model, step).backward()
+        replicas.reduce()
+        optimizer.step()
+    assert worker.handle.stats().total.steps == 8
+    return _far(worker.common(), {name: p.detach() for name, p in model.named_parameters()}), replicas.attachment.step
+
+
+@pytest.mark.parametrize("recipe", ["dense", "topk", "gtopk", "dct_dp"])
+def test_outer_steps_after_every_step_of_sgd_are_replicas(ranks: Ranks, recipe: str) -> None:
+    """Δ is the gradient times the learning rate, but for the rounding of parameters: 8 steps of 2⁻⁵² of at most 2."""
+    for far, steps in ranks.run(3, _plain, recipe):
+        assert far < 8 * 3 * 2**-51
+        assert steps == 8
+
+
+def _by_hand(fragments: int, delay: int, mixing: float, every: int) -> tuple[float, float]:
+    """Return how far this ends from the same computed with plain all-reduces: the global parameters, and the own."""
+    steps = tw.OuterSteps(every=every, fragments=fragments, delay=delay, mixing=mixing, optimizer=NESTEROV)
+    worker = Worker(steps).train(range(11))
+    model = _model()
+    for p in model.parameters():
+        dist.broadcast(p.detach(), 0)
+    parts = [[p for _, p in part.items()] for part in cut(dict(model.named_parameters()), fragments)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    common = [[p.detach().clone().requires_grad_() for p in part] for part in parts]
+    outer = [NESTEROV(part) for part in common]
+    first, arriving = [-(-every * (i + 1) // fragments) for i in range(fragments)], {}
+    for step in range(1, 12):
+        optimizer.zero_grad()
+        worker.loss(model, step - 1).backward()
+        optimizer.step()
+        for i, part in enumerate(parts):
+            if step >= first[i] and (step - first[i]) % every == 0:
+                arriving[i, step + delay] = [
+                    (q - p).detach() / dist.get_world_size() for p, q in zip(part, common[i], strict=True)
+                ]
+                for mean in arriving[i, step + delay]:
+                    dist.all_reduce(mean)
+        for i, part in enumerate(parts):
+            if (i, step) in arriving:
+                for q, mean in zip(common[i], arriving[i, step], strict=True):
+                    q.grad = mean
+                outer[i].step()
+                with torch.no_grad():
+                    for p, q in zip(part, common[i], strict=True):
+                        p.copy_(mixing * p + (1 - mixing) * q)
+    names = list(worker.own())
+    own = dict(zip(names, model.parameters(), strict=True))
+    return (
+        _far(worker.common(), dict(zip(names, (q for part in common for q in part), strict=True))),
+        _far(worker.own(), own),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fragments", "delay", "mixing", "every"),
+    [(1, 0, 0.0, 3), (2, 0, 0.0, 4), (2, 1, 0.5, 4), (4, 3, 0.25, 5), (3, 0, 0.0, 1)],
+)
+def test_streaming_is_what_its_paper_says(ranks: Ranks, fragments: int, delay: int, mixing: float, every: int) -> None:
+    for common, own in ranks.run(3, _by_hand, fragments, delay, mixing, every):
+        assert common < 1e-13
+        assert own < 1e-13
+
+
+# --- nothing is lost ---
+
+
+class Moves:
+    """How far a worker's own parameters moved in inner steps: seen by hooks that run before the outer step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._before: list[Tensor] = []
+        self.total = [torch.zeros_like(p.detach()) for p in self._parameters]
+        self.latest = [torch.zeros_like(p.detach()) for p in self._parameters]
+        optimizer.register_step_pre_hook(self._note)
+        optimizer.register_step_post_hook(self._add)
+
+    def settle(self) -> None:
+        """Add the latest moves to the total, unless they are lost because they are not finite."""
+        if all(bool(x.isfinite().all()) for x in self.latest):
+            self.total = [total + x for total, x in zip(self.total, self.latest, strict=True)]
+        self.latest = [torch.zeros_like(x) for x in self.latest]
+
+    def _note(self, *_: object) -> None:
+        self._before = [p.detach().clone() for p in self._parameters]
+
+    def _add(self, *_: object) -> None:
+        moves = [before - p.detach() for before, p in zip(self._before, self._parameters, strict=True)]
+        self.latest = [x + move for x, move in zip(self.latest, moves, strict=True)]
+
+
+def _account(make: Callable[[], tw.OuterSteps], poison: int | None) -> tuple[float, float]:
+    """Return what is missing between what workers moved and what became of it, and how much waits."""
+    moves = list[Moves]()
+
+    def inner(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+        moves.append(Moves(optimizer))
+        return optimizer
+
+    worker = Worker(make(), inner=inner)
+    start, (mine,) = worker.common(), moves
+    for step in range(4 * H + 1):
+        worker.train(range(step, step + 1), poison=poison if dist.get_rank() == 1 else None)
+        if (step + 1) % H == 0:
+            mine.settle()
+    mine.settle()
+    state, (own, common) = worker.handle.state_dict(), (worker.own(), worker.common())
+    missing, waiting = 0.0, 0.0
+    for name, moved in zip(start, mine.total, strict=True):
+        waits = [memory[name]["residual"] for memory in state["memories"][:-1] if "residual" in memory.get(name, {})]
+        waits_here = sum((x.view(moved.shape) for x in waits), torch.zeros_like(moved))
+        mean = (moved - (common[name] - own[name])) / dist.get_world_size() - waits_here
+        dist.all_reduce(mean)
+        missing = max(missing, float((mean - (start[name] - common[name])).abs().max()))
+        waiting = max(waiting, float(waits_here.abs().max()))
+    return missing, waiting
+
+
+def _simple(recipe: str, fragments: int = 1) -> tw.OuterSteps:
+    return tw.OuterSteps(every=H, recipe=_small(recipe), optimizer=partial(SGD, lr=1.0), fragments=fragments)
+
+
+@pytest.mark.parametrize("poison", [None, 4])
+@pytest.mark.parametrize("recipe", ["topk", "gtopk", "dct_dp", "fft, error feedback"])
+def test_what_workers_moved_was_applied_or_waits(ranks: Ranks, recipe: str, poison: int | None) -> None:
+    for missing, waiting in ranks.run(3, _account, partial(_simple, recipe), poison):
+        assert missing < 1e-14 if "fft" not in recipe else missing < 1e-7  # spectra travel in float32
+        assert waiting > 1e-4
+
+
+def test_fragments_lose_nothing_either(ranks: Ranks) -> None:
+    for missing, waiting in ranks.run(3, _account, partial(_simple, "topk", 2), None):
+        assert missing < 1e-14
+        assert waiting > 1e-4
+
+
+# --- what is not finite ---
+
+
+def _called_off(leave_out: bool) -> dict[str, Any]:
+    """One of three workers becomes NaN within the second outer step. Report what is there before and after it."""
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV, leave_out=leave_out)
+    worker = Worker(steps).train(range(H))
+    poisoned = dist.get_rank() == 1
+    before, memory = worker.common(), copy.deepcopy(worker.handle.state_dict()["memories"][:-1])
+    worker.train(range(H, 2 * H - 1), poison=H if poisoned else None)
+    worker.train(range(2 * H - 1, 2 * H))
+    held = worker.handle.state_dict()["memories"][:-1]
+    found = {
+        "unchanged": _same(before, worker.common()),
+        "memory unchanged": all(_same(a[n], b[n]) for a, b in zip(memory, held, strict=True) for n in a),
+        "back": _same(worker.own(), worker.common()),
+    }
+    worker.train(range(2 * H, 4 * H))
+    finite = all(bool(x.isfinite().all()) for x in (*worker.common().values(), *worker.own().values()))
+    state = [x for held in worker.optimizer.state.values() for x in held.values()]
+    return found | {
+        "finite": finite and all(bool(x.isfinite().all()) for x in state),
+        "moves": not _same(before, worker.common()),
+        "alike": worker.handle.verify_replicas(),
+    }
+
+
+def test_what_is_not_finite_calls_the_outer_step_off(ranks: Ranks) -> None:
+    for rank, found in enumerate(ranks.run(3, _called_off, False)):
+        assert found.pop("back") == (rank == 1)
+        assert set(found.values()) == {True}, found
+
+
+def _one_number() -> dict[str, bool]:
+    """One worker has a single NaN, in a bias, when the second outer step begins."""
+    poisoned = list[bool]()
+
+    def inner(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = ADAMW(parameters)
+        bias = optimizer.param_groups[0]["params"][1]
+        optimizer.register_step_post_hook(lambda *_: bias.data[:1].fill_(math.nan) if poisoned else None)
+        return optimizer
+
+    worker = Worker(tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV), inner=inner)
+    worker.train(range(2 * H - 1))
+    before = worker.common(), _waiting(worker)
+    poisoned.extend([True] * (dist.get_rank() == 1))
+    worker.train(range(2 * H - 1, 2 * H))
+    return {"global": _same(before[0], worker.common()), "memory": _same(before[1], _waiting(worker))}
+
+
+def test_a_single_number_calls_all_of_it_off(ranks: Ranks) -> None:
+    assert ranks.run(3, _one_number) == [{"global": True, "memory": True}] * 3
+
+
+def test_or_that_worker_is_left_out(ranks: Ranks) -> None:
+    for found in ranks.run(3, _called_off, True):
+        assert not found.pop("unchanged")
+        assert not found.pop("memory unchanged")
+        assert set(found.values()) == {True}, found
+
+
+def _left_out() -> float:
+    """Return how far the global parameters are from the mean of the two sound workers, the third being NaN."""
+    steps = tw.OuterSteps(every=H, optimizer=partial(SGD, lr=1.0), leave_out=True)
+    worker, own = Worker(steps), dict[str, Tensor]()
+    worker.train(range(H - 1))
+    if dist.get_rank() == 1:
+        worker.train(range(H - 1, H), poison=H - 1)
+        own = {name: torch.zeros_like(x) for name, x in worker.common().items()}
+    else:
+        alone = copy.deepcopy(worker.model)
+        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+        optimizer.load_state_dict(copy.deepcopy(worker.optimizer.state_dict()))
+        optimizer.zero_grad()
+        worker.loss(alone, H - 1).backward()
+        optimizer.step()
+        own = {name: p.detach().clone() for name, p in alone.named_parameters()}
+        worker.train(range(H - 1, H))
+    for x in own.values():
+        dist.all_reduce(x)
+    return _far(worker.common(), {name: x / 2 for name, x in own.items()})
+
+
+def test_the_mean_is_then_of_the_others(ranks: Ranks) -> None:
+    assert max(ranks.run(3, _left_out)) < 1e-14
+
+
+# --- saving and loading ---
+
+
+def _resumed(method: str, after: int) -> tuple[bool, bool, bool]:
+    old = Worker(METHODS[method]()).train(range(after))
+    saved = old.save()
+    new = Worker(METHODS[method]()).load(saved)
+    old.train(range(after, after + 7))
+    new.train(range(after, after + 7))
+    return _same(old.own(), new.own()), _same(old.common(), new.common()), new.handle.verify_replicas()
+
+
+@pytest.mark.parametrize("after", [0, 5, 6])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_worker_takes_the_same_steps(ranks: Ranks, method: str, after: int) -> None:
+    assert ranks.run(2, _resumed, method, after) == [(True, True, True)] * 2
+
+
+def _undisturbed(method: str) -> bool:
+    """Whether saving while an exchange is under way changes nothing."""
+    saving, other = Worker(METHODS[method]()), Worker(METHODS[method]())
+    for step in range(9):
+        saving.train(range(step, step + 1)).save()
+    return _same(saving.own(), other.train(range(9)).own())
+
+
+def test_saving_changes_nothing(ranks: Ranks) -> None:
+    assert all(ranks.run(2, _undisturbed, "streaming, error feedback"))
+
+
+def _entries(worker: Worker, checkpoint: tw.Checkpoint) -> dict[str, Any]:
+    """What workers save together: each its own model and optimizer, under a name of its own."""
+    return {"thinwire": checkpoint, f"worker {dist.get_rank()}": {"model": worker.model.state_dict()}}
+
+
+def _saved_together(method: str, after: int, path: str) -> tuple[dict[str, Tensor], Any]:
+    worker = Worker(METHODS[method]()).train(range(after))
+    dcp.save(_entries(worker, tw.Checkpoint(worker.handle)), checkpoint_id=path)
+    if dist.get_rank() == 0:
+        torch.save(worker.optimizer.state_dict(), f"{path}/optimizer.pt")
+    dist.barrier()
+    return worker.common(), _sum_of_waiting(worker)
+
+
+def _sum_of_waiting(worker: Worker) -> dict[str, Tensor]:
+    found = {name: torch.zeros(p.numel(), dtype=p.dtype) for name, p in worker.handle.parameters.items()}
+    for memory in worker.handle.state_dict()["memories"][:-1]:
+        for name, fields in memory.items():
+            found[name] += fields["residual"]
+    for x in found.values():
+        dist.all_reduce(x)
+    return found
+
+
+def _loaded_together(method: str, path: str) -> tuple[dict[str, Tensor], Any, bool, int]:
+    worker = Worker(METHODS[method]())
+    dcp.load({"thinwire": tw.Checkpoint(worker.handle, path)}, checkpoint_id=path)
+    worker.handle.go_back()
+    common, waiting, steps = worker.common(), _sum_of_waiting(worker), worker.handle.inner_steps
+    worker.train(range(7))
+    return common, waiting, worker.handle.verify_replicas() and not _same(common, worker.common()), steps
+
+
+@pytest.mark.parametrize("method", ["sparseloco", "streaming, error feedback"])
+def test_other_numbers_of_workers_keep_the_pending_mean(ranks: Ranks, method: str, tmp_path: Path) -> None:
+    (common, waiting), *_ = ranks.run(2, _saved_together, method, 6, str(tmp_path))
+    assert any(bool(x.any()) for x in waiting.values())
+    for count in (1, 2, 3):
+        for found, waits, goes_on, steps in ranks.run(count, _loaded_together, method, str(tmp_path)):
+            assert _same(found, common)
+            assert _far(waits, waiting) < 1e-15
+            assert goes_on
+            assert steps == 6
+
+
+# --- two levels ---
+
+
+def _islands() -> tuple[bool, bool, bool]:
+    """Two islands of two ranks: DDP within, outer steps between."""
+    rank = dist.get_rank()
+    inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    module = _model()
+    ddp = DistributedDataParallel(module, process_group=inside)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    steps = tw.outer_steps.sparseloco(every=H, minimum_size=64)
+    handle = tw.outer(ddp, optimizer, steps, group=between)
+    for step in range(2 * H + 1):
+        optimizer.zero_grad()
+        x = torch.randn(8, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
+        (ddp(x) - x[:, :16]).square().mean().backward()
+        optimizer.step()
+    world = dist.group.WORLD
+    assert world is not None
+    differing = drift.differing
+    alike = not differing(handle.parameters, world)
+    within = not differing(dict(module.named_parameters()), inside)
+    apart = bool(differing(dict(module.named_parameters()), between))
+    return alike, within, apart
+
+
+def test_two_levels(ranks: Ranks) -> None:
+    assert ranks.run(4, _islands) == [(True, True, True)] * 4
+
+
+def _sharded_islands() -> tuple[bool, bool, bool, float]:
+    """Two islands of two ranks: FSDP2 shards the model within, outer steps between. Beside it, two whole workers."""
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    module = _model()
+    for p in module.parameters():
+        dist.broadcast(p.detach(), 0)
+    whole = copy.deepcopy(module)
+    fully_shard(module, mesh=mesh["shard"])
+    between = mesh["replicate"].get_group()
+    handles = list[tw.Outer]()
+    for model in (module, whole):
+        optimizer = ADAMW(model.parameters())
+        handles.append(tw.outer(model, optimizer, tw.OuterSteps(every=H, optimizer=NESTEROV), group=between))
+        for step in range(2 * H):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(10 * step + rank // 2)  # one island, one batch
+            x = torch.randn(8, 24, dtype=torch.float64, generator=generator)
+            (model(x) - x[:, :16]).square().mean().backward()
+            optimizer.step()
+    far = max(
+        float((p.full_tensor() - q).detach().abs().max())  # type: ignore[attr-defined]  # a DTensor
+        for p, q in zip(module.parameters(), whole.parameters(), strict=True)
+    )
+    sharded, plain = handles
+    again = copy.deepcopy(sharded.state_dict())
+    sharded.load_state_dict(again)
+    half = all(
+        p.numel() * 2 == q.numel() for p, q in zip(sharded.parameters.values(), plain.parameters.values(), strict=True)
+    )
+    return sharded.verify_replicas(), plain.verify_replicas(), half, far
+
+
+def test_sharded_islands_are_workers_too(ranks: Ranks) -> None:
+    for alike, plain, half, far in ranks.run(4, _sharded_islands):
+        assert alike
+        assert plain
+        assert half
+        assert far < 1e-12
+
+
+# --- workers that come and go ---
+
+
+def _waiting(worker: Worker) -> dict[str, Tensor]:
+    """Return what waits on this worker, and is committed."""
+    memories = [m for each in worker.handle.fragments for m in each.attachment.recipe.memories()]
+    return {n: f["residual"].clone() for memory in memories for n, f in memory.state().items() if "residual" in f}
+
+
+def _one_goes_and_another_comes(method: str) -> dict[str, bool]:
+    """Of four workers the last goes, the others train on, and a new one comes in its place."""
+    rank, world, three = dist.get_rank(), dist.group.WORLD, dist.new_group([0, 1, 2])
+    assert world is not None
+    worker, found = Worker(METHODS[method]()).train(range(9)), dict[str, bool]()
+    worker.handle.state_dict()  # what is under way lands
+    before = worker.common(), _waiting(worker)
+    if rank < 3:
+        worker.handle.regroup(three)
+        found["kept"] = _same(before[1], _waiting(worker))
+        worker.train(range(9, 17))
+        found["alike"] = worker.handle.verify_replicas()
+    else:
+        alone = [dist.new_group([3], use_local_synchronization=True)]
+        worker = Worker(METHODS[method](), group=alone[0])
+    common = worker.common()
+    worker.handle.regroup(world, joining=rank == 3)
+    found["taken over"] = worker.handle.verify_replicas() and worker.handle.ticks == 17
+    found["nothing waits"] = rank < 3 or not any(bool(x.any()) for x in _waiting(worker).values())
+    found["from global"] = rank < 3 or _same(worker.own(), worker.common())
+    worker.train(range(17, 25))
+    found["goes on"] = worker.handle.verify_replicas() and not _same(common, worker.common())
+    return found
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming, error feedback", "sparseloco", "low rank"])
+def test_one_goes_and_another_comes(ranks: Ranks, method: str) -> None:
+    for found in ranks.run(4, _one_goes_and_another_comes, method):
+        assert set(found.values()) == {True}, found
+
+
+def _dies(where: str) -> dict[str, Any]:
+    """The last of four workers dies in the second outer step: before its exchange, or after it. The others go on."""
+    rank, world = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=3))
+    three = dist.new_group([0, 1, 2])
+    assert world is not None
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV)
+    worker = Worker(steps, group=world, elastic=True).train(range(2 * H - 1))
+    before = worker.common(), _waiting(worker)
+    confirm = worker.handle._confirm
+    if (where, rank) in (("in doubt", 3), ("one has heard", 0)):
+        worker.handle._confirm = lambda: None  # type: ignore[method-assign]  # it never takes part
+    if where == "exchange" and rank == 3:
+        dist.barrier()
+        return {}
+    said = told(worker.train, range(2 * H - 1, 2 * H))
+    worker.handle._confirm = confirm  # type: ignore[method-assign]  # as it was
+    found: dict[str, Any] = {"failed": said.startswith("RuntimeError")}
+    if said != "nothing":
+        found["unchanged"] = _same(before[0], worker.common()) and _same(before[1], _waiting(worker))
+    dist.barrier()
+    if rank == 3:
+        return {}
+    worker.handle.regroup(three)
+    found["stepped"] = not _same(before[0], worker.common()) and not _same(before[1], _waiting(worker))
+    found["alike"] = worker.handle.verify_replicas()
+    worker.train(range(2 * H, 4 * H))
+    return found | {"goes on": worker.handle.verify_replicas(), "ticks": worker.handle.ticks == 4 * H}
+
+
+@pytest.mark.parametrize("where", ["exchange", "in doubt", "one has heard"])
+def test_a_worker_dies_within_an_outer_step(ranks: Ranks, where: str) -> None:
+    *survivors, _ = ranks.run(4, _dies, where)
+    for rank, found in enumerate(survivors):
+        assert found.pop("failed") == (where != "one has heard" or rank > 0)
+        assert set(found.values()) == {True}, (rank, found)
+
+
+def test_what_all_decide_about_an_exchange() -> None:
+    done, ahead = Part(2, 1, landed=True), Part(2, 2, landed=False)
+    lost, before = Part(2, 1, landed=False), Part(1, 1, landed=False)
+    assert done.verdict([done, done]) == "keep"
+    assert done.verdict([done, ahead]) == "keep"
+    assert ahead.verdict([done, ahead]) == "nothing"
+    assert done.verdict([done, lost]) == lost.verdict([done, lost]) == "repeat"
+    assert done.verdict([done, before]) == "repeat"
+    assert before.verdict([done, before]) == "nothing"
+
+
+def _all_join() -> str:
+    world = dist.group.WORLD
+    assert world is not None
+    return told(partial(Worker(METHODS["diloco"]()).handle.regroup, world, joining=True))
+
+
+def test_somebody_must_go_on(ranks: Ranks) -> None:
+    assert all("expected one at least that goes on" in said for said in ranks.run(2, _all_join))
+
+
+# --- workers of unequal speed ---
+
+
+def _weighed() -> float:
+    """Return how far an outer step is from the mean in which one worker's samples count three times."""
+    odd = dist.get_rank() == 1
+    worker = Worker(tw.OuterSteps(every=H, optimizer=partial(SGD, lr=1.0)), samples=3 if odd else 1)
+    own = dict[str, Tensor]()
+    worker.handle.fragments[0].start = _noting(worker, own)  # type: ignore[method-assign]  # to see what it sends
+    worker.train(range(H))
+    total = {name: (3 if odd else 1) * x / (dist.get_world_size() + 2) for name, x in own.items()}
+    for x in total.values():
+        dist.all_reduce(x)
+    return _far(worker.common(), total)
+
+
+def _noting(worker: Worker, own: dict[str, Tensor]) -> Callable[..., None]:
+    start = worker.handle.fragments[0].start
+
+    def noting(**options: Any) -> None:
+        own.update(worker.own())
+        start(**options)
+
+    return noting
+
+
+def test_samples_weigh(ranks: Ranks) -> None:
+    assert max(ranks.run(3, _weighed)) < 1e-14
+
+
+def _by_time() -> tuple[int, int, bool]:
+    """One worker takes thrice the time for a step."""
+    every = timedelta(milliseconds=60)
+    worker, step = Worker(tw.OuterSteps(every=every, optimizer=partial(SGD, lr=1.0))), 0
+    while worker.handle.ticks < 3:
+        time.sleep(0.03 if dist.get_rank() == 1 else 0.01)
+        worker.train(range(step, step + 1))
+        step += 1
+    return worker.handle.ticks, worker.handle.inner_steps, worker.handle.verify_replicas()
+
+
+def test_the_slow_take_fewer_steps(ranks: Ranks) -> None:
+    (ticks, many, alike), (also, few, alike_too) = ranks.run(2, _by_time)
+    assert ticks == also == 3
+    assert many > few >= 3
+    assert alike
+    assert alike_too
+
+
+# --- models and loops ---
+
+
+def _normalised() -> tuple[bool, float]:
+    """Whether running statistics agree after an outer step, and how far they are from their mean before it."""
+    normalised = nn.BatchNorm1d(16)
+    model = nn.Sequential(nn.Linear(24, 16), normalised)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    found, means = normalised.running_mean, list[Tensor]()
+    assert found is not None
+    optimizer.register_step_post_hook(lambda *_: means.append(found.clone()))
+    tw.outer(model, optimizer, tw.outer_steps.diloco(every=H))
+    for step in range(H):
+        optimizer.zero_grad()
+        x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        model(x).square().mean().backward()
+        optimizer.step()
+    mean = means[-1].double() / dist.get_world_size()
+    dist.all_reduce(mean)
+    world = dist.group.WORLD
+    assert world is not None
+    return not drift.differing({"mean": found}, world), float((found - mean).abs().max())
+
+
+def test_running_statistics_are_averaged(ranks: Ranks) -> None:
+    for alike, far in ranks.run(3, _normalised):
+        assert alike
+        assert far < 1e-7
+
+
+def _two_optimizers() -> tuple[int, bool]:
+    model = _model()
+    optimizers = [SGD(model[0].parameters(), lr=0.1), torch.optim.AdamW(model[2].parameters(), lr=1e-2)]
+    handle = tw.outer(model, optimizers, tw.outer_steps.diloco(every=2))
+    for step in range(4):
+        x = torch.randn(8, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(step + dist.get_rank()))
+        model(x).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return handle.inner_steps, handle.stats().total.steps == 2 and handle.verify_replicas()
+
+
+def test_several_optimizers_take_a_step_together(ranks: Ranks) -> None:
+    assert ranks.run(2, _two_optimizers) == [(4, True)] * 2
+
+
+def _given_back() -> tuple[bool, int]:
+    worker = Worker(tw.outer_steps.diloco(every=2)).train(range(3))
+    worker.handle.remove()
+    before = worker.common()
+    return _same(before, worker.train(range(3, 8)).common()), worker.handle.inner_steps
+
+
+def test_a_removed_handle_takes_no_more_steps(ranks: Ranks) -> None:
+    assert ranks.run(2, _given_back) == [(True, 3)] * 2
+
+
+# --- bad input ---
+
+
+def _told_by_all(wrong: str) -> str:
+    """Have rank 1 ask for something else than the others."""
+    odd, model = dist.get_rank() == 1, _model()
+    optimizer: Any = SGD(model.parameters(), lr=0.1)
+    steps = tw.OuterSteps(every=H)
+    match wrong:
+        case "every":
+            steps = tw.OuterSteps(every=H + odd)
+        case "recipe":
+            steps = tw.OuterSteps(every=H, recipe=tw.recipes.topk() if odd else tw.recipes.dense())
+        case "fragments":
+            steps = tw.OuterSteps(every=H, fragments=1 + odd)
+        case "rate":
+            steps = tw.OuterSteps(every=H, optimizer=partial(SGD, lr=0.5 + odd))
+        case "model" if odd:
+            model = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 17)).double()
+            optimizer = SGD(model.parameters(), lr=0.1)
+        case "foreign" if odd:
+            optimizer = SGD(_model().parameters(), lr=0.1)
+        case "part" if odd:
+            optimizer = SGD(model[0].parameters(), lr=0.1)
+        case "more" if odd:
+            optimizer = SGD([*model.parameters(), nn.Parameter(torch.zeros(3))], lr=0.1)
+        case "no optimizer" if odd:
+            optimizer = []
+        case "uncovered" if odd:
+            steps = tw.OuterSteps(every=H, fragments=(("0",),))
+        case "twice" if odd:
+            steps = tw.OuterSteps(every=H, fragments=(("0",), ("0.bias", "2")))
+        case "unknown" if odd:
+            steps = tw.OuterSteps(every=H, fragments=(("0", "2"), ("decoder",)))
+        case "many" if odd:
+            steps = tw.OuterSteps(every=H, fragments=5)
+        case "complex" if odd:
+            model.register_parameter("phase", nn.Parameter(torch.zeros(3, dtype=torch.complex64)))
+    return told(tw.outer, model, optimizer, steps)
+
+
+WRONG = {
+    "every": "FingerprintError.*'every': 3.*rank 1 has.*'every': 4",
+    "recipe": "FingerprintError: recipe differs",
+    "fragments": "FingerprintError.*'fragments': 2",
+    "rate": r"FingerprintError.*rates \[0.5\].*rates \[1.5\]",
+    "model": "FingerprintError: parameter 2.weight differs",
+    "foreign": "ValueError.*does not hold '0.weight' and 3 more.*pass the one that trains",
+    "part": "ValueError.*does not hold '2.weight' and 1 more",
+    "more": "ValueError.*holds 1 parameters that the model lacks.*pass a module that has them all",
+    "no optimizer": "TypeError.*expected the torch.optim.Optimizer that trains",
+    "uncovered": "ValueError.*'2.weight' is in 0 fragments.*name its module in one of them",
+    "twice": "ValueError.*'0.bias' is in 2 fragments.*leave it to one",
+    "unknown": "ValueError.*'decoder'.*nothing to train.*0.weight",
+    "many": "ValueError: (rank 1: )?fragments is 5.*4 parameters",
+    "complex": "TypeError.*phase is complex; keep it as torch.view_as_real",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_on_one_worker_is_refused_on_all(ranks: Ranks, wrong: str) -> None:
+    for found in ranks.run(3, _told_by_all, wrong):
+        assert re.search(WRONG[wrong], found), found
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "every is 0; expected a whole number, from 1 on"),
+        ({"every": 3, "delay": 3}, "expected a delay below it"),
+        ({"every": timedelta(0)}, "expected more than no time"),
+        ({"every": timedelta(1), "fragments": 2}, "a time, with 2 fragments and a delay of 0; expected one"),
+        ({"every": timedelta(1), "delay": 1}, "a time, with 1 fragments and a delay of 1; expected one"),
+        ({"every": 3, "mixing": 1.0}, "mixing is 1.0"),
+        ({"every": 3, "fragments": 0}, "fragments is 0"),
+    ],
+)
+def test_settings_out_of_range(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        tw.OuterSteps(**options)
+
+
+def test_anything_but_a_recipe() -> None:
+    with pytest.raises(TypeError, match=r"expected one such as recipes.topk"):
+        tw.OuterSteps(every=3, recipe=0.01)  # type: ignore[arg-type]  # what is wrong
+
+
+def _state_of_another(wrong: str) -> str:
+    worker = Worker(METHODS["sparseloco"]()).train(range(4))
+    saved = worker.save()["handle"]
+    before = worker.common()
+    if dist.get_rank() == 1:
+        common = saved["memories"][-1]
+        match wrong:
+            case "name":
+                common["other.weight"] = common["0.weight"]
+            case "shape":
+                common["0.weight"]["common:global"] = torch.zeros(3, 3, dtype=torch.float64)
+            case "missing":
+                del common["2.bias"]
+            case "fragments":
+                saved["outer"] *= 2
+            case "attachment":
+                del saved["outer"]
+    found = told(worker.handle.load_state_dict, saved)
+    assert _same(before, worker.common())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("name", "'other.weight', which the model lacks: it is of another model"),
+        ("shape", r"has shape \(3, 3\).*expected \(40, 24\).*another model"),
+        ("missing", "lacks '2.bias'"),
+        ("fragments", "of 2 fragments, and here are 1"),
+        ("attachment", "no state of outer steps"),
+    ],
+)
+def test_the_state_of_another_model_is_refused(ranks: Ranks, wrong: str, words: str) -> None:
+    for found in ranks.run(2, _state_of_another, wrong):
+        assert re.search(f"ValueError.*{words}", found), found
+
+
+# --- how a model is cut ---
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_fragments_are_of_about_equal_size(parts: int) -> None:
+    parameters = {str(i): nn.Parameter(torch.empty(10 + i)) for i in range(20)}
+    found = cut(parameters, parts)
+    sizes = [sum(p.numel() for p in part.values()) for part in found]
+    assert [name for part in found for name in part] == list(parameters)
+    assert len(found) == parts
+    assert max(sizes) - min(sizes) <= 29
+
+
+def test_every_fragment_has_something() -> None:
+    parameters = {
+        "large": nn.Parameter(torch.empty(1000)),
+        "a": nn.Parameter(torch.empty(1)),
+        "b": nn.Parameter(torch.empty(1)),
+    }
+    assert [list(part) for part in cut(parameters, 3)] == [["large"], ["a"], ["b"]]
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 30])
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_each_fragment_is_due_once_in_every_h_steps(every: int, parts: int) -> None:
+    steps = tw.OuterSteps(every=every, fragments=parts)
+    for part in range(parts):
+        due = [step for step in range(1, 5 * every + 1) if steps.due(part, step)]
+        assert len(due) == 5
+        assert {b - a for a, b in pairwise(due)} == {every}
+        assert [steps.done(part, step) for step in due] == [1, 2, 3, 4, 5]
+        assert steps.done(part, due[0] - 1) == 0
+    assert steps.due(parts - 1, every)
