@@ -81,9 +81,9 @@ def train(job: dict[str, Any], problem: Problem, stages: list[nn.Module], emit: 
     ) as connected:
         for step in range(job["steps"]):
             args, kwargs, target = parts.feed(problem.batch(step, trainer, TRAINERS))
+            fed: dict[str, Any] = {**kwargs, "target": target if stage else None}
             module.zero_grad()
             start = time.perf_counter()
-            fed: dict[str, Any] = {**kwargs, "target": target if stage else None}
             schedule.step(*(args if stage == 0 else ()), **fed)
             connected.step()
             seconds.append(time.perf_counter() - start)

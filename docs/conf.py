@@ -145,6 +145,7 @@ CONTENTS = {
         "outer",
         "pipeline",
         "planner",
+        "server",
         "shard",
         "simulate",
     ],

@@ -27,7 +27,7 @@ from thinwire.server.layout import Layout, entries, pack
 from thinwire.server.server import Server
 from thinwire.server.session import Session
 
-WHO = "0" * 32
+WHO, REPORT = "0" * 32, 50_000
 
 
 class Model(nn.Module):
@@ -153,7 +153,7 @@ class Fuzzed:
 
 def main(messages: int, seed: int) -> Counter[str]:
     """Send so many messages, and return what they met."""
-    chance, met = random.Random(seed), Counter[str]()
+    chance, met, told = random.Random(seed), Counter[str](), 0
     recipes = [thinwire.recipes.dct_dp(density=0.05, minimum_size=50), thinwire.recipes.dragonn(momentum=0.9)]
     fuzzed = [Fuzzed(recipe, chance) for recipe in recipes]
     while met.total() < messages:
@@ -166,6 +166,9 @@ def main(messages: int, seed: int) -> Counter[str]:
             assert now[0] == each.before[0] + 1, "an update was applied in part"
             assert all(torch.isfinite(p).all() for p in each.central.parameters.values())
             each.before = now
+        if met.total() // REPORT > told:
+            told = met.total() // REPORT
+            print(f"{met.total():,} messages", file=sys.stderr, flush=True)
     for each in fuzzed:
         each.server.close()
     return met

@@ -245,6 +245,20 @@ def test_silence_ends_a_connection() -> None:
         each.close()
 
 
+def test_asking_whether_the_other_side_is_gone_does_not_wait() -> None:
+    ours, theirs = socket.socketpair()
+    mine, other = (Wire(each, timeout=240.0, limits={}) for each in (ours, theirs))
+    assert not mine.gone()
+    other.ping()
+    assert not mine.gone()
+    other.close()
+    assert not mine.gone()  # there is still something to read
+    mine.receive_raw(memoryview(bytearray(HEADER.size)))
+    assert mine.gone()
+    mine.close()
+    assert mine.gone()
+
+
 def test_both_sides_prove_that_they_know_the_secret() -> None:
     ours, theirs = socket.socketpair()
     trainer, server = (Wire(each, timeout=5.0, limits={}) for each in (ours, theirs))
@@ -264,3 +278,48 @@ def test_more_servers_than_parameters_are_refused() -> None:
         started(servers=2, index=2)
     with pytest.raises(ValueError, match="address is 'here'; expected host:port"):
         serve(Vector(), dense(), optimizer=torch.optim.SGD, address="here")
+
+
+def test_what_came_while_this_process_slept_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    mine, other = (Wire(each, timeout=0.2, limits=dict.fromkeys(Kind, 8)) for each in (ours, theirs))
+    receive, sleeps = ours.recv_into, iter([True])
+
+    def sleeping(into: memoryview) -> int:
+        if next(sleeps, False):
+            other.send(Kind.BYE)
+            mine._heard -= 100.0
+            raise TimeoutError
+        return receive(into)
+
+    monkeypatch.setattr(mine, "_socket", _Receiving(ours, sleeping))
+    assert mine.receive().kind is Kind.BYE
+    mine.close()
+    other.close()
+
+
+class _Receiving:
+    """A socket with another `recv_into`."""
+
+    def __init__(self, inner: socket.socket, recv_into: Any) -> None:
+        self._inner, self.recv_into = inner, recv_into
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_bytes_count_once_when_a_server_is_gone() -> None:
+    server = started()
+    model = Vector()
+    trainer = joined(server, model=model)
+    for gradient in gradients(3):
+        model.give(gradient)
+        trainer.step()
+    before = trainer.traffic()
+    server.close()
+    model.give(gradients(1)[0])
+    with pytest.raises(ServerError, match="is gone"):
+        _ = [trainer.step() for _ in range(3)]  # the first may still be under way
+    after = trainer.traffic()
+    pairs = ((before.sent_bytes, after.sent_bytes), (before.received_bytes, after.received_bytes))
+    assert all(earlier <= later < 2 * earlier for earlier, later in pairs)

@@ -1,6 +1,7 @@
 """Whoever knows the secret may watch a server; watching changes nothing."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -49,8 +50,8 @@ def test_steps_behind_add_up() -> None:
             assert sorted(each.behind for each in watch.status().trainers.values()) == [0, 4]
 
 
-@pytest.mark.parametrize("told", [None, math.nan])
-def test_a_loss_that_nobody_told_is_none(told: float | None) -> None:
+@pytest.mark.parametrize("told", [None, math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_none(told: float | None) -> None:
     model = Vector()
     with started(recipe=dense()) as server, joined(server, dense(), model) as trainer, Watch(server.address) as watch:
         model.give(gradients(1)[0])
@@ -73,6 +74,8 @@ def test_a_server_waits_for_nobody_who_watches() -> None:
         joined(server).close()
         assert server.wait(10.0)
         assert not watch.status().trainers
+    time.sleep(0.2)  # until the server has seen that it hung up
+    assert server.wait(1.0)
 
 
 def test_a_trainer_cannot_watch_on_its_connection() -> None:

@@ -162,8 +162,7 @@ class Channel:
         with self._changed:
             self._direct = False
         self._wire.close()
-        self._counted[0] += self._wire.sent
-        self._counted[1] += self._wire.received
+        self._count()
         where = self._settings.address
         if not self._settings.patience:
             raise ServerError(
@@ -179,6 +178,13 @@ class Channel:
                 return
             except GoneError:
                 self._wire.close()
+                self._count()
+
+    def _count(self) -> None:
+        """Add up what went over a connection that has ended."""
+        self._counted[0] += self._wire.sent
+        self._counted[1] += self._wire.received
+        self._wire.sent = self._wire.received = 0
 
     def _joined(self, deadline: float) -> Wire:
         """Return a connection that has joined. Raises ServerError at the deadline, or if the server refuses."""

@@ -25,7 +25,7 @@ class Door:
         self._closed = threading.Event()
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._met = set[str]()
-        self.threads: set[threading.Thread] = set()
+        self._talks: dict[threading.Thread, Session] = {}
 
     def accept(self) -> None:
         """Let everyone in who may, until the door is closed."""
@@ -38,22 +38,33 @@ class Door:
             self._receive(connection, str(peer[0]))
 
     def close(self) -> None:
-        """Let nobody in any more, and return from `accept`."""
+        """Let nobody in any more, return from `accept`, and hang up on everyone."""
         self._closed.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        for session in list(self._talks.values()):
+            session.wire.close()
+
+    def join(self, seconds: float) -> None:
+        """Wait until all sessions have ended, for each at most so long."""
+        for thread in list(self._talks):
+            if thread.is_alive():
+                thread.join(seconds)
 
     def _receive(self, connection: socket.socket, host: str) -> None:
         if not self._strangers.acquire(blocking=False):
             connection.close()
             return
-        thread = threading.Thread(target=self._converse, args=(connection, host), daemon=True)
-        self.threads.add(thread)
+        session = Session(connection, self._shared)
+        thread = threading.Thread(target=self._converse, args=(session, host), daemon=True)
+        self._talks[thread] = session
         thread.start()
+        if self._closed.is_set():
+            session.wire.close()
 
-    def _converse(self, connection: socket.socket, host: str) -> None:
-        session, inside = Session(connection, self._shared), threading.Event()
+    def _converse(self, session: Session, host: str) -> None:
+        inside = threading.Event()
 
         def let_in() -> None:
             inside.set()
@@ -71,7 +82,7 @@ class Door:
             if not inside.is_set():
                 self._strangers.release()
             self._count(session)
-            self.threads.discard(threading.current_thread())
+            self._talks.pop(threading.current_thread(), None)
 
     def _count(self, session: Session) -> None:
         with self._shared.lock:

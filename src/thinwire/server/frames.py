@@ -5,6 +5,7 @@ version of the parameters (u64), length of the body (u64). A side that has nothi
 silence means that the other side is gone.
 """
 
+import select
 import socket
 import struct
 import threading
@@ -152,11 +153,13 @@ class Wire:
         Before a deadline nothing is sent: the other side is not known yet.
         """
         while into:
-            self._check_heard(deadline)
+            if deadline is not None and time.monotonic() > deadline:
+                raise GoneError("its words did not come in time")
             try:
                 count = self._socket.recv_into(into)
             except TimeoutError:
                 if deadline is None:
+                    self._check_heard()
                     self.ping()
                 continue
             except OSError as error:
@@ -167,12 +170,10 @@ class Wire:
             self.received += count
 
     def gone(self) -> bool:
-        """Whether the other side has closed the connection. Reads nothing."""
+        """Whether the other side has closed the connection. Reads nothing, and does not wait."""
         try:
-            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
+            return self._peek() == b""
+        except (OSError, ValueError):  # ValueError: it was closed on this side
             return True
 
     def close(self) -> None:
@@ -181,10 +182,22 @@ class Wire:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _check_heard(self, deadline: float | None) -> None:
-        now = time.monotonic()
-        if now > (self._heard + self._timeout if deadline is None else deadline):
+    def _check_heard(self) -> None:
+        """Raise GoneError after a long silence; not if this process slept through what has come meanwhile."""
+        if time.monotonic() - self._heard > self._timeout and not self._has_come():
             raise GoneError(f"nothing was heard for {self._timeout:g} s")
+
+    def _has_come(self) -> bool:
+        try:
+            return self._peek() is not None
+        except OSError as error:
+            raise GoneError(str(error)) from error
+
+    def _peek(self) -> bytes | None:
+        """Return the next byte without taking it, nothing at the end, None if there is none yet. Raises OSError."""
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        return self._socket.recv(1, socket.MSG_PEEK) if ready.poll(0) else None
 
     def _send_all(self, parts: "tuple[bytes | memoryview, ...]") -> None:
         for i, part in enumerate(parts):

@@ -69,10 +69,9 @@ class Server:
         self._door.close()
         with self._shared.lock:
             self._shared.rule.stop()
-            for session in self._shared.sessions.values():
-                session.wire.close()
-        for each in (*self._threads, *self._door.threads):
+        for each in self._threads:
             each.join(self._shared.timeout)
+        self._door.join(self._shared.timeout)
         if self._shared.saving.durable is not None:
             self.save()
 

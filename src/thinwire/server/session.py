@@ -114,7 +114,7 @@ class Session:
         return TrainerStatus(
             updates=central.applied.get(self.trainer, 0),
             behind=central.behind[self.trainer],
-            loss=None if math.isnan(self._loss) else self._loss,
+            loss=self._loss if math.isfinite(self._loss) else None,
             sent_bytes=self.wire.sent,
             received_bytes=self.wire.received,
             quiet=time.monotonic() - self._since,

@@ -14,8 +14,9 @@ class TrainerStatus:
     """What a server knows of a trainer that is connected.
 
     updates: how many of its updates have come, over all its connections. behind: by how many steps they were stale,
-    added up. loss: what it told last, in its own unit; None if it tells none. sent_bytes, received_bytes: by the
-    server, over this connection, headers included. quiet: seconds since its latest update, or since it joined.
+    added up. loss: what it told last, in its own unit; None if it tells none, or one that is not finite. sent_bytes,
+    received_bytes: by the server, over this connection, headers included. quiet: seconds since its latest update, or
+    since it joined.
     """
 
     updates: Size

@@ -15,6 +15,7 @@ _LANES = 64  # bytes that `peaks` holds
 
 @compiled
 def sums(table, lengths, drawn, starts, indices, found, like, sign, first, last, scales):
+    # out = residual + scale · gradient. The sample's sums come first, as the threshold must be there before the pass.
     sample, picks, bits = _scratch(lengths, drawn, found, first, last)
     peaks, numbers = np.zeros(_LANES // found.itemsize, found.dtype), sample.view(like.dtype)
     for at in range(first, last):
@@ -35,6 +36,7 @@ def sums(table, lengths, drawn, starts, indices, found, like, sign, first, last,
 
 @compiled
 def momentum_sums(table, lengths, drawn, starts, indices, found, like, sign, first, last, scales, m, nesterov):
+    # The same with momentum, m. `scales`: of the gradients, one for each tensor.
     sample, picks, bits = _scratch(lengths, drawn, found, first, last)
     peaks, numbers = np.zeros(_LANES // found.itemsize, found.dtype), sample.view(like.dtype)
     for at in range(first, last):
@@ -81,6 +83,7 @@ def _room(size, draw):
 
 @compiled
 def _scratch(lengths, drawn, found, first, last):
+    # Room for the most that any of these vectors needs, made once for all of them.
     samples = room = 0
     for at in range(first, last):
         samples = max(samples, (lengths[at] - drawn[at, 0]) // drawn[at, 1] + 1)

@@ -138,8 +138,8 @@ def _loss(row: Row) -> str:
 def _on_servers(results: Results) -> list[str]:
     lines = [
         "served: asynchronously on parameter servers, which step at each update, at the learning rate over the number "
-        "of workers. Steps, bytes and losses are the first worker's; exchange: until the answer has come, which has "
-        "parameters in full, or the largest changes where little is sent."
+        "of workers and over 1 + staleness. Steps, bytes and losses are the first worker's; exchange: until the answer "
+        "has come, which has parameters in full, or the largest changes where little is sent."
     ]
     if (slow := results.environment.get("slow", 1)) > 1:
         lines.append(f"The last worker computes {slow:g} times as long as the others, in all rows.")

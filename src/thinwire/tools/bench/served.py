@@ -29,7 +29,7 @@ from thinwire.tools.problems.optimizers import served_optimizers
 _SECRET, _TIMEOUT = "bench", 60.0
 _MOST = 0.5
 """From this share on, parameters are sent in full."""
-_PAUSE, _GO_ON, _END = b"pause", b"go on", b"end"
+_PAUSE, _GO_ON, _END = "pause", "go on", "end"
 
 
 @final
@@ -106,15 +106,15 @@ class Bell:
     def __init__(self, port: int) -> None:
         self._store, self._heard = _store(port), 0
 
-    def ring(self, word: bytes) -> None:
+    def ring(self, word: str) -> None:
         """Tell the others."""
-        self._store.set(str(self._heard), word.decode())
+        self._store.set(str(self._heard), word)
         self._heard += 1
 
     def has_ended(self) -> bool:
         """Whether it is over. Waits through a pause."""
         while self._store.check([str(self._heard)]):
-            word = self._store.get(str(self._heard))
+            word = self._store.get(str(self._heard)).decode()
             self._heard += 1
             if word == _END:
                 return True
@@ -126,9 +126,13 @@ class Bell:
 @cache  # whoever comes late still asks it
 def _store(port: int) -> dist.distributed_c10d.Store:
     first = os.environ["RANK"] == "0"
+    if not first:
+        dist.barrier()  # whoever asks too early asks again after long pauses
     made: dist.distributed_c10d.Store = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not export it
         host(0), port, None, first, timedelta(hours=1), wait_for_workers=False
     )
+    if first:
+        dist.barrier()
     return made
 
 
@@ -146,6 +150,7 @@ def serve(job: RowJob, problem: Problem) -> None:
         servers=job.servers,
         index=index,
         trainers=job.trainers,
+        damped=True,
         down=_down(job),
         timeout=_TIMEOUT,
     ) as server:

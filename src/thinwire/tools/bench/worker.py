@@ -45,10 +45,11 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
     if row.trainers and rank >= row.trainers:
         if row.served:
             serve(row, problem)
-    elif row.served and rank:
+        return
+    join_group(row.trainers or None)
+    if row.served and rank:
         Served(row, problem, Meter(_sent_on_interface)).follow(row.own_steps(rank))
     else:
-        join_group(row.trainers or None)
         train(row, _kind(row)(row, problem, Meter(_sent_on_interface)), emit)
 
 
