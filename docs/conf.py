@@ -146,6 +146,7 @@ CONTENTS = {
         "pipeline",
         "planner",
         "shard",
+        "scatter",
         "simulate",
     ],
     "papers/README": ["dragonn/README", "fft/README", "s2/README", "dct/README", "gtopk/README"],
