@@ -21,6 +21,7 @@ from thinwire.frameworks.torchtitan import compressed
 from thinwire.integrations.training.gradients import local
 
 _distributed: Any = dist  # whose names are not all exported, as mypy has it
+_dcp: Any = dcp
 _multiprocessing: Any = mp
 pytestmark = pytest.mark.filterwarnings("default")  # torchtitan imports what torch has deprecated
 SIZE, CONTEXT, STEPS, SAVED = 2, 16, 6, 3
@@ -104,18 +105,19 @@ def _losses(rank: int, recipe: str, folder: str, dims: Any, parallelism: Any) ->
     spec = _model_spec() if make is None else compressed(_model_spec(), make, attached=handles.append)
     model, optimizer = _built(spec, dims, parallelism)
     text = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8).long()
-    parts, waiting = [model, optimizer], f"{folder}/{recipe}"
+    parts: list[Any] = [model, optimizer]
+    waiting = f"{folder}/{recipe}"
     found, saved = [], list[Any]()
     for step in [*range(STEPS), *range(SAVED, STEPS)]:
         if step == SAVED and saved:
             for part, state in zip(parts, saved, strict=True):
                 part.load_state_dict(state)
             for handle in handles:
-                dcp.load({"thinwire": tw.Checkpoint(handle, waiting)}, checkpoint_id=waiting)
+                _dcp.load({"thinwire": tw.Checkpoint(handle, waiting)}, checkpoint_id=waiting)
         elif step == SAVED:
             saved = [copy.deepcopy(part.state_dict()) for part in parts]
             for handle in handles:
-                dcp.save({"thinwire": tw.Checkpoint(handle)}, checkpoint_id=waiting)
+                _dcp.save({"thinwire": tw.Checkpoint(handle)}, checkpoint_id=waiting)
         generator = torch.Generator().manual_seed(100 * step + rank)
         windows = text[torch.randint(len(text) - CONTEXT - 1, (2, 1), generator=generator) + torch.arange(CONTEXT + 1)]
         optimizer.zero_grad()

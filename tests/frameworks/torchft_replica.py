@@ -1,7 +1,7 @@
 """One replica under torchft, as a process: NAME LIGHTHOUSE RECIPE FOLDER TEXT. See test_torchft.py.
 
-Prints a line a step. The first two begin together. The first one's exchange fails once. The second one dies, the first goes on alone, and the
-third comes then. They hear of each other by files in FOLDER.
+Prints a line a step. The first two begin together. The first one's exchange fails once. The second one dies, the first
+goes on alone, and the third comes then. They hear of each other by files in FOLDER.
 """
 
 import hashlib

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.integrations.training.gradients import local
+from thinwire.reducer.owners import to_owners
 
 STEPS = 4
 USES = OF_SHARDS | {
@@ -45,7 +46,7 @@ MAKE: dict[str, Callable[[], tw.reducer.Reducer]] = {
 ABLE = [
     name
     for name, case in RECIPES.items()
-    if not case.momentum and not told(tw.reducer.to_owners, case.make()).startswith("TypeError")
+    if not case.momentum and not told(to_owners, case.make()).startswith("TypeError")
 ]
 """What `to_owners` takes."""
 CONSERVING = [name for name in ABLE if RECIPES[name].conserving and RECIPES[name].make().memories()[-1].stateful]

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from thinwire.checked import BODY, checked
+from thinwire.checked import BODY, checked, checked_telling
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
@@ -24,14 +24,15 @@ from thinwire.integrations.attachments.assembly import (
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership import state
-from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.membership.together import agreed, told_to
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.contributions import Contributions
-from thinwire.integrations.sharding.fsdp import check_rows, islands, sharded_modules, sharded_parameters
+from thinwire.integrations.sharding.fsdp import check_rows, islands, meant, sharded_modules, sharded_parameters
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.memories import NoMemory
-from thinwire.reducer import Reducer, Released, ToOwners, to_owners
+from thinwire.reducer import Reducer, Released, ToOwners
+from thinwire.reducer.owners import to_owners
 
 
 @final
@@ -99,7 +100,7 @@ class Scattered(Served):
         membership.recipe = self._contributions
 
 
-@checked
+@checked_telling(told_to(meant))
 def scatter(
     model: nn.Module,
     recipe: Annotated[Reducer, BODY],
@@ -129,7 +130,7 @@ def scatter(
     `thinwire.attach` does.
     """
 
-    groups = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
+    groups = meant({"mesh": mesh})
     found = agreed(groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params)), *_REFUSALS)
     check_fingerprint(recipe, found.parameters, groups[0], described(found.optimizers))
     attachment = agreed(groups, lambda: _put_together(found, groups[0], scaler), *ASSEMBLY_ERRORS, undo=Attachment.end)
