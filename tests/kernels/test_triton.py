@@ -573,7 +573,9 @@ def test_chunks_that_the_kernels_leave_to_the_reference() -> None:
             assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize(("size", "kept"), [(1, 1), (4, 1), (5, 3), (6, 6), (9, 4), (256, 6), (64, 32), (4096, 4)])
+@pytest.mark.parametrize(
+    ("size", "kept"), [(1, 1), (4, 1), (5, 3), (6, 6), (9, 4), (256, 6), (64, 32), (4096, 4), (85, 26)]
+)
 @pytest.mark.parametrize("count", [0, 1, 301])
 def test_subsets(size: int, kept: int, count: int) -> None:
     numbering = kernels.Numbering(0, size, kept)
