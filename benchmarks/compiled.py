@@ -191,6 +191,7 @@ CASES = {
             "at": "*i64",
             "size": "*i64",
             "histograms": INT,
+            "nans": INT,
             "rank": "*i64",
             "tiles": INT,
             "count": "i32",

@@ -69,7 +69,7 @@ def run(settings: Settings, problem: Problem, workers: Sequence[int], way: str) 
         states = [standing.waiting for standing in standings]
         dealt = [WAYS[way](states, rank, count) for rank in range(count)] if states else []
         if way == "kept" and states:
-            error = max(error, _distance(_pending(states), _pending(dealt)))
+            error = max(error, distance(pending(states), pending(dealt)))
         models, turn, first = [copy.deepcopy(problem.model) for _ in range(count)], Lock(), standings[:1]
 
         def work(
@@ -109,7 +109,7 @@ def _wait(group: VirtualGroup) -> None:
     dist.all_reduce(torch.zeros(1), op=dist.ReduceOp.MAX, group=group)
 
 
-def _pending(states: Sequence[State]) -> dict[str, Tensor]:
+def pending(states: Sequence[State]) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for state in states:
         for i, memory in enumerate(state["memories"]):
@@ -120,7 +120,7 @@ def _pending(states: Sequence[State]) -> dict[str, Tensor]:
     return sums
 
 
-def _distance(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+def distance(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
     return max((float((after[key] - x).abs().max() / x.abs().max()) for key, x in before.items() if x.any()), default=0)
 
 

@@ -21,8 +21,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -148,6 +149,8 @@ class _Count(TorchDispatchMode):
         super().__init__()
         self.phases: dict[str, Counter[str]] = {}
         self._now: Counter[str] = Counter()
+        self._behind: dict[tuple[int, int], list[Tensor]] = {}
+        self._tables: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -157,7 +160,14 @@ class _Count(TorchDispatchMode):
         return out
 
     def moved(self, given: Any) -> None:
-        self._now["bytes"] += sum({id(x): x.nbytes for x in tree_leaves(given) if isinstance(x, Tensor)}.values())
+        found = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
+        found += [y for x in found for y in self._behind.get(_place(x), ())]
+        self._now["bytes"] += sum({id(x): x.nbytes for x in found}.values())
+
+    def tabled(self, table: Tensor, columns: Sequence[Any]) -> None:
+        """Note which tensors lie at the addresses in a column of a table."""
+        self._tables.append(table)  # or another tensor could lie there
+        self._behind |= {_place(table[i]): column.of for i, column in enumerate(columns) if hasattr(column, "of")}
 
     def add(self, name: str, amount: float | Tensor = 1) -> None:
         if name in ("kernels", "triton"):
@@ -197,12 +207,31 @@ def _counting() -> Iterator[_Count]:
             count.add("triton")
             count.moved(args)
 
+    def tabled(device: torch.device, *columns: Sequence[int]) -> Tensor:
+        found = plain_table(device, *columns)
+        count.tabled(found, columns)
+        return found
+
     patches: list[tuple[Any, str, Any]] = [(Kernel, "__call__", call)]
     dispatch.triton_is_there()
+    plain_table = import_module("thinwire.kernels.segments.triton").table
     for module in [m for n, m in sys.modules.items() if n.startswith("thinwire.kernels.") and n.endswith(".triton")]:
-        patches.append((module, "launch", launch))
+        counted = (("launch", launch), ("table", tabled), ("addresses", _Addresses))
+        patches += [(module, name, value) for name, value in counted if hasattr(module, name)]
     with _patched(*patches), trace.listen(count), count:  # type: ignore[arg-type]  # any listener will do
         yield count
+
+
+class _Addresses(list[int]):
+    """As many zeros as tensors, which are kept."""
+
+    def __init__(self, xs: Sequence[Tensor]) -> None:
+        super().__init__([0] * len(xs))
+        self.of = list(xs)
+
+
+def _place(x: Tensor) -> tuple[int, int]:
+    return x.untyped_storage()._cdata, int(x.storage_offset())
 
 
 @contextmanager

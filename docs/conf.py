@@ -147,6 +147,7 @@ CONTENTS = {
         "planner",
         "server",
         "shard",
+        "scatter",
         "simulate",
     ],
     "papers/README": ["dragonn/README", "fft/README", "s2/README", "dct/README", "gtopk/README"],

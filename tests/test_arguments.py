@@ -44,6 +44,7 @@ from thinwire import (
 )
 from thinwire.integrations.momentum.correction import Correction
 from thinwire.integrations.momentum.handover import Handover
+from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.workers.weights import Weights
 from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
@@ -177,6 +178,7 @@ BODY: Mapping[str, str] = {
     "attach.plan": 'attach takes "auto", a Budget, or a plan from thinwire.plan',
     "replicate.recipe": "replicate takes a recipe such as",
     "shard.recipe": "shard takes a recipe such as",
+    "scatter.recipe": "scatter takes a recipe such as",
     "torchft.replicate.recipe": "replicate takes a recipe such as",
     "sparsify.stages": "PipelineStages",
 }
@@ -322,7 +324,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     "Method.recipe": lambda: recipes.topk,
     "Spectral.block": lambda: 4,
     "Words.values": lambda: None,
-    "Compressed.codec": codecs.Identity,
+    **dict.fromkeys(("Compressed.codec", "ToOwners.codec"), codecs.Identity),
     "Candidate.codec": codecs.Identity,
     "with_feedback.codec": lambda: codecs.TopK,
     "candidate.name": lambda: "dense",
@@ -400,7 +402,8 @@ VALID: Mapping[str, Callable[[], object]] = {
     "mesh": lambda: dist.group.WORLD,
     "island": tuple,
     "overlap": lambda: True,
-    "shard.model": _sharded,
+    **dict.fromkeys(("shard.model", "scatter.model"), _sharded),
+    "contributions": lambda: Contributions(recipes.dense(), {}),
     "outer.model": lambda: _trained()[0],
     "outer.optimizer": lambda: _trained()[1],
     **dict.fromkeys(("outer.steps", "Outer.steps"), lambda: outer_steps.diloco()),

@@ -165,7 +165,24 @@ def checked(target: T) -> T:
     return target
 
 
-def _checking(function: Callable[..., object]) -> Callable[..., object]:
+Told = Callable[[Exception, Mapping[str, object]], None]
+"""Is told of a refusal before it is raised, and which arguments were given, by name."""
+
+
+def checked_telling(tell: Told) -> Callable[[T], T]:
+    """Return `checked` for a function, which also tells others of what is refused."""
+
+    def check(target: T) -> T:
+        return cast(T, _checking(cast(Callable[..., object], target), tell))
+
+    return check
+
+
+def _tell_nobody(error: Exception, given: Mapping[str, object]) -> None:
+    pass
+
+
+def _checking(function: Callable[..., object], tell: Told = _tell_nobody) -> Callable[..., object]:
     names = tuple(signature(function).parameters)
     bound = int(names[:1] in (("self",), ("cls",)))  # most are called with nothing but names
 
@@ -182,7 +199,9 @@ def _checking(function: Callable[..., object]) -> Callable[..., object]:
             if name in kind_of:
                 judge, words, sure = kind_of[name]
                 if type(value) not in sure and (verdict := judge(value)):
-                    raise _refusal(verdict, name, value, words)
+                    error = _refusal(verdict, name, value, words)
+                    tell(error, given)
+                    raise error
         return function(*args, **kwargs)
 
     return checking

@@ -1,9 +1,25 @@
 """What `attach`, `replicate`, `shard`, `outer` and `pipeline.sparsify` return has these verbs in common."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from thinwire.stats import Stats
+
+
+class MemoryUse(NamedTuple):
+    """Bytes that this rank holds between steps.
+
+    waiting: what waits for a later step, and the second copy of it with which a step can be called off. staging:
+    buffers for what is sent and received.
+    """
+
+    waiting: int
+    staging: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self)
 
 
 class Handle(Protocol):

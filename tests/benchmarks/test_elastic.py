@@ -2,6 +2,7 @@
 
 import elastic
 import pytest
+import redistribution
 import torch
 from convergence_parts.training import Settings
 from torch import nn
@@ -60,3 +61,13 @@ def test_the_pending_mean_survives_other_numbers_of_workers(recipe: str) -> None
 def test_what_is_dropped_makes_a_difference() -> None:
     ends = {way: _run("topk(density=0.1)", 4, [3, 3], way)[0][-1] for way in elastic.WAYS}
     assert len(set(ends.values())) == 3
+
+
+@pytest.mark.parametrize("recipe", ["topk(density=0.05, minimum_size=0)", "fading(minimum_size=0)"])
+def test_dealing_out_keeps_the_pending_mean_in_float64(recipe: str) -> None:
+    saved = redistribution.states(recipe, 3)
+    for count in (2, 3, 5):
+        before, after, apart = redistribution.cell(saved, count)
+        assert before > 0
+        assert after == pytest.approx(before, rel=1e-12)
+        assert apart <= 1e-12

@@ -12,6 +12,7 @@ pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip insta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from torch import nn
 
@@ -20,6 +21,7 @@ from thinwire.frameworks.torchtitan import compressed
 from thinwire.integrations.training.gradients import local
 
 _distributed: Any = dist  # whose names are not all exported, as mypy has it
+_dcp: Any = dcp
 _multiprocessing: Any = mp
 pytestmark = pytest.mark.filterwarnings("default")  # torchtitan imports what torch has deprecated
 SIZE, CONTEXT, STEPS, SAVED = 2, 16, 6, 3
@@ -84,31 +86,38 @@ def _dims(replicas: int) -> tuple[Any, Any]:
     return dims, parallelism
 
 
-def _train(rank: int, store: str, out: Any) -> None:
+def _train(rank: int, folder: str, out: Any) -> None:
     """Train with torchtitan's own HSDP and with each recipe, in one set of processes: importing takes longest."""
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo", store=_distributed.FileStore(store, 2 * SIZE), rank=rank, world_size=2 * SIZE)
+    dist.init_process_group(
+        "gloo", store=_distributed.FileStore(f"{folder}/store", 2 * SIZE), rank=rank, world_size=2 * SIZE
+    )
     dims, parallelism = _dims(2)
-    out.put((rank, {recipe: _losses(rank, recipe, dims, parallelism) for recipe in RECIPES}))
+    out.put((rank, {recipe: _losses(rank, recipe, folder, dims, parallelism) for recipe in RECIPES}))
     dist.destroy_process_group()
 
 
-def _losses(rank: int, recipe: str, dims: Any, parallelism: Any) -> list[tuple[int, float, str]]:
+def _losses(rank: int, recipe: str, folder: str, dims: Any, parallelism: Any) -> list[tuple[int, float, str]]:
     """Return step, loss and weights of each step. With a recipe, the steps after a checkpoint are done twice."""
     handles: list[tw.Shards] = []
     make = RECIPES[recipe]
     spec = _model_spec() if make is None else compressed(_model_spec(), make, attached=handles.append)
     model, optimizer = _built(spec, dims, parallelism)
     text = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8).long()
-    parts: list[Any] = [model, optimizer, *handles]
+    parts: list[Any] = [model, optimizer]
+    waiting = f"{folder}/{recipe}"
     found, saved = [], list[Any]()
     for step in [*range(STEPS), *range(SAVED, STEPS)]:
         if step == SAVED and saved:
             for part, state in zip(parts, saved, strict=True):
                 part.load_state_dict(state)
-        if step == SAVED:
+            for handle in handles:
+                _dcp.load({"thinwire": tw.Checkpoint(handle, waiting)}, checkpoint_id=waiting)
+        elif step == SAVED:
             saved = [copy.deepcopy(part.state_dict()) for part in parts]
+            for handle in handles:
+                _dcp.save({"thinwire": tw.Checkpoint(handle)}, checkpoint_id=waiting)
         generator = torch.Generator().manual_seed(100 * step + rank)
         windows = text[torch.randint(len(text) - CONTEXT - 1, (2, 1), generator=generator) + torch.arange(CONTEXT + 1)]
         optimizer.zero_grad()
@@ -127,7 +136,7 @@ def _losses(rank: int, recipe: str, dims: Any, parallelism: Any) -> list[tuple[i
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     out = mp.get_context("spawn").SimpleQueue()
-    _multiprocessing.spawn(_train, (str(tmp_path_factory.mktemp("run") / "store"), out), nprocs=2 * SIZE)
+    _multiprocessing.spawn(_train, (str(tmp_path_factory.mktemp("run")), out), nprocs=2 * SIZE)
     return dict(out.get() for _ in range(2 * SIZE))
 
 

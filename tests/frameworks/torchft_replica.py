@@ -1,7 +1,7 @@
-"""One replica under torchft, as a process: NAME LIGHTHOUSE RECIPE FOLDER. Prints a line a step. See test_torchft.py.
+"""One replica under torchft, as a process: NAME LIGHTHOUSE RECIPE FOLDER TEXT. See test_torchft.py.
 
-The first two begin together. The first one's exchange fails once. The second one dies, the first goes on alone, and the
-third comes then. They hear of each other by files in FOLDER.
+Prints a line a step. The first two begin together. The first one's exchange fails once. The second one dies, the first
+goes on alone, and the third comes then. They hear of each other by files in FOLDER.
 """
 
 import hashlib
@@ -15,24 +15,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torchft import Manager
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import thinwire as tw
 from thinwire.frameworks.torchft import ProcessGroupGloo, replicate
 
 _distributed: Any = dist  # whose names are not all exported, as mypy has it
 FAILS, DIES, TOGETHER = 8, 14, 8
+CONTEXT = 32
 RECIPES = {
     "dgc": lambda: tw.recipes.dgc(density=0.05, minimum_size=0),
     "powersgd": lambda: tw.recipes.powersgd(rank=2, start=0),
 }
 
 
-def batch(name: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+PLAIN = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
+
+
+def batch(data: torch.Tensor, name: str, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * ord(name[0]) + step)
-    x = torch.randn(64, 32, generator=generator)
-    return x, x.sum(dim=1, keepdim=True).tanh()
+    return data[torch.randint(len(data) - CONTEXT, (2, 1), generator=generator) + torch.arange(CONTEXT)].long()
 
 
 def wait_for(path: Path) -> None:
@@ -40,7 +43,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.1)
 
 
-def main(name: str, lighthouse: str, recipe: str, folder: str) -> None:
+def main(name: str, lighthouse: str, recipe: str, folder: str, text: str) -> None:
     torch.set_num_threads(1)
     alone = Path(folder, "alone")
     if name == "third_2":
@@ -48,7 +51,9 @@ def main(name: str, lighthouse: str, recipe: str, folder: str) -> None:
     store = _distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     dist.init_process_group("gloo", store=_distributed.PrefixStore("own", store), rank=0, world_size=1)
     torch.manual_seed(ord(name[0]))  # torchft sends the first replica's weights to the others
-    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+    shape = GPT2Config(vocab_size=256, n_positions=CONTEXT, n_embd=32, n_layer=1, n_head=2, **PLAIN)
+    model = GPT2LMHeadModel(shape)
+    data = torch.frombuffer(bytearray(Path(text).read_bytes()), dtype=torch.uint8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     links = ProcessGroupGloo(timeout=timedelta(seconds=4))
 
@@ -81,8 +86,8 @@ def main(name: str, lighthouse: str, recipe: str, folder: str) -> None:
         step = manager.current_step()
         if name == "second_1" and step == DIES:
             os._exit(9)
-        x, y = batch(name, step)
-        loss = (model(x) - y).square().mean()
+        x = batch(data, name, step)
+        loss = model(input_ids=x, labels=x).loss
         loss.backward()
         if fails and step == FAILS:
             fails = False

@@ -258,10 +258,54 @@ def test_bytes_that_number_no_subset_give_no_positions(backend: Backend) -> None
     assert bool((found[[2, 4, 5]] == -1).all())
 
 
+def _random_subsets(size: int, kept: int, count: int) -> Tensor:
+    """Return positions of subsets, the first and the last among them."""
+    generator = torch.Generator().manual_seed(size + kept)
+    chosen = [torch.randperm(size, generator=generator)[:kept].sort().values for _ in range(count)]
+    chosen[:2] = [torch.arange(kept), torch.arange(size - kept, size)]
+    return torch.cat(chosen).short()
+
+
+LONG = [(256, 26), (200, 30), (85, 26), (100, 88), (159, 32), (1024, 14), (70, 35)]
+
+
+@pytest.mark.parametrize(("size", "kept"), LONG)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_of_two_digits_are_those_of_plain_python(size: int, kept: int, backend: Backend) -> None:
+    numbering, count = Numbering(0, size, kept), 300
+    assert numbering.digits == 2
+    positions = _random_subsets(size, kept, count)
+    numbers = [sum(math.comb(p, i) for i, p in enumerate(subset, 1)) for subset in positions.view(count, kept).tolist()]
+    whole = sum(number << at * numbering.bits for at, number in enumerate(numbers))
+    packed = kernels.subsets_encode.on(backend)(positions, numbering)
+    assert bytes(packed.tolist()) == whole.to_bytes(-(-count * numbering.bits // 8), "little")
+    found = kernels.subsets_decode.on(backend)(packed[None].repeat(2, 1), count, numbering)
+    assert torch.equal(found, positions.repeat(2, 1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bytes_that_number_no_subset_of_two_digits_give_no_positions(backend: Backend) -> None:
+    numbering = Numbering(0, 85, 26)
+    numbers = [numbering.subsets - 1, numbering.subsets, numbering.subsets + 2**63, (1 << numbering.bits) - 1]
+    rows = [list(number.to_bytes(-(-numbering.bits // 8), "little")) for number in numbers]
+    rows.append([*rows[0][:-1], rows[0][-1] | 1 << numbering.bits % 8])
+    found = kernels.subsets_decode.on(backend)(torch.tensor(rows, dtype=torch.uint8), 1, numbering)
+    assert found[0].tolist() == list(range(59, 85))
+    assert bool((found[1:] == -1).all())
+
+
+def test_two_digits_over_several_ranges() -> None:
+    numbering, count = Numbering(0, 85, 26), 40_001
+    positions = _random_subsets(85, 26, 101).view(101, 26)[torch.arange(count) * 17 % 101].reshape(-1)
+    packed = kernels.subsets_encode.cpu(positions, numbering)
+    assert torch.equal(packed, kernels.subsets_encode.reference(positions, numbering))
+    assert torch.equal(kernels.subsets_decode.cpu(packed[None], count, numbering)[0], positions)
+
+
 @pytest.mark.parametrize("size", [64, 256, 1024, 4096])
 def test_positions_cost_at_most_three_tenths_of_a_bit_over_entropy(size: int) -> None:
     side = math.isqrt(size)
-    for kept in range(1, 21):
+    for kept in range(1, 33):
         positions = torch.arange(kept, dtype=torch.int16).repeat(100)
         cut = Chunking(100 * size, 100 * side, side, side, kept, None)
         payload = Chunks(positions=positions, values=torch.zeros(100 * kept), numel=cut.numel, chunkings=(cut,))

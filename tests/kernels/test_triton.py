@@ -573,7 +573,9 @@ def test_chunks_that_the_kernels_leave_to_the_reference() -> None:
             assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize(("size", "kept"), [(1, 1), (4, 1), (5, 3), (6, 6), (9, 4), (256, 6), (64, 32), (4096, 4)])
+@pytest.mark.parametrize(
+    ("size", "kept"), [(1, 1), (4, 1), (5, 3), (6, 6), (9, 4), (256, 6), (64, 32), (4096, 4), (85, 26)]
+)
 @pytest.mark.parametrize("count", [0, 1, 301])
 def test_subsets(size: int, kept: int, count: int) -> None:
     numbering = kernels.Numbering(0, size, kept)
@@ -660,6 +662,18 @@ def test_the_largest_of_each_in_other_precisions(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_a_nan_in_the_sample_leaves_nothing_but_what_is_not_finite() -> None:
+    residuals, gradients = ([framed(vector(300, seed)) for seed in seeds] for seeds in ((1, 2), (3, 4)))
+    gradients[1][8], gradients[1][20] = torch.nan, torch.inf
+    draws = [kernels.Draw(offset=2, stride=3, rank=5, capacity=50)] * 2
+    found, expected = (
+        call([poisoned(x) for x in residuals], residuals, gradients, [0.5, 0.5], draws)
+        for call in (kernels.accumulate_sampled_select.gpu, kernels.accumulate_sampled_select.reference)
+    )
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, expected, strict=True))
+    assert found[0][50:53].tolist() == [8, 20, -1]
+
+
 def test_large_vectors_between_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "is_alone", lambda numel: numel < 100)
     xs = [framed(vector(n, seed=n)) for n in (50, 60, 500, 70)]
@@ -711,6 +725,11 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels.mask.gpu(out, indices, values)
         kernels.hashed_slots.gpu(picks, picks, 20, 5000, 1)
         kernels.index_of.gpu(*kernels.slot_of.gpu(picks, 20, 5000, 1), 20, 5000, 1)
+        kernels.largest_of_each.gpu([x, y], [5, 50])
+        draws = [kernels.Draw(offset=1, stride=7, rank=9, capacity=40)] * 2
+        kernels.accumulate_sampled_select.gpu([out, velocity], [x, y], [y, x], [0.5, 0.5], draws)
+        kernels.scatter_add_each.gpu([out, x], [0, 0], picks, values[:50], [20, 30], -1.0)
+        kernels.elias_fano_decode.gpu(kernels.elias_fano_encode.gpu(picks, 5000), 50, 5000)
         kernels.largest_blocks.gpu(x, 5, 30)
         kernels.largest_in_rows.gpu(x, 50, 7)
         kernels.unpack_bits.gpu(kernels.pack_bits.gpu(picks, 5), 50, 5)

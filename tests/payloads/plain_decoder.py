@@ -137,8 +137,7 @@ def _positions(section: bytes, cuts: Sequence[Cut]) -> list[int]:
     for cut in cuts:
         n, k, chunks = cut.height * cut.width, cut.kept, _chunks(cut)
         size, coding = min((_length(coding, chunks * k, chunks * n), coding) for coding in (0, 1, 2))
-        low = next((low for low in range(n.bit_length()) if _most(_space(n, k, low), k) < 2**63), -1)
-        bits = (comb(_space(n, k, low), k) - 1).bit_length() if low >= 0 else 0
+        low, bits = _low_and_bits(n, k)
         first, second = (chunks * bits + 7) // 8, (chunks * k * low + 7) // 8
         if low >= 0 and first + second <= size:
             size = first + second
@@ -161,6 +160,20 @@ def _positions(section: bytes, cuts: Sequence[Cut]) -> list[int]:
         place += size
     _check(len(section) == _pad(place) and not any(section[place:]))
     return [p for each in found for p in each]
+
+
+def _low_and_bits(n: int, k: int) -> tuple[int, int]:
+    one, two = (
+        next(((low, _bits(n, k, low)) for low in range(n.bit_length()) if _most(_space(n, k, low), k) < limit), (-1, 0))
+        for limit in (2**63, 2**126)
+    )
+    if one[0] < 0 or two[0] < 0:
+        return max(one, two)
+    return two if 4 * (one[1] + one[0] * k - two[1] - two[0] * k) > k else one
+
+
+def _bits(n: int, k: int, low: int) -> int:
+    return (comb(_space(n, k, low), k) - 1).bit_length()
 
 
 def _space(n: int, k: int, low: int) -> int:

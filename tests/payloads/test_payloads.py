@@ -375,3 +375,15 @@ def test_plain_numbers_that_should_ascend_and_do_not_are_refused() -> None:
     rows[1, 24:28], rows[1, 28:32] = rows[0, 28:32], rows[0, 24:28]
     with pytest.raises(PayloadError, match="ascend"):
         mine.from_buffers(rows)
+
+
+@codec_cases
+def test_rounding_where_something_was_sent_is_rounding_everywhere(case: CodecCase) -> None:
+    part = _encode(case, 700)
+    payload = type(part).assemble([part, _encode(case, 300, 1)], [5, 800], 1100)
+    waiting = [vector(700, 7).bfloat16(), vector(300, 8).bfloat16()]
+    found, expected = ([x.clone() for x in waiting] for _ in range(2))
+    payload.subtract_rounded(found, [11, 12])
+    Payload.subtract_rounded(payload, expected, [11, 12])
+    assert all(map(torch.equal, found, expected))
+    assert not all(map(torch.equal, found, waiting))

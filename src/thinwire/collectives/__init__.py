@@ -1,7 +1,7 @@
 """Collectives: the parts of torch.distributed that the rest of the package uses.
 
-`groups` has the collectives, `peers` sends messages between two ranks, `thread` runs exchanges of several rounds, and
-`exit` waits for all of them to finish before the interpreter ends.
+`groups` has the collectives, `peers` sends messages between two ranks, `staging` keeps buffers, `thread` runs exchanges
+of several rounds, and `exit` waits for all of them to finish before the interpreter ends.
 """
 
 from thinwire.collectives.groups import (
@@ -14,11 +14,13 @@ from thinwire.collectives.groups import (
     forget_group,
 )
 from thinwire.collectives.peers import Peers
+from thinwire.collectives.staging import Staging, room, taking, used_here
 from thinwire.collectives.thread import communication_thread
 
 __all__ = [
     "Group",
     "Peers",
+    "Staging",
     "adopt_group",
     "all_gather",
     "all_or",
@@ -26,4 +28,7 @@ __all__ = [
     "all_to_all",
     "communication_thread",
     "forget_group",
+    "room",
+    "taking",
+    "used_here",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.collectives import Group, all_gather
+from thinwire.collectives import Group, all_gather, room, used_here
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
 from thinwire.waits import Verdict, noted_in, noting
@@ -27,13 +27,13 @@ class AllGather(Exchange):
     ) -> "Future[Exchanged]":
         """Start gathering. The future raises PayloadError if a rank's buffer has a different layout."""
         mine = payload.to_buffer()
-        buffers = mine.new_empty(group.size(), mine.numel())
+        buffers = room(group.size() * mine.numel(), mine.device).view(group.size(), mine.numel())
         work = all_gather(buffers.view(-1), mine, group)
-
         sent, verdict = self.sent_bytes(payload, group.size()), noted_in()
 
         def finish(done: "Future[object]") -> Exchanged:
             done.value()  # raises what the collective raised
+            used_here(buffers)
             return Exchanged(total=received(payload, buffers, verdict), delivered=payload, sent_bytes=sent)
 
         return work.get_future().then(finish)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from torch import Tensor
 from torch.futures import Future
 
-from thinwire.collectives import Group, all_reduce
+from thinwire.collectives import Group, all_reduce, room
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
 
@@ -27,7 +28,7 @@ class AllReduce(Exchange):
             raise TypeError(
                 f"{type(payload).__name__} is not summable: its elements differ by rank, or are codes; use AllGather"
             )
-        total = payload.with_values(payload.values.clone()) if keep else payload
+        total = payload.with_values(_copied(payload.values)) if keep else payload
         work = all_reduce(total.values, group)
         sent = self.sent_bytes(payload, group.size())
         return work.get_future().then(lambda done: _finish(done, total, payload, sent))
@@ -39,6 +40,10 @@ class AllReduce(Exchange):
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return 2(K − 1) messages of n/K."""
         return [Hops(stride=1, count=2 * (world_size - 1), nbytes=nbytes / world_size)]
+
+
+def _copied(values: Tensor) -> Tensor:
+    return room(values.nbytes, values.device).view(values.dtype).view_as(values).copy_(values)
 
 
 def _finish(done: "Future[object]", total: Payload, delivered: Payload, sent_bytes: float) -> Exchanged:

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 from torch.futures import Future
 
-from thinwire.collectives import Group, communication_thread
+from thinwire.collectives import Group, communication_thread, used_here
 from thinwire.exchanges.base import Exchange, Exchanged, Transport
 from thinwire.payloads import Keyed, Payload, Sparse, wire
 from thinwire.payloads.keyed import union
@@ -29,7 +29,12 @@ class Rounds(Exchange):
     ) -> "Future[Exchanged]":
         """Queue the exchange."""
         seeds = seeds or [0] * len(payload.regions)
-        return communication_thread(group).submit(lambda own: self.run(payload, own, seeds), payload.values.device)
+
+        def run(own: Group) -> Exchanged:
+            used_here(*payload.tensors())
+            return self.run(payload, own, seeds)
+
+        return communication_thread(group).submit(run, payload.values.device)
 
     @abstractmethod
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:

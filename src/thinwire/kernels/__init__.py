@@ -12,6 +12,7 @@ from thinwire.kernels.accumulate import (
     accumulate_fading,
     accumulate_momentum,
     accumulate_rounded,
+    subtract_rounded,
 )
 from thinwire.kernels.bits import (
     EliasFano,
@@ -53,7 +54,7 @@ from thinwire.kernels.hashing import (
     slot_of,
 )
 from thinwire.kernels.matrices import orthonormal, outer_sums, row_sums
-from thinwire.kernels.sampled import Draw, accumulate_momentum_sampled_select, accumulate_sampled_select
+from thinwire.kernels.sampled import Draw, accumulate_momentum_sampled_select, accumulate_sampled_select, momentum_sum
 from thinwire.kernels.scatter import mask, mask_each, merge, scatter, scatter_add, scatter_add_each
 from thinwire.kernels.select import (
     Picks,
@@ -116,6 +117,7 @@ __all__ = [
     "mask_each",
     "merge",
     "mix",
+    "momentum_sum",
     "offset_encode",
     "ones",
     "orthonormal",
@@ -136,6 +138,7 @@ __all__ = [
     "slots_encode",
     "subsets_decode",
     "subsets_encode",
+    "subtract_rounded",
     "table_decode",
     "ternary_encode",
     "unpack_bits",

@@ -17,6 +17,8 @@ from thinwire.kernels.compiled import intrinsic
 BLOCK = 64
 SOME = 16
 """How many numbers `at_most` looks at."""
+FEW = 16
+"""How many numbers `leading` ranks."""
 _SCALARS: dict[Any, Any] = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 _CONTRACT = ("contract",)
 _HITS = ir.IntType(BLOCK)
@@ -26,10 +28,10 @@ _READ_SOON = (0, 3, 1)  # to read, into the nearest cache, of data
 class _Block:
     """Emits code for the 64 elements from `start` on, as vectors of 64 bytes."""
 
-    def __init__(self, context: Any, builder: Any, dtype: Any, start: Any) -> None:
+    def __init__(self, context: Any, builder: Any, dtype: Any, start: Any, count: int | None = None) -> None:
         self.context, self.builder, self.start = context, builder, start
         self.bits = dtype.bitwidth
-        self.count = 512 // self.bits
+        self.count = count or 512 // self.bits
         self.integer = ir.VectorType(ir.IntType(self.bits), self.count)
         self.kind = ir.VectorType(_SCALARS[dtype], self.count) if dtype in _SCALARS else self.integer
 
@@ -146,12 +148,39 @@ def ones(typing, hits):
 
 @intrinsic
 def lowest(typing, hits):
-    """Return the number of the lowest bit that is set."""
+    """Return the number of the lowest bit that is set, or 64 if none is."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def leading(typing, numbers, count, k):
+    """Return which k of the first `count` of 16 numbers have the largest magnitudes, as hits. Earlier ones win ties."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        block = _Block(context, builder, signature.args[0].dtype, args[1], FEW)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        lanes = [ir.Constant(block.integer, list(range(FEW))), ir.Constant(block.integer, [-1] * FEW)]
+        count, k = (
+            block.spread(builder.trunc(n, ir.IntType(block.bits))) if block.bits < 64 else block.spread(n)
+            for n in args[1:]
+        )
+        found = block.magnitudes(block.one(data, ir.Constant(args[1].type, 0), block.kind))
+        found = builder.select(builder.icmp_signed("<", lanes[0], count), found, lanes[1])
+        ahead = ir.Constant(block.integer, [0] * FEW)
+        for turn in range(1, FEW):
+            order = [(lane + turn) % FEW for lane in range(FEW)]
+            other = builder.shuffle_vector(found, found, ir.Constant(ir.VectorType(ir.IntType(32), FEW), order))
+            earlier = ir.Constant(block.integer, [int(place < lane) for lane, place in enumerate(order)])
+            more = builder.icmp_signed(">", other, builder.sub(found, earlier))
+            ahead = builder.sub(ahead, builder.sext(more, block.integer))
+        best = builder.bitcast(builder.icmp_signed("<", ahead, k), ir.IntType(FEW))
+        return builder.zext(best, _HITS)
+
+    return types.uint64(numbers, types.int64, types.int64), generate
 
 
 @intrinsic

@@ -150,9 +150,7 @@ class _MomentumSum(Signal):
 
     def sample(self, offset: int, stride: int) -> Tensor:
         residual, velocity, gradient = (tensor[offset::stride] for tensor in self._tensors[2:])
-        scale, m, nesterov = self._factors
-        on_velocity, on_gradient = (m * m, scale * (1 + m)) if nesterov else (m, scale)
-        return residual.add(velocity, alpha=on_velocity).add_(gradient, alpha=on_gradient)
+        return kernels.momentum_sum(residual, velocity, gradient, *self._factors)
 
     @classmethod
     def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:

@@ -52,10 +52,7 @@ class Sums:
             return
         # Stochastic rounding here too: rounded to nearest, a small delivery could vanish beside a large sum and be
         # sent again for ever.
-        taken = [torch.zeros_like(x, dtype=torch.float32) for x in staged]
-        delivered.subtract_from(taken)
-        for name, x, part in zip(names, staged, taken, strict=True):
-            kernels.accumulate_rounded(x, x, part, 1.0, self._seeds[name] + _SECOND_DRAW)
+        delivered.subtract_rounded(staged, [self._seeds[name] + _SECOND_DRAW for name in names])
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:
         """Add x / scale to a gradient that will be sent whole; once the step is committed, nothing waits for `name`."""

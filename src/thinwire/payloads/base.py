@@ -4,8 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.checked import Size
 
 Regions = tuple[tuple[Size, Size], ...]
@@ -66,6 +68,13 @@ class Payload(ABC):
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract this vector, region by region, in place: `parts` has a flat tensor for each region."""
 
+    def subtract_rounded(self, parts: Sequence[Tensor], seeds: Sequence[int]) -> None:
+        """Do what `subtract_from` does to parts in bfloat16, and round stochastically, with a seed for each."""
+        taken = [torch.zeros_like(x, dtype=torch.float32) for x in parts]
+        self.subtract_from(taken)
+        for x, part, seed in zip(parts, taken, seeds, strict=True):
+            kernels.accumulate_rounded(x, x, part, 1.0, seed)
+
     @abstractmethod
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each region's part to zero where this payload picked out single elements; skip parts that are None.
@@ -86,6 +95,10 @@ class Payload(ABC):
     @abstractmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
         """Return the sum of payloads over the same space."""
+
+    def tensors(self) -> Sequence[Tensor]:
+        """Return the tensors that it holds."""
+        return [x for x in vars(self).values() if isinstance(x, Tensor)]
 
     def dense(self) -> Tensor:
         """Return the vector as a new flat tensor of the values' dtype."""

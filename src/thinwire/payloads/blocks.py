@@ -160,6 +160,10 @@ class Blocks(Keyed):
         """Subtract the blocks of each region from its part."""
         self._elements_by_region.subtract_from(parts)
 
+    def subtract_rounded(self, parts: Sequence[Tensor], seeds: Sequence[int]) -> None:
+        """Subtract the elements of each region's blocks, rounded."""
+        self._elements_by_region.subtract_rounded(parts, seeds)
+
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero at every element of its region that was sent and is not 0."""
         self._elements_by_region.mask(parts)

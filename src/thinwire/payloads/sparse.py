@@ -168,6 +168,14 @@ class Sparse(Keyed):
         else:
             kernels.scatter_add_each(parts, self._offsets, self.indices, self.values, self.runs, -1.0)
 
+    def subtract_rounded(self, parts: Sequence[Tensor], seeds: Sequence[int]) -> None:
+        """Subtract where values were sent; elsewhere nothing changes, so nothing is read."""
+        if len(self.runs) > len(self.regions):  # an index may occur in several
+            super().subtract_rounded(parts, seeds)
+            return
+        for x, (offset, found, values), seed in zip(parts, self._by_region, seeds, strict=True):
+            kernels.subtract_rounded(x, found - offset if offset else found, values, seed)
+
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero at every index of its region that carries a value other than 0."""
         there = [(part, *place) for part, place in zip(parts, self._by_region, strict=True) if part is not None]

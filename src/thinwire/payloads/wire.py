@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
+from thinwire.collectives import room
 from thinwire.errors import PayloadError
 from thinwire.waits import refuse_if
 
@@ -71,7 +72,7 @@ def padded(nbytes: int) -> int:
 
 def pack(head: Tensor, *sections: Tensor) -> Tensor:
     """Join header and sections, each padded with zeros to a multiple of 8 bytes."""
-    buffer = head.new_zeros(HEADER_BYTES + sum(padded(section.nbytes) for section in sections))
+    buffer = room(HEADER_BYTES + sum(padded(section.nbytes) for section in sections), head.device).zero_()
     buffer[:HEADER_BYTES] = head
     start = HEADER_BYTES
     for section in sections:

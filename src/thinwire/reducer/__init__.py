@@ -2,7 +2,7 @@
 
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment
 from thinwire.reducer.compressed import Compressed
-from thinwire.reducer.owners import ToOwners, part_of, to_owners
+from thinwire.reducer.owners import ToOwners
 from thinwire.reducer.power_sgd import PowerSGD
 from thinwire.reducer.rows import WithRows
 from thinwire.reducer.wrappers import MinimumSize, PerTensor, Released, WarmUp
@@ -20,6 +20,4 @@ __all__ = [
     "ToOwners",
     "WarmUp",
     "WithRows",
-    "part_of",
-    "to_owners",
 ]

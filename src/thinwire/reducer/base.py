@@ -4,7 +4,7 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast, final
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.futures import Future, collect_all
 
 from thinwire import trace
 from thinwire.checked import Positive, Size, Whole, checked
-from thinwire.collectives import Group, all_reduce
+from thinwire.collectives import Group, Staging, all_reduce
 from thinwire.memories import Memory
 from thinwire.payloads import Payload
 from thinwire.trace import Listener
@@ -75,6 +75,7 @@ class Round:
     number, which is enough if a step has one reduction. With `watch`, results say whether they are finite. `listeners`
     are told what the reduction sends and takes. With a `verdict` the host does not wait for a GPU: what is wrong with
     what was received is noted there, and whoever gave it looks himself whether the mean is finite.
+    Buffers that travel come from `staging`.
     """
 
     step: Size
@@ -84,6 +85,7 @@ class Round:
     watch: bool = True
     listeners: tuple[Listener, ...] = ()
     verdict: Verdict | None = None
+    staging: Staging = field(default_factory=Staging)
 
     def seed(self, name: str, *, shared: bool = True) -> int:
         """Return a 32-bit seed that depends only on the draw and the name, and on the rank unless `shared`."""

@@ -11,7 +11,7 @@ from torch.futures import Future
 from thinwire import trace
 from thinwire.checked import checked
 from thinwire.codecs import Codec
-from thinwire.collectives import Group
+from thinwire.collectives import Group, taking
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
@@ -46,14 +46,14 @@ class Compressed(Reducer):
         if self.codec.elementwise and not self.memory.stateful:
             bucket = bucket.coalesced()
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
-        watch, scale, listeners = at.watch, at.scale, at.listeners
+        watch, scale, listeners, staging = at.watch, at.scale, at.listeners, at.staging
         unread = at.verdict is not None and not on_host(bucket.flat)
         with trace.span("encode", *listeners):
             payload = self._encode(bucket, at)
         note_values(payload, listeners)
         seeds = [at.seed(segment.name) for segment in bucket.segments]
         arrived = trace.started("exchange", *listeners)
-        with noting(at.verdict):
+        with noting(at.verdict), taking(staging) as taken:
             future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
 
         def finish(done: "Future[Exchanged]") -> bool:
@@ -61,7 +61,9 @@ class Compressed(Reducer):
             arrived()
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             with trace.span("decode", *listeners):
-                return self._decode(exchanged, bucket, watch=watch, scale=scale, unread=unread)
+                finite = self._decode(exchanged, bucket, watch=watch, scale=scale, unread=unread)
+            staging.keep(taken)
+            return finite
 
         return future.then(finish)
 

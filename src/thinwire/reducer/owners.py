@@ -133,7 +133,7 @@ def part_of(segment: Segment, owner: int, ranks: int) -> Segment:
 def to_owners(recipe: object) -> Reducer:
     """Return a recipe that sends to owners what this one sends to all ranks, with the same memories.
 
-    Raises TypeError where it cannot: see `docs/how-to/shard.md`.
+    Raises TypeError where it cannot.
     """
     raise TypeError(
         f"{type(recipe).__name__} gives every rank the whole mean by steps of its own, and here each rank needs only "

@@ -51,6 +51,9 @@ def _one_alone(wrong: int) -> dict[str, str]:
     sgd = torch.optim.SGD((module() if mine else whole).parameters(), lr=0.1, momentum=0.9)
     said = {
         "attach: recipe": attach(3 if mine else tw.recipes.topk()),
+        "attach: type": attach(tw.recipes.topk(), scaler=3 if mine else None),
+        "attach: range": attach(tw.recipes.topk(), rebroadcast=0 if mine else None),
+        "replicate: type": replicate(module(), tw.recipes.topk(), scaler=3 if mine else None),
         "attach: both": attach(tw.recipes.topk(), plan="auto" if mine else None),
         "attach: used": attach(used if mine else tw.recipes.topk()),
         "attach: momentum": told(lambda: tw.attach(DistributedDataParallel(whole), tw.recipes.dgc(), optimizer=sgd)),
@@ -68,6 +71,9 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
     expected = {
         "attach: recipe": ("TypeError: ", "attach takes a recipe"),
         "attach: both": ("TypeError: ", "a recipe or a plan, not both"),
+        "attach: type": ("TypeError: ", "scaler is 3; expected"),
+        "attach: range": ("ValueError: ", "rebroadcast is 0; expected"),
+        "replicate: type": ("TypeError: ", "scaler is 3; expected"),
         "attach: used": ("RuntimeError: ", "at work on a model already"),
         "attach: momentum": ("MomentumError: ", "optimizer"),
         "replicate: recipe": ("TypeError: ", "replicate takes a recipe"),
@@ -93,8 +99,8 @@ def test_without_a_process_group_they_say_what_to_call() -> None:
             call()
 
 
-def _one_loads_nothing(kind: str) -> str:
-    """Have one rank train where the others load. DDP sends the batch norm's buffers in its forward pass."""
+def _one_loads_nothing(kind: str, evaluates: bool) -> str:
+    """Have one rank train or evaluate where the others load. DDP sends the batch norm's buffers in its forward pass."""
 
     def made() -> tuple[nn.Module, Any]:
         torch.manual_seed(0)
@@ -114,12 +120,14 @@ def _one_loads_nothing(kind: str) -> str:
     handle.keep_step()
     saved = handle.state_dict()
     model, handle = made()
-    return told(train, model, handle) if dist.get_rank() else told(handle.load_state_dict, saved)
+    if not dist.get_rank():
+        return told(handle.load_state_dict, saved)
+    return told(model.eval(), torch.zeros(8, 4)) if evaluates else told(train, model, handle)
 
 
-@pytest.mark.parametrize("kind", ["attach", "replicate"])
-def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, kind: str) -> None:
-    for said in ranks.run(2, _one_loads_nothing, kind):
+@pytest.mark.parametrize(("kind", "evaluates"), [("attach", False), ("attach", True), ("replicate", False)])
+def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, kind: str, evaluates: bool) -> None:
+    for said in ranks.run(2, _one_loads_nothing, kind, evaluates):
         assert said.startswith("StateError: rank 0 goes on from {'step': 1"), said
 
 

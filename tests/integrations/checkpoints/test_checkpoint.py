@@ -398,3 +398,16 @@ def _stages(path: str, several: bool) -> tuple[str, bool]:
 @pytest.mark.parametrize("several", [True, False])
 def test_stages_of_a_pipeline_keep_apart(ranks: Ranks, several: bool, tmp_path: Path) -> None:
     assert ranks.run(4, _stages, str(tmp_path), several) == [("nothing", True)] * 4
+
+
+def _without_a_path(path: str) -> str:
+    """Have one rank forget where the others read."""
+    training = _trained("topk")
+    _saved(training, path)
+    state = tw.Checkpoint(training.attachment, None if dist.get_rank() == 1 else path)
+    return told(lambda: dcp.load({"thinwire": state}, checkpoint_id=path))
+
+
+def test_a_checkpoint_without_its_path_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
+    for said in ranks.run(2, _without_a_path, str(tmp_path)):
+        assert "rank 0 one, rank 1 none" in said

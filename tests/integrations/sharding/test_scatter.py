@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from cases import RECIPES
 from ddp_models import same
 from ranks import Ranks, told
 from test_shard import USES as OF_SHARDS
-from test_shard import Net, Use, batch, build, grid
+from test_shard import Net, Use, _small_buckets, batch, build, grid
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.integrations.training.gradients import local
+from thinwire.reducer.owners import to_owners
 
 STEPS = 4
 USES = OF_SHARDS | {
@@ -44,7 +46,7 @@ MAKE: dict[str, Callable[[], tw.reducer.Reducer]] = {
 ABLE = [
     name
     for name, case in RECIPES.items()
-    if not case.momentum and not told(tw.reducer.to_owners, case.make()).startswith("TypeError")
+    if not case.momentum and not told(to_owners, case.make()).startswith("TypeError")
 ]
 """What `to_owners` takes."""
 CONSERVING = [name for name in ABLE if RECIPES[name].conserving and RECIPES[name].make().memories()[-1].stateful]
@@ -173,16 +175,28 @@ def test_what_is_reduced_in_bf16_is_summed_in_float32(ranks: Ranks) -> None:
     assert all(difference <= SUMS for difference in ranks.run(4, _in_bf16))
 
 
-def _parted(recipe: str) -> tuple[bool, bool]:
-    before, after = (
-        Scattered(recipe=recipe).run(range(STEPS)),
-        Scattered(recipe=recipe, overlap=False).run(range(STEPS)),
-    )
-    return alike(before, after), same(before.handle.state_dict(), after.handle.state_dict())
+def _parted() -> tuple[int, bool, bool]:
+    """Return how many buckets started before backward ended, and whether that changed nothing."""
+    with _small_buckets():
+        before, after = Scattered(), Scattered(overlap=False)
+    arrivals, started = before.handle._arrivals, list[int]()
+    exchange = arrivals.exchange
+
+    def counted() -> None:
+        started.append(len(arrivals.started))
+        exchange()
+
+    with _small_buckets(), mock.patch.object(arrivals, "exchange", counted):
+        for each in (before, after):
+            each.run(range(STEPS))
+    return max(started), alike(before, after), same(before.handle.state_dict(), after.handle.state_dict())
 
 
 def test_overlap_changes_no_bit(ranks: Ranks) -> None:
-    assert ranks.run(4, _parted, "some") == [(True, True)] * 4
+    for started, weights, waiting in ranks.run(4, _parted):
+        assert started > 0
+        assert weights
+        assert waiting
 
 
 def _several(recipe: str) -> float:
@@ -288,10 +302,10 @@ def _poisoned(recipe: str) -> list[str]:
     )
 
     def spoil(module: object, inputs: object, output: Tensor) -> None:
-        if dist.get_rank() == 2:
-            output.register_hook(lambda g: torch.full_like(g, torch.nan))
+        if dist.get_rank() == 2:  # the last row, which one rank owns
+            output.register_hook(lambda g: torch.cat([g[:, :-1], torch.full_like(g[:, -1:], torch.nan)], dim=1))
 
-    hook = scattered.net.middle.linear.register_forward_hook(spoil)
+    hook = scattered.net.first.linear.register_forward_hook(spoil)
     if scattered.step(2):
         wrong.append("not seen")
     hook.remove()

@@ -474,7 +474,8 @@ def test_what_is_not_delivered_waits_in_the_shard(ranks: Ranks, recipe: str) -> 
 
 def _memory_bytes() -> tuple[int, int]:
     sharded = Sharded(recipe="all").run(range(1))
-    return sharded.handle.memory_bytes, sum(x.nbytes for x in sharded.shards().values())
+    held = sharded.handle.memory_bytes - sharded.handle.attachment.memory.staging
+    return held, sum(x.nbytes for x in sharded.shards().values())
 
 
 def test_memory_is_that_of_the_shard(ranks: Ranks) -> None:
@@ -801,6 +802,9 @@ def _one_alone(wrong: int) -> dict[str, str]:
     return {
         "no recipe": attempt(built(), "auto" if mine else None),
         "a plain model": attempt(Net() if mine else built()),
+        "a wrong type": told(
+            lambda: tw.shard(built(), tw.recipes.topk(), mesh=mesh, overlap=3 if mine else True)  # type: ignore[arg-type]
+        ),
         "another recipe": attempt(built(), tw.recipes.qsgd() if mine else None),
         "waiting in one column": attempt(net, tw.recipes.powersgd()),
     }
@@ -811,6 +815,7 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
     expected = {
         "no recipe": ("TypeError", "shard takes a recipe"),
         "a plain model": ("TypeError", "is sharded"),
+        "a wrong type": ("TypeError", "overlap is 3; expected"),
         "another recipe": ("FingerprintError", "recipe differs"),
         "waiting in one column": ("RuntimeError", "something waits in an earlier attachment"),
     }
@@ -819,17 +824,18 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
             assert all(part in messages[name] for part in parts), (name, messages[name])
 
 
-def _one_loads_nothing() -> str:
+def _one_loads_nothing(evaluates: bool) -> str:
     sharded = Sharded(recipe="topk").run(range(2))
     saved = sharded.handle.state_dict()
     again = Sharded(recipe="topk")
     if dist.get_rank() != 3:
         return told(again.handle.load_state_dict, saved)
-    return told(again.step, 2)
+    return told(again.net.eval(), batch(2)) if evaluates else told(again.step, 2)
 
 
-def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks) -> None:
-    for said in ranks.run(4, _one_loads_nothing):
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, evaluates: bool) -> None:
+    for said in ranks.run(4, _one_loads_nothing, evaluates):
         assert said.startswith("StateError: rank 0 goes on from"), said
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from thinwire.checked import checked
-from thinwire.collectives import Group
+from thinwire.collectives import Group, Staging, used_here
+from thinwire.handle import MemoryUse
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import Divisor, Membership
 from thinwire.integrations.momentum.handover import Handover
@@ -61,7 +62,7 @@ class Attachment:
         self.steps, self.meter, self._why = self.membership.steps, self.membership.meter, why
         self._scaler, self._may_be_unused = scaler, may_be_unused
         self._watch = any(memory.stateful for memory in recipe.memories())
-        self._round = Round(step=0, group=group, scale=1.0)
+        self._round, self._staging = Round(step=0, group=group, scale=1.0), Staging()
         self.ended = False
         self.starvation = Starvation(recipe.memories(), group.rank())
         observe(self)
@@ -88,8 +89,13 @@ class Attachment:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps."""
-        return sum(memory.nbytes for memory in self.recipe.memories())
+        """Bytes this rank holds between steps: `memory.total`."""
+        return self.memory.total
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What this rank holds between steps, and what for."""
+        return MemoryUse(sum(memory.nbytes for memory in self.recipe.memories()), self._staging.nbytes)
 
     @property
     def waits(self) -> bool:
@@ -263,7 +269,9 @@ class Attachment:
             scale=scale,
             watch=self._watch,
             listeners=(self.meter,),
+            staging=self._staging,
         )
+        self._staging.turn()
         self.recipe.begin(self._round)
         if membership.handover.active:
             membership.handover.prepare(membership.loss_scale)
@@ -285,6 +293,7 @@ class Attachment:
         def finish(done: "Future[bool]") -> Tensor:
             finite = done.value()  # raises what the reducer raised
             for gradient, mean in means:
+                used_here(mean)
                 gradient.add_(mean)
             if idle:
                 put_in_place(bucket, parameters)

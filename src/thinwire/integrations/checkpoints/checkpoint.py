@@ -72,17 +72,29 @@ class Checkpoint:
         self._found: State | None = None
 
     def state_dict(self) -> State:
-        """Return what this rank saves. If there is something to load, read it; then this is a collective.
+        """Return what this rank saves. If there is something to load, read it. A collective.
 
-        It then raises StateError, on every rank, if that cannot be read, is damaged, does not belong together, or does
-        not fit the handle, or if ranks are missing; nothing has changed. torch.distributed.checkpoint is left to load
-        one small name.
+        Raises ValueError, on every rank, if some are to load and others to save. If there is something to load, raises
+        StateError, on every rank, if that cannot be read, is damaged, does not belong together, or does not fit the
+        handle, or if ranks are missing; nothing has changed. torch.distributed.checkpoint is left to load one small
+        name.
         """
+        self._check_alike()
         if self._saved is None:
             return dict(named(self._handle.state_dict(), dist.get_rank(), self._layout.ranks))
         loading = _Loading(self._handle, self._saved, self._key, partial=self._partial)
         self._found = loading.state()
         return loading.one_entry()
+
+    def _check_alike(self) -> None:
+        mine = {dist.get_rank(): "none" if self._saved is None else "one"}
+        everyone = union(self._layout.groups, mine)
+        if len(set(everyone.values())) > 1:
+            given = ", ".join(f"rank {rank} {what}" for rank, what in sorted(everyone.items()))
+            raise ValueError(
+                f"some ranks gave Checkpoint a path to load from, and others did not ({given}): to load, make it "
+                "Checkpoint(handle, path) on every rank; to save, Checkpoint(handle)"
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the handle resume from what `state_dict` has read. A collective.

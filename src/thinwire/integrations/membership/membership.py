@@ -60,8 +60,12 @@ class Membership:
     def agree(self) -> None:
         """Compare where the ranks stand, once. A collective. Raises StateError where they differ."""
         if not self.agreed:
-            state.agree(self.group, self._standing)
+            self.compare()
             self.agreed = True
+
+    def compare(self) -> None:
+        """Compare where the ranks stand now. They may yet load. A collective. Raises StateError where they differ."""
+        state.agree(self.group, self._standing)
 
     def share(self, *, joined: bool) -> float:
         """Return by what a gradient is multiplied to become a share of the mean. `joined`: this rank has no data."""

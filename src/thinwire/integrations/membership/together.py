@@ -1,10 +1,11 @@
 """What several groups of ranks, such as the rows and columns of a mesh, do on all of them or on none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
 
+from thinwire.checked import Told
 from thinwire.collectives import Group
 
 T = TypeVar("T")
@@ -57,6 +58,22 @@ def agreed(
         undo(done[0])
         raise errors[found[0]](found[1])
     return done[0]
+
+
+def told_to(groups_of: Callable[[Mapping[str, object]], Sequence[Group]]) -> Told:
+    """Return what raises, on every rank, a TypeError or ValueError that one rank alone has about its arguments.
+
+    The other ranks hear of it in the first `agreed` of the function that was called, which must be about TypeError,
+    ValueError and others. `groups_of`: which ranks those are, from the arguments; none if these do not say.
+    """
+
+    def tell(error: Exception, given: Mapping[str, object]) -> None:
+        def refuse() -> None:
+            raise error
+
+        agreed(groups_of(given), refuse, TypeError, ValueError)
+
+    return tell
 
 
 def first_found(groups: Sequence[Group], mine: T | None) -> T | None:

@@ -24,20 +24,29 @@ def compare_before_buffers(model: DistributedDataParallel, membership: Membershi
 
 @final
 class _BeforeForward:
-    """Compares once. Evaluating compares nothing, as ranks may load after it; nor does Join, as some have no data."""
+    """Compares once before training, and once before evaluating, as ranks may load after that.
+
+    Join compares nothing, as some ranks have no data.
+    """
 
     handle: Any
 
     def __init__(self, membership: Membership) -> None:
         self._membership = weakref.ref(membership)
+        self._evaluated = False
 
     def __call__(self, model: nn.Module, inputs: object) -> None:
         assert isinstance(model, DistributedDataParallel)
         membership = self._membership()
         if membership is None or membership.agreed:
             self.handle.remove()
-        elif model.training and torch.is_grad_enabled() and not model._join_config.enable:
+        elif model._join_config.enable:
+            return
+        elif model.training and torch.is_grad_enabled():
             membership.agree()
+        elif not self._evaluated:
+            self._evaluated = True
+            membership.compare()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Stay behind when the model is copied or saved, as DDP's own hook does."""

@@ -1,7 +1,7 @@
 """Attaching to DistributedDataParallel: its hook, and its Join for uneven inputs."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import BODY, Count, checked
+from thinwire.checked import BODY, Count, checked_telling
+from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
     ASSEMBLY_ERRORS,
     Optimizers,
@@ -20,7 +21,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor
-from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.membership.together import agreed, told_to
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.momentum.first_moments import movable
 from thinwire.integrations.replicas.agreement import compare_before_buffers
@@ -35,7 +36,12 @@ from thinwire.planner.plan import Plan, Why
 from thinwire.reducer import Reducer
 
 
-@checked
+def _ranks(given: Mapping[str, object]) -> list[Group]:
+    model = given.get("model")
+    return [model.process_group] if isinstance(model, DistributedDataParallel) else []
+
+
+@checked_telling(told_to(_ranks))
 def attach(
     model: Annotated[DistributedDataParallel, BODY],
     recipe: Annotated[Reducer | None, BODY] = None,
@@ -68,7 +74,7 @@ def attach(
     MomentumError where momentum would be applied twice or not at all; and RuntimeError where the model has a hook
     already, or where something waits in an earlier attachment that this recipe cannot keep.
     """
-    groups = [model.process_group] if isinstance(model, DistributedDataParallel) else []
+    groups = _ranks({"model": model})
     found = agreed(groups, lambda: _looked_at(model, recipe, plan, optimizer), *_REFUSALS)
     attachment = agreed(
         groups, lambda: _put_together(model, found, scaler, rebroadcast), *ASSEMBLY_ERRORS, undo=Attachment.end

@@ -6,14 +6,15 @@ Sharded models (FSDP2) have the room `sharding`.
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, futures, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import BODY, checked
+from thinwire.checked import BODY, checked, checked_telling
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
     ASSEMBLY_ERRORS,
@@ -27,7 +28,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
-from thinwire.integrations.membership.together import agreed, group_or_all
+from thinwire.integrations.membership.together import agreed, group_or_all, told_to
 from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.buckets import GradientBucket, buckets, used_anywhere
@@ -116,7 +117,12 @@ class Replicas(Served):
         return self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views)
 
 
-@checked
+def _ranks(given: Mapping[str, object]) -> list[Group]:
+    found = given.get("group") or dist.group.WORLD
+    return [found] if isinstance(found, Group) else []
+
+
+@checked_telling(told_to(_ranks))
 def replicate(
     modules: nn.Module | Iterable[nn.Module],
     recipe: Annotated[Reducer, BODY],

@@ -40,7 +40,7 @@ class Backwards:
     ) -> None:
         self._modules, self._attachment, self._groups, self._arrivals = modules, attachment, groups, arrivals
         self._exchanges, self._on_start, self._on_arrival = exchanges, on_start, on_arrival
-        self._queued = self._agreed = self._now = False
+        self._queued = self._agreed = self._evaluated = self._now = False
         self._hooks = [module.register_forward_hook(self._after_forward) for module in modules]
         for module in modules:  # before FSDP's own, which gathers parameters
             self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
@@ -53,9 +53,15 @@ class Backwards:
         self._agreed = True
 
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
-        """Before the first collective of a training, agree on where to go on from: a rank may not have loaded."""
-        if not self._agreed and module.training and torch.is_grad_enabled():
+        """Before FSDP's first collective, agree on where to go on from: another rank may be loading."""
+        if self._agreed:
+            return
+        if module.training and torch.is_grad_enabled():
             self._agree()
+        elif not self._evaluated:  # ranks may load after it
+            self._evaluated = True
+            self._agree()
+            self._agreed = False
 
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         """Learn of the backward that starts at this output, before FSDP adds to any gradient."""

@@ -11,7 +11,8 @@ from torch.futures import Future
 from thinwire.collectives import Group
 from thinwire.integrations.training.gradients import local
 from thinwire.memories import Memory
-from thinwire.reducer import Bucket, Reducer, Round, Segment, part_of
+from thinwire.reducer import Bucket, Reducer, Round, Segment
+from thinwire.reducer.owners import part_of
 from thinwire.stats import ring_bytes
 
 

@@ -104,6 +104,14 @@ def is_dtensor(p: object) -> bool:
     return hasattr(p, "device_mesh")
 
 
+def meant(given: Mapping[str, object]) -> list[Group]:
+    """Return the groups of the mesh among these arguments, one for each dimension. None for what is no mesh."""
+    mesh = given.get("mesh")
+    if isinstance(mesh, DeviceMesh):
+        return mesh.get_all_groups()
+    return [mesh] if isinstance(mesh, Group) else []
+
+
 def islands(parameters: Iterable[Any]) -> list[Group]:
     """Return the groups of ranks that hold these DTensors together, one for each dimension of their meshes."""
     meshes = {p.device_mesh: None for p in parameters}
@@ -117,7 +125,7 @@ def replicate_group(mesh: DeviceMesh | Group, sharers: Sequence[Group]) -> Group
     It is the one dimension of the mesh over which FSDP does not share the parameters.
     """
     sharing = {rank for group in sharers for rank in dist.get_process_group_ranks(group)}
-    groups = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
+    groups = meant({"mesh": mesh})
     found = [g for g in groups if len(sharing.intersection(dist.get_process_group_ranks(g))) <= 1]
     found = [g for g in found if g.size() > 1] or found[:1]
     if len(found) == 1:

@@ -1,14 +1,14 @@
 """Models that FSDP2 shards over all ranks, without replicas: what a rank adds to the others' shards is compressed."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, final
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple, final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from thinwire.checked import BODY, checked
+from thinwire.checked import BODY, checked, checked_telling
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
@@ -24,14 +24,15 @@ from thinwire.integrations.attachments.assembly import (
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership import state
-from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.membership.together import agreed, told_to
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.contributions import Contributions
-from thinwire.integrations.sharding.fsdp import check_rows, islands, sharded_modules, sharded_parameters
+from thinwire.integrations.sharding.fsdp import check_rows, islands, meant, sharded_modules, sharded_parameters
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.memories import NoMemory
-from thinwire.reducer import Reducer, Released, ToOwners, to_owners
+from thinwire.reducer import Reducer, Released, ToOwners
+from thinwire.reducer.owners import to_owners
 
 
 @final
@@ -99,7 +100,7 @@ class Scattered(Served):
         membership.recipe = self._contributions
 
 
-@checked
+@checked_telling(told_to(meant))
 def scatter(
     model: nn.Module,
     recipe: Annotated[Reducer, BODY],
@@ -129,39 +130,55 @@ def scatter(
     `thinwire.attach` does.
     """
 
-    def checked_alone() -> tuple[dict[str, nn.Parameter], Contributions, list[torch.optim.Optimizer]]:
-        if not isinstance(recipe, Reducer):
-            raise TypeError(f"scatter takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}")
-        check_free(recipe)
-        parameters = sharded_parameters(model, set(ignored_params))
-        check_rows(parameters)
-        _check_mesh(groups, islands(parameters.values()))
-        contributions = Contributions(to_owners(recipe), {name: p.shape for name, p in parameters.items()})
-        check_takeover(contributions, parameters)
-        return parameters, contributions, listed(optimizer)
-
-    groups = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
-    parameters, contributions, optimizers = agreed(groups, checked_alone, TypeError, ValueError, RuntimeError)
-    group = groups[0]
-    check_fingerprint(recipe, parameters, group, described(optimizers))
-
-    def put_together() -> Attachment:
-        return assembled(
-            contributions,
-            parameters,
-            {p: name for name, p in parameters.items()},
-            group,
-            settings="scatter",
-            optimizers=optimizers,
-            scaler=scaler,
-            divisor=lambda joined, continues: group.size(),
-            may_be_unused=False,
-        )
-
-    attachment = agreed(groups, put_together, *ASSEMBLY_ERRORS, undo=Attachment.end)
+    groups = meant({"mesh": mesh})
+    found = agreed(groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params)), *_REFUSALS)
+    check_fingerprint(recipe, found.parameters, groups[0], described(found.optimizers))
+    attachment = agreed(groups, lambda: _put_together(found, groups[0], scaler), *ASSEMBLY_ERRORS, undo=Attachment.end)
     for module in sharded_modules(model):
-        module.set_custom_reduce_scatter(contributions.kept)
-    return Scattered(model, attachment, contributions, overlap=overlap)
+        module.set_custom_reduce_scatter(found.contributions.kept)
+    return Scattered(model, attachment, found.contributions, overlap=overlap)
+
+
+_REFUSALS = (TypeError, ValueError, RuntimeError)
+
+
+class _Found(NamedTuple):
+    """What one rank finds before ranks compare anything."""
+
+    parameters: dict[str, nn.Parameter]
+    contributions: Contributions
+    optimizers: list[torch.optim.Optimizer]
+
+
+def _looked_at(
+    model: nn.Module, recipe: object, groups: list[Group], optimizer: Optimizers, ignored: Collection[nn.Parameter]
+) -> _Found:
+    """Return what there is to exchange, and by what. Raises what `scatter` does about this rank alone."""
+    if not isinstance(recipe, Reducer):
+        raise TypeError(f"scatter takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}")
+    check_free(recipe)
+    parameters = sharded_parameters(model, ignored)
+    check_rows(parameters)
+    _check_mesh(groups, islands(parameters.values()))
+    contributions = Contributions(to_owners(recipe), {name: p.shape for name, p in parameters.items()})
+    check_takeover(contributions, parameters)
+    return _Found(parameters, contributions, listed(optimizer))
+
+
+def _put_together(found: _Found, group: Group, scaler: LossScaler | None) -> Attachment:
+    """Return the attachment of what was found on this rank, once no rank refuses. A collective."""
+    size = group.size()
+    return assembled(
+        found.contributions,
+        found.parameters,
+        {p: name for name, p in found.parameters.items()},
+        group,
+        settings="scatter",
+        optimizers=found.optimizers,
+        scaler=scaler,
+        divisor=lambda joined, continues: size,
+        may_be_unused=False,
+    )
 
 
 def _check_mesh(groups: list[Group], sharers: list[Group]) -> None:

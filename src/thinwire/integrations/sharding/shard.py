@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from thinwire.checked import BODY, checked
+from thinwire.checked import BODY, checked, checked_telling
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError
 from thinwire.integrations.attachments.assembly import (
@@ -26,12 +26,13 @@ from thinwire.integrations.attachments.assembly import (
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership import state
-from thinwire.integrations.membership.together import agreed, together
+from thinwire.integrations.membership.together import agreed, together, told_to
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.fsdp import (
     averages,
     islands,
+    meant,
     replicate_group,
     sharded_modules,
     sharded_parameters,
@@ -99,7 +100,7 @@ class Shards(Served):
         membership.release(averages="what thinwire.shard returned does that")
 
 
-@checked
+@checked_telling(told_to(meant))
 def shard(
     model: nn.Module,
     recipe: Annotated[Reducer, BODY],
@@ -132,9 +133,9 @@ def shard(
     a mesh without replicas; FingerprintError where ranks disagree; and MomentumError and RuntimeError as
     `thinwire.attach` does.
     """
-
-    groups = mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh]
-    found = agreed(groups, lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params)), *_REFUSALS)
+    found = agreed(
+        meant({"mesh": mesh}), lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params)), *_REFUSALS
+    )
     together(found.everybody, lambda group: _check_alike(recipe, found, group), FingerprintError)
     attachment = agreed(
         found.everybody, lambda: _put_together(model, recipe, found, scaler), *ASSEMBLY_ERRORS, undo=Attachment.end

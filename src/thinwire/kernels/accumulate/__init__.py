@@ -3,7 +3,14 @@
 from thinwire.kernels.accumulate import cpu, reference
 from thinwire.kernels.dispatch import Kernel
 
-__all__ = ["accumulate", "accumulate_each", "accumulate_fading", "accumulate_momentum", "accumulate_rounded"]
+__all__ = [
+    "accumulate",
+    "accumulate_each",
+    "accumulate_fading",
+    "accumulate_momentum",
+    "accumulate_rounded",
+    "subtract_rounded",
+]
 
 # Where a kernel widens the gradient first, it does not decide. Torch's own operations are as good as loops.
 accumulate = Kernel(reference.accumulate, gpu=reference.accumulate, by="out residual")
@@ -13,3 +20,4 @@ accumulate_momentum = Kernel(reference.accumulate_momentum, by="out velocity_out
 accumulate_rounded = Kernel(
     reference.accumulate_rounded, cpu.accumulate_rounded, by="out residual gradient", any_dtype=True
 )
+subtract_rounded = Kernel(reference.subtract_rounded, cpu.subtract_rounded, by="x indices", any_dtype=True)

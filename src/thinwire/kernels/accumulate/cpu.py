@@ -46,15 +46,41 @@ def accumulate_rounded(
     map_ranges(run, out.numel())
 
 
+def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
+    """See `reference.subtract_rounded`."""
+    high, low = (np.uint32(key) for key in keys(seed))
+    _subtract_rounded_loop(x.view(torch.uint16).numpy(), indices.numpy(), values.to(torch.float32).numpy(), high, low)
+
+
 @exactly
 def _rounded_loop(out, residual, gradient, scale, decay, high, low):
     # Counts from 0, so that no index can be negative and the loop vectorises.
     for i in range(out.size):
-        before = np.uint32(np.uint32(residual[i]) << np.uint32(16)).view(np.float32)
-        bits = np.float32(np.float32(decay * before) + np.float32(scale * gradient[i])).view(np.uint32)
-        rounded = np.uint32(np.uint32(bits + np.uint32(draw(i, high, low) & np.uint32(0xFFFF))) >> np.uint32(16))
-        # Values that are not finite are truncated; a NaN whose upper half is that of an infinity stays NaN.
-        quiet = np.uint32(0x40) if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else np.uint32(0)
-        cut = np.uint32(np.uint32(bits >> np.uint32(16)) | quiet)
-        finite = np.uint32(bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
-        out[i] = np.uint16(rounded if finite else cut)
+        before = _wide(residual[i])
+        out[i] = _rounded(np.float32(np.float32(decay * before) + np.float32(scale * gradient[i])), draw(i, high, low))
+
+
+@exactly
+def _subtract_rounded_loop(x, indices, values, high, low):
+    for i in range(indices.size):
+        if values[i] != 0:
+            at = indices[i]
+            x[at] = _rounded(np.float32(_wide(x[at]) - values[i]), draw(at, high, low))
+
+
+@exactly
+def _wide(bits):
+    """The bfloat16 with these bits, as float32."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@exactly
+def _rounded(x, drawn):
+    """The bits of float32 `x` as bfloat16, rounded by the random number."""
+    bits = np.float32(x).view(np.uint32)
+    rounded = np.uint32(np.uint32(bits + np.uint32(drawn & np.uint32(0xFFFF))) >> np.uint32(16))
+    # Values that are not finite are truncated; a NaN whose upper half is that of an infinity stays NaN.
+    quiet = np.uint32(0x40) if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else np.uint32(0)
+    cut = np.uint32(np.uint32(bits >> np.uint32(16)) | quiet)
+    finite = np.uint32(bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+    return np.uint16(rounded if finite else cut)

@@ -55,6 +55,21 @@ def accumulate_rounded(
     large residual for good; this keeps the mean. Element i draws mix(i). Values that are not finite stay so.
     """
     total = residual.float().mul_(decay).add_(gradient.float(), alpha=scale)
-    draws = mix(torch.arange(total.numel(), dtype=torch.int32, device=total.device), seed) & 0xFFFF
-    rounded = ((total.view(torch.int32) + draws.to(torch.int32)) & -0x10000).view(torch.float32)
-    out.copy_(torch.where(total.isfinite(), rounded, total))
+    out.copy_(_rounded(total, torch.arange(total.numel(), dtype=torch.int32, device=total.device), seed))
+
+
+def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
+    """Subtract values from bfloat16 `x` at indices (int32), and round there as `accumulate_rounded` does.
+
+    Elements with value 0 change nothing. Of the others, none may share an index.
+    """
+    there = values != 0
+    at = indices[there]
+    x[at] = _rounded(x[at].float() - values[there].float(), at, seed).to(x.dtype)
+
+
+def _rounded(x: Tensor, indices: Tensor, seed: int) -> Tensor:
+    """Return float32 numbers that bfloat16 holds: above or below x at random, by its index."""
+    draws = (mix(indices, seed) & 0xFFFF).to(torch.int32)
+    rounded = ((x.view(torch.int32) + draws) & -0x10000).view(torch.float32)
+    return torch.where(x.isfinite(), rounded, x)

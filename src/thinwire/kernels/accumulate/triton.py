@@ -11,6 +11,9 @@ from thinwire.kernels.hashing.triton import hash32, signed_keys
 from thinwire.kernels.segments.triton import addresses, factor_at, factors, pointer, table, tiles_of_each
 from thinwire.kernels.triton import TILE, factor, launch, tiles_of, wide
 
+_FEW = 1024
+"""Elements that a program takes of those that were sent."""
+
 
 def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:
     """See `reference.accumulate_fading`."""
@@ -80,12 +83,28 @@ def accumulate_rounded(
     launch(_accumulate, tiles_of(out.numel()), out, *rest, out.numel(), HOW="rounded", TILE=TILE, num_warps=8)
 
 
+def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
+    """See `reference.subtract_rounded`."""
+    args = (x, indices, values, indices.numel(), *signed_keys(seed))
+    launch(_subtract_rounded, tiles_of(indices.numel(), _FEW), *args, FEW=_FEW)
+
+
 def rounded_arguments(
     out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, decay: float
 ) -> tuple[Any, ...]:
     """Return the arguments that `total` takes between `out` and the tile."""
     fading = None if decay == 1 else factor(out, decay)
     return None, residual, None, gradient, factor(out, scale), fading, *signed_keys(seed)
+
+
+@triton.jit(do_not_specialize=["high", "low"])
+def _subtract_rounded(x, indices, values, n, high, low, FEW: tl.constexpr):
+    at = tl.program_id(0) * FEW + tl.arange(0, FEW)
+    value = tl.load(values + at, mask=at < n, other=0.0)
+    there = (at < n) & (value != 0)
+    index = tl.load(indices + at, mask=there, other=0).to(tl.int64)
+    after = tl.load(x + index, mask=there, other=0.0).to(tl.float32) - value.to(tl.float32)
+    tl.store(x + index, _rounded(after, index, high, low).to(x.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["high", "low"])

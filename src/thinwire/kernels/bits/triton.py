@@ -121,9 +121,8 @@ def _count_bits(rows, wrong, found, row_stride, tiles, count, low_bits, low_nbyt
     stray = tl.sum(tl.where(place >= unary_bits, bit, 0), 0)
     if tl.program_id(0) % tiles == 0:  # the padding of the low parts, too: fewer than 64 bits
         last = count.to(tl.int64) * low_bits + tl.arange(0, 64)
-        inside = last < low_nbytes.to(tl.int64) * 8
-        byte = tl.load(start + last // 8, mask=inside, other=0).to(tl.int32)
-        stray += tl.sum((byte >> (last % 8).to(tl.int32)) & 1, 0)
+        rest = tl.load(start + last // 8, mask=last < low_nbytes.to(tl.int64) * 8, other=0).to(tl.int32)
+        stray += tl.sum((rest >> (last % 8).to(tl.int32)) & 1, 0)
     if stray > 0:
         tl.atomic_or(wrong + row, 1, sem="relaxed")
 

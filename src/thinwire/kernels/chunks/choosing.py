@@ -7,13 +7,16 @@ up a group. A `shape` is the tensor's columns, and a chunk's height and width.
 import numpy as np
 
 from thinwire.kernels import simd
-from thinwire.kernels.chunks import vectors
+from thinwire.kernels.chunks import square, vectors
 from thinwire.kernels.compiled import compiled
 
 _TOGETHER = 1024
 """How many chunks are accumulated before they are transformed: they are still in the cache."""
-PLAIN, DENSE, FOLDED = range(3)
-"""How a chunk is transformed: not at all, by any matrices, or by a DCT of its columns."""
+PLAIN, DENSE, FOLDED, SQUARE = range(4)
+"""How a chunk is transformed: not at all, by any matrices, a DCT by columns, or a whole one of side 16."""
+FEW = simd.FEW
+_FEWER, _AT_ONCE = FEW - 4, 4
+"""A chunk's largest are first looked for among at most `FEW` coefficients, where no more than `_FEWER` are wanted."""
 _MOST_32, _MOST_64 = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 
 
@@ -54,30 +57,74 @@ def _fade(out, residual, gradient, scale, decay, first, last):
 @compiled
 def _buffers(x, a, b):
     numel = a.shape[1] * b.shape[1]
-    hits = np.empty(numel // simd.BLOCK + 1, np.uint64)
-    return vectors.buffer(x, numel), vectors.buffer(x, numel), vectors.buffer(x, numel), hits
+    hits, near = np.empty(numel // simd.BLOCK + 1, np.uint64), np.zeros(FEW + _AT_ONCE, np.int64)
+    return (
+        vectors.buffer(x, numel),
+        vectors.buffer(x, numel),
+        vectors.buffer(x, numel),
+        hits,
+        near,
+        vectors.buffer(x, FEW),
+    )
 
 
 @compiled
 def _topk(x, shape, how, a, b, first, last, positions, values, buffers, bar):
     columns, height, width = shape
-    chunk, half, z, room = buffers
-    across, size = columns // width, height * width
-    hits = room[: -(-size // simd.BLOCK)]
+    chunk, half, z, room, near, some = buffers
+    across, size, k = columns // width, height * width, positions.shape[1]
+    hits, octave = room[: -(-size // simd.BLOCK)], 23 if z.itemsize == 4 else 52
     for number in range(first, last):
         origin = number // across * height * columns + number % across * width
-        if how == PLAIN:
-            _load(x, origin, shape, z, width)
-        elif origin + (height - 1) * columns + b.shape[1] <= x.size:
-            _transform(x, origin, columns, height, width, how, a, b, chunk, half, z)
-        else:
-            _load(x, origin, shape, z, b.shape[1])
-            _transform(z, 0, b.shape[1], height, width, how, a, b, chunk, half, z)
+        _spread(x, origin, shape, how, a, b, chunk, half, z)
         for i in range(size, hits.size * simd.BLOCK):
             z[i] = 0
-        bar = _find(z, positions.shape[1], bar, hits)
-        _take(z, hits, positions, values, number)
+        count = _reach(z, bar, hits) if k <= _FEWER else 0
+        if k <= count <= FEW:
+            _take_best(z, hits, near, some, count, positions, values, number)
+            bar += (count - (k + FEW) // 2) << (octave - 9)
+        else:
+            bar = _find(z, k, bar, hits)
+            _take(z, hits, positions, values, number)
+            if k <= _FEWER:
+                bar = max(np.int64(0), bar - (np.int64(1) << (octave - 3)))
     return bar
+
+
+@compiled
+def _spread(x, origin, shape, how, a, b, chunk, half, z):
+    # The chunk's coefficients.
+    columns, height, width = shape
+    if how == PLAIN:
+        _load(x, origin, shape, z, width)
+    elif origin + (height - 1) * columns + b.shape[1] > x.size:
+        _load(x, origin, shape, z, b.shape[1])
+        _transform(z, np.int64(0), np.int64(b.shape[1]), height, width, how, a, b, chunk, half, z)
+    else:
+        _transform(x, origin, columns, height, width, how, a, b, chunk, half, z)
+
+
+@compiled
+def _take_best(z, hits, near, some, count, positions, values, number):
+    # The largest of a few hits, most of which are found without a branch to guess.
+    at = np.int64(0)
+    for block in range(hits.size):
+        rest = hits[block]
+        for _ in range(_AT_ONCE):
+            near[at] = block * simd.BLOCK + np.int64(simd.lowest(rest))
+            at += rest != 0
+            rest &= rest - np.uint64(1)
+        while rest:
+            near[at] = block * simd.BLOCK + np.int64(simd.lowest(rest))
+            at += 1
+            rest &= rest - np.uint64(1)
+    for i in range(FEW):
+        some[i] = z[near[i]]
+    best = simd.leading(some, count, positions.shape[1])
+    for place in range(positions.shape[1]):
+        i = near[np.int64(simd.lowest(best))]
+        best &= best - np.uint64(1)
+        positions[number, place], values[number, place] = i, z[i]
 
 
 @compiled
@@ -94,6 +141,9 @@ def _load(x, origin, shape, chunk, stride):
 def _transform(x, at, apart, height, width, how, a, b, chunk, half, z):
     # Times A into `half`, then times Bᵀ into z, where row follows row: what a row writes too much, the next overwrites.
     stride, lanes, together = b.shape[1], vectors.BYTES // x.itemsize, vectors.TOGETHER
+    if how == SQUARE:
+        square.transform(z, x, at, apart)
+        return
     if height == 1:
         for j in range(0, stride, lanes):
             vectors.weigh_one(half, j, 0, x, at, 0, 1, b, j, stride, x, width)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.chunks import choosing, inverse, vectors
+from thinwire.kernels.chunks import choosing, inverse, square, vectors
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
@@ -82,11 +82,17 @@ class _Cut(NamedTuple):
 def _cut(chunking: Chunking, dtype: torch.dtype) -> _Cut:
     a, b = chunking.axes(torch.empty(0, dtype=dtype))
     shape, lanes = (chunking.columns, chunking.height, chunking.width), vectors.BYTES // dtype.itemsize
-    how = {None: choosing.PLAIN, "dct": choosing.FOLDED}.get(chunking.transform, choosing.DENSE)
+    how = _how(chunking)
     down = _folded(a) if how == choosing.FOLDED else _padded(a.T, vectors.TOGETHER)
     row_of = np.arange(chunking.size) // chunking.width
     back = (chunking.kept, how == choosing.PLAIN, _padded(a, vectors.TOGETHER), _padded(b, lanes), row_of)
     return _Cut((shape, how, down, _padded(b.T, lanes)), (shape, *back))
+
+
+def _how(chunking: Chunking) -> int:
+    if (chunking.height, chunking.width, chunking.transform) == (square.SIDE, square.SIDE, "dct"):
+        return choosing.SQUARE
+    return {None: choosing.PLAIN, "dct": choosing.FOLDED}.get(chunking.transform, choosing.DENSE)
 
 
 def _folded(a: Tensor) -> Array:

@@ -18,23 +18,23 @@ _SCALARS: dict[Any, Any] = {types.float32: ir.FloatType(), types.float64: ir.Dou
 _CONTRACT = ("contract",)
 
 
-class _Code:
+class Code:
     """Instructions on vectors of one type of number. Every product and sum is rounded on its own without `flags`."""
 
-    def __init__(self, builder: Any, dtype: Any, flags: tuple[str, ...] = ()) -> None:
-        self.builder, self.flags = builder, flags
-        self.kind = ir.VectorType(_SCALARS[dtype], 8 * BYTES // dtype.bitwidth)
+    def __init__(self, builder: Any, dtype: Any, flags: tuple[str, ...] = (), lanes: int | None = None) -> None:
+        self.builder, self.flags, self.itemsize = builder, flags, dtype.bitwidth // 8
+        self.kind = ir.VectorType(_SCALARS[dtype], lanes or BYTES // self.itemsize)
         self.zero = ir.Constant(self.kind, [0.0] * self.kind.count)
 
     def load(self, data: Any, at: Any) -> Any:
         """Load the vector at an index."""
         vector = self.builder.load(self._address(data, at))
-        vector.align = BYTES // self.kind.count
+        vector.align = self.itemsize
         return vector
 
     def store(self, data: Any, at: Any, vector: Any) -> None:
         """Write the vector at an index."""
-        self.builder.store(vector, self._address(data, at)).align = BYTES // self.kind.count
+        self.builder.store(vector, self._address(data, at)).align = self.itemsize
 
     def spread(self, value: Any) -> Any:
         """Return a vector with `value` in every lane."""
@@ -62,12 +62,14 @@ class _Code:
         return self.builder.bitcast(self.builder.gep(data, [at]), self.kind.as_pointer())
 
 
-def _declared(emit: Callable[..., None], args: tuple[Any, ...], flags: tuple[str, ...] = ()) -> tuple[Any, Any]:
+def declared(
+    emit: Callable[..., None], args: tuple[Any, ...], flags: tuple[str, ...] = (), lanes: int | None = None
+) -> tuple[Any, Any]:
     """Return signature and code of an intrinsic whose first argument is the array that it writes to."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = zip(signature.args, values, strict=True)
-        code = _Code(builder, signature.args[0].dtype, flags)
+        code = Code(builder, signature.args[0].dtype, flags, lanes)
         emit(
             code,
             *(context.make_array(k)(context, builder, v).data if isinstance(k, types.Array) else v for k, v in kinds),
@@ -80,7 +82,7 @@ def _declared(emit: Callable[..., None], args: tuple[Any, ...], flags: tuple[str
 
 def _sums(flags: tuple[str, ...], *, rows: int = TOGETHER, listed: bool = False, less: bool = False) -> Any:
     def emit(
-        code: _Code, y: Any, to: Any, pitch: Any, weights: Any, first: Any, apart: Any, step: Any, x: Any, at: Any,
+        code: Code, y: Any, to: Any, pitch: Any, weights: Any, first: Any, apart: Any, step: Any, x: Any, at: Any,
         far: Any, order: Any, count: Any,
     ) -> None:  # fmt: skip
         totals = [cgutils.alloca_once_value(code.builder, code.zero) for _ in range(rows)]
@@ -96,7 +98,7 @@ def _sums(flags: tuple[str, ...], *, rows: int = TOGETHER, listed: bool = False,
 
     @intrinsic
     def code(typing, y, to, pitch, weights, first, apart, step, x, at, far, order, count):
-        return _declared(emit, (y, to, pitch, weights, first, apart, step, x, at, far, order, count), flags)
+        return declared(emit, (y, to, pitch, weights, first, apart, step, x, at, far, order, count), flags)
 
     return code
 
@@ -115,53 +117,53 @@ weigh_listed, subtract_listed = _sums((), listed=True), _sums((), listed=True, l
 def copy(typing, y, to, x, at):
     """Copy a vector."""
 
-    def emit(code: _Code, y: Any, to: Any, x: Any, at: Any) -> None:
+    def emit(code: Code, y: Any, to: Any, x: Any, at: Any) -> None:
         code.store(y, to, code.load(x, at))
 
-    return _declared(emit, (y, to, x, at))
+    return declared(emit, (y, to, x, at))
 
 
 @intrinsic
 def fade(typing, y, at, x, g, scale, decay):
     """Write decay · x[at:] + scale · g[at:] to y[at:]."""
 
-    def emit(code: _Code, y: Any, at: Any, x: Any, g: Any, scale: Any, decay: Any) -> None:
+    def emit(code: Code, y: Any, at: Any, x: Any, g: Any, scale: Any, decay: Any) -> None:
         faded = code.builder.fmul(code.spread(decay), code.load(x, at), flags=_CONTRACT)
         code.store(y, at, code.more(faded, scale, code.load(g, at)))
 
-    return _declared(emit, (y, at, x, g, scale, decay), _CONTRACT)
+    return declared(emit, (y, at, x, g, scale, decay), _CONTRACT)
 
 
 @intrinsic
 def fold(typing, y, plus, minus, x, first, last):
     """Write x[first:] + x[last:] to y[plus:], and x[first:] - x[last:] to y[minus:]."""
 
-    def emit(code: _Code, y: Any, plus: Any, minus: Any, x: Any, first: Any, last: Any) -> None:
+    def emit(code: Code, y: Any, plus: Any, minus: Any, x: Any, first: Any, last: Any) -> None:
         one, other = code.load(x, first), code.load(x, last)
         code.store(y, plus, code.builder.fadd(one, other))
         code.store(y, minus, code.builder.fsub(one, other))
 
-    return _declared(emit, (y, plus, minus, x, first, last))
+    return declared(emit, (y, plus, minus, x, first, last))
 
 
 @intrinsic
 def times(typing, y, to, weight, x, at):
     """Write weight · x[at:] to y[to:]."""
 
-    def emit(code: _Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
+    def emit(code: Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
         code.store(y, to, code.builder.fmul(code.spread(weight), code.load(x, at)))
 
-    return _declared(emit, (y, to, weight, x, at))
+    return declared(emit, (y, to, weight, x, at))
 
 
 @intrinsic
 def add(typing, y, to, weight, x, at):
     """Add weight · x[at:] to y[to:]."""
 
-    def emit(code: _Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
+    def emit(code: Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
         code.store(y, to, code.more(code.load(y, to), weight, code.load(x, at)))
 
-    return _declared(emit, (y, to, weight, x, at))
+    return declared(emit, (y, to, weight, x, at))
 
 
 @compiled

@@ -2,9 +2,9 @@
 
 from thinwire.kernels.dispatch import Kernel
 from thinwire.kernels.sampled import cpu, reference
-from thinwire.kernels.sampled.reference import Draw
+from thinwire.kernels.sampled.reference import Draw, momentum_sum
 
-__all__ = ["Draw", "accumulate_momentum_sampled_select", "accumulate_sampled_select"]
+__all__ = ["Draw", "accumulate_momentum_sampled_select", "accumulate_sampled_select", "momentum_sum"]
 
 accumulate_sampled_select = Kernel(
     reference.accumulate_sampled_select, cpu.accumulate_sampled_select, by="*outs *residuals"

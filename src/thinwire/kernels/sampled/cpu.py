@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.kernels.ranges import map_groups
 from thinwire.kernels.sampled import loops
-from thinwire.kernels.sampled.reference import Draw, on_sums
+from thinwire.kernels.sampled.reference import Draw
 from thinwire.kernels.select.cpu import REALS, as_integers
 from thinwire.kernels.several import addresses, sizes
 
@@ -41,9 +41,8 @@ def accumulate_momentum_sampled_select(
     """See `reference.accumulate_momentum_sampled_select`."""
     real = REALS[outs[0].dtype]
     wide = [gradient.to(outs[0].dtype).contiguous() for gradient in gradients]
-    factors = np.array([(scale, *on_sums(scale, momentum, nesterov)) for scale in scales], real)
     columns = (outs, velocity_outs, residuals, velocities, wide)
-    return _over_groups(loops.momentum_sums, columns, draws, factors, real(momentum), nesterov)
+    return _over_groups(loops.momentum_sums, columns, draws, np.array(scales, real), real(momentum), nesterov)
 
 
 def _over_groups(

@@ -15,6 +15,7 @@ _LANES = 64  # bytes that `peaks` holds
 
 @compiled
 def sums(table, lengths, drawn, starts, indices, found, like, sign, first, last, scales):
+    # out = residual + scale · gradient. The sample's sums come first, as the threshold must be there before the pass.
     sample, picks, bits = _scratch(lengths, drawn, found, first, last)
     peaks, numbers = np.zeros(_LANES // found.itemsize, found.dtype), sample.view(like.dtype)
     for at in range(first, last):
@@ -34,16 +35,18 @@ def sums(table, lengths, drawn, starts, indices, found, like, sign, first, last,
 
 
 @compiled
-def momentum_sums(table, lengths, drawn, starts, indices, found, like, sign, first, last, factors, m, nesterov):
+def momentum_sums(table, lengths, drawn, starts, indices, found, like, sign, first, last, scales, m, nesterov):
+    # The same with momentum, m. `scales`: of the gradients, one for each tensor.
     sample, picks, bits = _scratch(lengths, drawn, found, first, last)
     peaks, numbers = np.zeros(_LANES // found.itemsize, found.dtype), sample.view(like.dtype)
     for at in range(first, last):
-        size, scale, on_velocity, on_gradient = lengths[at], factors[at, 0], factors[at, 1], factors[at, 2]
+        size, scale = lengths[at], scales[at]
         out, moving = vector(table[at, 0], size, like), vector(table[at, 1], size, like)
         residual, velocity = vector(table[at, 2], size, like), vector(table[at, 3], size, like)
         gradient, count = vector(table[at, 4], size, like), 0
         for i in range(drawn[at, 0], size, drawn[at, 1]):
-            numbers[count] = (residual[i] + on_velocity * velocity[i]) + on_gradient * gradient[i]
+            new = m * velocity[i] + scale * gradient[i]
+            numbers[count] = (residual[i] + scale * gradient[i]) + m * new if nesterov else residual[i] + new
             count += 1
         bar, room = _threshold(sample[:count], sign, drawn[at, 2], like), _room(size, drawn[at])
         each = out.view(found.dtype)
@@ -80,6 +83,7 @@ def _room(size, draw):
 
 @compiled
 def _scratch(lengths, drawn, found, first, last):
+    # Room for the most that any of these vectors needs, made once for all of them.
     samples = room = 0
     for at in range(first, last):
         samples = max(samples, (lengths[at] - drawn[at, 0]) // drawn[at, 1] + 1)

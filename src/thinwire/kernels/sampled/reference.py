@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from thinwire.kernels.accumulate.reference import accumulate_momentum
 from thinwire.kernels.select.reference import Picks, accumulate_momentum_select, accumulate_select
 
 
@@ -73,11 +74,6 @@ def accumulate_momentum_sampled_select(
     return joined(found)
 
 
-def on_sums(scale: float, momentum: float, nesterov: bool) -> tuple[float, float]:
-    """Return the factors on velocity and gradient in v + u' or, with Nesterov's momentum, v + g + m · u'."""
-    return (momentum * momentum, scale * (1 + momentum)) if nesterov else (momentum, scale)
-
-
 def padded(picks: Picks, draw: Draw) -> tuple[Tensor, Tensor]:
     """Return indices and values, filled up to the capacity with −1 and 0."""
     missing = draw.capacity - picks.indices.numel()
@@ -97,10 +93,17 @@ def _sum(residual: Tensor, gradient: Tensor, scale: float) -> Callable[[int, int
 def _momentum_sum(
     residual: Tensor, velocity: Tensor, gradient: Tensor, scale: float, momentum: float, nesterov: bool
 ) -> Callable[[int, int], Tensor]:
-    on_velocity, on_gradient = on_sums(scale, momentum, nesterov)
-
     def sample(offset: int, stride: int) -> Tensor:
         v, u, g = (x[offset::stride] for x in (residual, velocity, gradient))
-        return v.add(u, alpha=on_velocity).add_(g, alpha=on_gradient)
+        return momentum_sum(v, u, g, scale, momentum, nesterov)
 
     return sample
+
+
+def momentum_sum(
+    residual: Tensor, velocity: Tensor, gradient: Tensor, scale: float, momentum: float, nesterov: bool
+) -> Tensor:
+    """Return the sum that `accumulate_momentum` computes."""
+    out, moving = torch.empty_like(residual), torch.empty_like(velocity)
+    accumulate_momentum(out, moving, residual, velocity, gradient, scale, momentum, nesterov)
+    return out

@@ -68,31 +68,36 @@ def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor,
     offsets, strides, ranks, _ = zip(*draws, strict=True)
     columns = (addresses(xs), lengths, sampled, offsets, strides, ranks, capacities, starts)
     at, size, samples, offset, stride, rank, room, begin = table(device, *columns)
-    first, second = torch.zeros(2, len(xs) * (LEVELS[like.element_size()] << 11), dtype=torch.int32, device=device)
+    size_of_all = len(xs) * (LEVELS[like.element_size()] << 11)
+    zeros = torch.zeros(2 * size_of_all + len(xs), dtype=torch.int32, device=device)
+    first, second, nans = zeros.split([size_of_all, size_of_all, len(xs)])
     most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, draws, strict=True))  # the same in every step
-    count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), first, rank)
+    count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), first, rank, nans)
     indices = torch.full((sum(capacities),), -1, dtype=torch.int32, device=device)
     values, tiles = like.new_zeros(sum(capacities)), tiles_of_each(tuple(lengths), device)
     counts, kept = indices.new_empty(tiles.total), indices.new_empty(tiles.total, _ROOM)
-    where, sizes = (like, at, size, first, rank, tiles.of, tiles.total), {"TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
-    launch(_find, tiles.total, counts, kept, *where, LEVELS=LEVELS[like.element_size()], **sizes)
+    where = (like, at, size, first, nans, rank, tiles.of, tiles.total)
+    sizes = {"LEVELS": LEVELS[like.element_size()], "TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
+    launch(_find, tiles.total, counts, kept, *where, **sizes)
     ends, over = counts.cumsum(0, dtype=torch.int32), torch.zeros_like(room)
     args = (indices, values, counts, kept, ends, room, begin, over, *where)
-    launch(_gather, tiles.total, *args, LEVELS=LEVELS[like.element_size()], **sizes)
+    launch(_gather, tiles.total, *args, **sizes)
     write_largest(Strided(at, size), like, tiles, second, over, begin, (indices, values))
     return indices, values
 
 
 @triton.jit
-def _hits(like, at, size, histograms, rank, vector, start, LEVELS: tl.constexpr, TILE: tl.constexpr):
+def _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS: tl.constexpr, TILE: tl.constexpr):
     """Return which elements of a tile reach the threshold, their indices, and the elements."""
     place = start + tl.arange(0, TILE)
     valid = place < tl.load(size + vector)
     x = tl.load(pointer(at, vector, like) + place, mask=valid)
     bits, k = magnitudes(x), tl.load(rank + vector)
     bar, _left = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
+    # If the sample has a NaN, the threshold is infinity.
     infinity = magnitudes(tl.full([1], float("inf"), like.dtype.element_ty)).to(tl.int64)
-    least = tl.where(k == 0, 1, tl.maximum(tl.minimum(bar, infinity), 1))
+    bar = tl.where(tl.load(nans + vector) > 0, infinity, tl.maximum(bar, 1))
+    least = tl.where(k == 0, 1, bar)
     return (valid & (bits >= least.to(bits.dtype))).to(tl.int32), place, x
 
 
@@ -104,6 +109,7 @@ def _find(
     at,
     size,
     histograms,
+    nans,
     rank,
     tiles,
     count,
@@ -113,7 +119,7 @@ def _find(
 ):
     tile = tl.program_id(0)
     vector, start = tl.load(tiles + tile), tl.load(tiles + count + tile)
-    hit, index, _x = _hits(like, at, size, histograms, rank, vector, start, LEVELS, TILE)
+    hit, index, _x = _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS, TILE)
     place = tl.cumsum(hit, 0) - 1
     tl.store(kept + tile * ROOM + place, index, mask=(hit > 0) & (place < ROOM))
     tl.store(counts + tile, tl.sum(hit, 0))
@@ -133,6 +139,7 @@ def _gather(
     at,
     size,
     histograms,
+    nans,
     rank,
     tiles,
     count,
@@ -160,7 +167,8 @@ def _gather(
         tl.store(indices + out + place, index, mask=place < here)
         tl.store(values + out + place, x, mask=place < here)
     else:
-        hit, index, x = _hits(like, at, size, histograms, rank, vector, start, LEVELS, TILE)
-        place = tl.cumsum(hit, 0) - 1
-        tl.store(indices + out + place, index, mask=hit > 0)
-        tl.store(values + out + place, x, mask=hit > 0)
+        # Other names, because a name stands for one shape.
+        hit, found, element = _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS, TILE)
+        among = tl.cumsum(hit, 0) - 1
+        tl.store(indices + out + among, found, mask=hit > 0)
+        tl.store(values + out + among, element, mask=hit > 0)

@@ -97,14 +97,17 @@ class Strided(NamedTuple):
     stride: Tensor | None = None
 
 
-def count_digits(xs: Strided, like: Tensor, tiles: Tiles, histograms: Tensor, wanted: Tensor) -> None:
+def count_digits(
+    xs: Strided, like: Tensor, tiles: Tiles, histograms: Tensor, wanted: Tensor, nans: Tensor | None = None
+) -> None:
     """Count the first digits of magnitudes, then the next ones of those that may be the wanted[i]-th largest.
 
     `histograms`: int32 zeros (vectors · levels · 2¹¹). Where 0 is wanted, nothing is counted.
+    Where there is a NaN, `nans` (int32 zeros, one for each vector) becomes 1.
     """
     levels = LEVELS[like.element_size()]
     for level in range(levels):
-        args = (histograms, like, *xs, wanted, tiles.of, tiles.total, level)
+        args = (histograms, like, *xs, wanted, nans, tiles.of, tiles.total, level)
         launch(_count_digits, tiles.total, *args, LEVELS=levels, TILE=TILE, num_warps=8)
 
 
@@ -156,7 +159,19 @@ def factor_at(column, vector, like):
 
 @triton.jit(do_not_specialize=["count", "level"])
 def _count_digits(
-    histograms, like, at, size, offset, stride, wanted, tiles, count, level, LEVELS: tl.constexpr, TILE: tl.constexpr
+    histograms,
+    like,
+    at,
+    size,
+    offset,
+    stride,
+    wanted,
+    nans,
+    tiles,
+    count,
+    level,
+    LEVELS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     vector = tl.load(tiles + tl.program_id(0))
     k = tl.load(wanted + vector)
@@ -170,6 +185,10 @@ def _count_digits(
     if stride is not None:
         place = tl.load(offset + vector) + place * tl.load(stride + vector)
     bits = magnitudes(tl.load(x + place, mask=valid))
+    if nans is not None:
+        infinity = magnitudes(tl.full([1], float("inf"), like.dtype.element_ty))
+        if tl.sum((valid & (bits > infinity)).to(tl.int32), 0) > 0:
+            tl.atomic_or(nans + vector, 1, sem="relaxed")
     digits = bits >> (DIGIT * (LEVELS - 1 - level))
     valid = valid & ((digits >> DIGIT) == bar.to(bits.dtype))
     counts = tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=valid)

@@ -16,6 +16,7 @@ BLOCK = simd.BLOCK
 
 @compiled
 def select(bits, sign, threshold, lo, hi, indices, found, capacity, peaks):
+    # A block at a time. In most, nothing reaches the threshold, and comparing is all there is to do.
     count, rest = 0, lo + (hi - lo) // BLOCK * BLOCK
     for start in range(lo, rest, BLOCK):
         hits = simd.look(bits, peaks, start, threshold)
@@ -29,6 +30,7 @@ def select(bits, sign, threshold, lo, hi, indices, found, capacity, peaks):
 
 @compiled
 def _rest(bits, sign, threshold, lo, hi, indices, found, capacity, peaks):
+    # What no whole block is left for, one by one.
     count = 0
     for i in range(lo, hi):
         peaks[0] = max(peaks[0], bits[i] & sign)
@@ -42,6 +44,7 @@ def _rest(bits, sign, threshold, lo, hi, indices, found, capacity, peaks):
 def accumulate_select(
     bits, sign, threshold, lo, hi, indices, found, capacity, peaks, stream, out, residual, gradient, scale
 ):
+    # Adding and picking in one pass over memory, which is what both wait for.
     count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
     for start in range(lo, rest, BLOCK):
         if stream:
@@ -63,6 +66,7 @@ def accumulate_select(
 def fading_select(
     bits, sign, threshold, lo, hi, indices, found, capacity, peaks, stream, out, residual, gradient, scale, decay
 ):
+    # The same of decay · residual + scale · gradient. Values of picks are read from `out` at the end.
     count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
     for start in range(lo, rest, BLOCK):
         if stream:
@@ -101,6 +105,7 @@ def momentum_select(
     m,
     nesterov,
 ):
+    # The same of residual + `moving` = m · velocity + scale · gradient; Nesterov's looks ahead by m · `moving`.
     count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
     for start in range(lo, rest, BLOCK):
         if nesterov and stream:
@@ -159,6 +164,7 @@ def kth(bits, sign, k):
 
 @compiled
 def tally(bits, sign, bar):
+    # How many magnitudes are above the bar, and how many equal it: pieces in parallel must know how many ties to keep.
     above = ties = 0
     for i in range(bits.size):
         above += (bits[i] & sign) > bar

@@ -1,5 +1,6 @@
 """Sorted positions as numbers of a few bits, and back: sums of binomials, and searches for them."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -10,10 +11,13 @@ from torch import Tensor
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled
 from thinwire.kernels.ranges import map_ranges
-from thinwire.kernels.subsets.numbering import Numbering
+from thinwire.kernels.subsets.numbering import DIGIT, Numbering, digits_of
 
 Array = np.ndarray[Any, Any]
 _WORD = 64
+_SPARE = 3
+"""How many words lie beyond those of whole numbers, as a number is read with those that follow."""
+_DIGIT, _ONE, _MOST = np.uint64(DIGIT), np.uint64(1), np.uint64((1 << DIGIT) - 1)
 _LAST = np.iinfo(np.int64).max
 
 
@@ -22,10 +26,11 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
     kept, bits, places = numbering.kept, numbering.bits, positions.numpy()
     binomials = numbering.table(positions).numpy()
     nbytes = -(-positions.numel() // kept * bits // 8)
-    words = np.zeros(nbytes // 8 + 2, np.dtype("<u8"))
+    words = np.zeros(nbytes // 8 + _SPARE, np.dtype("<u8"))
+    loop = _long_number_loop if numbering.digits > 1 else _number_loop
 
     def run(lo: int, hi: int) -> None:
-        _number_loop(places, binomials, bits, lo // kept, hi // kept, words)
+        loop(places, binomials, bits, lo // kept, hi // kept, words)
 
     map_ranges(run, positions.numel(), align=_WORD * kept)
     return torch.from_numpy(words.view(np.uint8)[:nbytes])
@@ -33,14 +38,15 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
 
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     """See `reference.subsets_decode`."""
-    kept, bits, (binomials, marks) = numbering.kept, numbering.bits, _searched(numbering)
-    words = np.zeros((rows.shape[0], rows.shape[1] // 8 + 2), np.dtype("<u8"))
+    kept, bits = numbering.kept, numbering.bits
+    loop, tables = _searching(numbering)
+    words = np.zeros((rows.shape[0], rows.shape[1] // 8 + _SPARE), np.dtype("<u8"))
     words.view(np.uint8)[:, : rows.shape[1]] = rows.numpy()
-    positions, subsets = np.empty((rows.shape[0], count * kept), np.int16), np.uint64(numbering.subsets)
+    positions = np.empty((rows.shape[0], count * kept), np.int16)
     for row, out in zip(words, positions, strict=True):
 
         def run(lo: int, hi: int, row: Array = row, out: Array = out) -> bool:
-            return bool(_subset_loop(row, binomials, marks, bits, subsets, lo // kept, hi // kept, out))
+            return bool(loop(row, *tables, bits, lo // kept, hi // kept, out))
 
         good, used = map_ranges(run, count * kept, align=kept), count * bits
         if not all(good) or row[used // 64] >> np.uint64(used % 64) or row[used // 64 + 1 :].any():
@@ -49,23 +55,27 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _searched(numbering: Numbering) -> tuple[Array, Array]:
-    """Return the binomials C(p, i + 1), row by row, and every 16th of them; rows are padded with the largest number."""
-    binomials = _widened(numbering.table(torch.empty(0)).numpy())
-    return binomials, _widened(binomials[:, :: simd.SOME])
+def _searching(numbering: Numbering) -> tuple[Callable[..., bool], tuple[Any, ...]]:
+    """Return the loop that finds subsets, and what it wants: binomials, and how many subsets there are."""
+    table = numbering.table(torch.empty(0)).numpy()
+    if numbering.digits > 1:
+        return _long_subset_loop, (table, np.array(digits_of(numbering.subsets, 2)))
+    binomials = _widened(table[0])
+    return _subset_loop, (binomials, _widened(binomials[:, :: simd.SOME]), np.uint64(numbering.subsets))
 
 
 def _widened(rows: Array) -> Array:
+    # Rows are padded with the largest number.
     return np.pad(rows, ((0, 0), (0, -rows.shape[1] % simd.SOME)), constant_values=_LAST)
 
 
 @compiled
 def _number_loop(positions, binomials, bits, first, last, words):
-    kept = binomials.shape[0]
+    kept = binomials.shape[1]
     for chunk in range(first, last):
         number = np.int64(0)
         for i in range(kept):
-            number += binomials[i, positions[chunk * kept + i]]
+            number += binomials[0, i, positions[chunk * kept + i]]
         word, shift = chunk * bits >> 6, np.uint64(chunk * bits & 63)
         words[word] |= np.uint64(number) << shift
         if np.int64(shift) + bits > 64:
@@ -73,7 +83,67 @@ def _number_loop(positions, binomials, bits, first, last, words):
 
 
 @compiled
-def _subset_loop(words, binomials, marks, bits, subsets, first, last, positions):
+def _long_number_loop(positions, binomials, bits, first, last, words):
+    # Numbers of two digits. A word that a number does not reach is not touched: it may be another thread's.
+    kept = binomials.shape[1]
+    for chunk in range(first, last):
+        low, high = np.uint64(0), np.uint64(0)
+        for i in range(kept):
+            p = positions[chunk * kept + i]
+            low += np.uint64(binomials[0, i, p])
+            high += np.uint64(binomials[1, i, p]) + (low >> _DIGIT)
+            low &= _MOST
+        low, high = low | high << _DIGIT, high >> _ONE
+        word, shift = chunk * bits >> 6, np.uint64(chunk * bits & 63)
+        words[word] |= low << shift
+        if np.int64(shift) + bits > 64:
+            words[word + 1] |= (low >> (np.uint64(63) - shift) >> _ONE) | high << shift
+        if np.int64(shift) + bits > 128:
+            words[word + 2] |= high >> (np.uint64(64) - shift)
+
+
+@compiled
+def _long_subset_loop(words, binomials, subsets, bits, first, last, positions):
+    # Of two digits. Positions descend as they are found, so each search goes on where the last one ended.
+    kept, space = binomials.shape[1:]
+    for chunk in range(first, last):
+        word, shift = chunk * bits >> 6, np.uint64(chunk * bits & 63)
+        both = _bits_from(words, word, shift), _bits_from(words, word + 1, shift)
+        low, high = np.int64(both[0] & _MOST), np.int64(both[0] >> _DIGIT | both[1] << _ONE) & _rest_of(bits)
+        if bits < 63:
+            low &= _rest_of(bits + 63)
+        if not _below(low, high, subsets[0], subsets[1]):
+            return False
+        p = space - 1
+        for i in range(kept - 1, -1, -1):
+            while _below(low, high, binomials[0, i, p], binomials[1, i, p]):
+                p -= 1
+            positions[chunk * kept + i] = p
+            low -= binomials[0, i, p]
+            high -= binomials[1, i, p] + (low < 0)
+            low &= np.int64(_MOST)
+    return True
+
+
+@compiled
+def _below(low, high, lower, higher):
+    return high < higher or (high == higher and low < lower)
+
+
+@compiled
+def _bits_from(words, word, shift):
+    # The 64 bits from one on.
+    return words[word] >> shift | words[word + 1] << (np.uint64(63) - shift) << _ONE
+
+
+@compiled
+def _rest_of(bits):
+    # Ones, as many as a number has bits above its lowest digit.
+    return (np.int64(1) << max(np.int64(0), np.int64(bits) - 63)) - 1
+
+
+@compiled
+def _subset_loop(words, binomials, marks, subsets, bits, first, last, positions):
     # Returns False if a number belongs to no subset.
     kept, ones = binomials.shape[0], (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for chunk in range(first, last):

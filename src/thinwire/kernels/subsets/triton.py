@@ -1,10 +1,14 @@
-"""Sorted positions as numbers of a few bits, and back: each byte, and each number, by itself."""
+"""Sorted positions as numbers of a few bits, and back: each byte, and each number, by itself.
+
+Numbers of two digits are left to plain torch.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.subsets import reference
 from thinwire.kernels.subsets.numbering import Numbering
 from thinwire.kernels.triton import launch, tiles_of
 
@@ -13,6 +17,8 @@ _BLOCK = 128
 
 def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
     """See `reference.subsets_encode`."""
+    if numbering.digits > 1:
+        return reference.subsets_encode(positions, numbering)
     count = positions.numel() // numbering.kept
     out = torch.empty(-(-count * numbering.bits // 8), dtype=torch.uint8, device=positions.device)
     args = (out, positions, numbering.table(positions), count, out.numel(), numbering.kept, numbering.space)
@@ -22,6 +28,8 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
 
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     """See `reference.subsets_decode`."""
+    if numbering.digits > 1:
+        return reference.subsets_decode(rows, count, numbering)
     ranks, bits = rows.shape[0], numbering.bits
     positions = torch.empty(ranks, count * numbering.kept, dtype=torch.int16, device=rows.device)
     wrong = torch.empty(ranks, count, dtype=torch.bool, device=rows.device)

@@ -24,7 +24,7 @@ from thinwire.integrations.training.gradients import local
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget
 from thinwire.recipes import Method
-from thinwire.reducer import to_owners
+from thinwire.reducer.owners import to_owners
 from thinwire.schedules import Schedule
 from thinwire.server.exchange import check_memories
 from thinwire.server.layout import Entry, Layout

@@ -1,0 +1,82 @@
+"""Kernels that transform: chunks by a DCT, Fourier, and the products of matrices. What they are tried on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels import Chunking
+from thinwire.tools.check.cases.case import DECAY, FINITE, SCALE, Case, Trials
+from thinwire.tools.check.material import Kit, Near, Trial, framed
+
+_LIBRARY = Near(relative=1e-4, absolute=1e-5)  # a GPU's own libraries choose their order of additions
+
+
+def _factors(kit: Kit, n: int) -> tuple[Tensor, Tensor]:
+    """Return factors of rank 4 of a matrix of about n elements."""
+    rows = max(4, int(n**0.5))
+    columns = max(4, n // rows)
+    return framed(kit.vector(4 * rows).view(-1, 4)), framed(kit.vector(4 * columns, 1).view(-1, 4))
+
+
+def _outer_sums(kit: Kit, n: int) -> Trials:
+    a, b = _factors(kit, n)
+    yield Trial((kit.room(len(a), len(b)), a, b), (0,))
+
+
+def _orthonormal(kit: Kit, n: int) -> Trials:
+    rows = max(5, n // 4)  # of a square matrix, a GPU's library gives the last column the other sign
+    yield Trial((framed(kit.vector(4 * rows).view(-1, 4)),))
+
+
+def _inverse_fourier(kit: Kit, n: int) -> Trials:
+    width = min(4096, n)
+    pairs = -(-n // width) * (width // 2 + 1)
+    yield Trial((framed(kit.vector(2 * pairs).view(-1, 2)), n, width))
+
+
+def _cut(n: int) -> Chunking:
+    shape = (n // 256, 256) if n >= 512 else (n,)
+    return Chunking.of(shape, 16, "dct", lambda size: max(1, size // 40))
+
+
+def _chunk_topk(kit: Kit, n: int) -> Trials:
+    cut = _cut(n)
+    yield Trial((framed(kit.vector(n)[: cut.numel]), cut))
+
+
+def _fading_chunk_topk(kit: Kit, n: int) -> Trials:
+    cut = _cut(n)
+    before, new = (framed(kit.vector(n, seed)[: cut.numel]) for seed in (1, 2))
+    yield Trial((kit.room(cut.numel), before, new, SCALE, DECAY, cut), (0,))
+
+
+def _same_coefficients(trial: Trial, found: list[Any], expected: list[Any]) -> str:
+    """Compare magnitudes, because sums in another order may swap the last of a chunk."""
+    cut: Chunking = trial.args[-1]
+    places = found[-2].view(-1, cut.kept)
+    if not bool((places.diff(dim=1) > 0).all()) or not bool(((places >= 0) & (places < cut.size)).all()):
+        return "positions do not ascend within a chunk"
+    mine, others = (each[-1].abs().to(found[-1].device).view(-1, cut.kept).sort().values for each in (found, expected))
+    off = int((~torch.isclose(mine, others, rtol=1e-4, atol=1e-5, equal_nan=True)).sum())
+    return f"{off} of {mine.numel()} coefficients differ" if off else ""
+
+
+def _decoding_chunks(kit: Kit, n: int) -> Trials:
+    cut = _cut(n)
+    positions = torch.arange(cut.kept, dtype=torch.int16, device=kit.device).repeat(2 * cut.chunks)
+    yield Trial((kit.vector(cut.numel, 1), framed(positions), kit.vector(2 * cut.count), cut), (0,))
+
+
+CASES: Mapping[str, Case] = {
+    "accumulate_fading_chunk_topk": Case(
+        make=_fading_chunk_topk, contents=("normal",), alike=_same_coefficients, nbytes=100
+    ),
+    "chunk_subtract": Case(make=_decoding_chunks, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
+    "chunk_topk": Case(make=_chunk_topk, contents=("normal",), alike=_same_coefficients, nbytes=100),
+    "chunk_write": Case(make=_decoding_chunks, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
+    "inverse_fourier": Case(make=_inverse_fourier, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
+    "orthonormal": Case(make=_orthonormal, contents=("normal",), near_on_gpu=_LIBRARY, nbytes=150),
+    "outer_sums": Case(make=_outer_sums, contents=FINITE, near_on_gpu=_LIBRARY),
+}

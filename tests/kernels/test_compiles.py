@@ -1,0 +1,129 @@
+"""Do kernels that so far ran in Triton's interpreter alone compile for a GPU, which need not be there?
+
+The interpreter takes what the compiler refuses, such as a name that means tensors of two shapes. It is chosen when
+Triton is imported, so the compiler runs in a process of its own.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+FLOAT, INT, LONG, BYTE = "*fp32", "*i32", "*i64", "*u8"
+_ELIAS_FANO = dict.fromkeys(("row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits"), "i32")
+_TILES = {"tiles": INT, "count": "i32"}
+_SEVERAL = {"at": LONG, "size": LONG, **_TILES}
+_PICKED = {"histograms": INT, "nans": INT, "rank": LONG, "counts": INT, "kept": INT, **_SEVERAL}
+_SUMS = dict.fromkeys(("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG)
+_ELEMENTS = {"indices": INT, **dict.fromkeys(("address", "offset", "begin", "end"), LONG), **_TILES}
+_PARTS = {"columns": LONG, "parts": "i32", **_TILES}
+_STRIDES = dict.fromkeys(("row_stride", "stride", "seed_stride", "seed_step", "total"), "i32")
+_THREE = {"LEVELS": 3, "TILE": 4096}
+
+KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
+    ("bits", "_set_bits", {"words": INT, "indices": INT, "count": "i32", "low_bits": "i32", "low_words": "i32"}, {}),
+    ("bits", "_count_bits", {"rows": BYTE, "wrong": INT, "found": INT, **_ELIAS_FANO}, {"BITS": 4096}),
+    (
+        "bits",
+        "_read_bits",
+        {"rows": BYTE, "wrong": INT, "found": INT, "ends": INT, "keys": INT, **_ELIAS_FANO, "space": "i32"},
+        {"BITS": 4096},
+    ),
+    ("bits", "_check_keys", {"keys": INT, "wrong": INT, "ends": INT, "tiles": "i32", "count": "i32"}, {}),
+    ("slotted", "_codes", {"codes": INT, "indices": INT, "misplaced": LONG, "seeds": LONG, **_PARTS}, {}),
+    ("slotted", "_pack", {"out": BYTE, "codes": INT, **_PARTS}, {}),
+    ("slotted", "_decode", {"out": INT, "rows": BYTE, "seeds": LONG, **_STRIDES, **_PARTS}, {}),
+    (
+        "hashing",
+        "_hash_each",
+        {
+            "indices": INT,
+            "priorities": INT,
+            **dict.fromkeys(("held", "length", "slots", "seed", "first", "size", "start"), LONG),
+            **_TILES,
+        },
+        {},
+    ),
+    (
+        "hashing",
+        "_elements_of_each",
+        {"out": INT, "values": FLOAT, **dict.fromkeys(("held", "address", "slots", "start"), LONG), **_TILES},
+        {},
+    ),
+    ("scatter", "_add_each", {"values": FLOAT, "sign": "fp32", **_ELEMENTS}, {"CHUNK": 1024}),
+    ("scatter", "_mask_each", {"values": FLOAT, **_ELEMENTS}, {"CHUNK": 1024}),
+    *(
+        (
+            "segments",
+            "_count_digits",
+            {"histograms": INT, "like": like, "wanted": LONG, "level": "i32", **_SEVERAL, **rest},
+            {"LEVELS": levels, "TILE": 4096},
+        )
+        for like, levels, rest in (
+            (FLOAT, 3, {"offset": LONG, "stride": LONG, "nans": INT}),
+            ("*fp64", 6, {}),
+            ("*bf16", 2, {}),
+        )
+    ),
+    ("segments", "_count", {"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, **_SEVERAL}, _THREE),
+    (
+        "segments",
+        "_place",
+        {
+            **{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "ends": LONG, "starts": LONG},
+            **{"indices": INT, "values": FLOAT, **_SEVERAL},
+        },
+        _THREE,
+    ),
+    (
+        "sampled",
+        "_gather",
+        {
+            **{"indices": INT, "values": FLOAT, "ends": INT, "room": LONG, "begin": LONG, "over": LONG},
+            **{"like": FLOAT, **_PICKED},
+        },
+        {**_THREE, "ROOM": 64},
+    ),
+    ("sampled", "_find", {"like": "*fp64", **_PICKED}, {"LEVELS": 6, "TILE": 4096, "ROOM": 64}),
+    *(
+        ("accumulate", "_accumulate_each", {"like": like, "gradient_like": new, **_SUMS, **_TILES}, {"HOW": how})
+        for like, new, how in ((FLOAT, "*bf16", "nesterov"), ("*fp64", "*fp64", "sum"))
+    ),
+    (
+        "accumulate",
+        "_subtract_rounded",
+        {"x": "*bf16", "indices": INT, "values": FLOAT, "n": "i32", "high": "i32", "low": "i32"},
+        {"FEW": 1024},
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_of_several_vectors_compile() -> None:
+    without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, __file__], env=without, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == [name for _, name, *_ in KERNELS]
+
+
+def _compile(folder: str, name: str, arguments: dict[str, str], constants: dict[str, Any]) -> None:
+    compiler, targets = import_module("triton.compiler"), import_module("triton.backends.compiler")
+    function = getattr(import_module(f"thinwire.kernels.{folder}.triton"), name)
+    constants = {"BLOCK": 1024, "TILE": 4096} | constants
+    constants |= {argument: None for argument in function.arg_names if argument not in (*arguments, *constants)}
+    signature = {argument: arguments.get(argument, "constexpr") for argument in function.arg_names}
+    known = {argument: constants[argument] for argument, kind in signature.items() if kind == "constexpr"}
+    source = compiler.ASTSource(fn=function, signature=signature, constexprs=known)
+    for target in (targets.GPUTarget("cuda", 80, 32), targets.GPUTarget("cuda", 90, 32)):
+        compiler.compile(source, target=target, options={"num_warps": 8})
+
+
+if __name__ == "__main__":
+    for kernel in KERNELS:
+        _compile(*kernel)
+        print(kernel[1])
