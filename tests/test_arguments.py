@@ -439,6 +439,8 @@ VALID: Mapping[str, Callable[[], object]] = {
     "draining": lambda: Draining(None, 0),
     "releases": lambda: True,
     **dict.fromkeys(("staleness", "updates"), dict),
+    **dict.fromkeys(("TrainerStatus.updates", "TrainerStatus.sent_bytes", "behind"), lambda: 1),
+    **dict.fromkeys(("TrainerStatus.loss", "quiet"), lambda: 1.0),
     **dict.fromkeys(("Traffic.updates", "saved", "skipped", "drained", "received_bytes", "version"), lambda: 1),
     **dict.fromkeys(("in_flight", "ServerStatus.sent_bytes", "Traffic.sent_bytes", "dropped"), lambda: 1),
     "ServerStatus.trainers": dict,

@@ -216,7 +216,7 @@ def connect(
         patience=reconnect,
         log_bytes=log_bytes,
     )
-    places, parts = addresses(address, servers), shards(entries(model), servers)
+    parts, places = shards(entries(model), servers), addresses(address, servers)
     uplinks, channels = list[Uplink](), list[Channel]()
     with ExitStack() as if_one_fails:
         for index, (place, mine) in enumerate(zip(places, parts, strict=True)):
