@@ -22,7 +22,7 @@ from convergence_parts.training import problem_of
 from rich.console import Console
 from torch import Tensor
 
-from thinwire.memories.polar import orthogonal
+from thinwire.memories.orthogonal_momentum import orthogonal
 from thinwire.tools.problems import Problem
 from thinwire.tools.show.terminal import print_raw
 

@@ -74,6 +74,58 @@ def _merge(place: Place) -> Work:
     return Work(run=lambda: kernels.merge(*tables), floor=copy.floor, moved=2 * copy.moved)
 
 
+def _in_ten(place: Place) -> tuple[list[Tensor], list[int], Tensor, Tensor, list[int]]:
+    """Return a gradient as ten vectors, as a bucket has several parameters, their offsets, and picks, run after run."""
+    pieces = [x.clone() for x in place.gradient().tensor_split(10)]
+    indices, values = place.material.picks(place.numel, place.picks, 0, 1)
+    ends = torch.tensor([x.numel() for x in pieces], device=place.device).cumsum(0)
+    offsets = [0, *ends[:-1].tolist()]
+    firsts = torch.searchsorted(indices.long(), ends)
+    return pieces, offsets, indices, values, torch.diff(firsts, prepend=firsts.new_zeros(1)).tolist()
+
+
+def _scatter_add_each(place: Place) -> Work:
+    pieces, offsets, indices, values, runs = _in_ten(place)
+    copy, moved = _copies(indices, values), 2 * values.nbytes
+
+    def run() -> list[Tensor]:
+        kernels.scatter_add_each(pieces, offsets, indices, values, runs, -1.0)
+        return pieces
+
+    def reset() -> None:
+        for piece in pieces:
+            piece.zero_()
+
+    return Work(run=run, floor=copy.floor, reset=reset, moved=copy.moved + moved)
+
+
+def _mask_each(place: Place) -> Work:
+    pieces, offsets, indices, values, runs = _in_ten(place)
+    copy = _copies(indices, values)
+
+    def run() -> list[Tensor]:
+        kernels.mask_each(pieces, offsets, indices, values, runs)
+        return pieces
+
+    def reset() -> None:
+        for piece, fresh in zip(pieces, place.gradient().tensor_split(10), strict=True):
+            piece.copy_(fresh)
+
+    return Work(run=run, floor=copy.floor, reset=reset, moved=copy.moved + values.nbytes)
+
+
+def _subtract_rounded(place: Place) -> Work:
+    indices, values = place.material.picks(place.numel, place.picks, 0, 1)
+    fresh = place.gradient().bfloat16()
+    x, copy = fresh.clone(), _copies(indices, values)
+
+    def run() -> Tensor:
+        kernels.subtract_rounded(x, indices, values, 1)
+        return x
+
+    return Work(run=run, floor=copy.floor, reset=lambda: x.copy_(fresh), moved=copy.moved + values.nbytes)
+
+
 def _slot_of(place: Place) -> Work:
     indices, _ = place.material.picks(place.numel, place.picks, 0, 1)
     spare = torch.empty(2 * indices.numel(), dtype=torch.int64, device=place.device)
@@ -107,6 +159,25 @@ def _slot_indices(place: Place) -> Work:
         run=lambda: kernels.slot_indices(codes, place.numel, 1),
         floor=codes.clone,
         moved=2 * codes.nbytes,
+    )
+
+
+def _slotted(place: Place) -> tuple[Tensor, list[kernels.Slotted], Tensor]:
+    """Return indices in the slots of one vector, which it is, and its seed."""
+    seeds = torch.ones(1, dtype=torch.int64, device=place.device)
+    return _in_slots(place), [kernels.Slotted(0, place.numel, place.picks)], seeds
+
+
+def _slots_encode(place: Place) -> Work:
+    indices, parts, seeds = _slotted(place)
+    return Work(run=lambda: kernels.slots_encode(indices, parts, seeds), floor=indices.clone, moved=2 * indices.nbytes)
+
+
+def _slots_decode(place: Place) -> Work:
+    indices, parts, seeds = _slotted(place)
+    rows = kernels.slots_encode(indices, parts, seeds)[0][None]
+    return Work(
+        run=lambda: kernels.slots_decode(rows, parts, seeds[None]), floor=indices.clone, moved=2 * indices.nbytes
     )
 
 
@@ -170,6 +241,9 @@ CASES = {
     "scatter": Case(make=_scatter, group="scatter", floor="zero_()", sweep=True, workers=True),
     "scatter_add": Case(make=_scatter_add, group="index", floor=_FLOOR, sweep=True),
     "mask": Case(make=_mask, group="index", floor=_FLOOR, sweep=True),
+    "scatter_add_each": Case(make=_scatter_add_each, group="index", floor=_FLOOR, sweep=True),
+    "mask_each": Case(make=_mask_each, group="index", floor=_FLOOR, sweep=True),
+    "subtract_rounded": Case(make=_subtract_rounded, group="index", floor=_FLOOR, sweep=True),
     "merge": Case(make=_merge, group="index", floor=_FLOOR, sweep=True),
     "ones": Case(make=_ones, group="index", floor="copy_ of the bits", sweep=True),
     "elias_fano_encode": Case(make=_elias_fano_encode, group="index", floor="copy_ of the indices", sweep=True),
@@ -179,6 +253,8 @@ CASES = {
     ),
     "slot_codes": Case(make=_slot_codes, group="index", floor="clone of the indices", sweep=True),
     "slot_indices": Case(make=_slot_indices, group="index", floor="clone of the codes", sweep=True),
+    "slots_encode": Case(make=_slots_encode, group="index", floor="clone of the indices", sweep=True),
+    "slots_decode": Case(make=_slots_decode, group="index", floor="clone of the indices", sweep=True),
     "slot_of": Case(make=_slot_of, group="index", floor="fill_ of the result", sweep=True),
     "index_of": Case(make=_index_of, group="index", floor="copy_ of the slots", sweep=True),
 }

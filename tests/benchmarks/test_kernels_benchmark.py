@@ -32,7 +32,7 @@ TARGETS = {
     "wire_fp16",
     "wire_offset8",
 }
-UNTIMED = {"accumulate", "accumulate_momentum"}  # plain torch on the CPU too
+UNTIMED = {"accumulate", "accumulate_each", "accumulate_momentum"}  # plain torch on the CPU too
 KERNELS = {name for name, kernel in vars(kernels).items() if isinstance(kernel, Kernel)} - UNTIMED
 FIELDS = {
     *("name", "backend", "d", "density", "workers", "seconds", "floor_seconds"),

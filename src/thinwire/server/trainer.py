@@ -158,7 +158,7 @@ class Trainer:
         self, gradients: dict[str, Tensor], versions: Sequence[int], *, loss: float | Tensor | None, drain: bool
     ) -> int:
         """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
-        told = LOSS.pack(math.nan if loss is None else float(loss))
+        told = LOSS.pack(_number(loss))
         with self._lock:
             self._number += 1
             drain |= self._draining.due()
@@ -246,6 +246,13 @@ def _check_drain(recipe: Reducer, drain: int | None) -> None:
         raise TypeError(
             "drain= sends what waits in error feedback; this recipe's memory keeps something else: drop drain="
         )
+
+
+def _number(loss: float | Tensor | None) -> float:
+    """Return a loss as a number, NaN if there is none."""
+    if loss is None:
+        return math.nan
+    return float(loss.detach()) if isinstance(loss, Tensor) else loss
 
 
 def _gradients(module: nn.Module) -> dict[str, Tensor]:

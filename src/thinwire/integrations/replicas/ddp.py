@@ -105,14 +105,15 @@ class _Found(NamedTuple):
 
 def _looked_at(model: DistributedDataParallel, recipe: object, plan: object, optimizer: Optimizers) -> _Found:
     """Return what was asked for and of what. Raises what `attach` does about this rank alone."""
-    optimizers, group = listed(optimizer), model.process_group
+    optimizers = listed(optimizer)
     asked = asked_for(recipe, plan, family(optimizers))
     _check(model, asked)
     parameters, sparse = managed(model), sparse_weights(model.module)
     names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
     if isinstance(asked, Budget):
-        asked = borne_in_training(asked, group, has_momentum=bool(optimizers) and movable(optimizers, names))
+        has_momentum = bool(optimizers) and movable(optimizers, names)
+        asked = borne_in_training(asked, model.process_group, has_momentum=has_momentum)
     reducer, why = chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     check_takeover(reducer, parameters)
     pays = not isinstance(asked, Plan) or asked.pays
