@@ -231,7 +231,8 @@ def _really_outer(settings: Settings) -> list[Tensor]:
 
 def test_outer_steps_of_virtual_workers_end_where_real_ones_do(ranks: Ranks) -> None:
     settings = replace(SETTINGS, recipe=OUTER)
-    virtual = on_ranks(3, lambda group: _outer(group, settings, _tiny()))
+    problem = _tiny()  # before there are threads, which would share its seed
+    virtual = on_ranks(3, lambda group: _outer(group, settings, problem))
     for mine, theirs in zip(virtual, ranks.run(3, _really_outer, settings), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 

@@ -1,13 +1,15 @@
 """How do we learn that an optimizer steps? Hooks on torch.optim tell observers and participants."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Any, Protocol
+from threading import RLock
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+T = TypeVar("T")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -57,8 +59,28 @@ def skipped_by_scaler(optimizer: torch.optim.Optimizer) -> bool:
     return found is not None and bool(found)
 
 
-_observers: weakref.WeakSet[Observer] = weakref.WeakSet()
-_participants: weakref.WeakSet[Participant] = weakref.WeakSet()
+class _Alive(Generic[T]):
+    """Who is told, for as long as they live. One thread may step while another one adds: Hogwild's threads do."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._members: weakref.WeakSet[T] = weakref.WeakSet()
+
+    def add(self, member: T) -> None:
+        with self._lock:
+            self._members.add(member)
+
+    def discard(self, member: T) -> None:
+        with self._lock:
+            self._members.discard(member)
+
+    def __iter__(self) -> Iterator[T]:
+        with self._lock:
+            return iter(list(self._members))
+
+
+_observers: _Alive[Observer] = _Alive()
+_participants: _Alive[Participant] = _Alive()
 
 
 @cache
@@ -69,12 +91,12 @@ def _register() -> None:
 
 
 def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    for participant in list(_participants):
+    for participant in _participants:
         participant.before_step(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if callable(closure):
         return args[:1], kwargs | {"closure": partial(_evaluate, closure, optimizer)}
-    for participant in list(_participants):
+    for participant in _participants:
         participant.apply(optimizer)
     return args, kwargs
 
@@ -83,18 +105,18 @@ def _evaluate(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> A
     try:
         loss = closure()
     except BaseException:
-        for participant in list(_participants):
+        for participant in _participants:
             participant.give_back()
         raise
-    for participant in list(_participants):
+    for participant in _participants:
         participant.apply(optimizer)
-    for observer in list(_observers):
+    for observer in _observers:
         observer.taken(optimizer, evaluated=True)
     return loss
 
 
 def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for participant in list(_participants):
+    for participant in _participants:
         participant.after_step(optimizer)
-    for observer in list(_observers):
+    for observer in _observers:
         observer.taken(optimizer)
