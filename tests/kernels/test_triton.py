@@ -673,13 +673,11 @@ def test_of_equal_magnitudes_the_lowest_indices_come_first(share: float) -> None
         x = magnitudes[torch.randint(len(magnitudes), (numel,), generator=generator)]
         xs.append(framed(torch.where(torch.rand(numel, generator=generator) < 0.5, x, -x)))
     counts = [round(share * x.numel()) for x in xs]
-    found, expected = (
-        call(xs, counts) for call in (kernels.largest_of_each.gpu, kernels.largest_of_each.reference)
-    )
+    found, expected = (call(xs, counts) for call in (kernels.largest_of_each.gpu, kernels.largest_of_each.reference))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    for indices, x, k in zip(found[0].split(counts), xs, counts, strict=True):
+    for chosen, x, k in zip(found[0].split(counts), xs, counts, strict=True):
         order = sorted(range(x.numel()), key=lambda i: (-abs(float(x[i])), i))
-        assert indices.tolist() == sorted(order[:k])
+        assert chosen.tolist() == sorted(order[:k])
 
 
 def test_ties_that_do_not_fit_are_written_nowhere() -> None:

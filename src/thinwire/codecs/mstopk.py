@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.checked import Count, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.payloads import Narrow, Sparse, narrowed
+from thinwire.payloads import Narrow, Scratch, Sparse, narrowed
 from thinwire.schedules import Density
 from thinwire.signals import Signal, largest
 
@@ -29,6 +29,11 @@ class MSTopK(Codec):
     density: Density
     rounds: Count = 25
     values: Narrow = None
+
+    @property
+    def scratch(self) -> Scratch:
+        """The longest vector in float64, and the payload."""
+        return Scratch(longest=8.5, value=10)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. If something is not finite, they are exactly the largest."""
