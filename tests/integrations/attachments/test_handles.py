@@ -313,6 +313,8 @@ def _replicated() -> tuple[Any, ...]:
     before, saved = [step(seed) for seed in range(3)], replicas.state_dict()
     replicas.load_state_dict(saved)
     held = replicas.memory_bytes - replicas.attachment.memory_bytes
+    assert replicas.memory.total == replicas.memory_bytes
+    assert replicas.memory.scratch > 0
     replicas.remove()
     after = [step(seed) for seed in range(3, 5)]
     size = sum(p.nbytes for p in module.parameters())
