@@ -123,6 +123,9 @@ def _common_at_each_step(method: str) -> tuple[list[list[str]], bool, bool]:
         worker.train(range(step, step + 1))
         differing.append(worker.handle.differing_parameters())
     together = drift.differing(dict(worker.model.named_parameters()), worker.handle.group)
+    held = worker.handle.memory
+    assert held.total == worker.handle.memory_bytes
+    assert held.waiting >= sum(x.nbytes for x in worker.handle.parameters.values())
     return differing, all(not torch.equal(before[name], x) for name, x in worker.common().items()), bool(together)
 
 
