@@ -19,7 +19,7 @@ class Rates(NamedTuple):
 
 RATES: Mapping[str, Rates] = MappingProxyType(
     {
-        "transformer": Rates(sgd=0.1, adamw=2e-3, muon=2e-3),
+        "transformer": Rates(sgd=0.1, adamw=2e-3, muon=4.5e-3),
         "lstm": Rates(sgd=2.0, adamw=2e-3, muon=2e-3),
         "lstm_sparse": Rates(sgd=2.0, adamw=2e-3, muon=2e-3),
         "mlp": Rates(sgd=0.05, adamw=1e-3, muon=2e-3),
