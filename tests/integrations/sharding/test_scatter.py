@@ -17,6 +17,7 @@ from test_shard import Net, Use, _small_buckets, batch, build, grid
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
@@ -375,6 +376,31 @@ def test_removal_sends_what_waits(ranks: Ranks, recipe: str) -> None:
     for difference, waiting in ranks.run(4, _conserved, recipe, True):
         assert difference < 1e-12
         assert not waiting
+
+
+# --- what must not go unnoticed ---
+
+
+def _unsent() -> list[str]:
+    """Have FSDP bring gradients that nobody sends: by means of its own, and after the end of the attachment."""
+    replaced, ended, raising = Scattered(), Scattered().run(range(1)), Scattered().run(range(1))
+    replaced.net.first.set_custom_reduce_scatter(DefaultReduceScatter())  # type: ignore[operator]
+    ended.handle.attachment.end()
+
+    def fail(gradient: Tensor) -> None:
+        raise KeyError
+
+    with raising.net.middle.register_forward_hook(lambda module, inputs, output: output.register_hook(fail) and None):
+        failed = told(raising.backward, 1)
+    return [told(replaced.backward, 0), told(ended.backward, 1), failed, told(raising.backward, 1)]
+
+
+def test_gradients_that_nobody_sends_are_an_error_and_no_zeros(ranks: Ranks) -> None:
+    for replaced, ended, failed, afterwards in ranks.run(4, _unsent):
+        assert "leave out set_custom_reduce_scatter" in replaced
+        assert "call it anew" in ended
+        assert failed.startswith("KeyError")
+        assert afterwards == "nothing"
 
 
 # --- what is refused ---

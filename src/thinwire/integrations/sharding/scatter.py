@@ -160,7 +160,8 @@ def _looked_at(
     parameters = sharded_parameters(model, ignored)
     check_rows(parameters)
     _check_mesh(groups, islands(parameters.values()))
-    contributions = Contributions(to_owners(recipe), {name: p.shape for name, p in parameters.items()})
+    shapes = {name: p.shape for name, p in parameters.items()}
+    contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
     check_takeover(contributions, parameters)
     return _Found(parameters, contributions, listed(optimizer))
 
