@@ -408,7 +408,7 @@ def test_gradients_that_nobody_sends_are_an_error_and_no_zeros(ranks: Ranks) -> 
 
 def _refusals() -> dict[str, str]:
     mesh, use = line(), USES["several groups"]
-    half, columns = grid(), Net()
+    half, columns, unlike = grid(), Net(), "some" if dist.get_rank() else "all"
     fully_shard(
         columns, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 and p.shape[1] % 4 == 0 else None
     )
@@ -429,6 +429,9 @@ def _refusals() -> dict[str, str]:
             Net() if dist.get_rank() == 1 else build(use, mesh), tw.recipes.topk(), mesh=mesh
         ),
         "replicas": lambda: tw.scatter(build(use, half["shard"]), tw.recipes.topk(), mesh=half),
+        "FSDP's own replicas": lambda: tw.scatter(build(use, half), tw.recipes.topk(), mesh=half),
+        "ddp": lambda: tw.scatter(DistributedDataParallel(Net()), tw.recipes.topk(), mesh=mesh),
+        "unlike recipes": lambda: tw.scatter(build(use, mesh), MAKE[unlike](), mesh=mesh),
         "float16": lambda: tw.scatter(build(Use(dtype=torch.float16), mesh), tw.recipes.topk(), mesh=mesh),
         "columns": lambda: tw.scatter(columns, tw.recipes.topk(), mesh=mesh),
         "auto": lambda: tw.scatter(build(use, mesh), "auto", mesh=mesh),  # type: ignore[arg-type]
@@ -448,6 +451,9 @@ def test_scatter_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "plain": ("TypeError", "call fully_shard"),
         "on one rank": ("TypeError", "call fully_shard"),
         "replicas": ("ValueError", "thinwire.shard"),
+        "FSDP's own replicas": ("TypeError", 'fully_shard(module, mesh=mesh["shard"])'),
+        "ddp": ("TypeError", "thinwire.attach"),
+        "unlike recipes": ("FingerprintError", "recipe differs"),
         "float16": ("TypeError", "param_dtype"),
         "columns": ("TypeError", "shard_placement_fn"),
         "auto": ("TypeError", "recipes.topk"),

@@ -385,7 +385,7 @@ def _twice(overlap: bool, first: bool) -> str:
 @pytest.mark.parametrize(("overlap", "first"), [(True, True), (False, False), (True, False)])
 def test_a_gradient_may_come_twice_if_that_is_known(ranks: Ranks, overlap: bool, first: bool) -> None:
     for said in ranks.run(4, _twice, overlap, first):
-        assert ("pass shard(..., overlap=False)" in said) == (overlap and not first), said
+        assert ("pass overlap=False" in said) == (overlap and not first), said
         assert (overlap and not first) or said == "nothing"
 
 
@@ -726,6 +726,7 @@ def _refusals() -> Mapping[str, str]:
         "shard alone": lambda: one(tw.recipes.topk(), mesh=half),
         "plain": lambda: tw.shard(Net(), tw.recipes.topk(), mesh=mesh),
         "mixed": lambda: tw.shard(mixed, tw.recipes.topk(), mesh=mesh),
+        "sharded and ignored": lambda: one(tw.recipes.topk(), mesh=mesh, ignored_params=one.args[0].parameters()),
         "meta": lambda: tw.shard(ghost, tw.recipes.topk(), mesh=mesh),
         "offloaded": lambda: tw.shard(offloaded, tw.recipes.topk(), mesh=mesh),
         "unlike recipes": lambda: one(unlike, mesh=mesh),
@@ -748,6 +749,7 @@ def test_shard_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "shard alone": ("ValueError", "leaves no replicas"),
         "plain": ("TypeError", "call fully_shard"),
         "mixed": ("TypeError", "ignored_params"),
+        "sharded and ignored": ("TypeError", "fully_shard(..., ignored_params=...)"),
         "meta": ("TypeError", "to_empty"),
         "offloaded": ("TypeError", "fully_shard without offload_policy"),
         "unlike recipes": ("FingerprintError", "recipe differs"),

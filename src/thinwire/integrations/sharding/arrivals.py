@@ -56,7 +56,7 @@ class Arrivals:
         if self._bucket_of[p] < len(self.started):
             raise RuntimeError(
                 f"FSDP reduced the gradient of {name!r} once more after its exchange had started, and did not in the "
-                "first backward: pass shard(..., overlap=False)"
+                "first backward: pass overlap=False"
             )
         self._attachment.steps.gradients.added.add(name)
         self._arrived[p] += 1
