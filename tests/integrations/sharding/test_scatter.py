@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.integrations.training.gradients import local
-from thinwire.reducer.owners import to_owners
+from thinwire.reducer.owners import ToOwners, to_owners
 
 STEPS = 4
 USES = OF_SHARDS | {
@@ -198,6 +198,28 @@ def test_overlap_changes_no_bit(ranks: Ranks) -> None:
         assert started > 0
         assert weights
         assert waiting
+
+
+def _cut(nbytes: int) -> tuple[list[list[str]], int]:
+    """Return the parameters of each bucket, and the bytes of the largest bucket of whole gradients."""
+    scattered, sent, reduce = Scattered(), list[int](), ToOwners.reduce
+
+    def noted(self: ToOwners, bucket: tw.reducer.Bucket, at: tw.reducer.Round) -> Any:
+        sent.append(bucket.flat.nbytes)
+        return reduce(self, bucket, at)
+
+    with _small_buckets(nbytes), mock.patch.object(ToOwners, "reduce", noted):
+        scattered.run(range(2))
+    names = scattered.handle.attachment.names
+    return [[names[p] for p in bucket.parameters] for bucket in scattered.handle._arrivals.buckets], max(sent)
+
+
+@pytest.mark.parametrize("nbytes", [100, 240, 700])
+def test_ranks_with_fewer_rows_have_the_same_buckets_of_whole_gradients(ranks: Ranks, nbytes: int) -> None:
+    found = ranks.run(4, _cut, nbytes)
+    largest = max(p.numel() * p.element_size() for p in Net().parameters())
+    assert all(each == found[0] for each in found)
+    assert found[0][1] < nbytes + largest
 
 
 def _several(recipe: str) -> float:

@@ -333,9 +333,9 @@ def test_a_divide_factor_counts_for_all_ranks(ranks: Ranks, factor: float) -> No
 
 
 @contextmanager
-def _small_buckets() -> Iterator[None]:
+def _small_buckets(nbytes: int = 600) -> Iterator[None]:
     with pytest.MonkeyPatch().context() as patch:
-        patch.setattr(importlib.import_module("thinwire.integrations.sharding.arrivals"), "_BUCKET_BYTES", 600)
+        patch.setattr(importlib.import_module("thinwire.integrations.sharding.arrivals"), "_BUCKET_BYTES", nbytes)
         yield
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.collectives import Group
+from thinwire.collectives import Group, used_here
 from thinwire.integrations.training.gradients import local
 from thinwire.memories import Memory
 from thinwire.reducer import Bucket, Reducer, Round, Segment
@@ -155,6 +155,7 @@ class Kept:
                 "set_custom_reduce_scatter, or call scatter after it"
             )
         each = -(-rows // len(self._rows)) * width
+        used_here(self._rows)  # by a copy, and FSDP waits for nothing that comes after its reduce-scatter
         part = self._rows[:, self._used : self._used + each].reshape(-1)[: rows * width]
         self._used += each
         if self._used == self._rows.shape[1]:

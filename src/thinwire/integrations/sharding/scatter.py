@@ -50,7 +50,8 @@ class Scattered(Served):
         self.attachment, self._contributions = attachment, contributions
         group = attachment.group
         self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
-        self._arrivals = Arrivals(attachment, [group], may_overlap=overlap)
+        # A DTensor's length is that of the whole parameter, so ranks with fewer rows cut the same buckets.
+        self._arrivals = Arrivals(attachment, [group], may_overlap=overlap, length=nn.Parameter.numel)
         self._backwards = Backwards(
             sharded_modules(model),
             attachment,
