@@ -23,6 +23,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.training.gradients import local
 from thinwire.reducer.owners import ToOwners, to_owners
 
@@ -170,6 +171,36 @@ def _in_bf16() -> float:
             got = scattered.net.get_parameter(name).grad.full_tensor()  # type: ignore[union-attr]
             worst = max(worst, float((got - due).abs().max() / due.abs().max()))
     return worst
+
+
+def _of_bf16_parameters(microbatches: int) -> tuple[float, float]:
+    """Return how far FSDP's and our gradients of bfloat16 parameters are from the float64 mean, over the largest."""
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    use = Use(dtype=torch.bfloat16, policy=policy, microbatches=microbatches, modules=("first", "middle", ""))
+    native, scattered = Native(use), Scattered(use, "all")
+    torch.manual_seed(0)
+    alone = Net().bfloat16()
+    far = [0.0, 0.0]
+    for each in (native, scattered):
+        each.backward(0)
+    due: dict[str, Tensor] = {}
+    for i in range(microbatches):
+        alone.zero_grad()
+        alone(batch(0, i).bfloat16()).square().mean().backward()
+        due |= {n: due.get(n, 0) + p.grad.double() for n, p in alone.named_parameters() if p.grad is not None}
+    for name, mean in due.items():
+        dist.all_reduce(mean.div_(dist.get_world_size()))
+        for i, each in enumerate((native, scattered)):
+            got = each.net.get_parameter(name).grad.full_tensor()  # type: ignore[union-attr]
+            far[i] = max(far[i], float((got - mean).abs().max() / mean.abs().max()))
+    return far[0], far[1]
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_gradients_of_bf16_parameters_are_rounded_once_at_each_sender(ranks: Ranks, microbatches: int) -> None:
+    for native, scattered in ranks.run(3, _of_bf16_parameters, microbatches):
+        assert native <= 2**-8
+        assert scattered <= 2**-7
 
 
 def test_what_is_reduced_in_bf16_is_summed_in_float32(ranks: Ranks) -> None:
@@ -401,6 +432,28 @@ def test_removal_sends_what_waits(ranks: Ranks, recipe: str) -> None:
 
 
 # --- what must not go unnoticed ---
+
+
+def _recorded() -> bool:
+    """Return whether all that FSDP has lent is said to be used by the stream that copies it."""
+    scattered, lent, used = Scattered(), set[int](), set[int]()
+    kept = scattered.handle._contributions.kept
+    allocate = kept.allocate
+
+    def lending(*args: Any, **given: Any) -> Tensor:
+        lent.add((made := allocate(*args, **given)).untyped_storage().data_ptr())
+        return made
+
+    with (
+        mock.patch.object(kept, "allocate", lending),
+        mock.patch(f"{Contributions.__module__}.used_here", lambda x: used.add(x.untyped_storage().data_ptr())),
+    ):
+        scattered.backward(0)
+    return bool(used) and used <= lent
+
+
+def test_what_fsdp_lends_on_a_stream_is_not_given_away_before_it_is_copied(ranks: Ranks) -> None:
+    assert all(ranks.run(4, _recorded))
 
 
 def _unsent() -> list[str]:

@@ -155,7 +155,7 @@ class Kept:
                 "set_custom_reduce_scatter, or call scatter after it"
             )
         each = -(-rows // len(self._rows)) * width
-        used_here(self._rows)  # by a copy, and FSDP waits for nothing that comes after its reduce-scatter
+        used_here(self._rows)  # by a copy: FSDP frees it as soon as its reduce-scatter would be done
         part = self._rows[:, self._used : self._used + each].reshape(-1)[: rows * width]
         self._used += each
         if self._used == self._rows.shape[1]:
