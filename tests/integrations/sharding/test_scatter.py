@@ -478,6 +478,17 @@ def test_gradients_that_nobody_sends_are_an_error_and_no_zeros(ranks: Ranks) -> 
         assert afterwards == "nothing"
 
 
+def _one_loads_nothing() -> str:
+    saved = Scattered().run(range(2)).handle.state_dict()
+    again = Scattered()
+    return told(again.handle.load_state_dict, saved) if dist.get_rank() else told(again.net.eval(), batch(2))
+
+
+def test_a_rank_that_evaluates_where_others_load_is_an_error_on_every_rank(ranks: Ranks) -> None:
+    for said in ranks.run(4, _one_loads_nothing):
+        assert said.startswith("StateError: rank 0 goes on from"), said
+
+
 # --- what is refused ---
 
 

@@ -826,19 +826,33 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
             assert all(part in messages[name] for part in parts), (name, messages[name])
 
 
-def _one_loads_nothing(evaluates: bool) -> str:
+def _one_loads_nothing() -> str:
     sharded = Sharded(recipe="topk").run(range(2))
     saved = sharded.handle.state_dict()
     again = Sharded(recipe="topk")
-    if dist.get_rank() != 3:
-        return told(again.handle.load_state_dict, saved)
-    return told(again.net.eval(), batch(2)) if evaluates else told(again.step, 2)
+    return told(again.handle.load_state_dict, saved) if dist.get_rank() != 3 else told(again.step, 2)
 
 
-@pytest.mark.parametrize("evaluates", [False, True])
-def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, evaluates: bool) -> None:
-    for said in ranks.run(4, _one_loads_nothing, evaluates):
+def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks) -> None:
+    for said in ranks.run(4, _one_loads_nothing):
         assert said.startswith("StateError: rank 0 goes on from"), said
+
+
+def _evaluated_alone() -> tuple[str, bool]:
+    """Have one replica evaluate before training, while the other goes on."""
+    sharded = Sharded(recipe="topk")
+    if not sharded.mesh.get_local_rank("replicate"):
+        with torch.no_grad():
+            sharded.net.eval()(batch(0))
+    dist.barrier()
+    sharded.net.train()
+    return sharded.run(range(2)).digest(), sharded.handle.verify_replicas()
+
+
+def test_one_replica_may_evaluate_before_training(ranks: Ranks) -> None:
+    found = ranks.run(4, _evaluated_alone)
+    assert found[:2] == found[2:]
+    assert all(alike for _, alike in found)
 
 
 def _failing(recipe: str) -> str:

@@ -58,6 +58,7 @@ class Scattered(Served):
             [group],
             self._arrivals,
             exchanges=lambda modules: True,
+            evaluate_together=True,
             on_start=contributions.clear,
             on_arrival=contributions.take,
         )
