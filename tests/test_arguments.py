@@ -403,7 +403,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     "island": tuple,
     "overlap": lambda: True,
     **dict.fromkeys(("shard.model", "scatter.model"), _sharded),
-    "contributions": lambda: Contributions(recipes.dense(), {}),
+    "contributions": lambda: Contributions(recipes.dense(), {}, alone=True),
     "outer.model": lambda: _trained()[0],
     "outer.optimizer": lambda: _trained()[1],
     **dict.fromkeys(("outer.steps", "Outer.steps"), lambda: outer_steps.diloco()),

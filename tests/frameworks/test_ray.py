@@ -31,14 +31,7 @@ def test_workers_go_on_from_what_all_of_them_reported(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_bytes((ROOT / "CHANGELOG.md").read_bytes() * 4)
     options = ["--steps", str(STEPS), "--storage", str(tmp_path), "--again"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "gpt2_ray.py"), str(text), *options],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(ours.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
+    done = _run([str(text), *options])
     found = dict(re.findall(r"from (\d+: (?:step \d+|weights)):? ([^\n]*)", done.stdout))
     saved = STEPS // 2
     assert found.keys() == {
@@ -52,6 +45,22 @@ def test_workers_go_on_from_what_all_of_them_reported(tmp_path: Path) -> None:
     assert found["0: weights"].endswith("replicas identical")
     first, last = (float(found[f"0: step {step}"].removeprefix("loss ")) for step in (0, STEPS - 1))
     assert last < first - 0.5
+
+
+def _run(options: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run the example, and again where the machine was so busy that Ray gave up its own start, after 30 s."""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "gpt2_ray.py"), *options],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(ours.__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            timeout=800,
+            check=False,
+        )
+        if "timed out during startup" not in done.stderr:
+            break
+    return done
 
 
 def test_ray_shards_in_a_way_that_no_recipe_can_serve() -> None:

@@ -122,13 +122,43 @@ def _one_loads_nothing(kind: str, evaluates: bool) -> str:
     model, handle = made()
     if not dist.get_rank():
         return told(handle.load_state_dict, saved)
-    return told(model.eval(), torch.zeros(8, 4)) if evaluates else told(train, model, handle)
+    if evaluates:
+        with torch.no_grad():
+            model.eval()(torch.zeros(8, 4))
+    return told(train, model.train(), handle)
 
 
 @pytest.mark.parametrize(("kind", "evaluates"), [("attach", False), ("attach", True), ("replicate", False)])
 def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, kind: str, evaluates: bool) -> None:
     for said in ranks.run(2, _one_loads_nothing, kind, evaluates):
         assert said.startswith("StateError: rank 0 goes on from {'step': 1"), said
+
+
+def _evaluated_alone(rank: int, evaluations: int) -> tuple[list[float], list[float]]:
+    """Have one rank evaluate before training. DDP would send the batch norm's buffers. Return weights and buffers."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tw.attach(model, tw.recipes.topk(density=0.5, minimum_size=0), optimizer=optimizer)
+    if dist.get_rank() == rank:
+        with torch.no_grad():
+            for _ in range(evaluations):
+                model.eval()(torch.ones(8, 4))
+    dist.barrier()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.train()(torch.randn(8, 4) + dist.get_rank()).square().sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        model.eval()(torch.ones(8, 4))
+    return model.module[0].weight.flatten().tolist(), model.module[1].running_mean.tolist()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_may_evaluate_before_training(ranks: Ranks, rank: int) -> None:
+    found = ranks.run(2, _evaluated_alone, rank, 2)
+    assert found[0] == found[1]
+    assert found == ranks.run(2, _evaluated_alone, rank, 0)
 
 
 # --- stats ---

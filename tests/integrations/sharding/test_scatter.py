@@ -17,13 +17,15 @@ from test_shard import Net, Use, _small_buckets, batch, build, grid
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.training.gradients import local
-from thinwire.reducer.owners import to_owners
+from thinwire.reducer.owners import ToOwners, to_owners
 
 STEPS = 4
 USES = OF_SHARDS | {
@@ -171,6 +173,36 @@ def _in_bf16() -> float:
     return worst
 
 
+def _of_bf16_parameters(microbatches: int) -> tuple[float, float]:
+    """Return how far FSDP's and our gradients of bfloat16 parameters are from the float64 mean, over the largest."""
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    use = Use(dtype=torch.bfloat16, policy=policy, microbatches=microbatches, modules=("first", "middle", ""))
+    native, scattered = Native(use), Scattered(use, "all")
+    torch.manual_seed(0)
+    alone = Net().bfloat16()
+    far = [0.0, 0.0]
+    for each in (native, scattered):
+        each.backward(0)
+    due: dict[str, Tensor] = {}
+    for i in range(microbatches):
+        alone.zero_grad()
+        alone(batch(0, i).bfloat16()).square().mean().backward()
+        due |= {n: due.get(n, 0) + p.grad.double() for n, p in alone.named_parameters() if p.grad is not None}
+    for name, mean in due.items():
+        dist.all_reduce(mean.div_(dist.get_world_size()))
+        for i, each in enumerate((native, scattered)):
+            got = each.net.get_parameter(name).grad.full_tensor()  # type: ignore[union-attr]
+            far[i] = max(far[i], float((got - mean).abs().max() / mean.abs().max()))
+    return far[0], far[1]
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_gradients_of_bf16_parameters_are_rounded_once_at_each_sender(ranks: Ranks, microbatches: int) -> None:
+    for native, scattered in ranks.run(3, _of_bf16_parameters, microbatches):
+        assert native <= 2**-8
+        assert scattered <= 2**-7
+
+
 def test_what_is_reduced_in_bf16_is_summed_in_float32(ranks: Ranks) -> None:
     assert all(difference <= SUMS for difference in ranks.run(4, _in_bf16))
 
@@ -197,6 +229,28 @@ def test_overlap_changes_no_bit(ranks: Ranks) -> None:
         assert started > 0
         assert weights
         assert waiting
+
+
+def _cut(nbytes: int) -> tuple[list[list[str]], int]:
+    """Return the parameters of each bucket, and the bytes of the largest bucket of whole gradients."""
+    scattered, sent, reduce = Scattered(), list[int](), ToOwners.reduce
+
+    def noted(self: ToOwners, bucket: tw.reducer.Bucket, at: tw.reducer.Round) -> Any:
+        sent.append(bucket.flat.nbytes)
+        return reduce(self, bucket, at)
+
+    with _small_buckets(nbytes), mock.patch.object(ToOwners, "reduce", noted):
+        scattered.run(range(2))
+    names = scattered.handle.attachment.names
+    return [[names[p] for p in bucket.parameters] for bucket in scattered.handle._arrivals.buckets], max(sent)
+
+
+@pytest.mark.parametrize("nbytes", [100, 240, 700])
+def test_ranks_with_fewer_rows_have_the_same_buckets_of_whole_gradients(ranks: Ranks, nbytes: int) -> None:
+    found = ranks.run(4, _cut, nbytes)
+    largest = max(p.numel() * p.element_size() for p in Net().parameters())
+    assert all(each == found[0] for each in found)
+    assert found[0][1] < nbytes + largest
 
 
 def _several(recipe: str) -> float:
@@ -379,12 +433,70 @@ def test_removal_sends_what_waits(ranks: Ranks, recipe: str) -> None:
         assert not waiting
 
 
+# --- what must not go unnoticed ---
+
+
+def _recorded() -> bool:
+    """Return whether all that FSDP has lent is said to be used by the stream that copies it."""
+    scattered, lent, used = Scattered(), set[int](), set[int]()
+    kept = scattered.handle._contributions.kept
+    allocate = kept.allocate
+
+    def lending(*args: Any, **given: Any) -> Tensor:
+        lent.add((made := allocate(*args, **given)).untyped_storage().data_ptr())
+        return made
+
+    with (
+        mock.patch.object(kept, "allocate", lending),
+        mock.patch(f"{Contributions.__module__}.used_here", lambda x: used.add(x.untyped_storage().data_ptr())),
+    ):
+        scattered.backward(0)
+    return bool(used) and used <= lent
+
+
+def test_what_fsdp_lends_on_a_stream_is_not_given_away_before_it_is_copied(ranks: Ranks) -> None:
+    assert all(ranks.run(4, _recorded))
+
+
+def _unsent() -> list[str]:
+    """Have FSDP bring gradients that nobody sends: by means of its own, and after the end of the attachment."""
+    replaced, ended, raising = Scattered(), Scattered().run(range(1)), Scattered().run(range(1))
+    replaced.net.first.set_custom_reduce_scatter(DefaultReduceScatter())  # type: ignore[operator]
+    ended.handle.attachment.end()
+
+    def fail(gradient: Tensor) -> None:
+        raise KeyError
+
+    with raising.net.middle.register_forward_hook(lambda module, inputs, output: output.register_hook(fail) and None):
+        failed = told(raising.backward, 1)
+    return [told(replaced.backward, 0), told(ended.backward, 1), failed, told(raising.backward, 1)]
+
+
+def test_gradients_that_nobody_sends_are_an_error_and_no_zeros(ranks: Ranks) -> None:
+    for replaced, ended, failed, afterwards in ranks.run(4, _unsent):
+        assert "leave out set_custom_reduce_scatter" in replaced
+        assert "call it anew" in ended
+        assert failed.startswith("KeyError")
+        assert afterwards == "nothing"
+
+
+def _one_loads_nothing() -> str:
+    saved = Scattered().run(range(2)).handle.state_dict()
+    again = Scattered()
+    return told(again.handle.load_state_dict, saved) if dist.get_rank() else told(again.net.eval(), batch(2))
+
+
+def test_a_rank_that_evaluates_where_others_load_is_an_error_on_every_rank(ranks: Ranks) -> None:
+    for said in ranks.run(4, _one_loads_nothing):
+        assert said.startswith("StateError: rank 0 goes on from"), said
+
+
 # --- what is refused ---
 
 
 def _refusals() -> dict[str, str]:
     mesh, use = line(), USES["several groups"]
-    half, columns = grid(), Net()
+    half, columns, unlike = grid(), Net(), "some" if dist.get_rank() else "all"
     fully_shard(
         columns, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 and p.shape[1] % 4 == 0 else None
     )
@@ -405,6 +517,9 @@ def _refusals() -> dict[str, str]:
             Net() if dist.get_rank() == 1 else build(use, mesh), tw.recipes.topk(), mesh=mesh
         ),
         "replicas": lambda: tw.scatter(build(use, half["shard"]), tw.recipes.topk(), mesh=half),
+        "FSDP's own replicas": lambda: tw.scatter(build(use, half), tw.recipes.topk(), mesh=half),
+        "ddp": lambda: tw.scatter(DistributedDataParallel(Net()), tw.recipes.topk(), mesh=mesh),
+        "unlike recipes": lambda: tw.scatter(build(use, mesh), MAKE[unlike](), mesh=mesh),
         "float16": lambda: tw.scatter(build(Use(dtype=torch.float16), mesh), tw.recipes.topk(), mesh=mesh),
         "columns": lambda: tw.scatter(columns, tw.recipes.topk(), mesh=mesh),
         "auto": lambda: tw.scatter(build(use, mesh), "auto", mesh=mesh),  # type: ignore[arg-type]
@@ -424,6 +539,9 @@ def test_scatter_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "plain": ("TypeError", "call fully_shard"),
         "on one rank": ("TypeError", "call fully_shard"),
         "replicas": ("ValueError", "thinwire.shard"),
+        "FSDP's own replicas": ("TypeError", 'fully_shard(module, mesh=mesh["shard"])'),
+        "ddp": ("TypeError", "thinwire.attach"),
+        "unlike recipes": ("FingerprintError", "recipe differs"),
         "float16": ("TypeError", "param_dtype"),
         "columns": ("TypeError", "shard_placement_fn"),
         "auto": ("TypeError", "recipes.topk"),

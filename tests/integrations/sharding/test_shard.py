@@ -333,9 +333,9 @@ def test_a_divide_factor_counts_for_all_ranks(ranks: Ranks, factor: float) -> No
 
 
 @contextmanager
-def _small_buckets() -> Iterator[None]:
+def _small_buckets(nbytes: int = 600) -> Iterator[None]:
     with pytest.MonkeyPatch().context() as patch:
-        patch.setattr(importlib.import_module("thinwire.integrations.sharding.arrivals"), "_BUCKET_BYTES", 600)
+        patch.setattr(importlib.import_module("thinwire.integrations.sharding.arrivals"), "_BUCKET_BYTES", nbytes)
         yield
 
 
@@ -385,7 +385,7 @@ def _twice(overlap: bool, first: bool) -> str:
 @pytest.mark.parametrize(("overlap", "first"), [(True, True), (False, False), (True, False)])
 def test_a_gradient_may_come_twice_if_that_is_known(ranks: Ranks, overlap: bool, first: bool) -> None:
     for said in ranks.run(4, _twice, overlap, first):
-        assert ("pass shard(..., overlap=False)" in said) == (overlap and not first), said
+        assert ("pass overlap=False" in said) == (overlap and not first), said
         assert (overlap and not first) or said == "nothing"
 
 
@@ -727,6 +727,7 @@ def _refusals() -> Mapping[str, str]:
         "shard alone": lambda: one(tw.recipes.topk(), mesh=half),
         "plain": lambda: tw.shard(Net(), tw.recipes.topk(), mesh=mesh),
         "mixed": lambda: tw.shard(mixed, tw.recipes.topk(), mesh=mesh),
+        "sharded and ignored": lambda: one(tw.recipes.topk(), mesh=mesh, ignored_params=one.args[0].parameters()),
         "meta": lambda: tw.shard(ghost, tw.recipes.topk(), mesh=mesh),
         "offloaded": lambda: tw.shard(offloaded, tw.recipes.topk(), mesh=mesh),
         "unlike recipes": lambda: one(unlike, mesh=mesh),
@@ -749,6 +750,7 @@ def test_shard_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "shard alone": ("ValueError", "leaves no replicas"),
         "plain": ("TypeError", "call fully_shard"),
         "mixed": ("TypeError", "ignored_params"),
+        "sharded and ignored": ("TypeError", "fully_shard(..., ignored_params=...)"),
         "meta": ("TypeError", "to_empty"),
         "offloaded": ("TypeError", "fully_shard without offload_policy"),
         "unlike recipes": ("FingerprintError", "recipe differs"),
@@ -825,19 +827,33 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
             assert all(part in messages[name] for part in parts), (name, messages[name])
 
 
-def _one_loads_nothing(evaluates: bool) -> str:
+def _one_loads_nothing() -> str:
     sharded = Sharded(recipe="topk").run(range(2))
     saved = sharded.handle.state_dict()
     again = Sharded(recipe="topk")
-    if dist.get_rank() != 3:
-        return told(again.handle.load_state_dict, saved)
-    return told(again.net.eval(), batch(2)) if evaluates else told(again.step, 2)
+    return told(again.handle.load_state_dict, saved) if dist.get_rank() != 3 else told(again.step, 2)
 
 
-@pytest.mark.parametrize("evaluates", [False, True])
-def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, evaluates: bool) -> None:
-    for said in ranks.run(4, _one_loads_nothing, evaluates):
+def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks) -> None:
+    for said in ranks.run(4, _one_loads_nothing):
         assert said.startswith("StateError: rank 0 goes on from"), said
+
+
+def _evaluated_alone() -> tuple[str, bool]:
+    """Have one replica evaluate before training, while the other goes on."""
+    sharded = Sharded(recipe="topk")
+    if not sharded.mesh.get_local_rank("replicate"):
+        with torch.no_grad():
+            sharded.net.eval()(batch(0))
+    dist.barrier()
+    sharded.net.train()
+    return sharded.run(range(2)).digest(), sharded.handle.verify_replicas()
+
+
+def test_one_replica_may_evaluate_before_training(ranks: Ranks) -> None:
+    found = ranks.run(4, _evaluated_alone)
+    assert found[:2] == found[2:]
+    assert all(alike for _, alike in found)
 
 
 def _failing(recipe: str) -> str:

@@ -24,29 +24,31 @@ def compare_before_buffers(model: DistributedDataParallel, membership: Membershi
 
 @final
 class _BeforeForward:
-    """Compares once before training, and once before evaluating, as ranks may load after that.
+    """Compares once before training.
 
-    Join compares nothing, as some ranks have no data.
+    An evaluation before that may be of one rank alone, so it must wait for nobody: DDP sends its buffers with the first
+    forward pass in training instead. Join compares nothing, as some ranks have no data.
     """
 
     handle: Any
 
     def __init__(self, membership: Membership) -> None:
         self._membership = weakref.ref(membership)
-        self._evaluated = False
+        self._put_off = False
 
     def __call__(self, model: nn.Module, inputs: object) -> None:
         assert isinstance(model, DistributedDataParallel)
         membership = self._membership()
         if membership is None or membership.agreed:
             self.handle.remove()
-        elif model._join_config.enable:
-            return
-        elif model.training and torch.is_grad_enabled():
+        elif not model._join_config.enable:
+            if not (model.training and torch.is_grad_enabled()):
+                self._put_off |= model.require_forward_param_sync
+                model.require_forward_param_sync = False
+                return
             membership.agree()
-        elif not self._evaluated:
-            self._evaluated = True
-            membership.compare()
+        if self._put_off:
+            model.require_forward_param_sync, self._put_off = True, False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Stay behind when the model is copied or saved, as DDP's own hook does."""

@@ -5,7 +5,7 @@ ranks that hold the same shard in other islands put it through the recipe.
 """
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, final
 
 import torch
@@ -15,7 +15,7 @@ from torch.futures import Future
 
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.attachment import Attachment
-from thinwire.integrations.training.buckets import buckets, used_anywhere
+from thinwire.integrations.training.buckets import buckets, own_length, used_anywhere
 
 _BUCKET_BYTES = 25 << 20
 
@@ -25,11 +25,20 @@ class Arrivals:
     """The gradients of one backward after another, in buckets. Collectives are those of the mesh.
 
     `island`: the groups of ranks that hold the parameters together. `may_overlap`: whether to exchange while backward
-    goes on, from the second one on, if FSDP reduced each gradient once in the first.
+    goes on, from the second one on, if FSDP reduced each gradient once in the first. `length`: how many elements an
+    exchange takes for a parameter, alike on all ranks of the attachment.
     """
 
-    def __init__(self, attachment: Attachment, island: Sequence[Group], *, may_overlap: bool) -> None:
+    def __init__(
+        self,
+        attachment: Attachment,
+        island: Sequence[Group],
+        *,
+        may_overlap: bool,
+        length: Callable[[nn.Parameter], int] = own_length,
+    ) -> None:
         self._attachment, self._island, self._may_overlap = attachment, list(island), may_overlap
+        self._length = length
         self._arranged = self.overlaps = False
         self._arrange(list(attachment.parameters))
         self._arrived: Counter[nn.Parameter] = Counter()
@@ -56,7 +65,7 @@ class Arrivals:
         if self._bucket_of[p] < len(self.started):
             raise RuntimeError(
                 f"FSDP reduced the gradient of {name!r} once more after its exchange had started, and did not in the "
-                "first backward: pass shard(..., overlap=False)"
+                "first backward: pass overlap=False"
             )
         self._attachment.steps.gradients.added.add(name)
         self._arrived[p] += 1
@@ -105,7 +114,7 @@ class Arrivals:
     def _arrange(self, names: Sequence[str]) -> None:
         """Make buckets of the parameters in this order."""
         parameters = [self._attachment.parameters[name] for name in reversed(names)]
-        self.buckets = list(buckets(parameters, _BUCKET_BYTES))
+        self.buckets = list(buckets(parameters, _BUCKET_BYTES, self._length))
         self._bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket.parameters}
 
     def _arrange_as_arrived(self) -> None:

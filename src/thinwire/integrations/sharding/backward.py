@@ -23,7 +23,8 @@ class Backwards:
     """Follows the backward passes of a sharded model, and has what they bring exchanged.
 
     `modules`: those that `fully_shard` was called with. `groups`: those of the mesh. `exchanges`: whether what a
-    backward brings is to be exchanged. `on_start` is called when one begins, and `on_arrival` when FSDP has added to a
+    backward brings is to be exchanged. `evaluate_together`: whether FSDP gathers over all ranks of the mesh, so that
+    none evaluates without the others. `on_start` is called when one begins, and `on_arrival` when FSDP has added to a
     gradient.
     """
 
@@ -35,12 +36,14 @@ class Backwards:
         arrivals: Arrivals,
         *,
         exchanges: Callable[[Iterable[nn.Module]], bool] = exchanges_now,
+        evaluate_together: bool = False,
         on_start: Callable[[], None] = lambda: None,
         on_arrival: Callable[[str, nn.Parameter], None] = lambda name, p: None,
     ) -> None:
         self._modules, self._attachment, self._groups, self._arrivals = modules, attachment, groups, arrivals
         self._exchanges, self._on_start, self._on_arrival = exchanges, on_start, on_arrival
-        self._queued = self._agreed = self._evaluated = self._now = False
+        self._queued = self._agreed = self._now = False
+        self._evaluated = not evaluate_together
         self._hooks = [module.register_forward_hook(self._after_forward) for module in modules]
         for module in modules:  # before FSDP's own, which gathers parameters
             self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
@@ -53,7 +56,10 @@ class Backwards:
         self._agreed = True
 
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
-        """Before FSDP's first collective, agree on where to go on from: another rank may be loading."""
+        """Before FSDP's first collective, agree on where to go on from: another rank may be loading.
+
+        An evaluation may be of one replica alone, which must not wait for the others.
+        """
         if self._agreed:
             return
         if module.training and torch.is_grad_enabled():
@@ -98,8 +104,8 @@ class Backwards:
         held, served = held_parameters(self._modules), self._attachment.names.keys()
         if not served <= held or any(p.requires_grad for p in held - served):
             raise RuntimeError(
-                "parameters have been replaced or thawed since shard(), as load_state_dict(assign=True) does: call "
-                "thinwire.shard anew, with an optimizer of those that there are now"
+                "parameters have been replaced or thawed since shard() or scatter(), as load_state_dict(assign=True) "
+                "does: call it anew, with an optimizer of those that there are now"
             )
 
     def _note_arrived(self, name: str, p: nn.Parameter) -> None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.collectives import Group
+from thinwire.collectives import Group, used_here
 from thinwire.integrations.training.gradients import local
 from thinwire.memories import Memory
 from thinwire.reducer import Bucket, Reducer, Round, Segment
@@ -21,11 +21,13 @@ class Contributions(Reducer):
     """A reducer for buckets of shards. Through `recipe` it sends what was kept, for whole parameters.
 
     FSDP takes `kept` for its reduce-scatter. It keeps what that would have sent, and gives zeros; then FSDP says by its
-    hooks, in order, for which parameters that was: `take`. shapes: those of whole parameters.
+    hooks, in order, for which parameters that was: `take`. shapes: those of whole parameters. alone: whether there is
+    no other rank; FSDP then reduces nothing.
     """
 
-    def __init__(self, recipe: Reducer, shapes: Mapping[str, Sequence[int]]) -> None:
-        self.recipe, self._shapes, self.kept = recipe, {name: tuple(shape) for name, shape in shapes.items()}, Kept()
+    def __init__(self, recipe: Reducer, shapes: Mapping[str, Sequence[int]], *, alone: bool) -> None:
+        self.recipe, self._alone, self.kept = recipe, alone, Kept()
+        self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._taken: dict[str, Tensor] = {}
 
     def __repr__(self) -> str:
@@ -37,16 +39,20 @@ class Contributions(Reducer):
         self.recipe.prepare(group, samples)
 
     def clear(self) -> None:
-        """Drop what was taken in a backward that raised."""
+        """Drop what was kept and taken in a backward that raised."""
+        self.kept.clear()
         self._taken.clear()
 
     def take(self, name: str, p: nn.Parameter) -> None:
-        """Take what was kept for this parameter. What came before it in the same backward is added."""
+        """Take what was kept for this parameter. What came before it in the same backward is added.
+
+        Raises RuntimeError if nothing was kept: FSDP has then reduced it by other means.
+        """
         rows, *others = self._shapes[name]
-        whole = self.kept.next_part(rows, torch.Size(others).numel())
-        if whole is not None:
-            whole = whole.to(local(p).dtype)
-            self._taken[name] = self._taken[name] + whole if name in self._taken else whole
+        if self._alone or not rows * torch.Size(others).numel():
+            return
+        whole = self.kept.next_part(rows, torch.Size(others).numel()).to(local(p).dtype)
+        self._taken[name] = self._taken[name] + whole if name in self._taken else whole
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
         """Send what was taken for these parameters. Afterwards the bucket holds the means of this rank's shards."""
@@ -95,7 +101,7 @@ class Contributions(Reducer):
         for segment, part, shard in zip(segments, whole.views(), bucket.views(), strict=True):
             if segment.name in self._taken:
                 part.copy_(self._taken.pop(segment.name))
-            elif group.size() == 1:  # FSDP then reduces nothing
+            elif self._alone:
                 part.copy_(shard)
         return whole
 
@@ -105,6 +111,10 @@ class Kept:
     """What FSDP calls in place of its reduce-scatter; see torch's `FSDPModule.set_custom_reduce_scatter`."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop what was kept."""
         self._rows: Tensor | None = None
         self._used = 0
 
@@ -115,26 +125,39 @@ class Kept:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Group, op: object, async_op: bool = False
     ) -> None:
-        """Keep `input_tensor`, which has a row for each rank, and give zeros. Raises RuntimeError for other means."""
+        """Keep `input_tensor`, which has a row for each rank, and give zeros.
+
+        Raises RuntimeError for another operation than a mean, and if nobody has taken what was kept before.
+        """
+        if self._rows is not None:
+            raise RuntimeError(
+                "nobody has sent the gradients that FSDP brought before: thinwire.scatter serves this model no longer; "
+                "call it anew"
+            )
         if op != dist.ReduceOp.AVG:
             raise RuntimeError(
                 f"FSDP asks for {op} of gradients of {input_tensor.dtype}, which it has divided by a factor that we "
-                "cannot see, and thinwire.scatter gives means: leave out set_gradient_divide_factor, and reduce in "
-                "float32 or bfloat16, as with MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+                "cannot see, and thinwire.scatter gives means: leave out set_gradient_divide_factor and "
+                "set_force_sum_reduction_for_comms, and reduce in float32 or bfloat16, as with "
+                "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
         self._rows, self._used = input_tensor.view(group.size(), -1), 0
         output_tensor.zero_()
 
-    def next_part(self, rows: int, width: int) -> Tensor | None:
-        """Return a copy of the part for the next parameter, flat, of `rows` rows. None if FSDP reduced nothing.
+    def next_part(self, rows: int, width: int) -> Tensor:
+        """Return the part for the next parameter, flat, of `rows` rows. Raises RuntimeError if nothing was kept.
 
         Of a parameter, each rank has as many rows; at the end of the last ones there is padding.
         """
         if self._rows is None:
-            return None
+            raise RuntimeError(
+                "FSDP has reduced gradients by other means than those that thinwire.scatter has given it: leave out "
+                "set_custom_reduce_scatter, or call scatter after it"
+            )
         each = -(-rows // len(self._rows)) * width
+        used_here(self._rows)  # by a copy: FSDP frees it as soon as its reduce-scatter would be done
         part = self._rows[:, self._used : self._used + each].reshape(-1)[: rows * width]
         self._used += each
         if self._used == self._rows.shape[1]:
-            self._rows = None
+            self.clear()
         return part

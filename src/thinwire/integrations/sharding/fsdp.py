@@ -24,6 +24,7 @@ def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> d
     _refuse_offloading(sharded_modules(model))
     for module in sharded_modules(model):
         module.reshard()  # what an evaluation has left whole is no DTensor
+    _refuse_ignoring(sharded_modules(model), ignored)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
     if not any(map(is_dtensor, trained.values())):
         raise TypeError(
@@ -68,9 +69,22 @@ def _refuse_offloading(modules: Iterable[nn.Module]) -> None:
         )
 
 
+def _refuse_ignoring(modules: Iterable[nn.Module], ignored: Collection[nn.Parameter]) -> None:
+    if any(p in ignored and p.requires_grad for p in held_parameters(modules)):
+        raise TypeError(
+            "ignored_params names a sharded parameter, whose gradient FSDP reduces: freeze it, or pass it to "
+            "fully_shard(..., ignored_params=...), too, and reduce its gradient yourself"
+        )
+
+
 def check_rows(parameters: Mapping[str, Any]) -> None:
-    """Raise TypeError unless these DTensors are cut by rows, and not in float16."""
+    """Raise TypeError unless these DTensors are cut by rows, without replicas, and not in float16."""
     for name, p in parameters.items():
+        if any(each.is_replicate() for each in p.placements):
+            raise TypeError(
+                f"{name} has replicas, as it is placed as {p.placements}, and FSDP itself exchanges between them: call "
+                'fully_shard(module, mesh=mesh["shard"]) and thinwire.shard(model, recipe, mesh=mesh)'
+            )
         if any(not each.is_shard(0) for each in p.placements) or p.dtype == torch.float16:
             raise TypeError(
                 f"{name} is {p.dtype}, placed as {p.placements}; expected rows in float32, float64 or bfloat16: leave "

@@ -50,13 +50,15 @@ class Scattered(Served):
         self.attachment, self._contributions = attachment, contributions
         group = attachment.group
         self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
-        self._arrivals = Arrivals(attachment, [group], may_overlap=overlap)
+        # A DTensor's length is that of the whole parameter, so ranks with fewer rows cut the same buckets.
+        self._arrivals = Arrivals(attachment, [group], may_overlap=overlap, length=nn.Parameter.numel)
         self._backwards = Backwards(
             sharded_modules(model),
             attachment,
             [group],
             self._arrivals,
             exchanges=lambda modules: True,
+            evaluate_together=True,
             on_start=contributions.clear,
             on_arrival=contributions.take,
         )
@@ -159,7 +161,8 @@ def _looked_at(
     parameters = sharded_parameters(model, ignored)
     check_rows(parameters)
     _check_mesh(groups, islands(parameters.values()))
-    contributions = Contributions(to_owners(recipe), {name: p.shape for name, p in parameters.items()})
+    shapes = {name: p.shape for name, p in parameters.items()}
+    contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
     check_takeover(contributions, parameters)
     return _Found(parameters, contributions, listed(optimizer))
 

@@ -1,6 +1,6 @@
 """Buckets made after backward: the gradients of some parameters, side by side in one flat tensor."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Self, final
 
@@ -45,13 +45,23 @@ class GradientBucket:
                 local(p.grad).copy_(view)
 
 
-def buckets(parameters: Sequence[nn.Parameter], nbytes: int) -> Iterator[GradientBucket]:
-    """Group parameters of one dtype and device up to about `nbytes`. The last come first, as their gradients do."""
+def own_length(p: nn.Parameter) -> int:
+    """Return how many elements this rank holds: of a DTensor, those of its shard."""
+    return local(p).numel()
+
+
+def buckets(
+    parameters: Sequence[nn.Parameter], nbytes: int, length: Callable[[nn.Parameter], int] = own_length
+) -> Iterator[GradientBucket]:
+    """Group parameters of one dtype and device up to about `nbytes`. The last come first, as their gradients do.
+
+    `length`: how many elements a parameter counts for, alike on all ranks that exchange.
+    """
     kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for p in reversed(parameters):
         held = kinds.setdefault((p.dtype, p.device), [])
         held.append(p)
-        if sum(local(p).numel() * p.element_size() for p in held) >= nbytes:
+        if sum(length(p) * p.element_size() for p in held) >= nbytes:
             yield GradientBucket.of(kinds.pop((p.dtype, p.device)))
     yield from (GradientBucket.of(held) for held in kinds.values())
 
