@@ -59,6 +59,8 @@ class Ranks:
 
     def _start(self, count: int) -> None:
         """Have at least `count` ranks; in lots, forked from a process that has imported what takes seconds."""
+        if not all(process.is_alive() for process in self._processes):
+            self.stop()  # somebody has ended one, as the system does where memory is short
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["thinwire", "pytest", "torch._dynamo"])  # the last is what DDP imports
         for _ in range(len(self._processes), count if count > LOT else LOT):

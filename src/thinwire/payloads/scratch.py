@@ -1,10 +1,14 @@
 """How much memory an operation takes while it runs: declared by a rule, and held against the allocator by a test."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+
+from thinwire.checked import Amount, checked
 
 
-class Scratch(NamedTuple):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Scratch:
     """An upper bound on the bytes that an operation holds at once, beside memories, gradients and staging buffers.
 
     It is a sum over the bucket's vectors. element: bytes for each of their elements. longest: for each element of the
@@ -15,10 +19,10 @@ class Scratch(NamedTuple):
     more.
     """
 
-    element: float = 0.0
-    longest: float = 0.0
-    value: float = 0.0
-    arriving: float = 0.0
+    element: Amount = 0.0
+    longest: Amount = 0.0
+    value: Amount = 0.0
+    arriving: Amount = 0.0
 
     def nbytes(self, lengths: Sequence[int], values: int, arriving: float = 0.0) -> int:
         """Return the bytes for vectors of these lengths, so many numbers that are sent, and so many that arrive."""
