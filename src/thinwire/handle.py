@@ -7,27 +7,39 @@ from thinwire.stats import Stats
 
 
 class MemoryUse(NamedTuple):
-    """Bytes that this rank holds between steps.
+    """Bytes that this rank holds for one model beside its parameters and gradients.
 
-    waiting: what waits for a later step, and the second copy of it with which a step can be called off. staging:
-    buffers for what is sent and received.
+    waiting: what is kept for a later step, with the second copy with which a step can be called off. For outer steps
+    that includes the global parameters and the outer optimizers' state. staging: buffers for what is sent and received,
+    and second copies of gradients. scratch: at most so much more is taken while one bucket is reduced, as the recipe
+    declares it for the latest step (see `thinwire.payloads.Scratch`); 0 before the first. Buckets whose exchanges are
+    under way at the same time take it each.
     """
 
     waiting: int
     staging: int
+    scratch: int = 0
 
     @property
     def total(self) -> int:
-        """All of them."""
-        return sum(self)
+        """What stays between steps: all but the scratch."""
+        return self.waiting + self.staging
+
+    def and_staging(self, nbytes: int) -> "MemoryUse":
+        """Return the same with further buffers."""
+        return self._replace(staging=self.staging + nbytes)
 
 
 class Handle(Protocol):
     """thinwire at work on one model. `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
 
     @property
+    def memory(self) -> MemoryUse:
+        """Bytes this rank holds between steps and takes within one, and what for."""
+
+    @property
     def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps."""
+        """Bytes this rank holds between steps: `memory.total`."""
 
     def stats(self) -> Stats:
         """Return what the latest step and all steps together sent and took."""

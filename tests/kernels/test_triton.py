@@ -662,6 +662,36 @@ def test_the_largest_of_each_in_other_precisions(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("share", [0.02, 0.4, 0.8, 1.0])
+def test_of_equal_magnitudes_the_lowest_indices_come_first(share: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    magnitudes = torch.tensor([0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 2.0])  # at every share, ties lie on both sides of the cut
+    tiles = (1, 3, 2)
+    xs = []
+    for count in tiles:
+        numel = count * segments.TILE - 5
+        x = magnitudes[torch.randint(len(magnitudes), (numel,), generator=generator)]
+        xs.append(framed(torch.where(torch.rand(numel, generator=generator) < 0.5, x, -x)))
+    counts = [round(share * x.numel()) for x in xs]
+    found, expected = (call(xs, counts) for call in (kernels.largest_of_each.gpu, kernels.largest_of_each.reference))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    for chosen, x, k in zip(found[0].split(counts), xs, counts, strict=True):
+        order = sorted(range(x.numel()), key=lambda i: (-abs(float(x[i])), i))
+        assert chosen.tolist() == sorted(order[:k])
+
+
+def test_ties_that_do_not_fit_are_written_nowhere() -> None:
+    xs = [framed(torch.ones(40)), framed(torch.ones(30))]
+    counts, starts = [5, 3], [3, 0]  # what the second writes past its end would be the first one's
+    tiles = segments.tiles_of_each((40, 30), DEVICE)
+    at, size, wanted, begin = segments.table(DEVICE, segments.addresses(xs), [40, 30], counts, starts)
+    histograms = torch.zeros(2 * segments.LEVELS[4] * segments.BINS, dtype=torch.int32, device=DEVICE)
+    indices, values = (torch.full((10,), -7, dtype=dtype, device=DEVICE) for dtype in (torch.int32, torch.float32))
+    segments.write_largest(segments.Strided(at, size), xs[0], tiles, histograms, wanted, begin, (indices, values))
+    assert indices.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, -7, -7]
+    assert values.tolist() == [1.0] * 8 + [-7.0] * 2
+
+
 def test_a_nan_in_the_sample_leaves_nothing_but_what_is_not_finite() -> None:
     residuals, gradients = ([framed(vector(300, seed)) for seed in seeds] for seeds in ((1, 2), (3, 4)))
     gradients[1][8], gradients[1][20] = torch.nan, torch.inf

@@ -50,27 +50,22 @@ def test_a_killed_worker_ends_the_other_with_an_error() -> None:
     assert re.search(r"RuntimeError.*(closed by peer|reset by peer|[Tt]imed out)", errors), errors
 
 
-@pytest.mark.slow
-def test_stages_and_replicas_train_together() -> None:
-    """Four ranks under torchrun, as README has it."""
-    script = EXAMPLE.with_name("pipeline.py")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "4",
-        "--master-port",
-        str(_free_port()),
-    ]
-    done = subprocess.run(
-        [*command, str(script), "41"],
+def _torchrun(script: str, processes: int, *args: str) -> "subprocess.CompletedProcess[str]":
+    """Run an example to its end under torchrun."""
+    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={_free_port()}"]
+    return subprocess.run(
+        [sys.executable, *torchrun, str(EXAMPLE.with_name(script)), *args],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_stages_and_replicas_train_together() -> None:
+    done = _torchrun("pipeline.py", 4, "41")
     losses = [float(found) for found in re.findall(r"rank 1: step \d+, loss ([\d.]+)", done.stdout)]
     assert losses[-1] < losses[0] / 2, done.stderr
     assert done.stdout.count("replicas identical: True") == 4
@@ -79,47 +74,25 @@ def test_stages_and_replicas_train_together() -> None:
 
 @pytest.mark.slow
 def test_a_server_and_its_trainers_find_each_other_under_torchrun() -> None:
-    script, port = EXAMPLE.with_name("parameter_server.py"), str(_free_port())
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=3",
-            f"--master-port={port}",
-            str(script),
-            "60",
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = _torchrun("parameter_server.py", 3, "60")
     assert "120 updates" in done.stdout, done.stderr
     assert len(re.findall(r"rank [12]: loss", done.stdout)) == 2
 
 
 @pytest.mark.slow
 def test_pipelines_train_on_a_server_for_each_stage() -> None:
-    script, port = EXAMPLE.with_name("pipelines_on_servers.py"), str(_free_port())
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=6",
-            f"--master-port={port}",
-            str(script),
-            "61",
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = _torchrun("pipelines_on_servers.py", 6, "61")
     losses = [float(found) for found in re.findall(r"trainer 0: step \d+, loss ([\d.]+)", done.stdout)]
     assert losses[-1] < losses[0] / 2, done.stderr
     assert done.stdout.count("122 updates") == 2
     assert done.stdout.count("5.1% of the activations crossed") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", ["", "--fsdp"])
+def test_islands_exchange_what_they_moved(inside: str) -> None:
+    text = EXAMPLE.parents[1] / "CHANGELOG.md"
+    done = _torchrun("islands.py", 4, str(text), "100", *inside.split())
+    losses = [float(found) for found in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
+    assert losses[1] < losses[0], done.stderr
+    assert "global parameters identical on both islands" in done.stdout

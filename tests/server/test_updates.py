@@ -313,6 +313,7 @@ def test_hogwild_threads_lose_nothing() -> None:
 
         trainer.run(work, threads=4)
         assert trainer.traffic().updates == 80
+        assert min(trainer.memory.waiting, trainer.memory.scratch) > 0
         torch.testing.assert_close(waiting(recipe) - central.large, sum(steps))
         assert torch.equal(vector_of(trainer).large, central.large)
 

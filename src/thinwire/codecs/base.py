@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, final
 from torch import Tensor
 
 from thinwire import schedules
-from thinwire.payloads import Payload
+from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Plain, Signal
 
 
@@ -21,6 +21,11 @@ class Codec(ABC):
 
     shared_seed: ClassVar[bool] = False
     """Whether all ranks must draw alike. If not, each rank draws for itself, and the errors average out."""
+
+    @property
+    def scratch(self) -> Scratch:
+        """What encoding takes, the payload included. By default more than most codecs need."""
+        return Scratch(longest=8, value=64)
 
     @property
     def elementwise(self) -> bool:

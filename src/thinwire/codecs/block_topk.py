@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Width, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.payloads import Blocks, Narrow, narrowed
+from thinwire.payloads import Blocks, Narrow, Scratch, narrowed
 from thinwire.schedules import Density
 from thinwire.signals import Signal
 
@@ -27,6 +27,11 @@ class BlockTopK(Codec):
     density: Density
     block: Width = 32
     values: Narrow = None
+
+    @property
+    def scratch(self) -> Scratch:
+        """Energies of blocks, and the payload."""
+        return Scratch(element=0.6)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Blocks:
         """Return whole blocks; the vector's last one is filled up with zeros. A norm of NaN counts as largest."""

@@ -8,7 +8,7 @@ import torch
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec
 from thinwire.formats import Format
-from thinwire.payloads import Dense, narrowed
+from thinwire.payloads import Dense, Scratch, narrowed
 from thinwire.signals import Signal
 
 
@@ -35,6 +35,11 @@ class Cast(Codec):
     def elementwise(self) -> bool:
         """Yes, unless elements share a scale."""
         return not isinstance(self.values, Format)
+
+    @property
+    def scratch(self) -> Scratch:
+        """The payload: narrower values, or codes and the numbers that they stand for."""
+        return Scratch(value=10.5) if isinstance(self.values, Format) else Scratch(value=2)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
         """Return all values, in fewer bits."""

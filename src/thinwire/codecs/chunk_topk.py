@@ -7,7 +7,7 @@ from typing import Annotated, final
 from thinwire.checked import Range, checked
 from thinwire.codecs.base import Codec, kept
 from thinwire.kernels import Chunking, Transform
-from thinwire.payloads import Chunks, Narrow, narrowed
+from thinwire.payloads import Chunks, Narrow, Scratch, narrowed
 from thinwire.schedules import Density
 from thinwire.signals import Signal
 
@@ -31,6 +31,11 @@ class ChunkTopK(Codec):
     chunk: Chunk = 16
     transform: Transform = "dct"
     values: Narrow = None
+
+    @property
+    def scratch(self) -> Scratch:
+        """The payload."""
+        return Scratch(value=16)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Chunks:
         """Return the coefficients in order of chunks. If a chunk has a NaN or an infinity, so have its coefficients."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Range, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.payloads import Blocks, Narrow, Spectral, narrowed
+from thinwire.payloads import Blocks, Narrow, Scratch, Spectral, narrowed
 from thinwire.payloads.spectral import forward, spectrum_size
 from thinwire.schedules import Density
 from thinwire.signals import Signal, largest
@@ -38,6 +38,11 @@ class FFT(Codec):
     block: Block = 4096
     half: bool = False
     values: Narrow = None
+
+    @property
+    def scratch(self) -> Scratch:
+        """The spectrum, and the payload."""
+        return Scratch(element=8, value=10)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Spectral:
         """Return coefficients as pairs (real, imaginary). A block with a NaN or an infinity counts as largest."""

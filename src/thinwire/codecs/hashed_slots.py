@@ -14,7 +14,7 @@ from thinwire import kernels
 from thinwire.checked import Positive, checked
 from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import draw, most, side_by_side
-from thinwire.payloads import Narrow, Sparse
+from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signal, picked
 
@@ -40,6 +40,11 @@ class HashedSlots(Codec):
     density: Density
     surplus: Positive = 2.0
     values: Narrow = None
+
+    @property
+    def scratch(self) -> Scratch:
+        """A sample, about twice as many candidates as slots, and the slots."""
+        return Scratch(value=210)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return m slots. NaN counts as largest, so a collision cannot hide it."""

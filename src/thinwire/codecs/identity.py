@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.codecs.base import Codec
-from thinwire.payloads import Dense, narrowed
+from thinwire.payloads import Dense, Scratch, narrowed
 from thinwire.signals import Signal
 
 
@@ -12,6 +12,11 @@ from thinwire.signals import Signal
 @dataclass(frozen=True, kw_only=True)
 class Identity(Codec):
     """Send every value as it is."""
+
+    @property
+    def scratch(self) -> Scratch:
+        """Nothing: the gradient is the payload."""
+        return Scratch()
 
     @property
     def elementwise(self) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire.checked import Multiple, Number, checked
 from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import kth_largest, near, room, strongest
-from thinwire.payloads import Narrow, Sparse
+from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density, Every, Schedule
 from thinwire.signals import Signal
 
@@ -30,6 +30,11 @@ class KeptThreshold(Codec):
     refresh: Number | Schedule = Every(steps=1000)  # noqa: RUF009 - frozen
     bound: Multiple = 1.5
     values: Narrow = None
+
+    @property
+    def scratch(self) -> Scratch:
+        """Candidates, several times as many as are sent. The payload is a part of them, so they stay until the end."""
+        return Scratch(value=135, arriving=13)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""

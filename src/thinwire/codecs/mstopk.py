@@ -1,16 +1,23 @@
 """Approximate Top-k, by bisection of a threshold (MSTopK, Shi et al. 2021, Alg. 1)."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from thinwire import kernels
 from thinwire.checked import Count, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.payloads import Narrow, Sparse, narrowed
+from thinwire.codecs.thresholding import side_by_side
+from thinwire.kernels.memory import constant, sent
+from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signal, largest
+from thinwire.signals import Signal, computed, wide
 
 
 @final
@@ -30,38 +37,65 @@ class MSTopK(Codec):
     rounds: Count = 25
     values: Narrow = None
 
+    @property
+    def scratch(self) -> Scratch:
+        """The longest vector in float64, and the payload."""
+        return Scratch(longest=8.5, value=10)
+
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. If something is not finite, they are exactly the largest."""
-        x = signal.tensor()
-        k = kept(self.density, signal.numel)
-        picks = largest(x, 2 * k)
-        magnitudes = x.index_select(0, picks).abs()
-        mean = torch.linalg.vector_norm(x, 1, dtype=torch.float64) / max(1, x.numel())
-        chosen = _pick(magnitudes, mean, k, self.rounds, seed) if k else magnitudes
-        indices = picks.index_select(0, largest(chosen, k))
-        values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed, signal.share)
-        return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
+        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Sparse:
+        """Return the same of each. All thresholds are bisected together."""
+        counts = [kept(self.density, signal.numel) for signal in signals]
+        xs = computed(signals)
+        vectors = [wide(x) for x in xs]
+        twice = [min(2 * k, x.numel()) for k, x in zip(counts, vectors, strict=True)]
+        picks, values = kernels.largest_of_each(vectors, twice)
+        rows = pad_sequence(values.abs().to(xs[0].dtype).split(twice), batch_first=True, padding_value=-1.0)
+        means = torch.stack([torch.linalg.vector_norm(x, 1, dtype=torch.float64) / max(1, x.numel()) for x in vectors])
+        chosen = _pick(rows, means, counts, self.rounds, seeds) if rows.numel() else rows
+        within, _ = kernels.largest_of_each([wide(row[:n]) for row, n in zip(chosen, twice, strict=True)], counts)
+        places = within + _starts(twice, counts, within.device)
+        found = picks.index_select(0, places), values.index_select(0, places)
+        return side_by_side(signals, found, counts, self.values, seeds=seeds, offsets=offsets, numel=numel)
 
 
-def _pick(magnitudes: Tensor, mean: Tensor, k: int, rounds: int, seed: int) -> Tensor:
-    """Return 1 for the k magnitudes chosen and 0 for the others, or the magnitudes if one of them is not finite."""
-    above, below = _thresholds(magnitudes, mean, k, rounds)
+def _starts(lengths: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
+    """Return for each of counts[i] elements where the i-th vector begins, if vectors of these lengths lie in a row."""
+    starts = constant(tuple(accumulate(lengths[:-1], initial=0)), torch.int32, device)
+    return starts.repeat_interleave(constant(tuple(counts), torch.int64, device), output_size=sum(counts))
+
+
+def _pick(magnitudes: Tensor, means: Tensor, counts: Sequence[int], rounds: int, seeds: Sequence[int]) -> Tensor:
+    """Return in each row 1 for the k magnitudes chosen and 0 for the others, or the row if it is not finite.
+
+    −1 is padding.
+    """
+    k = constant(tuple(counts), torch.int64, magnitudes.device)[:, None]
+    above, below = _thresholds(magnitudes, means[:, None], k, rounds)
     sure = magnitudes >= above
     maybe = (magnitudes >= below) & ~sure
-    missing = k - sure.sum()
-    start = seed % (maybe.sum() - missing + 1).clamp_(min=1)
-    place = maybe.cumsum(0) - 1
+    missing = k - sure.sum(1, keepdim=True)
+    numbers = torch.frombuffer(array("q", seeds), dtype=torch.int64)
+    drawn = sent(numbers, magnitudes.device)[:, None]
+    start = drawn % (maybe.sum(1, keepdim=True) - missing + 1).clamp_(min=1)
+    place = maybe.cumsum(1) - 1
     filling = maybe & (place >= start) & (place < start + missing)
-    return torch.where(magnitudes.amax().isfinite(), (sure | filling).to(magnitudes.dtype), magnitudes)
+    finite = magnitudes.amax(1, keepdim=True).isfinite()
+    return torch.where(finite, (sure | filling).to(magnitudes.dtype), magnitudes)
 
 
-def _thresholds(magnitudes: Tensor, mean: Tensor, k: int, rounds: int) -> tuple[Tensor, Tensor]:
-    """Return the lowest threshold tried that at most k reach, or inf, and the highest that more than k reach, or 0."""
-    low, high = mean, magnitudes.amax().double()
+def _thresholds(magnitudes: Tensor, means: Tensor, k: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
+    """Return for each row the lowest threshold tried that at most k reach, or inf, and the highest for more, or 0."""
+    low, high = means, magnitudes.amax(1, keepdim=True).double()
     above, below = torch.full_like(low, torch.inf), torch.zeros_like(low)
     for _ in range(rounds):
         middle = (low + high) / 2
-        few = (magnitudes >= middle).sum() <= k
+        few = (magnitudes >= middle.to(magnitudes.dtype)).sum(1, keepdim=True) <= k
         high, above = torch.where(few, middle, high), torch.where(few, middle, above)
         low, below = torch.where(few, low, middle), torch.where(few, below, middle)
-    return above, below
+    return above.to(magnitudes.dtype), below.to(magnitudes.dtype)

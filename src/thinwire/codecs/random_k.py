@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.payloads import Narrow, Sparse, narrowed
+from thinwire.payloads import Narrow, Scratch, Sparse, narrowed
 from thinwire.schedules import Density
 from thinwire.signals import Signal
 
@@ -29,6 +29,11 @@ class RandomK(Codec):
     unbiased: bool = False
     values: Narrow = None
     shared_seed: ClassVar[bool] = True
+
+    @property
+    def scratch(self) -> Scratch:
+        """Edges of strata, draws, and the payload."""
+        return Scratch(value=44)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. If any element of the vector is not finite, every value sent is NaN."""

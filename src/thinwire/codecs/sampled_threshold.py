@@ -8,7 +8,7 @@ from typing import final
 from thinwire.checked import Multiple, checked
 from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import draw, side_by_side
-from thinwire.payloads import Narrow, Sparse
+from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signal, picked
 
@@ -27,6 +27,11 @@ class SampledThreshold(Codec):
     density: Density
     surplus: Multiple = 1.25
     values: Narrow = None
+
+    @property
+    def scratch(self) -> Scratch:
+        """A sample, candidates, and the payload."""
+        return Scratch(value=60)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements, padding included. NaN counts as largest."""

@@ -8,7 +8,7 @@ from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import side_by_side
-from thinwire.payloads import Narrow, Sparse
+from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signal, computed, wide
 
@@ -24,6 +24,11 @@ class TopK(Codec):
 
     density: Density
     values: Narrow = None
+
+    @property
+    def scratch(self) -> Scratch:
+        """Candidates, and the payload."""
+        return Scratch(element=0.45, value=10)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""

@@ -23,12 +23,13 @@ class Staging:
     def __init__(self) -> None:
         self._free: list[Tensor] = []
         self._used: list[Tensor] = []
+        self._needed = 0
         self._lock = Lock()  # buckets end in the threads of their collectives
 
     def turn(self) -> None:
         """Begin a reduction of all buckets, when those of the one before are done."""
         with self._lock:
-            self._free, self._used = self._used, []
+            self._free, self._used, self._needed = self._used, [], 0
 
     def take(self, nbytes: int, device: torch.device) -> Tensor:
         """Return a buffer (uint8, uninitialised), for the taker alone until it is kept and a turn has begun."""
@@ -42,6 +43,17 @@ class Staging:
         """Keep buffers for the next turn. One that is never kept, because its collective failed, is freed."""
         with self._lock:
             self._used += buffers
+
+    def need(self, nbytes: int) -> None:
+        """Note how much memory one reduction of a bucket takes beside these buffers, as its recipe declares it."""
+        with self._lock:
+            self._needed = max(self._needed, nbytes)
+
+    @property
+    def needed(self) -> int:
+        """The largest of what has been noted since the turn began."""
+        with self._lock:
+            return self._needed
 
     @property
     def nbytes(self) -> int:

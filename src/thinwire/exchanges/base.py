@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from thinwire.checked import Amount, Bandwidth, Count, Seconds, checked
 from thinwire.collectives import Group
-from thinwire.payloads import Payload
+from thinwire.payloads import Payload, Scratch
 
 Transport = Literal["all_reduce", "all_gather", "point_to_point"]
 
@@ -87,6 +87,15 @@ class Exchange(ABC):
     """Whether ranks may have payloads of different lengths."""
     transport: ClassVar[Transport]
     """How its bytes travel. The planner measures each transport and predicts times from that."""
+
+    @property
+    def scratch(self) -> Scratch:
+        """What the rounds take, beside what the payload does. By default nothing."""
+        return Scratch()
+
+    def arriving(self, values: int, world_size: int) -> float:
+        """Return how many numbers a rank holds at once of what ranks have sent, if each sends so many."""
+        return values * world_size
 
     def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
         """Set up what `start` needs. A collective. If skipped, the first `start` does it, and may block."""

@@ -9,7 +9,7 @@ from torch.futures import Future
 
 from thinwire.collectives import Group, communication_thread, used_here
 from thinwire.exchanges.base import Exchange, Exchanged, Transport
-from thinwire.payloads import Keyed, Payload, Sparse, wire
+from thinwire.payloads import Keyed, Payload, Scratch, Sparse, wire
 from thinwire.payloads.keyed import union
 
 
@@ -17,6 +17,11 @@ class Rounds(Exchange):
     """An exchange of several rounds. Each needs the one before, so it runs on the communication thread."""
 
     transport: ClassVar[Transport] = "point_to_point"
+
+    @property
+    def scratch(self) -> Scratch:
+        """Two tables, their union, and what it takes to sort them."""
+        return Scratch(value=44, arriving=48)
 
     @final
     def prepare(self, group: Group) -> None:

@@ -66,6 +66,10 @@ class GlobalTopKTree(Rounds):
             outcome = outcome.rekeyed(outcome.keys, rows)
         return Exchanged(total=outcome, delivered=delivered, sent_bytes=peers.sent_bytes)
 
+    def arriving(self, values: int, world_size: int) -> float:
+        """One table in each round."""
+        return values * (2 + math.log2(world_size))
+
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """The mean per rank: K − 1 messages go up the tree in all, and as many down."""
         if world_size == 1:

@@ -15,6 +15,7 @@ from torch import nn
 from thinwire import integrations
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group, adopt_group, forget_group
+from thinwire.handle import MemoryUse
 from thinwire.integrations import Replicas
 from thinwire.integrations.attachments.assembly import Optimizers
 from thinwire.integrations.attachments.attachment import LossScaler
@@ -92,9 +93,9 @@ class Members(Served):
         manager.register_state_dict_fn("thinwire", self.attachment.membership.join, self._for_a_newcomer)
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps."""
-        return self._replicas.memory_bytes
+    def memory(self) -> MemoryUse:
+        """What this rank holds between steps and takes within one, and what for."""
+        return self._replicas.memory
 
     def reduce(self) -> None:
         """Replace every gradient by its mean over the replicas of this step, through the recipe.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.memory import empty
-from thinwire.payloads import Payload
+from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Plain, Signal
 
 State = dict[str, dict[str, Tensor]]
@@ -32,6 +32,11 @@ class Memory(ABC):
     """Whether what waits can go out with an uncompressed gradient, by `release`."""
     keeps_length: ClassVar[bool] = True
     """Whether what is sent is large where the gradients are, so that uncompressed ones may come before and after it."""
+
+    @property
+    def scratch(self) -> Scratch:
+        """What computing the sum takes beside it. By default nothing: it is written where it stays."""
+        return Scratch()
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which this memory holds what waits for a parameter of `dtype`."""

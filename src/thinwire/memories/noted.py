@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.checked import checked
 from thinwire.memories.base import Memory, State
-from thinwire.payloads import Payload
+from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Note, Signal
 
 
@@ -45,6 +45,11 @@ class Noted(Memory):
     def fresh(self) -> Self:
         """Return an empty one over an empty memory."""
         return replace(self, memory=self.memory.fresh())
+
+    @property
+    def scratch(self) -> Scratch:
+        """What the inner memory takes."""
+        return self.memory.scratch
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
         """Return the inner memory's dtype."""

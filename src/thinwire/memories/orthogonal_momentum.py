@@ -12,7 +12,7 @@ from thinwire.checked import Fraction, checked
 from thinwire.kernels import Picks
 from thinwire.memories.applied_momentum import AppliedMomentum
 from thinwire.memories.base import Staged, State
-from thinwire.payloads import Payload
+from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Signal
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # singular values from 0.01 on come to lie between 0.68 and 1.14
@@ -41,6 +41,11 @@ class OrthogonalMomentum(AppliedMomentum):
     fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})
     own: ClassVar[str] = "momentum"
     keeps_length: ClassVar[bool] = False
+
+    @property
+    def scratch(self) -> Scratch:
+        """A matrix at a time, its polynomials and products."""
+        return Scratch(longest=26)
 
     momentum: Fraction | None = None
     decay: Fraction = 0.95

@@ -6,6 +6,7 @@ from thinwire.payloads.chunks import Chunks
 from thinwire.payloads.dense import Dense
 from thinwire.payloads.keyed import Keyed
 from thinwire.payloads.numbers import Narrow, fitted, narrowed
+from thinwire.payloads.scratch import Scratch
 from thinwire.payloads.sketch import Sketch, SketchTable
 from thinwire.payloads.sparse import Sparse
 from thinwire.payloads.spectral import Spectral
@@ -18,6 +19,7 @@ __all__ = [
     "Keyed",
     "Narrow",
     "Payload",
+    "Scratch",
     "Sketch",
     "SketchTable",
     "Sparse",

@@ -18,6 +18,7 @@ from thinwire.formats import Coded
 from thinwire.kernels import Chunking, Numbering
 from thinwire.payloads import indices, numbers, wire
 from thinwire.payloads.base import Payload, Regions
+from thinwire.payloads.scratch import Scratch
 from thinwire.waits import refuse_if
 
 _LAYOUT = struct.Struct("<II")
@@ -100,6 +101,11 @@ class Chunks(Payload):
         out = self.values.new_zeros(self.numel, dtype=_real(self.values.dtype))
         self.write(out)
         return out
+
+    @property
+    def scratch(self) -> Scratch:
+        """Positions and values, packed and unpacked."""
+        return Scratch(value=8, arriving=16)
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out` with the inverse transform."""

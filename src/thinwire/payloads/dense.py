@@ -13,6 +13,7 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
+from thinwire.payloads.scratch import Scratch
 
 SizeOrAll = Annotated[int, Range("a whole number from 0 on, or -1 for as many as there are values", least=-1)]
 
@@ -58,6 +59,11 @@ class Dense(Payload):
     def with_values(self, values: Tensor) -> Self:
         """Return the same payload with other values."""
         return replace(self, values=values, coded=None)
+
+    @property
+    def scratch(self) -> Scratch:
+        """Plain values are summed where they are. Codes are unpacked and decoded, rank by rank, and then summed."""
+        return Scratch() if self.coded is None else Scratch(value=6, arriving=9)
 
     def to_buffer(self) -> Tensor:
         """Return header and values as uint8."""

@@ -14,6 +14,7 @@ from thinwire.errors import PayloadError
 from thinwire.payloads import wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
 from thinwire.payloads.blocks import Blocks
+from thinwire.payloads.scratch import Scratch
 
 
 @final
@@ -84,6 +85,11 @@ class Spectral(Payload):
         out = self.values.new_zeros(self.numel, dtype=_real(self.values.dtype))
         self.write(out)
         return out
+
+    @property
+    def scratch(self) -> Scratch:
+        """The whole spectrum and its inverse transform, beside what arrives."""
+        return Scratch(element=9, arriving=24)
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out` with the inverse transform."""

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from thinwire import trace
 from thinwire.checked import BODY, Share, Size, Whole, checked
 from thinwire.errors import PayloadError
+from thinwire.handle import MemoryUse
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
 from thinwire.stats import Meter, Stats
@@ -52,7 +53,16 @@ class Sparsified:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes this rank's boundaries hold between steps."""
+        """Bytes this rank's boundaries hold between steps: `memory.total`."""
+        return self.memory.total
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What waits behind this rank's stages. Messages are part of the activations, so there is no staging."""
+        return MemoryUse(self._waiting, staging=0)
+
+    @property
+    def _waiting(self) -> int:
         return sum(buffer.nbytes for held in self._buffers().values() for buffer in held.values())
 
     def stats(self) -> Stats:

@@ -51,6 +51,7 @@ class Compressed(Reducer):
         with trace.span("encode", *listeners):
             payload = self._encode(bucket, at)
         note_values(payload, listeners)
+        staging.need(self._scratch(bucket, payload, at.group.size()))
         seeds = [at.seed(segment.name) for segment in bucket.segments]
         arrived = trace.started("exchange", *listeners)
         with noting(at.verdict), taking(staging) as taken:
@@ -83,6 +84,12 @@ class Compressed(Reducer):
         payload = codec.encode_signals(signals, seeds=seeds, offsets=offsets, numel=bucket.flat.numel())
         _check_computed(codec, signals)
         return payload
+
+    def _scratch(self, bucket: Bucket, payload: Payload, world_size: int) -> int:
+        lengths, values = [segment.length for segment in bucket.segments], payload.values.numel()
+        arriving = self.exchange.arriving(values, world_size)
+        rules = (self.codec.scratch, self.memory.scratch, payload.scratch, self.exchange.scratch)
+        return max(rule.nbytes(lengths, values, arriving) for rule in rules)
 
     def _signal(self, segment: Segment, gradient: Tensor, at: Round) -> Signal:
         signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))

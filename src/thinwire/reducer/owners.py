@@ -16,12 +16,14 @@ from thinwire.collectives import Group, all_to_all
 from thinwire.exchanges import AllGather, AllReduce
 from thinwire.exchanges.all_gather import received
 from thinwire.memories import Memory
-from thinwire.payloads import Dense, Payload
+from thinwire.payloads import Dense, Payload, Scratch
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed, note_values
 from thinwire.reducer.compressed import Compressed
 from thinwire.reducer.wrappers import MinimumSize, PerTensor, WarmUp
 from thinwire.signals import Plain, Signal
 from thinwire.waits import Verdict
+
+_RETAINING = Scratch(element=8)  # what was delivered, and its regions side by side
 
 
 @final
@@ -51,6 +53,7 @@ class ToOwners(Reducer):
         with trace.span("encode", *listeners):
             payloads = self._encode(bucket, at)
             buffers = [payload.to_buffer() for payload in payloads.values()]
+        at.staging.need(self._scratch(bucket, payloads, at.group))
         for payload in payloads.values():
             note_values(payload, listeners)
         mine = payloads.get(rank)
@@ -76,6 +79,16 @@ class ToOwners(Reducer):
     def memory_of(self, segment: Segment) -> Memory:
         """Return the memory."""
         return self.memory
+
+    def _scratch(self, bucket: Bucket, payloads: Mapping[int, Payload], group: Group) -> int:
+        """Return what this bucket takes: all payloads and their buffers, and the whole of what was delivered."""
+        lengths, mine = [segment.length for segment in bucket.segments], payloads.get(group.rank())
+        values = sum(payload.values.numel() for payload in payloads.values())
+        encoding = self.codec.scratch.nbytes(lengths, values)
+        if mine is None:
+            return encoding + _RETAINING.nbytes(lengths, values)
+        arriving = mine.values.numel() * group.size()
+        return encoding + max(_RETAINING.nbytes(lengths, values), mine.scratch.nbytes(lengths, values, arriving))
 
     def _encode(self, bucket: Bucket, at: Round) -> Mapping[int, Payload]:
         """Return a payload for each rank that owns any row."""

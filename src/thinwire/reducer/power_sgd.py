@@ -17,7 +17,8 @@ from thinwire.codecs import Codec, Identity
 from thinwire.collectives import Group, communication_thread
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.memories import Memory, Noted
-from thinwire.payloads import Dense, Payload, fitted
+from thinwire.payloads import Dense, Payload, Scratch, fitted
+from thinwire.payloads.base import regions_are_finite
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment, all_true, completed, note_values
 from thinwire.signals import Plain
 from thinwire.trace import Listener
@@ -72,8 +73,14 @@ class PowerSGD(Reducer):
             return completed(True)
         with trace.span("encode", *at.listeners):
             work = [self._multiply(segment, g, at) for segment, g in zip(bucket.segments, bucket.views(), strict=True)]
+        at.staging.need(self._scratch(work))
         told = _Told(at.watch, at.scale, at.listeners)
         return communication_thread(at.group).submit(lambda own: self._rounds(work, own, told), bucket.flat.device)
+
+    def _scratch(self, work: Sequence["_Work"]) -> int:
+        """Return what this bucket takes: copies of the factors, and one matrix after another as they reproduce it."""
+        values = sum(self.rank * sum(item.matrix.shape) for item in work)
+        return Scratch(longest=4.1, value=32).nbytes([item.matrix.numel() for item in work], values)
 
     def _multiply(self, segment: Segment, gradient: Tensor, at: Round) -> "_Work":
         x = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name)).tensor()
@@ -107,7 +114,7 @@ class PowerSGD(Reducer):
         with trace.span("decode", *told.listeners):
             for item, basis, share, factor in zip(work, bases, mine, factors, strict=True):
                 self._finish(item, basis, share, factor)
-            return not told.watch or all(bool(item.gradient.isfinite().all()) for item in work)
+            return not told.watch or all(regions_are_finite(x, ((0, x.numel()),)) for x in (i.gradient for i in work))
 
     def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
         rest = self._write(item, basis, factor)

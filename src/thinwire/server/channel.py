@@ -78,6 +78,12 @@ class Channel:
         self._thread.start()
 
     @property
+    def staged_bytes(self) -> int:
+        """Bytes of the updates that may have to be sent once more."""
+        with self._changed:
+            return self._logged
+
+    @property
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received, headers included."""
         return self._counted[0] + self._wire.sent, self._counted[1] + self._wire.received

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from thinwire import trace
 from thinwire.codecs import Codec
 from thinwire.errors import MomentumError
+from thinwire.handle import MemoryUse
 from thinwire.memories import FadingMomentum, MomentumCorrection, OrthogonalMomentum
 from thinwire.payloads import Dense
 from thinwire.reducer import Reducer, Segment
@@ -33,6 +34,13 @@ class Uplink:
     def __init__(self, recipe: Reducer, layout: Layout, who: str, device: torch.device = _CPU) -> None:
         check_memories(recipe)
         self._recipe, self._layout, self._who, self._device = recipe, layout, who, device
+        self._scratch = 0
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What waits for a later update, and what encoding the latest one took at most."""
+        waiting = sum(memory.nbytes for memory in self._recipe.memories())
+        return MemoryUse(waiting, staging=0, scratch=self._scratch)
 
     def encode(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[Tensor]:
         """Return the sections of update `number`. What they do not deliver waits; if they `drain`, nothing waits then.
@@ -62,6 +70,9 @@ class Uplink:
             signal.share, signal.shape = 1.0 if part.memory.stateful else None, segment.shape
             payloads.append(encoded(part.codec, signal, seed=seed))
         whole = part.assembled(payloads)
+        lengths, values = [segment.length for segment in part.segments], whole.values.numel()
+        rules = (part.codec.scratch, part.memory.scratch, whole.scratch)
+        self._scratch = max(self._scratch, *(rule.nbytes(lengths, values) for rule in rules))
         sent = whole.to_buffer().cpu()  # first: a payload may be a view of what waits
         if part.memory.stateful:
             part.memory.retain([segment.name for segment in part.segments], whole)

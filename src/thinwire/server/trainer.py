@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
 from thinwire.codecs import Codec
+from thinwire.handle import MemoryUse
 from thinwire.reducer import Reducer
 from thinwire.server.channel import Channel, Settings
 from thinwire.server.environment import addresses
@@ -115,6 +116,13 @@ class Trainer:
         """Return a copy of the model that shares its parameters' storage, with gradients and buffers of its own."""
         shared = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in self.model.parameters()}
         return copy.deepcopy(self.model, dict(shared))
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What waits, updates that may have to be sent once more, and what encoding a server's part takes at most."""
+        waiting, _, scratch = zip(*(uplink.memory for uplink in self._uplinks), strict=True)
+        staging = sum(channel.staged_bytes for channel in self._channels)
+        return MemoryUse(sum(waiting), staging, max(scratch))
 
     def traffic(self) -> Traffic:
         """Return what has been sent and received so far."""

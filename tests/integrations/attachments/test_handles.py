@@ -24,7 +24,7 @@ VERBS = {name for name in dir(tw.Handle) if not name.startswith("_")}
 
 def test_every_handle_has_the_verbs() -> None:
     for kind in (tw.Attachment, tw.Replicas, tw.Shards, tw.Outer, tw.pipeline.Sparsified):
-        assert {"memory_bytes", "stats", "state_dict", "load_state_dict", "remove"} == VERBS <= set(dir(kind))
+        assert {"memory", "memory_bytes", "stats", "state_dict", "load_state_dict", "remove"} == VERBS <= set(dir(kind))
     for kind in (tw.Attachment, tw.Replicas, tw.Shards, tw.Outer):
         assert callable(kind.verify_replicas)
 
@@ -343,6 +343,8 @@ def _replicated() -> tuple[Any, ...]:
     before, saved = [step(seed) for seed in range(3)], replicas.state_dict()
     replicas.load_state_dict(saved)
     held = replicas.memory_bytes - replicas.attachment.memory_bytes
+    assert replicas.memory.total == replicas.memory_bytes
+    assert replicas.memory.scratch > 0
     replicas.remove()
     after = [step(seed) for seed in range(3, 5)]
     size = sum(p.nbytes for p in module.parameters())

@@ -332,6 +332,8 @@ def _figures() -> tuple[int, int, float, float, float]:
     scattered = Scattered().run(range(2))
     size = sum(p.numel() for name, p in scattered.net.named_parameters() if not name.startswith("other"))
     total = scattered.handle.stats().total
+    assert scattered.handle.memory.total == scattered.handle.memory_bytes
+    assert scattered.handle.memory.scratch > 0
     return scattered.handle.attachment.memory_bytes, size, total.dense_bytes, total.ratio, total.density
 
 

@@ -474,6 +474,7 @@ def test_what_is_not_delivered_waits_in_the_shard(ranks: Ranks, recipe: str) -> 
 
 def _memory_bytes() -> tuple[int, int]:
     sharded = Sharded(recipe="all").run(range(1))
+    assert sharded.handle.memory.total == sharded.handle.memory_bytes
     held = sharded.handle.memory_bytes - sharded.handle.attachment.memory.staging
     return held, sum(x.nbytes for x in sharded.shards().values())
 

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.collectives import Group
 from thinwire.integrations.training import drift
 from thinwire.integrations.workers.fragments import cut
 from thinwire.integrations.workers.regrouping import Part
@@ -122,6 +123,9 @@ def _common_at_each_step(method: str) -> tuple[list[list[str]], bool, bool]:
         worker.train(range(step, step + 1))
         differing.append(worker.handle.differing_parameters())
     together = drift.differing(dict(worker.model.named_parameters()), worker.handle.group)
+    held = worker.handle.memory
+    assert held.total == worker.handle.memory_bytes
+    assert held.waiting >= sum(x.nbytes for x in worker.handle.parameters.values())
     return differing, all(not torch.equal(before[name], x) for name, x in worker.common().items()), bool(together)
 
 
@@ -558,10 +562,10 @@ def test_one_goes_and_another_comes(ranks: Ranks, method: str) -> None:
 
 def _dies(where: str) -> dict[str, Any]:
     """The last of four workers dies in the second outer step: before its exchange, or after it. The others go on."""
-    rank, world = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=3))
+    rank, world = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=6))
     three = dist.new_group([0, 1, 2])
     assert world is not None
-    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV)
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=partial(SGD, lr=1.0))
     worker = Worker(steps, group=world, elastic=True).train(range(2 * H - 1))
     before = worker.common(), _waiting(worker)
     confirm = worker.handle._confirm
@@ -578,11 +582,27 @@ def _dies(where: str) -> dict[str, Any]:
     dist.barrier()
     if rank == 3:
         return {}
+    own = worker.own()
     worker.handle.regroup(three)
     found["stepped"] = not _same(before[0], worker.common()) and not _same(before[1], _waiting(worker))
+    found["conserved"] = where != "exchange" or _lost(before, own, worker, three) < 1e-12
     found["alike"] = worker.handle.verify_replicas()
     worker.train(range(2 * H, 4 * H))
     return found | {"goes on": worker.handle.verify_replicas(), "ticks": worker.handle.ticks == 4 * H}
+
+
+def _lost(
+    before: tuple[dict[str, Tensor], dict[str, Tensor]], own: dict[str, Tensor], worker: Worker, group: Group
+) -> float:
+    """Return the most of Σ (what waited + Δ / K) that was neither applied, at a rate of 1, nor waits now."""
+    waited, common, waits = before[1], worker.common(), _waiting(worker)
+    parts = [(common[name] - own[name]).view(-1) / group.size() for name in common]
+    for part, name in zip(parts, common, strict=True):
+        if name in waits:
+            part += (waited[name] - waits[name]).view(-1)
+    lost = torch.cat(parts)
+    dist.all_reduce(lost, group=group)
+    return float(lost.abs().max())
 
 
 @pytest.mark.parametrize("where", ["exchange", "in doubt", "one has heard"])
@@ -591,6 +611,27 @@ def test_a_worker_dies_within_an_outer_step(ranks: Ranks, where: str) -> None:
     for rank, found in enumerate(survivors):
         assert found.pop("failed") == (where != "one has heard" or rank > 0)
         assert set(found.values()) == {True}, (rank, found)
+
+
+def _taken_back() -> dict[str, bool]:
+    """One of two workers that are alike takes a mean back that has landed, and exchanges anew."""
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV)
+    one, other = (Worker(steps).train(range(2 * H - 1)) for _ in range(2))
+    (fragment,) = one.handle.fragments
+    fragment.measure()
+    fragment.start()
+    fragment.land_if_possible()
+    found = {"landed": fragment.landed}
+    fragment.take_back()
+    found["waits as before"] = _same(_waiting(one), _waiting(other))
+    for worker in (one, other):
+        worker.train(range(2 * H - 1, 2 * H))
+    return found | {"same": _same(one.common(), other.common()) and _same(_waiting(one), _waiting(other))}
+
+
+def test_a_mean_that_is_taken_back_was_never_sent(ranks: Ranks) -> None:
+    for found in ranks.run(2, _taken_back):
+        assert set(found.values()) == {True}, found
 
 
 def test_what_all_decide_about_an_exchange() -> None:
@@ -691,6 +732,29 @@ def test_running_statistics_are_averaged(ranks: Ranks) -> None:
     for alike, far in ranks.run(3, _normalised):
         assert alike
         assert far < 1e-7
+
+
+def _joins_with_statistics() -> bool:
+    """Whether a worker that joins takes over the running statistics of one that has trained on its own."""
+    rank, world = dist.get_rank(), dist.group.WORLD
+    assert world is not None
+    alone = [dist.new_group([each]) for each in range(2)][rank]
+    normalised = nn.BatchNorm1d(16)
+    model = nn.Sequential(nn.Linear(24, 16), normalised)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = tw.outer(model, optimizer, tw.outer_steps.diloco(every=H), group=alone)
+    found = normalised.running_mean
+    assert found is not None
+    for step in range(H + 1 if rank == 0 else 0):
+        model(torch.randn(8, 24, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        optimizer.step()
+    before = found.clone()
+    handle.regroup(world, joining=rank == 1)
+    return torch.equal(before, found) == (rank == 0) and not drift.differing({"mean": found}, world)
+
+
+def test_who_joins_takes_over_running_statistics(ranks: Ranks) -> None:
+    assert ranks.run(2, _joins_with_statistics) == [True] * 2
 
 
 def _two_optimizers() -> tuple[int, bool]:

@@ -334,4 +334,4 @@ def test_check_under_torchrun() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "recipes, gloo of 3" in done.stdout
-    assert done.stdout.count("✓ 6 checks passed") == 1, "rank 0 alone prints"
+    assert done.stdout.count("checks passed") == 1, "rank 0 alone prints"

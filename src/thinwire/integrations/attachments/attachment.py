@@ -94,8 +94,9 @@ class Attachment:
 
     @property
     def memory(self) -> MemoryUse:
-        """What this rank holds between steps, and what for."""
-        return MemoryUse(sum(memory.nbytes for memory in self.recipe.memories()), self._staging.nbytes)
+        """What this rank holds between steps and takes within one, and what for."""
+        waiting = sum(memory.nbytes for memory in self.recipe.memories())
+        return MemoryUse(waiting, self._staging.nbytes, self._staging.needed)
 
     @property
     def waits(self) -> bool:

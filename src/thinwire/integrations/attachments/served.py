@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thinwire.collectives import Group
+from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.membership.state import Standing
 from thinwire.stats import Stats
@@ -18,6 +19,21 @@ class Served:
     def group(self) -> Group:
         """The ranks that hold a replica each."""
         return self.attachment.group
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What this rank holds between steps and takes within one. Copies of gradients count as staging."""
+        return self.attachment.memory.and_staging(self._copies)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this rank holds between steps: `memory.total`."""
+        return self.memory.total
+
+    @property
+    def _copies(self) -> int:
+        """Bytes of the second copies of gradients. By default there are none."""
+        return 0
 
     def stats(self) -> Stats:
         """Return what the latest step and all steps together sent and took. Call it after the optimizer's step."""

@@ -53,9 +53,8 @@ class Replicas(Served):
         self._frozen = [(name, p) for name, p in whole.named_parameters() if not p.requires_grad]
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps: what waits, and a second copy of the gradients."""
-        return self.attachment.memory_bytes + sum(bucket.flat.nbytes for bucket in self._buckets)
+    def _copies(self) -> int:
+        return sum(bucket.flat.nbytes for bucket in self._buckets)
 
     def reduce(self) -> None:
         """Replace every gradient by its mean over the replicas, through the recipe. A collective.

@@ -64,9 +64,8 @@ class Scattered(Served):
         )
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps: what waits for all shards, and a second copy of its own gradients."""
-        return self.attachment.memory_bytes + self._arrivals.nbytes
+    def _copies(self) -> int:
+        return self._arrivals.nbytes
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. A collective, which raises as `Attachment.load_state_dict` does."""

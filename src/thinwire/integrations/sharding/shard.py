@@ -57,9 +57,8 @@ class Shards(Served):
         self._backwards = Backwards(sharded_modules(model), attachment, self.layout.groups, self._arrivals)
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps: what waits for its shards, and a second copy of their gradients."""
-        return self.attachment.memory_bytes + self._arrivals.nbytes
+    def _copies(self) -> int:
+        return self._arrivals.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         """Return what waits for this rank's shards, and its step, in plain containers. Save it on every rank."""

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, futures, nn
 
+from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.buckets import GradientBucket, buckets
 from thinwire.integrations.training.gradients import local
@@ -36,11 +37,12 @@ class Fragment:
         self.waited = 0.0
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes that the global parameters take, the optimizer's state, Δ, and what waits."""
-        state = [x for held in self.optimizer.state.values() for x in held.values() if isinstance(x, Tensor)]
-        tensors = [*self.parameters.values(), *state, *(bucket.flat for bucket in self._buckets)]
-        return self.attachment.memory_bytes + sum(x.nbytes for x in tensors)
+    def memory(self) -> MemoryUse:
+        """What waits, the global parameters and the optimizer's state; Δ and other staging; and scratch."""
+        held, state = self.attachment.memory, self.optimizer.state.values()
+        kept = [*self.parameters.values(), *(x for each in state for x in each.values() if isinstance(x, Tensor))]
+        copies = sum(bucket.flat.nbytes for bucket in self._buckets)
+        return held._replace(waiting=held.waiting + sum(x.nbytes for x in kept)).and_staging(copies)
 
     @property
     def device(self) -> torch.device:

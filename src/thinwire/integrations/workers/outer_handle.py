@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from thinwire.checked import checked
 from thinwire.collectives import Group
+from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing
@@ -71,9 +72,15 @@ class Outer:
         return sum(fragment.waited for fragment in self.fragments)
 
     @property
+    def memory(self) -> MemoryUse:
+        """Global parameters, outer optimizers and what waits; Δ and other staging; the most that a fragment's takes."""
+        waiting, staging, scratch = zip(*(fragment.memory for fragment in self.fragments), strict=True)
+        return MemoryUse(sum(waiting), sum(staging), max(scratch))
+
+    @property
     def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps: global parameters, outer optimizers, Δ, and what waits."""
-        return sum(fragment.memory_bytes for fragment in self.fragments)
+        """Bytes this rank holds between steps: `memory.total`."""
+        return self.memory.total
 
     def stats(self) -> Stats:
         """Return what the latest outer step and all of them together sent and took. A step is one of every fragment."""

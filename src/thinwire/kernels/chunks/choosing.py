@@ -95,9 +95,12 @@ def _topk(x, shape, how, a, b, first, last, positions, values, buffers, bar):
 def _spread(x, origin, shape, how, a, b, chunk, half, z):
     # The chunk's coefficients.
     columns, height, width = shape
-    if how == PLAIN:
+    inside = origin + (height - 1) * columns + b.shape[1] <= x.size
+    if how == PLAIN and inside and width == b.shape[1]:
+        _copy(x, origin, shape, z)
+    elif how == PLAIN:
         _load(x, origin, shape, z, width)
-    elif origin + (height - 1) * columns + b.shape[1] > x.size:
+    elif not inside:
         _load(x, origin, shape, z, b.shape[1])
         _transform(z, np.int64(0), np.int64(b.shape[1]), height, width, how, a, b, chunk, half, z)
     else:
@@ -125,6 +128,15 @@ def _take_best(z, hits, near, some, count, positions, values, number):
         i = near[np.int64(simd.lowest(best))]
         best &= best - np.uint64(1)
         positions[number, place], values[number, place] = i, z[i]
+
+
+@compiled
+def _copy(x, origin, shape, z):
+    # In whole vectors.
+    columns, height, width = shape
+    for i in range(height):
+        for j in range(0, width, vectors.BYTES // x.itemsize):
+            vectors.copy(z, i * width + j, x, origin + i * columns + j)
 
 
 @compiled

@@ -1,0 +1,139 @@
+"""What a reduction declares to take at most, against what the allocator saw. Kernels' own arrays count too."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks
+from torch.futures import Future
+from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from thinwire.collectives import Staging
+from thinwire.exchanges import merging
+from thinwire.memories import AppliedMomentum, MomentumCorrection
+from thinwire.recipes import METHODS
+from thinwire.reducer import Bucket, Reducer, Round, Segment, power_sgd
+
+SHAPES = ((320, 200), (400, 1500))
+SEVERAL = [  # recipes whose exchange takes several rounds, which need other ranks
+    "doubling",
+    "gtopk",
+    "owner",
+    "powersgd",
+    "s2_reducer",
+    "s2_union",
+    "sampled_doubling",
+    "sampled_gtopk",
+    "sampled_owner",
+]
+SLACK = 1 << 16  # bytes: headers, tables and scalars
+
+
+def _segments() -> tuple[Segment, ...]:
+    found, end = [], 0
+    for i, shape in enumerate(SHAPES):
+        length = shape[0] * shape[1]
+        found.append(Segment(name=f"p{i}", offset=end, length=length, shape=shape))
+        end += length
+    return tuple(found)
+
+
+@contextmanager
+def _group(size: int) -> Iterator[dist.ProcessGroup]:
+    """A group whose ranks all send what this one sends."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def _peak(work: Callable[[], object]) -> int:
+    """Return the most bytes that were allocated at once while `work` ran, over those there were before.
+
+    torch's allocations and NumPy's are added as they come.
+    """
+    tracemalloc.start()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            work()
+        _, arrays = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    amounts = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(amounts, initial=0)) + arrays
+
+
+def _ready(name: str) -> Reducer:
+    recipe = METHODS[name].make()
+    for memory in recipe.memories():
+        if isinstance(memory, MomentumCorrection):
+            memory.adopt(0.9, nesterov=False)
+        if isinstance(memory, AppliedMomentum):
+            memory.adopt({segment.name: 0.9 for segment in _segments()})
+    return recipe
+
+
+def _declared_and_seen(name: str, group: dist.ProcessGroup | None = None, steps: int = 3) -> tuple[int, int]:
+    """Return what the last of these steps declared, and what it took."""
+    group = group or dist.group.WORLD
+    assert group is not None
+    segments, staging, recipe = _segments(), Staging(), _ready(name)
+    generator = torch.Generator().manual_seed(group.rank())
+    gradient = torch.randn(sum(s.length for s in segments), generator=generator)
+    for step in range(steps):
+        at = Round(step=step, group=group, scale=1 / group.size(), staging=staging)
+        recipe.begin(at)
+        staging.turn()
+        bucket = Bucket(flat=gradient.roll(step), segments=segments)
+        seen = _peak(lambda bucket=bucket, at=at: recipe.reduce(bucket, at).wait())  # type: ignore[misc]
+        for memory in recipe.memories():
+            memory.commit()
+    return staging.needed, seen
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in SEVERAL])
+def test_a_bucket_takes_what_was_declared(name: str, ranks: int) -> None:
+    with _group(ranks) as group:
+        declared, seen = _declared_and_seen(name, group)
+    assert seen <= declared + SLACK
+    assert declared <= 2 * seen + SLACK
+
+
+class _Here:
+    """A communication thread that is this one, because the profiler sees no other."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def submit(self, work: Callable[[dist.ProcessGroup], Any], device: torch.device) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_result(work(self._group))
+        return future
+
+
+def _in_this_thread(name: str, steps: int) -> tuple[int, int]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (merging, power_sgd):
+            patch.setattr(module, "communication_thread", _Here)
+        return _declared_and_seen(name, steps=steps)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_rounds_take_what_was_declared(ranks: Ranks, name: str, world: int) -> None:
+    steps = 12 if name == "powersgd" else 3  # the first ten go uncompressed
+    declared, seen = map(max, zip(*ranks.run(world, _in_this_thread, name, steps), strict=True))
+    assert seen <= declared + SLACK
+    assert declared <= 2 * seen + SLACK
