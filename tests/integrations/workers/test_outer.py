@@ -734,6 +734,29 @@ def test_running_statistics_are_averaged(ranks: Ranks) -> None:
         assert far < 1e-7
 
 
+def _statistics_after(leave_out: bool) -> tuple[bool, bool]:
+    """Rank 1 meets one batch with a NaN. Whether its running statistics are finite after that, and agree."""
+    normalised = nn.BatchNorm1d(16)
+    model = nn.Sequential(nn.Linear(24, 16), normalised)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    tw.outer(model, optimizer, tw.OuterSteps(every=H, leave_out=leave_out))
+    for step in range(3 * H):
+        optimizer.zero_grad()
+        x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        x[0, 0] += math.nan if (step, dist.get_rank()) == (H, 1) else 0.0
+        model(x).square().mean().backward()
+        optimizer.step()
+    found, world = normalised.running_mean, dist.group.WORLD
+    assert found is not None
+    assert world is not None
+    return bool(found.isfinite().all()), not drift.differing({"mean": found}, world)
+
+
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_running_statistics_recover_from_a_nan(ranks: Ranks, leave_out: bool) -> None:
+    assert ranks.run(2, _statistics_after, leave_out) == [(True, True)] * 2
+
+
 def _joins_with_statistics() -> bool:
     """Whether a worker that joins takes over the running statistics of one that has trained on its own."""
     rank, world = dist.get_rank(), dist.group.WORLD
@@ -888,6 +911,10 @@ def _state_of_another(wrong: str) -> str:
                 saved["outer"] *= 2
             case "attachment":
                 del saved["outer"]
+            case "optimizer":
+                saved["outer"] = [[{"lr": 0.1, "betas": (0.9, 0.999)}]]
+            case "own":
+                del saved["own"]
     found = told(worker.handle.load_state_dict, saved)
     assert _same(before, worker.common())
     return found
@@ -901,6 +928,8 @@ def _state_of_another(wrong: str) -> str:
         ("missing", "lacks '2.bias'"),
         ("fragments", "of 2 fragments, and here are 1"),
         ("attachment", "no state of outer steps"),
+        ("optimizer", "of another outer optimizer.*SGD.*it was saved with"),
+        ("own", "lacks 'own'"),
     ],
 )
 def test_the_state_of_another_model_is_refused(ranks: Ranks, wrong: str, words: str) -> None:
