@@ -196,7 +196,8 @@ def _tied(settings: Settings, model: nn.Module, optimizers: list[torch.optim.Opt
     shown = copy.deepcopy(model)
 
     def look() -> nn.Module:
-        shown.load_state_dict({**model.state_dict(), **handle.parameters})
+        shown.load_state_dict(model.state_dict())
+        shown.load_state_dict(handle.parameters, strict=False)  # tied weights have one name here
         return shown
 
     memories = [m for fragment in handle.fragments for m in fragment.attachment.recipe.memories()]

@@ -25,7 +25,11 @@ class MeasuredApart(NamedTuple):
         return self.loss / self.dense
 
 
-OUTER_LOSSES: tuple[MeasuredApart, ...] = (MeasuredApart("sparseloco", 10, 1.9253, 1.6569),)
+OUTER_LOSSES: tuple[MeasuredApart, ...] = (
+    MeasuredApart("sparseloco", 10, 1.9253, 1.6569),
+    MeasuredApart("diloco", 10, 1.8336, 1.6569),
+    MeasuredApart("diloco", 30, 1.7982, 1.6569),
+)
 """Of docs/measurements/outer.md."""
 
 _DENSE = MappingProxyType(

@@ -26,7 +26,7 @@ import thinwire as tw
 from thinwire.collectives import Group
 from thinwire.integrations.training import drift
 from thinwire.integrations.workers.fragments import cut
-from thinwire.integrations.workers.regrouping import Part
+from thinwire.integrations.workers.regrouping import Part, verdicts
 
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
 H = 3
@@ -645,6 +645,18 @@ def test_what_all_decide_about_an_exchange() -> None:
     assert before.verdict([done, before]) == "nothing"
 
 
+def _joins_too_early() -> str:
+    """Rank 0 must repeat an exchange, and rank 1 joins."""
+    world = dist.group.WORLD
+    assert world is not None
+    return told(verdicts, [Part(2, 1, landed=False)] if dist.get_rank() == 0 else None, world)
+
+
+def test_who_joins_takes_no_part_in_what_is_repeated(ranks: Ranks) -> None:
+    for said in ranks.run(2, _joins_too_early):
+        assert "regroup with those who are left first" in said
+
+
 def _all_join() -> str:
     world = dist.group.WORLD
     assert world is not None
@@ -732,6 +744,29 @@ def test_running_statistics_are_averaged(ranks: Ranks) -> None:
     for alike, far in ranks.run(3, _normalised):
         assert alike
         assert far < 1e-7
+
+
+def _statistics_after(leave_out: bool) -> tuple[bool, bool]:
+    """Rank 1 meets one batch with a NaN. Whether its running statistics are finite after that, and agree."""
+    normalised = nn.BatchNorm1d(16)
+    model = nn.Sequential(nn.Linear(24, 16), normalised)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    tw.outer(model, optimizer, tw.OuterSteps(every=H, leave_out=leave_out))
+    for step in range(3 * H):
+        optimizer.zero_grad()
+        x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        x[0, 0] += math.nan if (step, dist.get_rank()) == (H, 1) else 0.0
+        model(x).square().mean().backward()
+        optimizer.step()
+    found, world = normalised.running_mean, dist.group.WORLD
+    assert found is not None
+    assert world is not None
+    return bool(found.isfinite().all()), not drift.differing({"mean": found}, world)
+
+
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_running_statistics_recover_from_a_nan(ranks: Ranks, leave_out: bool) -> None:
+    assert ranks.run(2, _statistics_after, leave_out) == [(True, True)] * 2
 
 
 def _joins_with_statistics() -> bool:
@@ -888,6 +923,10 @@ def _state_of_another(wrong: str) -> str:
                 saved["outer"] *= 2
             case "attachment":
                 del saved["outer"]
+            case "optimizer":
+                saved["outer"] = [[{"lr": 0.1, "betas": (0.9, 0.999)}]]
+            case "own":
+                del saved["own"]
     found = told(worker.handle.load_state_dict, saved)
     assert _same(before, worker.common())
     return found
@@ -901,6 +940,8 @@ def _state_of_another(wrong: str) -> str:
         ("missing", "lacks '2.bias'"),
         ("fragments", "of 2 fragments, and here are 1"),
         ("attachment", "no state of outer steps"),
+        ("optimizer", "of another outer optimizer.*SGD.*it was saved with"),
+        ("own", "lacks 'own'"),
     ],
 )
 def test_the_state_of_another_model_is_refused(ranks: Ranks, wrong: str, words: str) -> None:

@@ -118,7 +118,8 @@ class Outer:
         goes on, and nothing waits there yet. What waits on the others stays, and who goes takes its share along. An
         exchange that failed, because a worker died within it, is repeated among those who are left.
 
-        Raises FingerprintError where workers disagree, and RuntimeError if all are joining.
+        Raises FingerprintError where workers disagree, and RuntimeError if all are joining, or if some are while an
+        exchange must be repeated: regroup with those who are left first.
         """
         self._check_alike(group)
         mine = None if joining else standing(self.fragments, self.steps, self.ticks)

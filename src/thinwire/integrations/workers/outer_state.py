@@ -47,9 +47,14 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
     for memory in saved["memories"]:
         if unknown := sorted(map(str, memory.keys() - wanted)):
             raise ValueError(f"the state has {unknown[0]!r}, which the model lacks: it is of another model")
-    for fragment in fragments:
+    if "own" not in saved:
+        raise ValueError(
+            "the state lacks 'own', this worker's inner steps; expected all that the state_dict() returned"
+        )
+    for fragment, settings in zip(fragments, saved["outer"], strict=True):
         standing = fragment.attachment.check_state_dict(_part(saved, fragment))
         _check_common(saved["memories"][-1], fragment)
+        _check_settings(settings, fragment.optimizer)
     return standing
 
 
@@ -145,3 +150,14 @@ def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment
                     f"{field.removeprefix(COMMON)} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; expected "
                     f"{tuple(p.shape)} and {p.dtype}: it is of another model"
                 )
+
+
+def _check_settings(settings: Sequence[Mapping[str, Any]], optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError unless these are settings of such an outer optimizer; schedules and other torches add some."""
+    here = optimizer.defaults.keys()
+    alike = all(here <= group.keys() or group.keys() <= here for group in settings)
+    if not alike or len(settings) != len(optimizer.param_groups):
+        raise ValueError(
+            f"the state is of another outer optimizer: its settings are {[sorted(group) for group in settings]}, and "
+            f"those of {type(optimizer).__name__} {sorted(here)}: make the handle with the optimizer it was saved with"
+        )

@@ -43,7 +43,8 @@ def standing(fragments: Sequence[Fragment], steps: OuterSteps, ticks: int) -> li
 def verdicts(mine: Sequence[Part] | None, group: Group) -> tuple[list[Verdict], int]:
     """Return what becomes of each fragment's latest exchange, and the first rank that has been here before.
 
-    `mine` is None on a worker that joins. A collective. Raises RuntimeError if all join.
+    `mine` is None on a worker that joins. A collective. Raises RuntimeError, on all, if all join, or some where an
+    exchange must be repeated.
     """
     everyone: list[Sequence[Part] | None] = [None] * group.size()
     dist.all_gather_object(everyone, mine, group=group)
@@ -51,7 +52,13 @@ def verdicts(mine: Sequence[Part] | None, group: Group) -> tuple[list[Verdict], 
     if not old:
         raise RuntimeError("all workers of this group are joining; expected one at least that goes on")
     first = next(rank for rank, each in enumerate(everyone) if each is not None)
-    return [part.verdict([each[i] for each in old]) for i, part in enumerate(mine or ())], first
+    found = [[part.verdict([each[i] for each in old]) for i, part in enumerate(parts)] for parts in (mine or (), *old)]
+    if len(old) < len(everyone) and any("repeat" in each for each in found):
+        raise RuntimeError(
+            "an exchange has failed and must be repeated by those who took part in it, and a worker joins that did "
+            "not: regroup with those who are left first, and then with who joins"
+        )
+    return found[0], first
 
 
 def confirm(group: Group, device: torch.device) -> None:

@@ -18,11 +18,14 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def average(tensors: Sequence[Tensor], group: Group) -> None:
-    """Replace each tensor by its mean over the group's ranks, if that is finite. A collective, if there are any."""
+    """Replace each tensor by its mean over the ranks where it is finite, if any. A collective, if there are tensors."""
     if not tensors:
         return
-    flat = torch.cat([x.detach().double().view(-1) for x in tensors])
+    sound = [x.isfinite().all() for x in tensors]
+    parts = [torch.where(ok, x.detach(), 0).double().view(-1) for ok, x in zip(sound, tensors, strict=True)]
+    flat = torch.cat([*parts, torch.stack(sound).double()])
     dist.all_reduce(flat, group=group)
-    for x, total in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
-        if bool(total.isfinite().all()):
-            x.copy_((total / group.size()).view_as(x))
+    *totals, counts = flat.split([*(x.numel() for x in tensors), len(tensors)])
+    for x, total, count in zip(tensors, totals, counts, strict=True):
+        if bool(count):
+            x.copy_((total / count).view_as(x))
