@@ -2,7 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import Any
 
@@ -88,7 +88,7 @@ def _declared_and_seen(name: str, group: dist.ProcessGroup | None = None, steps:
     """Return what the last of these steps declared, and what it took."""
     group = group or dist.group.WORLD
     assert group is not None
-    segments, staging, recipe = _segments(), Staging(), _ready(name)
+    segments, staging, recipe, seen = _segments(), Staging(), _ready(name), 0
     generator = torch.Generator().manual_seed(group.rank())
     gradient = torch.randn(sum(s.length for s in segments), generator=generator)
     for step in range(steps):
@@ -96,7 +96,10 @@ def _declared_and_seen(name: str, group: dist.ProcessGroup | None = None, steps:
         recipe.begin(at)
         staging.turn()
         bucket = Bucket(flat=gradient.roll(step), segments=segments)
-        seen = _peak(lambda bucket=bucket, at=at: recipe.reduce(bucket, at).wait())  # type: ignore[misc]
+        if step + 2 < steps:
+            recipe.reduce(bucket, at).wait()
+        else:  # the first of two, as the profiler's own start allocates
+            seen = _peak(lambda bucket=bucket, at=at: recipe.reduce(bucket, at).wait())  # type: ignore[misc]
         for memory in recipe.memories():
             memory.commit()
     return staging.needed, seen
@@ -130,10 +133,20 @@ def _in_this_thread(name: str, steps: int) -> tuple[int, int]:
         return _declared_and_seen(name, steps=steps)
 
 
+def _patiently(ranks: Ranks, world: int, name: str, steps: int) -> list[tuple[int, int]]:
+    """Measure on real ranks. Now and then one ends without a word when torch's profiler starts or stops beside Gloo."""
+    for _ in range(4):
+        with suppress(EOFError, BrokenPipeError):
+            return ranks.run(world, _in_this_thread, name, steps)
+        ranks.stop()
+    raise AssertionError("a rank ended without a word, four times in a row")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", SEVERAL)
 def test_several_rounds_take_what_was_declared(ranks: Ranks, name: str, world: int) -> None:
     steps = 12 if name == "powersgd" else 3  # the first ten go uncompressed
-    declared, seen = map(max, zip(*ranks.run(world, _in_this_thread, name, steps), strict=True))
+    declared, seen = map(max, zip(*_patiently(ranks, world, name, steps), strict=True))
     assert seen <= declared + SLACK
     assert declared <= 2 * seen + SLACK
