@@ -318,6 +318,24 @@ def test_what_is_not_finite_calls_the_outer_step_off(ranks: Ranks) -> None:
         assert set(found.values()) == {True}, found
 
 
+def _nobody(leave_out: bool) -> dict[str, bool]:
+    """All workers are NaN before the third outer step."""
+    worker = Worker(tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV, leave_out=leave_out))
+    worker.train(range(2 * H))
+    before = worker.common(), _waiting(worker)
+    worker.train(range(2 * H, 3 * H), poison=2 * H)
+    found = {"global": _same(before[0], worker.common()), "memory": _same(before[1], _waiting(worker))}
+    found["back"] = _same(worker.own(), worker.common())
+    worker.train(range(3 * H, 4 * H))
+    return found | {"goes on": not _same(before[0], worker.common()), "alike": worker.handle.verify_replicas()}
+
+
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_where_nobody_is_sound_the_outer_step_is_called_off(ranks: Ranks, leave_out: bool) -> None:
+    for found in ranks.run(2, _nobody, leave_out):
+        assert set(found.values()) == {True}, found
+
+
 def _one_number() -> dict[str, bool]:
     """One worker has a single NaN, in a bias, when the second outer step begins."""
     poisoned = list[bool]()
@@ -857,6 +875,15 @@ def _told_by_all(wrong: str) -> str:
             steps = tw.OuterSteps(every=H, fragments=5)
         case "complex" if odd:
             model.register_parameter("phase", nn.Parameter(torch.zeros(3, dtype=torch.complex64)))
+        case "frozen" if odd:
+            model.requires_grad_(False)
+        case "no outer optimizer" if odd:
+            steps = tw.OuterSteps(every=H, optimizer=lambda parameters: len(parameters))  # type: ignore[arg-type,return-value]
+        case "another's" if odd:
+            steps = tw.OuterSteps(every=H, optimizer=lambda _: SGD(_model().parameters(), lr=0.5))
+        case "at work":
+            tw.outer(model, optimizer, steps).remove()
+            tw.outer(model, optimizer, steps)
     return told(tw.outer, model, optimizer, steps)
 
 
@@ -874,6 +901,10 @@ WRONG = {
     "twice": "ValueError.*'0.bias' is in 2 fragments.*leave it to one",
     "unknown": "ValueError.*'decoder'.*nothing to train.*0.weight",
     "many": "ValueError: (rank 1: )?fragments is 5.*4 parameters",
+    "frozen": "ValueError: (rank 1: )?the model has no parameters to train: unfreeze",
+    "no outer optimizer": "TypeError.*made a int; expected one of torch.optim's",
+    "another's": "ValueError.*the outer optimizer SGD holds 4 parameters; expected the 4 that it is given",
+    "at work": "RuntimeError.*already follow the steps of this SGD; call remove",
     "complex": "TypeError.*phase is complex; keep it as torch.view_as_real",
 }
 

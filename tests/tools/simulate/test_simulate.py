@@ -89,6 +89,8 @@ def test_simulate_counts_days_with_and_without_outer_steps(tmp_path: Path) -> No
     assert row["seconds"]["diloco:H 100"] == pytest.approx(0.020 + ring / 100)
     assert row["days"] == {name: pytest.approx(125_000 * each / 86400) for name, each in row["seconds"].items()}
     assert row["best"] == "sparseloco:H 100"
+    few = ["--profile", str(saved), "--link", "10mbit/50ms", "--workers", "8", "--tokens", "1e5", "--batch", "1000"]
+    assert "8 0.00091*" in _simulate(*few)[1]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from thinwire.integrations.membership.together import agreed, group_or_all
 from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers.fragments import Fragment, cut
-from thinwire.integrations.workers.outer_handle import Outer
+from thinwire.integrations.workers.outer_handle import AT_WORK, Outer
 from thinwire.integrations.workers.running import running_statistics
 from thinwire.integrations.workers.weights import Weights
 from thinwire.outer_steps import OuterSteps
@@ -59,14 +59,15 @@ def outer(
 
     If a Δ is not finite, nobody takes that outer step: global parameters and memories stay as they were, sound workers
     go on with what they have, which travels with their next Δ, and the worker itself goes back to the global
-    parameters. With `leave_out` the others take the step without it.
+    parameters. With `leave_out` the others take the step without it, if there are any.
 
     Running means and variances of batch normalisation are averaged uncompressed with the first fragment; other buffers
     stay each worker's own.
 
     Raises, on every worker if on any: ValueError unless the optimizers hold exactly the parameters to train, and unless
-    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe already at work, and
-    where there is no process group; FingerprintError where workers disagree; and MomentumError as `thinwire.attach`.
+    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe or an optimizer already at
+    work, and where there is no process group; FingerprintError where workers disagree; and MomentumError as
+    `thinwire.attach`.
     """
     group = group_or_all(group)
     whole = model.module if isinstance(model, DistributedDataParallel) else model
@@ -85,7 +86,7 @@ def outer(
 def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:
     """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
     parameters = {name: nn.Parameter(local(p).detach().clone()) for name, p in own.items()}
-    optimizer = _outer_optimizer(steps, parameters)
+    optimizer = agreed([weights.group], lambda: _outer_optimizer(steps, parameters), TypeError, ValueError)
     rates = [float(each["lr"]) for each in optimizer.param_groups if "lr" in each]
     attachment = assembled(
         copy.deepcopy(steps.recipe),
@@ -102,7 +103,12 @@ def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weigh
 
 
 def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    made = steps.optimizer(list(parameters.values()))
+    made: object = steps.optimizer(list(parameters.values()))
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(
+            f"the optimizer of OuterSteps made a {type(made).__name__}; expected one of torch.optim's, as in optimizer="
+            "lambda parameters: SGD(parameters, lr=0.7)"
+        )
     held = {id(p) for each in made.param_groups for p in each["params"]}
     if held != {id(p) for p in parameters.values()}:
         raise ValueError(
@@ -120,7 +126,14 @@ def _checked(
     optimizers = listed(optimizer)
     if not optimizers:
         raise TypeError("optimizer is None; expected the torch.optim.Optimizer that trains the model, or several")
+    if busy := AT_WORK.intersection(optimizers):
+        raise RuntimeError(
+            f"outer steps already follow the steps of this {type(busy.pop()).__name__}; call remove() on their handle "
+            "before you make another"
+        )
     parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError("the model has no parameters to train: unfreeze some, or call outer() before they are frozen")
     check_real(parameters)
     _check_owned(parameters, optimizers)
     return optimizers, cut({name: p for name, p in parameters.items() if local(p).numel()}, steps.fragments)

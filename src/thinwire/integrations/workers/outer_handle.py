@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,9 @@ from thinwire.integrations.workers.running import average
 from thinwire.integrations.workers.weights import Clock, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
+
+AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""Optimizers whose steps a handle counts."""
 
 
 @final
@@ -50,6 +54,7 @@ class Outer:
             fragment.attachment.meter = self._meter
         self._stepped: set[torch.optim.Optimizer] = set()
         self._hooks = [each.register_step_post_hook(self._after) for each in optimizers]
+        AT_WORK.update(optimizers)
 
     @property
     def group(self) -> Group:
@@ -171,6 +176,7 @@ class Outer:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        AT_WORK.difference_update(self._optimizers)
         for fragment in self.fragments:
             fragment.land_if_possible()
             fragment.attachment.end()
@@ -200,8 +206,8 @@ class Outer:
         fragment = self.fragments[part]
         fragment.measure()
         counts = not self.steps.leave_out or fragment.finite()
-        self._weights.take(self._clock.steps if counts else 0, fragment.device)
-        fragment.start(nothing=not counts)
+        others = self._weights.take(self._clock.steps if counts else 0, fragment.device)
+        fragment.start(nothing=not counts and others)  # where nobody's Δ is finite, it calls the outer step off
 
     def _finish(self, part: int) -> None:
         self.fragments[part].arrive(self._confirm)

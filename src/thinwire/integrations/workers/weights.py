@@ -46,14 +46,18 @@ class Weights:
         """Go on among other workers."""
         self.group, self._divisor = group, float(group.size())
 
-    def take(self, steps: int, device: torch.device) -> None:
-        """Weigh the Δ of so many inner steps; none, if this worker is left out. A collective, where weights differ."""
+    def take(self, steps: int, device: torch.device) -> bool:
+        """Weigh the Δ of so many inner steps; none, if this worker is left out. Return whether any worker's counts.
+
+        A collective, where weights differ.
+        """
         if not self._differ:
-            return
+            return True
         mine = float(self._samples * steps)
         total = torch.tensor(mine, dtype=torch.float64, device=device)
         dist.all_reduce(total, group=self.group)
         self._divisor = float(total) / mine if mine else max(1.0, float(total))
+        return bool(total)
 
     def divide(self, joined: bool, continues: bool) -> float:
         """Return by what this worker's Δ is divided."""

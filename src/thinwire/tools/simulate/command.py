@@ -85,4 +85,6 @@ def _table(title: str, found: Sequence[Scale], cell: Callable[[Scale, str], str]
 
 
 def _digits(number: float) -> str:
+    if 0 < number < 0.095:
+        return f"{number:.2g}"
     return f"{number:,.{0 if number >= 999.5 else 1 if number >= 9.95 else 2}f}"
