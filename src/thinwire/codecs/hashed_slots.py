@@ -13,7 +13,7 @@ import torch
 from thinwire import kernels
 from thinwire.checked import Positive, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import draw, most, side_by_side
+from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, side_by_side
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signal, picked
@@ -56,7 +56,9 @@ class HashedSlots(Codec):
         """Return the same of each. Small ones are sampled, summed, searched and hashed in one call each."""
         slots = [kept(self.density, signal.numel) for signal in signals]
         wanted = [min(x.numel, math.ceil(self.surplus * m)) for x, m in zip(signals, slots, strict=True)]
-        draws = [draw(x.numel, n, most(n), seed) for x, n, seed in zip(signals, wanted, seeds, strict=True)]
+        draws = [
+            draw(x.numel, n, 2 * n + PICKS_IN_SAMPLE, seed) for x, n, seed in zip(signals, wanted, seeds, strict=True)
+        ]
         indices, values = picked(signals, draws)
         magnitudes = values.abs().to(torch.float32).view(torch.int32)
         runs, vectors = [each.capacity for each in draws], [signal.tensor() for signal in signals]

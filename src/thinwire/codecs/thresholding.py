@@ -88,11 +88,12 @@ def side_by_side(
 
 def _moved(indices: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
     """Count indices from the first element of all, and replace −1 by the last index of its region."""
-    counts, size = constant(runs, torch.int64, indices.device), indices.numel()
     firsts = constant(tuple(offset for offset, _ in regions), torch.int32, indices.device)
     lasts = constant(tuple(offset + length - 1 for offset, length in regions), torch.int32, indices.device)
-    starts, ends = (edge.repeat_interleave(counts, output_size=size) for edge in (firsts, lasts))
-    return torch.where(indices < 0, ends, indices + starts)
+    if len(runs) > 1:
+        counts, size = constant(runs, torch.int64, indices.device), indices.numel()
+        firsts, lasts = (edge.repeat_interleave(counts, output_size=size) for edge in (firsts, lasts))
+    return torch.where(indices < 0, lasts, indices + firsts)
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:

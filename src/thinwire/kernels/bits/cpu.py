@@ -9,13 +9,12 @@ from numba import types
 from torch import Tensor
 
 from thinwire.kernels.bits.reference import EliasFano
+from thinwire.kernels.bits.vectors import MOST, packing, unpacking
 from thinwire.kernels.compiled import compiled, intrinsic
 from thinwire.kernels.ranges import map_ranges, map_rows
 
 _NUMPY: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32}
 _WORD = np.dtype("<u8")
-_LONG = 9
-"""From so many bits on, codes are faster read each by itself than one after another."""
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
@@ -24,7 +23,13 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
         return codes.to(torch.uint8)
     nbytes = -(-codes.numel() * bits // 8)
     words = np.empty(-(-nbytes // 4), np.dtype("<u4"))
-    map_ranges(lambda lo, hi: _pack_loop(codes.numpy(), bits, lo, hi, words), codes.numel(), align=32)
+    numbers, packed = codes.numpy(), words.view(np.uint8)
+
+    def run(lo: int, hi: int) -> None:
+        done = packing(bits)(numbers, lo, hi, packed) if bits <= MOST else lo
+        _pack_loop(numbers, bits, done, hi, words)
+
+    map_ranges(run, codes.numel(), align=32)
     return torch.from_numpy(words.view(np.uint8)[:nbytes])
 
 
@@ -33,13 +38,12 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
     if bits == 8:
         return buffer[:count].to(dtype)
     codes, data = np.empty(count, _NUMPY[dtype]), buffer.numpy()
-    if bits < _LONG or buffer.data_ptr() % 4:
-        map_ranges(lambda lo, hi: _unpack_loop(data, bits, lo, hi, codes), count, align=32)
-        return torch.from_numpy(codes)
-    words = data[: len(data) // 4 * 4].view(np.dtype("<u4"))
-    inside = min(count, max(0, len(words) - 1) * 32 // bits) // 32 * 32  # codes that lie in two words which are there
-    map_ranges(lambda lo, hi: _unpack_long_loop(words, bits, lo, hi, codes), inside, align=32)
-    _unpack_loop(data, bits, inside, count, codes)
+
+    def run(lo: int, hi: int) -> None:
+        done = unpacking(bits)(data, lo, hi, codes) if bits <= MOST else lo
+        _unpack_loop(data, bits, done, hi, codes)
+
+    map_ranges(run, count, align=32)
     return torch.from_numpy(codes)
 
 
@@ -106,15 +110,6 @@ def _unpack_loop(buffer, bits, lo, hi, out):
         out[i] = word & low
         word >>= np.uint64(bits)
         filled -= bits
-
-
-@compiled
-def _unpack_long_loop(words, bits, lo, hi, out):
-    low = np.uint64((1 << bits) - 1)
-    for i in range(lo, hi):
-        first = np.int64(i) * bits
-        both = np.uint64(words[first >> 5]) | (np.uint64(words[(first >> 5) + 1]) << np.uint64(32))
-        out[i] = (both >> np.uint64(first & 31)) & low
 
 
 @intrinsic

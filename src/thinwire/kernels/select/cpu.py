@@ -85,7 +85,11 @@ def accumulate_rounded_select(
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """See `reference.largest`. A threshold from a sample or a histogram first narrows the choice to a few."""
+    """See `reference.largest`. A sample or a histogram first narrows the choice to a few, if few are wanted."""
+    if 4 * k > x.numel() > FEW:
+        bits, _ = as_integers(x)
+        ranges = map_ranges(lambda lo, hi: (np.arange(lo, hi, dtype=np.int32), bits[lo:hi]), x.numel())
+        return largest_of_pieces(*zip(*ranges, strict=True), k)
     if k and x.numel() > FEW:
         threshold, capacity = sampled(lambda stride: x[::stride].abs(), k, x.numel())
         found = _found(loops.select, x, threshold, capacity)

@@ -174,15 +174,17 @@ def tally(bits, sign, bar):
 
 @compiled
 def take(indices, bits, sign, bar, ties, out):
-    # All above the bar, and the first `ties` that equal it.
+    # All above the bar, and the first `ties` that equal it. Each is written, and what is not kept written over, because
+    # nobody can predict which are.
     count = 0
     for i in range(bits.size):
+        if count == out.size:
+            return
         magnitude = bits[i] & sign
-        tied = magnitude == bar and ties > 0
+        tied = (magnitude == bar) & (ties > 0)
         ties -= tied
-        if tied or magnitude > bar:
-            out[count] = indices[i]
-            count += 1
+        out[count] = indices[i]
+        count += tied | (magnitude > bar)
 
 
 @compiled
