@@ -318,6 +318,21 @@ def test_hogwild_threads_lose_nothing() -> None:
         assert torch.equal(vector_of(trainer).large, central.large)
 
 
+def test_replicas_of_later_runs_are_not_taken_for_those_of_earlier_ones() -> None:
+    with started() as server, joined(server) as trainer:
+        for gradient in gradients(40):
+
+            def work(module: nn.Module, gradient: torch.Tensor = gradient) -> None:
+                assert isinstance(module, Vector)
+                module.give(gradient)
+                trainer.step(module)
+
+            kept = [trainer.replica() for _ in range(3)]
+            trainer.run(work, threads=1)
+            del kept  # so that replicas are made where others were
+        assert server.status().staleness == {0: 40}
+
+
 def test_replicas_share_parameters_alone() -> None:
     with started() as server, joined(server) as trainer:
         one, other = trainer.replica(), trainer.replica()

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -45,11 +44,6 @@ def map_groups(run: Callable[[int, int], None], sizes: np.ndarray[Any, Any]) -> 
         return
     edges = [0, *(int(np.searchsorted(ends, ends[-1] * i / workers)) + 1 for i in range(1, workers)), len(sizes)]
     list(_pool(workers).map(run, edges[:-1], edges[1:]))
-
-
-def map_rows(run: Callable[[Tensor], _T], rows: Tensor) -> list[_T]:
-    """Return run(row) of every row. `run` must not use this module: it would wait if all threads are taken."""
-    return _map(run, list(rows), rows.numel())
 
 
 def map_pieces(run: Callable[[int], _T], pieces: Sequence[np.ndarray[Any, Any]]) -> list[_T]:

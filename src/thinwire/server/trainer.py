@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, final
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -73,7 +74,8 @@ class Trainer:
         self._lock = threading.Lock()
         self._number = self._skipped = self._drained = 0
         self._waited = 0.0
-        self._begun: dict[int, list[int]] = {}  # what each replica's next gradient will have been computed on, at least
+        self._begun = WeakKeyDictionary[nn.Module, list[int]]()
+        """The versions that each replica's next gradient will have been computed on, at least."""
 
     def step(self, module: nn.Module | None = None, *, loss: float | Tensor | None = None) -> bool:
         """Send the gradients of the model, or of a replica of it, and wait for new parameters.
@@ -89,9 +91,9 @@ class Trainer:
             with self._lock:
                 self._skipped += 1
             return False
-        versions = self._begun.get(id(module), self.versions)
+        versions = self._begun.get(module, self.versions)
         self._wait(self._push(gradients, versions, loss=loss, drain=False) - self._in_flight)
-        self._begun[id(module)] = self.versions
+        self._begun[module] = self.versions
         return True
 
     def drain(self) -> None:
@@ -108,6 +110,7 @@ class Trainer:
         share one memory. Raises what the first of them raised, when all have ended.
         """
         replicas = [self.replica() for _ in range(threads)]
+        self._begun.update((each, self.versions) for each in replicas)
         with ThreadPoolExecutor(threads) as pool:
             for done in [pool.submit(work, each) for each in replicas]:
                 done.result()

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire.kernels.bits.reference import EliasFano
 from thinwire.kernels.bits.vectors import MOST, packing, unpacking
 from thinwire.kernels.compiled import compiled, intrinsic
-from thinwire.kernels.ranges import map_ranges, map_rows
+from thinwire.kernels.ranges import map_pieces, map_ranges
 
 _NUMPY: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32}
 _WORD = np.dtype("<u8")
@@ -64,16 +64,20 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
 
 def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
     """See `reference.elias_fano_decode`."""
-    layout = EliasFano.of(count, space)
-    indices = np.empty(count, np.int32)
-    if not _elias_fano_decode_loop(_words(buffer), layout.low_nbytes // 8, layout.low_bits, space, indices):
-        indices.fill(-1)
-    return torch.from_numpy(indices)
+    return elias_fano_decode_rows(buffer[None], count, space)[0]
 
 
 def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
     """See `reference.elias_fano_decode_rows`; rows are decoded in parallel."""
-    return torch.stack(map_rows(lambda row: elias_fano_decode(row, count, space), rows))
+    layout, found = EliasFano.of(count, space), np.empty((len(rows), count), np.int32)
+
+    def run(row: int) -> None:
+        indices = found[row]
+        if not _elias_fano_decode_loop(_words(rows[row]), layout.low_nbytes // 8, layout.low_bits, space, indices):
+            indices.fill(-1)
+
+    map_pieces(run, list(found))
+    return torch.from_numpy(found)
 
 
 def _words(buffer: Tensor) -> np.ndarray[Any, Any]:

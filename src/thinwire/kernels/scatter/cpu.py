@@ -161,11 +161,12 @@ def _each_mask_loop(places, lengths, offsets, edges, indices, values):
 
 @compiled
 def _ascend(indices, starts, stops):
+    falls = np.int64(0)  # counted to the end, in vectors
     for run in range(starts.size):
-        for i in range(starts[run] + 1, stops[run]):
-            if indices[i] < indices[i - 1]:
-                return False
-    return True
+        stretch = indices[starts[run] : stops[run]]
+        for i in range(1, stretch.size):
+            falls += np.int64(stretch[i] < stretch[i - 1])
+    return falls == 0
 
 
 @compiled

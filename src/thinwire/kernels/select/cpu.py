@@ -88,8 +88,10 @@ def largest(x: Tensor, k: int) -> Tensor:
     """See `reference.largest`. A sample or a histogram first narrows the choice to a few, if few are wanted."""
     if 4 * k > x.numel() > FEW:
         bits, _ = as_integers(x)
-        ranges = map_ranges(lambda lo, hi: (np.arange(lo, hi, dtype=np.int32), bits[lo:hi]), x.numel())
-        return largest_of_pieces(*zip(*ranges, strict=True), k)
+        indices, pieces = zip(
+            *map_ranges(lambda lo, hi: (np.arange(lo, hi, dtype=np.int32), bits[lo:hi]), x.numel()), strict=True
+        )
+        return largest_of_pieces(indices, pieces, k)
     if k and x.numel() > FEW:
         threshold, capacity = sampled(lambda stride: x[::stride].abs(), k, x.numel())
         found = _found(loops.select, x, threshold, capacity)
