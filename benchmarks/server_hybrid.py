@@ -2,12 +2,14 @@
 
     python benchmarks/server_hybrid.py --link 100mbit --steps 60 --rounds 3
 
-Two trainers of two stages, and a server for each stage: six processes, each with a link of its own. Prints the median
-step of the first trainer and the held-out loss of its parameters, boundaries included, after so many of its steps.
+Two trainers of two stages, and a server for each stage: six processes, each with a link of its own. Servers take SGD
+with momentum, and damp what is stale. Prints the median step of the first trainer and the held-out loss of its
+parameters, boundaries included, after so many of its steps.
 """
 
 import copy
 import functools
+import math
 import os
 import time
 from statistics import mean, median, stdev
@@ -55,7 +57,7 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
 
 
 def serve(job: dict[str, Any], problem: Problem, module: nn.Module, stage: int) -> None:
-    rate = problem.learning_rate / TRAINERS
+    rate = job["rate"] * problem.learning_rate / TRAINERS
     with thinwire.serve(
         module,
         METHODS[job["recipe"]].make(job["density"]),
@@ -64,6 +66,7 @@ def serve(job: dict[str, Any], problem: Problem, module: nn.Module, stage: int) 
         secret=SECRET,
         index=0,
         trainers=TRAINERS,
+        damped=True,
         down=_down(job),
     ) as server:
         server.wait()
@@ -140,6 +143,7 @@ def main(
     problem: Annotated[str, typer.Option(help="transformer or dlrm")] = "transformer",
     steps: Annotated[int, typer.Option(help="Steps of each trainer")] = 60,
     rounds: Annotated[int, typer.Option(help="In each, all four train in turn, with a seed of its own")] = 3,
+    rate: Annotated[float, typer.Option(help="Learning rate, over the model's over the number of trainers")] = 1.0,
 ) -> None:
     """Train neither, each and both, round by round, and print a line for each run; then means."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in LINES}
@@ -148,12 +152,12 @@ def main(
         for seed in range(rounds):
             for name, (recipe, density, boundary) in LINES.items():
                 job = {"recipe": recipe, "density": density, "boundary": boundary, "steps": steps, "problem": problem}
-                ((_, event),) = cluster.run(job | {"seed": seed, "ports": free_ports(STAGES)})
+                ((_, event),) = cluster.run(job | {"rate": rate, "seed": seed, "ports": free_ports(STAGES)})
                 found[name].append(event)
                 print(f"seed {seed} {name}: {event}", flush=True)
     for name, events in found.items():
         losses = [event["loss"] for event in events]
-        spread = f" ± {stdev(losses):.4f}" if losses[1:] else ""
+        spread = f" ± {stdev(losses):.4f}" if losses[1:] and math.isfinite(sum(losses)) else ""
         times = [event["seconds"] / other["seconds"] for event, other in zip(events, found["neither"], strict=True)]
         print(f"| {name} | {mean(losses):.4f}{spread} | {median(times):.2f} | {events[0]['bytes'] / 1e3:.0f} kB |")
 
