@@ -1,10 +1,11 @@
 """Dynamic Communication Thresholding (Gupta et al. 2021), data and model parallel."""
 
-from papers.lab.claims import ASYNCHRONOUS, NETWORK, TRAINING, Paper
+from papers.lab.claims import NETWORK, TRAINING, Paper
 
 MODEL_PARALLEL = "judged by papers.dct.model_parallel, not by this program: see the README"
 STEP_TIME = "judged by benchmarks/pipeline.py, not by this program: see the README"
-HYBRID = "needs a model split over workers that also share gradients, trained to a target"
+HYBRID = "judged by benchmarks/server_hybrid.py, not by this program: see the README"
+SERVED = "judged by benchmarks/server_clicks.py, not by this program: see the README"
 CONVEX = "needs a convex readout over a thresholded layer, trained to its limit"
 
 DCT = Paper(
@@ -14,11 +15,11 @@ DCT = Paper(
         "T4": ("Loss within 0.01 % for every threshold life", TRAINING),
         "T5": ("Time falls with sparsity, flat above 95 %", NETWORK),
         "T6": ("No loss up to 99.5 %", TRAINING),
-        "T7": ("Error feedback works with asynchrony if the buffer is drained", ASYNCHRONOUS),
+        "T7": ("Error feedback works with asynchrony if the buffer is drained", SERVED),
         "T8": ("DCT-MP with 2 workers: test loss by sparsity", MODEL_PARALLEL),
         "T9": ("DCT-MP with 3 workers", MODEL_PARALLEL),
         "T10": ("With more cuts even 75 % is worse than dense", MODEL_PARALLEL),
-        "T11": ("DCT-DP with error feedback: test loss by sparsity", TRAINING),
+        "T11": ("DCT-DP with error feedback: test loss by sparsity", SERVED),
         "T12": ("Both at once, 3 workers", HYBRID),
         "T13": ("BLEU of a translation model by sparsity", MODEL_PARALLEL),
         "T14": ("Step time of a production model with 12 cuts", STEP_TIME),

@@ -12,7 +12,6 @@ HOLDS, FAILS, OPEN = "holds", "does not hold", "not testable here"
 TRAINING = "needs training to a target with several seeds: thinwire bench, not this program"
 NETWORK = "needs a network with a set rate and time on it: thinwire bench, not this program"
 HARDWARE = "needs GPUs or more machines than here"
-ASYNCHRONOUS = "needs an asynchronous parameter server"
 
 
 @dataclass(frozen=True, kw_only=True)
