@@ -45,6 +45,7 @@ from thinwire import (
 from thinwire.integrations.momentum.correction import Correction
 from thinwire.integrations.momentum.handover import Handover
 from thinwire.integrations.sharding.contributions import Contributions
+from thinwire.integrations.workers.outer_handle import Outer
 from thinwire.integrations.workers.weights import Weights
 from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
@@ -557,7 +558,9 @@ def call(constructor: Callable[..., object], own: Sequence[Argument], given: Map
     """Call a constructor with what it needs, and with what is given."""
     needed = {a.name: valid(a) for a in own if (a.required or a.label in VALID) and a.name not in given}
     with suppress(Reached):
-        constructor(**needed, **given)
+        made = constructor(**needed, **given)
+        if isinstance(made, Outer):
+            made.remove()  # the next one takes the same optimizer
 
 
 @dataclass
