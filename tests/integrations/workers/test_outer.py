@@ -833,6 +833,26 @@ def _given_back() -> tuple[bool, int]:
     return _same(before, worker.train(range(3, 8)).common()), worker.handle.inner_steps
 
 
+def _unfrozen() -> str:
+    """Return what is raised where a parameter is trained only after the handle was made."""
+    model = _model()
+    model[0].bias.requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = tw.outer(model, optimizer, tw.OuterSteps(every=1))
+    optimizer.step()
+    model[0].bias.requires_grad_(True)
+    said = told(optimizer.step)
+    handle.remove()
+    tw.outer(model, optimizer, tw.OuterSteps(every=1))
+    optimizer.step()
+    return said
+
+
+def test_what_is_unfrozen_later_is_not_left_to_drift(ranks: Ranks) -> None:
+    for said in ranks.run(2, _unfrozen):
+        assert re.search("RuntimeError: the optimizer trains 1 parameters that it did not.*make another", said), said
+
+
 def test_a_removed_handle_takes_no_more_steps(ranks: Ranks) -> None:
     assert ranks.run(2, _given_back) == [(True, 3)] * 2
 

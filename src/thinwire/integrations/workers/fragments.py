@@ -53,6 +53,11 @@ class Fragment:
         """Return this worker's parameters; of DTensors, its shards. Not copies."""
         return {name: local(p).detach() for name, p in self._own.items()}
 
+    @property
+    def own_parameters(self) -> Sequence[nn.Parameter]:
+        """This worker's parameters, as its model has them."""
+        return list(self._own.values())
+
     @torch.no_grad()
     def measure(self) -> None:
         """Take down Δ = global − own."""

@@ -14,6 +14,7 @@ from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing
+from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
 from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
@@ -50,6 +51,7 @@ class Outer:
         self._elastic = elastic
         self.inner_steps = self.ticks = 0
         self._meter = Meter()
+        self._known = {id(p) for fragment in fragments for p in fragment.own_parameters}
         for fragment in fragments:
             fragment.attachment.meter = self._meter
         self._stepped: set[torch.optim.Optimizer] = set()
@@ -203,6 +205,7 @@ class Outer:
         self._clock.restart()
 
     def _start(self, part: int) -> None:
+        self._check_known()
         fragment = self.fragments[part]
         fragment.measure()
         counts = not self.steps.leave_out or fragment.finite()
@@ -223,6 +226,15 @@ class Outer:
         elif applied:
             fragment.merge(self.steps.mixing)
         return applied
+
+    def _check_known(self) -> None:
+        """Raise RuntimeError if the optimizers train what they did not when the handle was made."""
+        trained = [p for each in self._optimizers for group in each.param_groups for p in group["params"]]
+        if new := sum(p.requires_grad and local(p).numel() > 0 and id(p) not in self._known for p in trained):
+            raise RuntimeError(
+                f"the optimizer trains {new} parameters that it did not when outer steps began, and in these workers "
+                "would drift apart: remove() this handle on every worker, and make another"
+            )
 
     def _confirm(self) -> None:
         if self._elastic:
