@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 
 CONTEXT, WIDTH, BATCH = 8, 128, 64
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 text, *options = sys.argv[1:]
 sharded, count = "--fsdp" in options, int(next((each for each in options if each.isdigit()), 300))
 
