@@ -764,8 +764,8 @@ def test_running_statistics_are_averaged(ranks: Ranks) -> None:
         assert far < 1e-7
 
 
-def _statistics_after(leave_out: bool) -> tuple[bool, bool]:
-    """Rank 1 meets one batch with a NaN. Whether its running statistics are finite after that, and agree."""
+def _statistics_after(leave_out: bool, nan_on: tuple[int, ...]) -> tuple[bool, bool]:
+    """Some ranks meet one batch with a NaN. Whether this rank's running statistics are finite after that, and agree."""
     normalised = nn.BatchNorm1d(16)
     model = nn.Sequential(nn.Linear(24, 16), normalised)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -773,7 +773,7 @@ def _statistics_after(leave_out: bool) -> tuple[bool, bool]:
     for step in range(3 * H):
         optimizer.zero_grad()
         x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
-        x[0, 0] += math.nan if (step, dist.get_rank()) == (H, 1) else 0.0
+        x[0, 0] += math.nan if step == H and dist.get_rank() in nan_on else 0.0
         model(x).square().mean().backward()
         optimizer.step()
     found, world = normalised.running_mean, dist.group.WORLD
@@ -782,9 +782,10 @@ def _statistics_after(leave_out: bool) -> tuple[bool, bool]:
     return bool(found.isfinite().all()), not drift.differing({"mean": found}, world)
 
 
+@pytest.mark.parametrize("nan_on", [(1,), (0, 1)])
 @pytest.mark.parametrize("leave_out", [False, True])
-def test_running_statistics_recover_from_a_nan(ranks: Ranks, leave_out: bool) -> None:
-    assert ranks.run(2, _statistics_after, leave_out) == [(True, True)] * 2
+def test_running_statistics_recover_from_a_nan(ranks: Ranks, leave_out: bool, nan_on: tuple[int, ...]) -> None:
+    assert ranks.run(2, _statistics_after, leave_out, nan_on) == [(True, True)] * 2
 
 
 def _joins_with_statistics() -> bool:
@@ -808,6 +809,62 @@ def _joins_with_statistics() -> bool:
 
 def test_who_joins_takes_over_running_statistics(ranks: Ranks) -> None:
     assert ranks.run(2, _joins_with_statistics) == [True] * 2
+
+
+def _joins_with_frozen_parameters() -> bool:
+    """Whether all is the same on a worker that joins, of which a part is frozen and was made from another seed."""
+    rank, world = dist.get_rank(), dist.group.WORLD
+    assert world is not None
+    alone = [dist.new_group([each]) for each in range(2)][rank]
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 2))
+    model[0].requires_grad_(False)
+    handle = tw.outer(model, SGD(model[1].parameters(), lr=0.1), tw.outer_steps.diloco(every=H), group=alone)
+    handle.regroup(world, joining=rank == 1)
+    return not drift.differing(dict(model.named_parameters()), world)
+
+
+def test_who_joins_takes_over_what_is_frozen(ranks: Ranks) -> None:
+    assert ranks.run(2, _joins_with_frozen_parameters) == [True] * 2
+
+
+def _one_bad_shard(leave_out: bool) -> tuple[bool, bool]:
+    """Two sharded islands; a NaN in rank 2's shard. Whether global ones stay, and whether all are finite at the end."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "inside"))
+    model = _model()
+    fully_shard(model, mesh=mesh["inside"])
+    optimizer, between = SGD(model.parameters(), lr=0.1), mesh["between"].get_group()
+    steps = tw.OuterSteps(every=1, optimizer=partial(SGD, lr=1.0), leave_out=leave_out)
+    handle = tw.outer(model, optimizer, steps, group=between)
+    before = {name: p.detach().clone() for name, p in handle.parameters.items()}
+    moves = 1.0 if dist.get_rank() < 2 else 3.0
+    for p in model.parameters():
+        p.grad = torch.full_like(p, moves)
+    if dist.get_rank() == 2:
+        next(iter(model.parameters())).grad.to_local().view(-1)[0] = math.nan  # type: ignore[union-attr]
+    optimizer.step()
+    step = 0.1 if leave_out else 0.0  # of the sound island alone, or none
+    held = all(bool(((before[name] - p).detach() - step).abs().max() < 1e-6) for name, p in handle.parameters.items())
+    return held, all(bool(p.to_local().isfinite().all()) for p in model.parameters())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_a_nan_in_one_shard_is_one_in_all(ranks: Ranks, leave_out: bool) -> None:
+    assert ranks.run(4, _one_bad_shard, leave_out) == [(True, True)] * 4
+
+
+def _timed_island() -> str:
+    model = _model()
+    islands = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    within = DistributedDataParallel(model, process_group=islands[dist.get_rank() // 2])
+    timed = tw.OuterSteps(every=timedelta(seconds=1))
+    return told(lambda: tw.outer(within, SGD(model.parameters()), timed, group=between[dist.get_rank() % 2]))
+
+
+def test_islands_meet_after_steps_and_not_after_a_time(ranks: Ranks) -> None:
+    for said in ranks.run(4, _timed_island):
+        assert re.search("ValueError.*island.*give `every` as a number", said), said
 
 
 def _two_optimizers() -> tuple[int, bool]:
@@ -874,6 +931,11 @@ def _told_by_all(wrong: str) -> str:
             steps = tw.OuterSteps(every=H, fragments=1 + odd)
         case "rate":
             steps = tw.OuterSteps(every=H, optimizer=partial(SGD, lr=0.5 + odd))
+        case "outer optimizer":
+            kind = torch.optim.AdamW if odd else torch.optim.Adam
+            steps = tw.OuterSteps(every=H, optimizer=partial(kind, lr=0.1))
+        case "epsilon":
+            steps = tw.OuterSteps(every=H, optimizer=partial(torch.optim.Adam, lr=0.1, eps=1e-6 if odd else 1e-8))
         case "model" if odd:
             model = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 17)).double()
             optimizer = SGD(model.parameters(), lr=0.1)
@@ -911,7 +973,9 @@ WRONG = {
     "every": "FingerprintError.*'every': 3.*rank 1 has.*'every': 4",
     "recipe": "FingerprintError: recipe differs",
     "fragments": "FingerprintError.*'fragments': 2",
-    "rate": r"FingerprintError.*rates \[0.5\].*rates \[1.5\]",
+    "rate": r"FingerprintError.*'lr': 0.5.*'lr': 1.5",
+    "outer optimizer": r"FingerprintError.*Adam \[.*AdamW \[",
+    "epsilon": r"FingerprintError.*'eps': 1e-08.*'eps': 1e-06",
     "model": "FingerprintError: parameter 2.weight differs",
     "foreign": "ValueError.*does not hold '0.weight' and 3 more.*pass the one that trains",
     "part": "ValueError.*does not hold '2.weight' and 1 more",

@@ -6,7 +6,9 @@ from contextlib import suppress
 from typing import final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, futures, nn
+from torch.distributed.tensor import DTensor
 
 from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
@@ -32,6 +34,8 @@ class Fragment:
         self.parameters: Mapping[str, nn.Parameter] = attachment.parameters
         self._buckets: Sequence[GradientBucket] = list(buckets(list(self.parameters.values()), _BUCKET_BYTES))
         self._flying: list[torch.futures.Future[Tensor]] = []
+        sharded = next((p for p in self._own.values() if isinstance(p, DTensor)), None)
+        self._islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()
         self.arrived = self.landed = False
         self.finished = 0
         self.waited = 0.0
@@ -67,8 +71,11 @@ class Fragment:
                 torch.sub(p.detach(), own[self.attachment.names[p]], out=view)
 
     def finite(self) -> bool:
-        """Whether what has been taken down, or has arrived since, is finite."""
-        return all_finite([bucket.flat for bucket in self._buckets])
+        """Whether what has been taken down, or has arrived since, is finite on all ranks of the island.
+
+        A collective of the island, where parameters are sharded; so is `sound`.
+        """
+        return self._everywhere(all_finite([bucket.flat for bucket in self._buckets]))
 
     def start(self, *, nothing: bool = False) -> None:
         """Start reducing Δ; with `nothing`, zeros in its place."""
@@ -127,8 +134,17 @@ class Fragment:
         return True
 
     def sound(self) -> bool:
-        """Whether this worker's own parameters are finite."""
-        return all_finite(list(self.own().values()))
+        """Whether this worker's own parameters are finite, on all ranks of its island."""
+        return self._everywhere(all_finite(list(self.own().values())))
+
+    def _everywhere(self, sound: bool) -> bool:
+        """Whether it is so on all ranks of the island: each has but a shard, and they must not decide apart."""
+        if not self._islands:
+            return sound
+        found = torch.tensor(float(sound), device=self.device)
+        for group in self._islands:
+            dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
+        return bool(found)
 
     @torch.no_grad()
     def merge(self, mixing: float = 0.0) -> None:

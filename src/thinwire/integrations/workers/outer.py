@@ -6,9 +6,11 @@ through the same recipes, memories and exchanges.
 
 import copy
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import Count, checked
@@ -27,7 +29,8 @@ from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers.fragments import Fragment, cut
 from thinwire.integrations.workers.outer_handle import AT_WORK, Outer
-from thinwire.integrations.workers.running import running_statistics
+from thinwire.integrations.workers.outer_state import plain
+from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.weights import Weights
 from thinwire.outer_steps import OuterSteps
 
@@ -71,7 +74,10 @@ def outer(
     """
     group = group_or_all(group)
     whole = model.module if isinstance(model, DistributedDataParallel) else model
-    optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps), TypeError, ValueError, RuntimeError)
+    alone = whole is model and not any(isinstance(p, DTensor) for p in model.parameters())
+    optimizers, parts = agreed(
+        [group], lambda: _checked(whole, optimizer, steps, alone=alone), TypeError, ValueError, RuntimeError
+    )
     own = {name: p for part in parts for name, p in part.items()}
     settings = (
         f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}, elastic {elastic}"
@@ -80,20 +86,20 @@ def outer(
     start_alike(whole, group)
     weights = Weights(group, steps, samples)
     fragments = [_fragment(part, steps, weights) for part in parts]
-    return Outer(steps, fragments, optimizers, running_statistics(whole), weights, elastic=elastic)
+    frozen = [local(p).detach() for p in whole.parameters() if not p.requires_grad]
+    return Outer(steps, fragments, optimizers, RunningStatistics(whole), frozen, weights, elastic=elastic)
 
 
 def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:
     """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
     parameters = {name: nn.Parameter(local(p).detach().clone()) for name, p in own.items()}
     optimizer = agreed([weights.group], lambda: _outer_optimizer(steps, parameters), TypeError, ValueError)
-    rates = [float(each["lr"]) for each in optimizer.param_groups if "lr" in each]
     attachment = assembled(
         copy.deepcopy(steps.recipe),
         parameters,
         {p: name for name, p in parameters.items()},
         weights.group,
-        settings=f"outer steps at rates {rates}",
+        settings=f"outer steps by {type(optimizer).__name__} {plain(optimizer)}",
         optimizers=[optimizer],
         scaler=None,
         divisor=weights.divide,
@@ -119,10 +125,15 @@ def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) 
 
 
 def _checked(
-    whole: nn.Module, optimizer: Optimizers, steps: OuterSteps
+    whole: nn.Module, optimizer: Optimizers, steps: OuterSteps, *, alone: bool
 ) -> tuple[list[torch.optim.Optimizer], list[dict[str, nn.Parameter]]]:
     """Return the optimizers and the fragments' parameters. Raises whatever is wrong on this rank alone."""
     check_free(steps.recipe)
+    if isinstance(steps.every, timedelta) and not alone:
+        raise ValueError(
+            f"every is {steps.every!r}, and the model is served within an island, whose ranks would not meet at the "
+            "same inner step: give `every` as a number of inner steps"
+        )
     optimizers = listed(optimizer)
     if not optimizers:
         raise TypeError("optimizer is None; expected the torch.optim.Optimizer that trains the model, or several")

@@ -18,7 +18,7 @@ from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
 from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
-from thinwire.integrations.workers.running import average
+from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.weights import Clock, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
@@ -41,12 +41,14 @@ class Outer:
         steps: OuterSteps,
         fragments: Sequence[Fragment],
         optimizers: Sequence[torch.optim.Optimizer],
-        running: Sequence[Tensor],
+        running: RunningStatistics,
+        frozen: Sequence[Tensor],
         weights: Weights,
         *,
         elastic: bool = False,
     ) -> None:
-        self.steps, self.fragments, self._optimizers, self._running = steps, fragments, optimizers, running
+        self.steps, self.fragments, self._optimizers = steps, fragments, optimizers
+        self._running, self._frozen = running, frozen
         self._weights, self._clock = weights, Clock(steps.every)
         self._elastic = elastic
         self.inner_steps = self.ticks = 0
@@ -142,6 +144,7 @@ class Outer:
                 self._start(part)
                 if self.steps.done(part, self.ticks - self.steps.delay) > self.fragments[part].finished:
                     self._finish(part)
+        self._clock.restart()
 
     def forget(self) -> None:
         """Drop everything that waits in memories. Call it on every worker."""
@@ -215,7 +218,7 @@ class Outer:
     def _finish(self, part: int) -> None:
         self.fragments[part].arrive(self._confirm)
         if self._apply(part) and part == 0:
-            average(self._running, self.group)
+            self._running.average(self.group)
 
     def _apply(self, part: int) -> bool:
         """Apply the mean that has arrived, and go on from there. Return whether there was one."""
@@ -258,13 +261,15 @@ class Outer:
         """Give those who join what they need, from the worker of this rank in the group. A collective."""
         told: list[Any] = [None]
         if self.group.rank() == first:
-            told = [(outer_state.without_waiting(self._state()), [x.clone() for x in self._running])]
+            saved = outer_state.without_waiting(self._state())
+            told = [(saved, [x.clone() for x in self._running.tensors], [x.clone() for x in self._frozen])]
         dist.broadcast_object_list(told, group=self.group, group_src=first)
         if not joining:
             return
-        saved, running = told[0]
+        saved, running, frozen = told[0]
         self.ticks = outer_state.join(saved, self.fragments, self.steps)
-        for mine, theirs in zip(self._running, running, strict=True):
+        self._running.take(running)
+        for mine, theirs in zip(self._frozen, frozen, strict=True):
             mine.copy_(theirs)
         self._clock.restart()
         self.go_back()

@@ -31,7 +31,7 @@ def dump(fragments: Sequence[Fragment], ticks: int) -> dict[str, Any]:
         "draw": ticks,
         "fields": [*states[0]["fields"], held],
         "memories": [*memories, common],
-        "outer": [_settings(fragment.optimizer) for fragment in fragments],
+        "outer": [plain(fragment.optimizer) for fragment in fragments],
     }
 
 
@@ -110,7 +110,7 @@ def _common(fragment: Fragment) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def plain(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the settings of the optimizer's groups, such as its learning rate, as plain values."""
     return [
         {key: x.item() if isinstance(x, Tensor) else x for key, x in group.items() if key != "params"}
