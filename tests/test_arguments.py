@@ -46,6 +46,7 @@ from thinwire.integrations.momentum.correction import Correction
 from thinwire.integrations.momentum.handover import Handover
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.workers.outer_handle import Outer
+from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.weights import Weights
 from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
@@ -408,7 +409,8 @@ VALID: Mapping[str, Callable[[], object]] = {
     "outer.model": lambda: _trained()[0],
     "outer.optimizer": lambda: _trained()[1],
     **dict.fromkeys(("outer.steps", "Outer.steps"), lambda: outer_steps.diloco()),
-    **dict.fromkeys(("fragments", "running", "optimizers"), tuple),
+    **dict.fromkeys(("fragments", "frozen", "optimizers"), tuple),
+    "running": lambda: RunningStatistics(nn.Linear(2, 2)),
     "weights": lambda: Weights(_world(), outer_steps.diloco(), None),
     "every": lambda: 3,
     "handover": _handover,

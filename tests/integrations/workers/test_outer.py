@@ -945,6 +945,8 @@ def _told_by_all(wrong: str) -> str:
             optimizer = SGD(model[0].parameters(), lr=0.1)
         case "more" if odd:
             optimizer = SGD([*model.parameters(), nn.Parameter(torch.zeros(3))], lr=0.1)
+        case "no steps" if odd:
+            steps = tw.recipes.dense()  # type: ignore[assignment]
         case "no optimizer" if odd:
             optimizer = []
         case "uncovered" if odd:
@@ -980,6 +982,7 @@ WRONG = {
     "foreign": "ValueError.*does not hold '0.weight' and 3 more.*pass the one that trains",
     "part": "ValueError.*does not hold '2.weight' and 1 more",
     "more": "ValueError.*holds 1 parameters that the model lacks.*pass a module that has them all",
+    "no steps": "TypeError.*steps is .*expected",
     "no optimizer": "TypeError.*expected the torch.optim.Optimizer that trains",
     "uncovered": "ValueError.*'2.weight' is in 0 fragments.*name its module in one of them",
     "twice": "ValueError.*'0.bias' is in 2 fragments.*leave it to one",

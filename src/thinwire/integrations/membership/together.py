@@ -76,6 +76,12 @@ def told_to(groups_of: Callable[[Mapping[str, object]], Sequence[Group]]) -> Tol
     return tell
 
 
+def given_group(given: Mapping[str, object]) -> list[Group]:
+    """Return the group that is among a function's arguments, by default all ranks; none if there is none."""
+    found = given.get("group") or dist.group.WORLD
+    return [found] if isinstance(found, Group) else []
+
+
 def first_found(groups: Sequence[Group], mine: T | None) -> T | None:
     """Return what some rank of the mesh has found, first of all this one, else None. A collective of the mesh."""
     for group in groups:  # along columns, then along rows: that reaches everybody

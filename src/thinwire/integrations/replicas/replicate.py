@@ -6,11 +6,10 @@ Sharded models (FSDP2) have the room `sharding`.
 """
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, futures, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,7 +27,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
-from thinwire.integrations.membership.together import agreed, group_or_all, told_to
+from thinwire.integrations.membership.together import agreed, given_group, group_or_all, told_to
 from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.buckets import GradientBucket, buckets, used_anywhere
@@ -116,12 +115,7 @@ class Replicas(Served):
         return self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views)
 
 
-def _ranks(given: Mapping[str, object]) -> list[Group]:
-    found = given.get("group") or dist.group.WORLD
-    return [found] if isinstance(found, Group) else []
-
-
-@checked_telling(told_to(_ranks))
+@checked_telling(told_to(given_group))
 def replicate(
     modules: nn.Module | Iterable[nn.Module],
     recipe: Annotated[Reducer, BODY],

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import Count, checked
+from thinwire.checked import Count, checked_telling
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
@@ -24,7 +24,7 @@ from thinwire.integrations.attachments.assembly import (
     described,
     listed,
 )
-from thinwire.integrations.membership.together import agreed, group_or_all
+from thinwire.integrations.membership.together import agreed, given_group, group_or_all, told_to
 from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers.fragments import Fragment, cut
@@ -35,7 +35,7 @@ from thinwire.integrations.workers.weights import Weights
 from thinwire.outer_steps import OuterSteps
 
 
-@checked
+@checked_telling(told_to(given_group))
 def outer(
     model: nn.Module,
     optimizer: Optimizers,

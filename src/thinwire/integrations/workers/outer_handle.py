@@ -78,7 +78,7 @@ class Outer:
     @property
     def waited(self) -> float:
         """Seconds for which this worker has waited for exchanges, in all outer steps together."""
-        return sum(fragment.waited for fragment in self.fragments)
+        return self._weights.waited + sum(fragment.waited for fragment in self.fragments)
 
     @property
     def memory(self) -> MemoryUse:

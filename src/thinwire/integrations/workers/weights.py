@@ -34,13 +34,14 @@ class Clock:
 class Weights:
     """The share of this worker's Δ in the mean over `group`: the samples it stands for, over those of all workers.
 
-    Where all workers have the same, nothing is asked of the others.
+    Where all workers have the same, nothing is asked of the others. `waited`: seconds that asking them took so far.
     """
 
     def __init__(self, group: Group, steps: OuterSteps, samples: int | None) -> None:
         self.group, self._samples = group, samples or 1
         self._differ = samples is not None or steps.leave_out or isinstance(steps.every, timedelta)
         self._divisor = float(group.size())
+        self.waited = 0.0
 
     def regroup(self, group: Group) -> None:
         """Go on among other workers."""
@@ -55,7 +56,9 @@ class Weights:
             return True
         mine = float(self._samples * steps)
         total = torch.tensor(mine, dtype=torch.float64, device=device)
+        began = time.perf_counter()
         dist.all_reduce(total, group=self.group)
+        self.waited += time.perf_counter() - began
         self._divisor = float(total) / mine if mine else max(1.0, float(total))
         return bool(total)
 
