@@ -59,8 +59,9 @@ def run_all(
     steps: Annotated[int, typer.Option(help="Steps.")] = 300,
     workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
     batch: Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder that holds cifar10/ and wikitext2/.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that holds cifar10/, wikitext2/ and mnist/.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    scale: Annotated[float, typer.Option(help="Size of the xml model; 1 is 126.7 M parameters.")] = 1.0,
 ) -> None:
     """Train with every combination that the file does not have, and add each to it."""
     torch.set_num_threads(1)
@@ -80,10 +81,11 @@ def run_all(
             batch=batch,
             warm_up=warm_up,
             device=device,
+            scale=scale,
         )
         if settings in {run.settings for run in read(file)}:
             continue
-        done = train(settings, problem_of(model, seed, data))
+        done = train(settings, problem_of(model, seed, data, scale))
         append(file, done)
         print_raw(console, _line(done))
 

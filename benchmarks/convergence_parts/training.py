@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from convergence_parts.group import VirtualGroup, on_ranks
 from convergence_parts.optimizers import OPTIMIZERS, Make, Schedule, scheduler
@@ -25,7 +25,8 @@ from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.base import Batch
 
 LOOKS = 15  # at the held-out loss, if not said otherwise
-DATA = {"resnet20": "cifar10/cifar10_jpeg.npz", "lstm": "wikitext2"}
+CIFAR10 = "cifar10/cifar10_jpeg.npz"
+DATA = {"resnet20": CIFAR10, "vgg": CIFAR10, "lstm": "wikitext2", "mlp": "mnist"}
 
 _PARTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -41,6 +42,7 @@ _PARTS: Mapping[str, Any] = MappingProxyType(
 class Settings:
     """What decides a run. `batch`: samples per worker and step; None for the problem's own.
 
+    scale: of the problem's size, where it has several.
     warm_up: steps over which the learning rate rises to `rate`.
     recipe, optimizer: expressions, such as `topk(density=0.01)` or, for outer steps, `diloco(every=10)`, and
     `adamw(betas=(0.9, 0.99))`.
@@ -57,6 +59,7 @@ class Settings:
     batch: int | None = None
     warm_up: int = 20
     device: str = "cpu"
+    scale: float = 1.0
 
     def make_recipe(self) -> Reducer:
         return _evaluated(self.recipe, _PARTS, Reducer)
@@ -72,11 +75,15 @@ class Settings:
 
 
 class Look(NamedTuple):
-    """After `step` steps: the held-out loss, and the bits per parameter that a worker has sent by then."""
+    """After `step` steps: the held-out loss, and the bits per parameter that a worker has sent by then.
+
+    accuracy: the share of held-out targets that have the largest output; None where it was not looked at.
+    """
 
     step: int
     loss: float
     bits: float
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +125,10 @@ class Watch(Protocol):
         """Look at the gradients that have arrived, which the optimizers have just taken, and at what waits."""
 
 
-def problem_of(model: str, seed: int, data: Path | None) -> Problem:
+def problem_of(model: str, seed: int, data: Path | None, scale: float = 1.0) -> Problem:
     """Build the problem; its file lies in the folder `data`."""
-    return build(model, seed=seed, data=data / DATA[model] if data is not None and model in DATA else None)
+    place = data / DATA[model] if data is not None and model in DATA else None
+    return build(model, seed=seed, data=place, scale=scale)
 
 
 def train(settings: Settings, problem: Problem, every: int | None = None, watch: Watch | None = None) -> Run:
@@ -169,8 +177,8 @@ def _worker(
             watch.after(group.rank(), model, ties.memories())
         done = step + 1
         if done % every == 0 or done == settings.steps:
-            loss = _held_out(problem, ties.model(), group, settings.device)
-            looks.append(Look(done, loss, 8 * group.payload_bytes / numel))
+            loss, accuracy = _held_out(problem, ties.model(), group, settings.device)
+            looks.append(Look(done, loss, 8 * group.payload_bytes / numel, accuracy))
             if not math.isfinite(looks[-1].loss):
                 break
     return looks
@@ -215,14 +223,22 @@ def batch_of(settings: Settings, problem: Problem, step: int, rank: int) -> Batc
 
 
 @torch.no_grad()
-def _held_out(problem: Problem, model: nn.Module, group: VirtualGroup, device: str) -> float:
-    """Return the first rank's loss on all held-out batches, to every rank."""
-    mean = torch.zeros((), device=device)
+def _held_out(problem: Problem, model: nn.Module, group: VirtualGroup, device: str) -> tuple[float, float]:
+    """Return the first rank's loss and accuracy on all held-out batches, to every rank."""
+    means = torch.zeros(2, device=device)
     if group.rank() == 0:
         model.eval()
-        mean = torch.stack([problem.loss(model, _moved(batch, device)) for batch in problem.held_out(0, 1)]).mean()
-    dist.broadcast(mean, group=group, group_src=0)
-    return float(mean)
+        batches = [_moved(batch, device) for batch in problem.held_out(0, 1)]
+        means = torch.stack([torch.stack([problem.loss(model, x), _accuracy(model, x)]) for x in batches]).mean(dim=0)
+    dist.broadcast(means, group=group, group_src=0)
+    return float(means[0]), float(means[1])
+
+
+def _accuracy(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the share of targets with the largest logit, or with the right sign of a single one."""
+    output, target = model(*batch[:-1]), batch[-1]
+    named = output.argmax(-1) if output.shape[-1] > 1 else (output > 0).long()
+    return (named.view_as(target) == target).float().mean()
 
 
 def _moved(batch: Batch, device: str) -> Batch:

@@ -24,6 +24,7 @@ RATES: Mapping[str, Rates] = MappingProxyType(
         "lstm_sparse": Rates(sgd=2.0, adamw=2e-3, muon=2e-3),
         "mlp": Rates(sgd=0.05, adamw=1e-3, muon=2e-3),
         "resnet20": Rates(sgd=0.05, adamw=2e-3, muon=2e-3),
+        "vgg": Rates(sgd=0.05, adamw=1e-3, muon=2e-3),
         "dlrm": Rates(sgd=0.1, adamw=2e-3, muon=2e-3),
         "xml": Rates(sgd=10.0, adamw=1e-3, muon=2e-3),
     }
