@@ -1,27 +1,107 @@
-"""Judge the papers' claims, and measure every method's error on real gradients.
+"""The ledger of the papers' claims: what was run for each, and what came of it.
 
-python -m papers --data DATA --json out.json --html out.html [--paper fft] [--bench bench.json] [--steps N] [--quick]
+    python -m papers list
+    python -m papers run D11 --data DATA          # a claim, a paper, or nothing for all: runs only what is missing
+    python -m papers run gtopk --quick            # a smoke of the same, a few steps, which changes no verdict
+    python -m papers check                        # are the tables what the ledger says, and the ledger what runs say?
 """
 
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
 
-import papers.dct.claims
-import papers.dragonn.claims
-import papers.dragonn.lemmas
-import papers.fft.claims
-import papers.fft.convergence
-import papers.fft.offset_float
-import papers.fft.tuning
-import papers.gtopk.claims
-import papers.s2.claims  # noqa: F401 - importing a paper's claims registers them
-from papers.dct import DCT
-from papers.dragonn import DRAGONN
-from papers.fft import FFT_PAPER
-from papers.gtopk import GTOPK
-from papers.lab.program import main
-from papers.s2 import S2
+import typer
+from rich.console import Console
+from rich.progress import Progress
 
-PAPERS = (DRAGONN, FFT_PAPER, S2, DCT, GTOPK)
+from papers.lab import ledger, tables
+from papers.lab.deciding import Deciding
+from papers.lab.ledger import LEDGER, OPEN, Row
+from papers.lab.report import environment
+from papers.lab.shelf import RUNS, Shelf
+from papers.rooms import PAPERS
+from thinwire.tools.show.table import Column, tabulated
+from thinwire.tools.show.terminal import print_table
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+console = Console()
+
+Names = Annotated[list[str] | None, typer.Argument(help="Claims such as D11, or papers; all where left out.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of the data sets, which commands call DATA.")]
+
+
+@app.command("list")
+def show(names: Names = None, *, only_open: Annotated[bool, typer.Option("--open", help="Only open claims.")] = False) -> None:
+    """List claims with their verdicts, and how many commands of each have yet to run."""
+    deciding, shelf = _asked(names), Shelf()
+    rows = [row for row in _known(deciding).values() if not only_open or row.verdict == OPEN]
+    columns: list[Column[Row]] = [
+        Column(heading="id", text=lambda row: row.id, left=True),
+        Column(heading="verdict", text=lambda row: row.verdict, left=True),
+        Column(heading="to run", text=lambda row: str(len(deciding.missing(row.id, shelf)))),
+        Column(heading="claim", text=lambda row: row.claim, left=True),
+    ]
+    print_table(console, tabulated(columns, rows))
+    console.print(tables.counted(rows))
+
+
+@app.command()
+def run(
+    names: Names = None,
+    data: Data = None,
+    json: Annotated[Path, typer.Option(help="The ledger, to be renewed.")] = LEDGER,
+    quick: Annotated[bool, typer.Option(help="A few steps of each, elsewhere; no verdict is kept.")] = False,
+) -> None:
+    """Run what is missing, judge, and renew the ledger and the rooms' tables."""
+    deciding = _asked(names)
+    if quick:
+        with TemporaryDirectory() as folder:
+            _run(deciding.shrunk(), Shelf(folder=Path(folder), data=data))
+        return
+    shelf = Shelf(folder=RUNS, data=data)
+    failed = _run(deciding, shelf)
+    rows = ledger.read(json) | deciding.rows(shelf)
+    ledger.write(rows, json, environment({}))
+    if json == LEDGER:
+        tables.renew(rows)
+    console.print(tables.counted(list(rows.values())))
+    raise typer.Exit(int(failed))
+
+
+@app.command()
+def check() -> None:
+    """Exit with status 1 where a table is not what the ledger says, or the ledger not what the runs say."""
+    rows, deciding = ledger.read(), _asked(None)
+    wrong = [*tables.stale(rows), *(name for name, row in deciding.rows(Shelf()).items() if row != rows[name])]
+    for name in wrong:
+        console.print(f"not up to date: {name}", style="red")
+    raise typer.Exit(int(bool(wrong)))
+
+
+def _run(deciding: Deciding, shelf: Shelf) -> bool:
+    """Run what is missing. Return whether any command failed; the others ran all the same."""
+    failed = False
+    with Progress(console=console) as progress:
+        for command in progress.track(deciding.commands(shelf), description="runs"):
+            console.print(command, style="dim", highlight=False)
+            problem = shelf.try_to_run(command)
+            if problem:
+                console.print(problem, style="red", highlight=False)
+            failed |= problem is not None
+    return failed
+
+
+def _asked(names: list[str] | None) -> Deciding:
+    try:
+        return Deciding.of(PAPERS, names or [])
+    except KeyError as unknown:
+        sys.exit(f"{unknown.args[0]} is neither a claim nor a paper")
+
+
+def _known(deciding: Deciding) -> dict[str, Row]:
+    return {name: row for name, row in ledger.read().items() if name in deciding.names}
+
 
 if __name__ == "__main__":
-    main(sys.argv[1:], PAPERS)
+    app()

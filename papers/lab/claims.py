@@ -1,18 +1,15 @@
-"""A paper's claims, how we judge them, and the verdicts."""
+"""What judges a paper's claims: checks on gradients, and judges of other runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
+from papers.lab.ledger import Outcome
 from papers.lab.material import Absent, Material, Run
+from papers.lab.shelf import Evidence
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not testable here"
-
-TRAINING = "needs training to a target with several seeds: thinwire bench, not this program"
-NETWORK = "needs a network with a set rate and time on it: thinwire bench, not this program"
-HARDWARE = "needs GPUs or more machines than here"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -46,19 +43,25 @@ class Sheet:
 
 
 Check = Callable[[Material], Finding]
+Decide = Callable[..., Outcome]
 Draw = Callable[[Sequence[Run]], Figure]
 Tabulate = Callable[[Sequence[Run]], Sheet]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paper:
-    """A paper's claims. `checks` decide some; `elsewhere` names the others, with what would decide them.
+class Judge:
+    """Decides a claim: `decide` takes what each of the evidence found, in order."""
 
-    Its files register their checks, figures and tables with the decorators.
-    """
+    evidence: Sequence[Evidence]
+    decide: Decide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """What a paper's files register with the decorators: `checks` decide claims on gradients, `judges` on other runs."""
 
     name: str
-    elsewhere: Mapping[str, tuple[str, str]]
+    judges: dict[str, Judge] = field(default_factory=dict)
     checks: dict[str, tuple[str, Check]] = field(default_factory=dict)
     figures: dict[str, tuple[str, Draw]] = field(default_factory=dict)
     tables: list[Tabulate] = field(default_factory=list)
@@ -69,6 +72,15 @@ class Paper:
         def register(check: Check) -> Check:
             self.checks[name] = (text, check)
             return check
+
+        return register
+
+    def judge(self, name: str, *evidence: Evidence) -> Callable[[Decide], Decide]:
+        """Register a function that decides claim `name` from what the evidence found."""
+
+        def register(decide: Decide) -> Decide:
+            self.judges[name] = Judge(evidence=evidence, decide=decide)
+            return decide
 
         return register
 
@@ -97,12 +109,6 @@ def judge(checks: Mapping[str, tuple[str, Check]], material: Material) -> Iterat
         else:
             verdict = HOLDS if found.holds else FAILS
             yield Verdict(id=name, claim=text, verdict=verdict, figure=found.figure, how=found.how)
-
-
-def untestable(rows: Mapping[str, tuple[str, str]]) -> Iterator[Verdict]:
-    """Return the claims that this program cannot decide; `rows` hold the claim and the reason."""
-    for name, (text, reason) in rows.items():
-        yield Verdict(id=name, claim=text, verdict=OPEN, figure="none", how=reason)
 
 
 def number(verdict: Verdict) -> int:

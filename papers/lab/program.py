@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from papers.lab import figures
-from papers.lab.claims import Paper, Verdict, judge, number, untestable
+from papers.lab.claims import Paper, Verdict, judge, number
 from papers.lab.errors import Measured, compressors, measure
 from papers.lab.material import Material, Run
 from papers.lab.recording import available, record
@@ -41,7 +41,7 @@ class Options:
 def parse(arguments: Sequence[str], names: Sequence[str] = ()) -> Options:
     """Read the command line; `names` are those of the papers."""
     parser = argparse.ArgumentParser(
-        prog="python -m papers", description="The papers' claims, and errors on real gradients."
+        prog="python -m papers.gradients", description="The papers' claims, and errors on real gradients."
     )
     parser.add_argument(
         "--paper",
@@ -128,7 +128,7 @@ def _errors(runs: list[Run], options: Options, progress: Progress) -> Iterator[M
 def _verdicts(material: Material, progress: Progress, papers: Sequence[Paper]) -> Iterator[Verdict]:
     tick = _ticks(progress, "claims", sum(len(paper.checks) for paper in papers))
     for paper in papers:
-        yield from sorted([*_ticked(judge(paper.checks, material), tick), *untestable(paper.elsewhere)], key=number)
+        yield from sorted(_ticked(judge(paper.checks, material), tick), key=number)
 
 
 def _ticked(verdicts: Iterable[Verdict], tick: Callable[[], None]) -> Iterator[Verdict]:

@@ -1,4 +1,4 @@
-"""A small network in the manner of VGG (Simonyan and Zisserman 2015) on CIFAR-10: its dense layers hold most weights."""
+"""A small network in the manner of VGG (Simonyan and Zisserman 2015) on CIFAR-10, most of it in dense layers."""
 
 from itertools import pairwise
 

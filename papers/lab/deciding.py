@@ -1,0 +1,77 @@
+"""Which claims are asked for, what has yet to run for them, and what the runs say."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from papers.lab.catalogue import ROOMS, catalogue
+from papers.lab.claims import Judge, Paper
+from papers.lab.ledger import Outcome, Row, judged
+from papers.lab.material import Absent
+from papers.lab.shelf import Document, Shelf
+
+GRADIENTS = Document(name="gradients", words="python -m papers.gradients --data DATA", quick="--quick")
+"""The claims that `checks` decide."""
+BY_PAGE = ("T17", "T18", "T24", "T25")
+"""Claims that a check decides on one network only; the row has what the room's page says of others, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deciding:
+    """Some claims and their judges; a claim without one is open, or was judged by reading a page."""
+
+    names: Sequence[str]
+    judges: Mapping[str, Judge]
+
+    @classmethod
+    def of(cls, papers: Iterable[Paper], asked: Sequence[str]) -> Self:
+        """Return those that were asked for, by claim or paper; all if nothing was. Raises KeyError for what is neither."""
+        for name in asked:
+            if name not in catalogue() and name not in ROOMS:
+                raise KeyError(name)
+        names = [name for name, claim in catalogue().items() if not asked or {name, claim.paper} & set(asked)]
+        judges = {name: judge for paper in papers for name, judge in (_checked(paper) | paper.judges).items()}
+        return cls(names=names, judges={name: judges[name] for name in names if name in judges})
+
+    def shrunk(self) -> Self:
+        """Return the same with runs that are short."""
+        small = {
+            name: Judge(evidence=[each.shrunk() for each in judge.evidence], decide=judge.decide)
+            for name, judge in self.judges.items()
+        }
+        return type(self)(names=self.names, judges=small)
+
+    def missing(self, name: str, shelf: Shelf) -> Sequence[str]:
+        """Return the commands that a claim waits for."""
+        judge = self.judges.get(name)
+        return [command for each in judge.evidence for command in each.missing(shelf)] if judge else []
+
+    def commands(self, shelf: Shelf) -> Sequence[str]:
+        """Return all commands that are missing, each once."""
+        return list(dict.fromkeys(command for name in self.names for command in self.missing(name, shelf)))
+
+    def rows(self, shelf: Shelf) -> dict[str, Row]:
+        """Judge every claim whose runs are there."""
+        found = {}
+        for name, judge in self.judges.items():
+            try:
+                outcome = judge.decide(*(each.read(shelf) for each in judge.evidence))
+            except Absent:
+                continue
+            seeds = [seed for each in judge.evidence for seed in each.seeds]
+            commands = [command for each in judge.evidence for command in each.commands]
+            found[name] = judged(catalogue()[name], outcome, seeds, commands)
+        return found
+
+
+def _checked(paper: Paper) -> dict[str, Judge]:
+    """Return a judge for each check, which reads what `papers.gradients` found."""
+    return {name: Judge(evidence=[GRADIENTS], decide=_reader(name)) for name in paper.checks if name not in BY_PAGE}
+
+
+def _reader(name: str) -> Callable[[Mapping[str, Any]], Outcome]:
+    def read(document: Mapping[str, Any]) -> Outcome:
+        (found,) = [row for row in document["claims"] if row["id"] == name]
+        return Outcome(verdict=found["verdict"], measured=found["figure"], how=found["how"])
+
+    return read

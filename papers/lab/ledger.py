@@ -1,0 +1,97 @@
+"""The ledger: a row for every claim, with its verdict, what we measured, and the command that did."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from papers.lab.catalogue import HOUSE, Claim, catalogue
+from thinwire.tools.inputs import write_atomically
+
+SCHEMA = "thinwire.papers/1"
+LEDGER = HOUSE / "ledger.json"
+HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN = (
+    "holds",
+    "does not hold",
+    "depends",
+    "undecided",
+    "out of reach",
+    "open",
+)
+VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What runs say about a claim.
+
+    note: follows the verdict, such as ": holds on the LSTM". spread: of `measured`, in words. how: workload, links, and
+    by which rule.
+    """
+
+    verdict: str
+    measured: str
+    how: str
+    note: str = ""
+    spread: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A claim, and what became of it. `command`: the programs that ran, one a line; DATA is the folder of data."""
+
+    id: str
+    paper: str
+    claim: str
+    published: str
+    verdict: str
+    note: str
+    measured: str
+    spread: str
+    seeds: tuple[int, ...]
+    command: tuple[str, ...]
+    how: str
+
+
+def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Iterable[str]) -> Row:
+    """Return the row of a claim that has been judged."""
+    return Row(
+        id=claim.id,
+        paper=claim.paper,
+        claim=f"{claim.place}: {claim.claim}",
+        published=claim.published,
+        seeds=tuple(sorted(set(seeds))),
+        command=tuple(dict.fromkeys(commands)),
+        **asdict(outcome),
+    )
+
+
+def unjudged(claim: Claim) -> Row:
+    """Return the row of a claim that waits."""
+    how = f"not yet judged. What would: {claim.check}. Then: {claim.criterion}"
+    return judged(claim, Outcome(verdict=OPEN, measured="–", how=how), (), ())
+
+
+def read(path: Path = LEDGER) -> dict[str, Row]:
+    """Return the rows by id: all claims, the open ones as the catalogue has them."""
+    written = json.loads(path.read_text())["rows"] if path.exists() else []
+    known = {row["id"]: _row(row) for row in written if row["verdict"] != OPEN}
+    return {name: known.get(name, unjudged(claim)) for name, claim in catalogue().items()}
+
+
+def write(rows: Mapping[str, Row], path: Path = LEDGER, environment: Mapping[str, Any] | None = None) -> None:
+    """Write all rows, with what machine and versions they were obtained on."""
+    document = {"schema": SCHEMA, "environment": environment or {}, "rows": [asdict(row) for row in rows.values()]}
+    write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def counts(rows: Iterable[Row]) -> Counter[str]:
+    """Return how many rows have each verdict."""
+    return Counter(row.verdict for row in rows)
+
+
+def _row(entry: Mapping[str, Any]) -> Row:
+    values = {field.name: entry[field.name] for field in fields(Row)}
+    return Row(**values | {name: tuple(values[name]) for name in ("seeds", "command")})

@@ -1,0 +1,129 @@
+"""Where the documents of runs lie, and how a missing one is made."""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from papers.lab.catalogue import HOUSE
+from papers.lab.material import Absent
+from thinwire.tools.inputs import write_atomically
+from thinwire.tools.machine import processor
+
+RUNS = HOUSE / "runs"
+DATA = "DATA"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """A folder of documents; `data` is that of data sets, which commands call DATA.
+
+    made.json there says of each command when, by which version and on what it ran, and for how long.
+    """
+
+    folder: Path = RUNS
+    data: Path | None = None
+
+    def document(self, name: str) -> Any:
+        """Return a JSON document. Raises Absent if it has not been made."""
+        path = self.folder / name
+        if not path.exists():
+            raise Absent(f"{name} has not been run")
+        return json.loads(path.read_text())
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Return a file of JSON lines; nothing if there is none."""
+        path = self.folder / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def made(self) -> dict[str, dict[str, Any]]:
+        """Return what is known of each command that ran."""
+        path = self.folder / "made.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def run(self, command: str) -> None:
+        """Run a command from the checkout's root, and note it. Raises CalledProcessError, and Absent without data."""
+        began = time.perf_counter()
+        subprocess.run(list(self._words(command)), check=True, cwd=HOUSE.parent)
+        note = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - began, 1),
+            "thinwire": version("thinwire"),
+            "torch": version("torch"),
+            "processor": processor(),
+        }
+        write_atomically(self.folder / "made.json", json.dumps(self.made() | {command: note}, indent=1) + "\n")
+
+    def try_to_run(self, command: str) -> str | None:
+        """Run a command. Return what went wrong, if anything did."""
+        try:
+            self.run(command)
+        except (subprocess.CalledProcessError, Absent) as problem:
+            return str(problem)
+        return None
+
+    def _words(self, command: str) -> Iterator[str]:
+        for word in shlex.split(command):
+            if word.startswith(DATA) and self.data is None:
+                raise Absent(f"needs data: {command}")
+            yield {"python": sys.executable, "papers/runs": str(self.folder)}.get(word) or self._placed(word)
+
+    def _placed(self, word: str) -> str:
+        if word.startswith("papers/runs/"):
+            return str(self.folder / word.removeprefix("papers/runs/"))
+        return word.replace(DATA, str(self.data), 1) if word.startswith(DATA) else word
+
+
+class Evidence(Protocol):
+    """Runs that verdicts rest on."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds they were run with."""
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What makes them, as one would type it in the checkout, with DATA for the folder of data sets."""
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """Return the commands that have not been run to their end."""
+
+    def read(self, shelf: Shelf) -> Any:
+        """Return what they found. Raises Absent."""
+
+    def shrunk(self) -> Self:
+        """Return the same runs, short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A program that writes its findings to a JSON file. `words`: its command, without --json; `quick`: what makes it short."""
+
+    name: str
+    words: str
+    quick: str = ""
+    seeds: tuple[int, ...] = (0,)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """See `Evidence`."""
+        return (f"{self.words} --json papers/runs/{self.name}.json",)
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """See `Evidence`."""
+        return () if (shelf.folder / f"{self.name}.json").exists() else self.commands
+
+    def read(self, shelf: Shelf) -> Any:
+        """See `Evidence`."""
+        return shelf.document(f"{self.name}.json")
+
+    def shrunk(self) -> Self:
+        """See `Evidence`."""
+        return replace(self, words=f"{self.words} {self.quick}".strip())

@@ -1,0 +1,198 @@
+"""Trainings with virtual workers, and what several seeds say together."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Any, Self
+
+from papers.lab.material import Absent
+from papers.lab.shelf import DATA, Shelf
+
+FILE = "learning.jsonl"
+RATES = {"mlp": 0.2, "xml": 80.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 0.2, "lstm": 2.0}
+"""The learning rates at which dense SGD with momentum 0.9 ends lowest; see `papers.lab.tuning`."""
+
+_T = {1: math.inf, 2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+"""The 97.5 % quantile of Student's t, by the number of values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One training: held-out loss and accuracy over steps, and bits per parameter and step."""
+
+    seed: int
+    steps: Sequence[int]
+    losses: Sequence[float]
+    accuracies: Sequence[float]
+    bits: float
+
+    @property
+    def loss(self) -> float:
+        """At the end; infinite where it diverged."""
+        return self.losses[-1] if math.isfinite(self.losses[-1]) else math.inf
+
+    @property
+    def accuracy(self) -> float:
+        """At the end, in percent."""
+        return 100 * self.accuracies[-1]
+
+    def steps_to(self, target: float) -> float:
+        """Return after how many steps the loss first is at most `target`, between two looks; infinite if never."""
+        before = (0, math.inf)
+        for step, loss in zip(self.steps, self.losses, strict=True):
+            if loss <= target:
+                last, high = before
+                return step if math.isinf(high) else last + (step - last) * (high - target) / (high - loss)
+            before = (step, loss)
+        return math.inf
+
+
+Series = Sequence[Trial]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A recipe, as benchmarks/convergence.py reads it, and what differs from the other rows."""
+
+    recipe: str
+    optimizer: str = "sgd()"
+    rate: float | None = None
+    warm_up: int = 20
+    batch: int | None = None
+    workers: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trials:
+    """Each way on each seed, all else equal. `rate`: dense's best; scale: of the model's size."""
+
+    model: str
+    workers: int
+    steps: int
+    rate: float
+    ways: Mapping[str, Way]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    scale: float = 1.0
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """See `shelf.Evidence`."""
+        return tuple(self._command(way) for way in self.ways.values())
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """See `shelf.Evidence`."""
+        lines = shelf.lines(FILE)
+        return tuple(self._command(way) for way in self.ways.values() if len(self._of(way, lines)) < len(self.seeds))
+
+    def read(self, shelf: Shelf) -> dict[str, Series]:
+        """Return a trial for each way and seed. Raises Absent if one is missing."""
+        lines = shelf.lines(FILE)
+        found = {name: self._of(way, lines) for name, way in self.ways.items()}
+        for name, series in found.items():
+            if len(series) < len(self.seeds):
+                raise Absent(f"{name} on {self.model} has {len(series)} of {len(self.seeds)} seeds")
+        return found
+
+    def shrunk(self) -> Self:
+        """See `shelf.Evidence`."""
+        return replace(self, steps=4, seeds=(0, 1))
+
+    def _of(self, way: Way, lines: Sequence[Mapping[str, Any]]) -> Series:
+        wanted = self._settings(way)
+        fitting = [line for line in lines if all(line.get(name, 1.0) == value for name, value in wanted.items())]
+        return [_trial(line) for seed in self.seeds for line in fitting if line["seed"] == seed]
+
+    def _settings(self, way: Way) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "workers": way.workers or self.workers,
+            "steps": self.steps,
+            "recipe": way.recipe,
+            "optimizer": way.optimizer,
+            "rate": way.rate or self.rate,
+            "warm_up": way.warm_up,
+            "batch": way.batch,
+            "scale": self.scale,
+            "schedule": "constant",
+        }
+
+    def _command(self, way: Way) -> str:
+        settings = self._settings(way)
+        given = {
+            "data": DATA,
+            **{name: settings[name] for name in ("model", "workers", "steps", "rate")},
+            "recipe": f'"{way.recipe}"',
+            "optimizer": f'"{way.optimizer}"',
+            "warm-up": way.warm_up,
+            "seeds": ",".join(map(str, self.seeds)),
+        }
+        extra = {"batch": way.batch} if way.batch else {}
+        sized = {"scale": self.scale} if self.scale != 1 else {}
+        options = " ".join(f"--{name} {value}" for name, value in (given | extra | sized).items())
+        return f"python benchmarks/convergence.py run papers/runs/{FILE} {options}"
+
+
+def _trial(line: Mapping[str, Any]) -> Trial:
+    steps, losses, _, accuracies = zip(*((*look, None)[:4] for look in line["looks"]), strict=True)
+    return Trial(
+        seed=line["seed"],
+        steps=steps,
+        losses=losses,
+        accuracies=[math.nan if x is None else x for x in accuracies],
+        bits=line["bits"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A mean over seeds, and half of its 95 % interval."""
+
+    mean: float
+    half: float
+
+    @property
+    def above(self) -> bool:
+        """Whether the interval is above 0."""
+        return self.mean - self.half > 0
+
+    @property
+    def below(self) -> bool:
+        """Whether the interval is below 0."""
+        return self.mean + self.half < 0
+
+    def within(self, margin: float) -> bool:
+        """Whether the interval is within ±margin."""
+        return abs(self.mean) + self.half <= margin
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ± {self.half:.2f} %"
+
+
+def over(series: Series, base: Series) -> Interval:
+    """Return by how many percent the final loss is above the other's, seed by seed."""
+    return interval([100 * (a.loss / b.loss - 1) for a, b in zip(series, base, strict=True)])
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return mean and 95 % interval of a few values, by Student's t."""
+    if not all(map(math.isfinite, values)) or len(values) < 2:
+        return Interval(mean=fmean(values), half=math.inf)
+    return Interval(mean=fmean(values), half=_T[len(values)] * stdev(values) / math.sqrt(len(values)))
+
+
+def loss(series: Series) -> str:
+    """Return mean and standard deviation of the final loss."""
+    values = [trial.loss for trial in series]
+    return f"{fmean(values):.3f} ± {stdev(values):.3f}" if all(map(math.isfinite, values)) else "diverged"
+
+
+def accuracy(series: Series) -> str:
+    """Return mean and standard deviation of the final accuracy."""
+    values = [trial.accuracy for trial in series]
+    return f"{fmean(values):.1f} ± {stdev(values):.1f} %"
+
+
+def steps_to(series: Series, targets: Sequence[float]) -> float:
+    """Return the mean number of steps to a target for each seed; infinite if a seed never gets there."""
+    return fmean(trial.steps_to(target) for trial, target in zip(series, targets, strict=True))

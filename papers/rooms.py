@@ -1,0 +1,23 @@
+"""All rooms: importing this registers every paper's checks, judges, figures and tables."""
+
+import papers.dct.claims
+import papers.dct.learning
+import papers.dragonn.claims
+import papers.dragonn.learning
+import papers.dragonn.lemmas
+import papers.fft.claims
+import papers.fft.convergence
+import papers.fft.learning
+import papers.fft.offset_float
+import papers.fft.tuning
+import papers.gtopk.claims
+import papers.gtopk.learning
+import papers.s2.claims
+import papers.s2.learning  # noqa: F401 - importing a paper's claims registers them
+from papers.dct import DCT
+from papers.dragonn import DRAGONN
+from papers.fft import FFT_PAPER
+from papers.gtopk import GTOPK
+from papers.s2 import S2
+
+PAPERS = (DRAGONN, FFT_PAPER, S2, DCT, GTOPK)
