@@ -1,9 +1,9 @@
 """The ledger of the papers' claims: what was run for each, and what came of it.
 
-    python -m papers list
-    python -m papers run D11 --data DATA          # a claim, a paper, or nothing for all: runs only what is missing
-    python -m papers run gtopk --quick            # a smoke of the same, a few steps, which changes no verdict
-    python -m papers check                        # are the tables what the ledger says, and the ledger what runs say?
+python -m papers list
+python -m papers run D11 --data DATA          # a claim, a paper, or nothing for all: runs only what is missing
+python -m papers run gtopk --quick            # a smoke of the same, a few steps, which changes no verdict
+python -m papers check                        # are the tables what the ledger says, and the ledger what runs say?
 """
 
 import sys
@@ -32,7 +32,9 @@ Data = Annotated[Path | None, typer.Option(help="Folder of the data sets, which 
 
 
 @app.command("list")
-def show(names: Names = None, *, only_open: Annotated[bool, typer.Option("--open", help="Only open claims.")] = False) -> None:
+def show(
+    names: Names = None, *, only_open: Annotated[bool, typer.Option("--open", help="Only open claims.")] = False
+) -> None:
     """List claims with their verdicts, and how many commands of each have yet to run."""
     deciding, shelf = _asked(names), Shelf()
     rows = [row for row in _known(deciding).values() if not only_open or row.verdict == OPEN]

@@ -1,6 +1,11 @@
 """The claims of DCT-DP about learning, with virtual workers."""
 
-from papers.lab.trials import RATES, Trials, Way
+from collections.abc import Mapping
+
+from papers.dct import DCT
+from papers.lab.judging import by_setting, every, losses_over, no_worse
+from papers.lab.ledger import Outcome
+from papers.lab.trials import RATES, Series, Trials, Way, loss, over
 
 LIVES = (1, 10, 100, 1000)
 DENSITIES = (0.25, 0.1, 0.05, 0.02, 0.005, 0.001)
@@ -11,3 +16,46 @@ _WAYS = {
 }
 FC = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=_WAYS)
 MLP = Trials(model="mlp", workers=4, steps=200, rate=RATES["mlp"], ways=_WAYS)
+
+Ways = Mapping[str, Series]
+_HOW = (
+    "4 virtual workers, 200 steps, 3 seeds: a small VGG on CIFAR-10 and MNIST; held-out loss over dense's, seed by seed"
+)
+
+
+@DCT.judge("T4", FC, MLP)
+def any_life(fc: Ways, mlp: Ways) -> Outcome:
+    """The final loss is the same for every threshold life."""
+    lives = [f"L = {life}" for life in LIVES]
+    return _no_loss(
+        {"VGG": fc, "MNIST": mlp}, lives, f"density 0.05; {_HOW}; L = 1000 takes one threshold for the whole run"
+    )
+
+
+@DCT.judge("T6", FC, MLP)
+def any_sparsity(fc: Ways, mlp: Ways) -> Outcome:
+    """No loss down to a density of 0.005."""
+    densities = [f"{density:g}" for density in DENSITIES if density >= 0.005]
+    beyond = "; ".join(
+        f"at 0.001 {losses_over(ways, 'dense', '0.001')} ({name})" for name, ways in (("VGG", fc), ("MNIST", mlp))
+    )
+    found = _no_loss({"VGG": fc, "MNIST": mlp}, densities, f"L = 50; {_HOW}")
+    return Outcome(verdict=found.verdict, note=found.note, measured=f"{found.measured}; {beyond}", how=found.how)
+
+
+def _no_loss(models: Mapping[str, Ways], names: list[str], how: str) -> Outcome:
+    """Hold if none of these ways ends more than 2 % above dense."""
+    parts = {
+        model: every({name: no_worse(over(ways[name], ways["dense"])) for name in names})[0]
+        for model, ways in models.items()
+    }
+    word, note = by_setting(parts)
+    measured = "; ".join(
+        f"{model} (dense {loss(ways['dense'])}): {losses_over(ways, 'dense', *names)}" for model, ways in models.items()
+    )
+    return Outcome(
+        verdict=word,
+        note=note,
+        measured=measured,
+        how=f"{how}; holds if within 2 %: seeds differ by more than the list's 0.5 %",
+    )

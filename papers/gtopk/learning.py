@@ -1,6 +1,13 @@
 """gTop-k's claims about learning, with virtual workers."""
 
-from papers.lab.trials import RATES, Trials, Way
+from collections.abc import Mapping
+from math import exp
+from statistics import fmean
+
+from papers.gtopk import GTOPK
+from papers.lab.judging import by_setting, every, losses_over, no_worse, verdict, worse
+from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
+from papers.lab.trials import RATES, Series, Trials, Way, accuracy, interval, loss, over
 
 _WARM = "gtopk(density=schedules.gtopk_warmup(0.001, steps_per_epoch=20))"
 _PICKS = {
@@ -26,3 +33,103 @@ LM = Trials(
 )
 CNN_OF_32 = Trials(model="resnet20", workers=32, steps=60, rate=RATES["resnet20"], ways=_MANY)
 FC_OF_32 = Trials(model="vgg", workers=32, steps=100, rate=RATES["vgg"], ways=_MANY)
+
+Ways = Mapping[str, Series]
+_HOW = "4 virtual workers, 200 steps of SGD, 3 seeds; held-out loss, seed by seed"
+
+
+@GTOPK.judge("G4", CNN)
+def converges(cnn: Ways) -> Outcome:
+    """Sums of the global picks alone, exact: the loss ends within 5 % of local Top-k's."""
+    found = over(cnn["exact values"], cnn["topk"])
+    return Outcome(
+        verdict=no_worse(found, 5.0),
+        measured=f"{found} over local Top-k's loss; {loss(cnn['exact values'])} against {loss(cnn['topk'])}, dense {loss(cnn['dense'])}",
+        how=f"ResNet-20 on CIFAR-10, density 0.001, `gtopk(exact_values=True)`; {_HOW}; holds if within 5 %",
+    )
+
+
+@GTOPK.judge("G5", CNN, FC)
+def like_dense(cnn: Ways, fc: Ways) -> Outcome:
+    """ResNet-20 as dense, and VGG better."""
+    parts = {
+        "ResNet-20": no_worse(over(cnn["density warm-up"], cnn["dense"])),
+        "VGG": verdict(over(fc["density warm-up"], fc["dense"]).below),
+    }
+    word, note = every(parts)
+    measured = "; ".join(
+        f"{name}: loss {over(ways['density warm-up'], ways['dense'])}, accuracy {accuracy(ways['density warm-up'])} "
+        f"against {accuracy(ways['dense'])}"
+        for name, ways in (("ResNet-20", cnn), ("small VGG", fc))
+    )
+    how = f"density 0.001 after a warm-up of 80 steps; {_HOW}; half a point taken as 2 % of the loss"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@GTOPK.judge("G6", CNN, FC)
+def dense_layers_lose_more(cnn: Ways, fc: Ways) -> Outcome:
+    """A network of dense layers loses more than a residual one."""
+    more = interval([a - b for a, b in zip(_losses_over(fc), _losses_over(cnn), strict=True)])
+    measured = f"small VGG {losses_over(fc, 'dense', '0.001')}, ResNet-20 {losses_over(cnn, 'dense', '0.001')}; the first loses {more} more"
+    how = f"density 0.001 without warm-up; {_HOW}; holds if the 95 % interval of the difference is above 0"
+    return Outcome(verdict=worse(more), measured=measured, how=how)
+
+
+def _losses_over(ways: Ways) -> list[float]:
+    return [100 * (a.loss / b.loss - 1) for a, b in zip(ways["0.001"], ways["dense"], strict=True)]
+
+
+@GTOPK.judge("G7", LM)
+def language_like_dense(lm: Ways) -> Outcome:
+    """Perplexity within 2 % of dense."""
+    found = interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(lm["gtopk"], lm["dense"], strict=True)])
+    measured = f"perplexity {found} over dense's; loss {loss(lm['gtopk'])} against {loss(lm['dense'])}"
+    how = "LSTM on WikiText-2, 4 virtual workers, 150 steps, density 0.005, 3 seeds; holds if within 2 %"
+    return Outcome(verdict=no_worse(found), measured=measured, how=how)
+
+
+@GTOPK.judge("G14", CNN, FC)
+def sparser_still(cnn: Ways, fc: Ways) -> Outcome:
+    """Half the density barely changes the loss."""
+    parts = {
+        "ResNet-20": no_worse(over(cnn["0.0005"], cnn["0.001"]), 4.0),
+        "VGG": no_worse(over(fc["0.0005"], fc["0.001"]), 4.0),
+    }
+    word, note = by_setting(parts)
+    measured = "; ".join(
+        f"{name}: {losses_over(ways, '0.001', '0.0005')} over 0.001's loss; losses at 0.01, 0.001, 0.0005, 0.0001: "
+        + ", ".join(f"{fmean(t.loss for t in ways[each]):.3f}" for each in ("0.01", "0.001", "0.0005", "0.0001"))
+        + f", dense {fmean(t.loss for t in ways['dense']):.3f}"
+        for name, ways in (("ResNet-20", cnn), ("small VGG", fc))
+    )
+    return Outcome(
+        verdict=word, note=note, measured=measured, how=f"{_HOW}; a point of accuracy taken as 4 % of the loss"
+    )
+
+
+@GTOPK.judge("G20", CNN, FC)
+def warming_up_helps(cnn: Ways, fc: Ways) -> Outcome:
+    """A warm-up of the density ends lower than none, beyond noise."""
+    found = {name: over(ways["density warm-up"], ways["0.001"]) for name, ways in (("ResNet-20", cnn), ("VGG", fc))}
+    words = {name: HOLDS if each.below else FAILS if each.above else UNDECIDED for name, each in found.items()}
+    word, note = by_setting(words)
+    measured = "; ".join(
+        f"{name}: density warm-up {found[name]}, rate warm-up alone {over(ways['rate warm-up'], ways['0.001'])}"
+        for name, ways in (("ResNet-20", cnn), ("VGG", fc))
+    )
+    how = f"density 0.001, warm-up of 20 steps at each of the four densities, or of the rate over 80 steps; loss over none's; {_HOW}"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@GTOPK.judge("G15", CNN_OF_32, FC_OF_32)
+def many_workers(cnn: Ways, fc: Ways) -> Outcome:
+    """With 32 workers it ends clearly above local Top-k, more so on ResNet-20."""
+    parts = {"ResNet-20": worse(over(cnn["0.001"], cnn["topk"])), "VGG": worse(over(fc["0.001"], fc["topk"]))}
+    word, note = every(parts)
+    measured = "; ".join(
+        f"{name}: loss {over(ways['0.001'], ways['topk'])} over local Top-k's, accuracy {accuracy(ways['0.001'])} against "
+        f"{accuracy(ways['topk'])}, dense {accuracy(ways['dense'])}"
+        for name, ways in (("ResNet-20", cnn), ("small VGG", fc))
+    )
+    how = "32 virtual workers of 32 samples, 60 and 100 steps, density 0.001 without warm-up, 3 seeds; holds if above beyond noise"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)

@@ -11,6 +11,7 @@ from papers.lab.shelf import Evidence
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not testable here"
 
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """Whether a claim's criterion is met, the figures in words, and how they were measured."""

@@ -24,7 +24,8 @@ from thinwire.tools.cluster.local import Cluster
 
 HANDLER = "papers.lab.sweeping:handle"
 SCHEMA = "thinwire.sweep/1"
-SIZES = [2**power for power in range(16, 28, 2)] + [2**27]  # bytes
+SMALL = [2**8, 2**12]  # bytes, for collectives alone
+SIZES = [2**power for power in range(16, 28, 2)] + [2**27]
 PINGS = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]
 DENSITIES = (0.01, 0.001)
 
@@ -59,7 +60,7 @@ def _collectives(
     cluster: Cluster, rate: Rate | None, link: str, world: int, sizes: Sequence[int], longest: float, repeats: int
 ) -> Iterator[dict[str, Any]]:
     for kind in COLLECTIVES:
-        for size in sizes:
+        for size in (*SMALL, *sizes):
             if rate is not None and 8 * size * (world - 1) / rate.bits_per_second > longest:
                 continue
             times = _durations(_events(cluster, task="collective", kind=kind, nbytes=size, repeats=repeats))

@@ -41,9 +41,11 @@ def stale(rows: Mapping[str, Row], house: Path = HOUSE) -> list[str]:
 def counted(rows: Sequence[Row]) -> str:
     """Return how many claims have which verdict, as a sentence."""
     found = counts(rows)
-    return f"Of {len(rows)} claims " + ", ".join(
-        words.format(found[verdict]) for verdict, words in _WORDS.items() if found[verdict]
-    ) + "."
+    return (
+        f"Of {len(rows)} claims "
+        + ", ".join(words.format(found[verdict]) for verdict, words in _WORDS.items() if found[verdict])
+        + "."
+    )
 
 
 def _pages(rows: Mapping[str, Row], house: Path) -> Iterator[tuple[Path, str]]:
@@ -95,5 +97,7 @@ def _names(rows: Mapping[str, Row]) -> tuple[str, str]:
         mine = [row for row in rows.values() if row.paper == room]
         cells = (" ".join(row.id for row in mine if row.verdict in group) or "–" for group in groups)
         lines.append(f"| {TITLES[room]} | " + " | ".join(cells) + " |\n")
-    head = "| paper | hold | do not hold | depend, undecided or out of reach | open |\n| --- | --- | --- | --- | --- |\n"
+    head = (
+        "| paper | hold | do not hold | depend, undecided or out of reach | open |\n| --- | --- | --- | --- | --- |\n"
+    )
     return head, "".join(lines)

@@ -1,6 +1,12 @@
 """The S2 Reducer's claims about learning, with virtual workers."""
 
-from papers.lab.trials import RATES, Trials, Way
+import math
+from collections.abc import Mapping
+
+from papers.lab.judging import every, losses_over, no_worse, verdict
+from papers.lab.ledger import FAILS, HOLDS, Outcome
+from papers.lab.trials import RATES, Series, Trials, Way, accuracy, interval, loss, over, steps_to
+from papers.s2 import S2
 
 RATIOS = (2, 1, 0.5, 0.25, 0.1, 0.05)
 _BLOCKS = {
@@ -23,3 +29,53 @@ TEXT = Trials(
 CNN = Trials(model="resnet20", workers=4, steps=200, rate=RATES["resnet20"], ways=_BLOCKS)
 SECOND = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=_BLOCKS)
 LM = Trials(model="lstm", workers=4, steps=150, rate=RATES["lstm"], ways=_BLOCKS | {"doubling": Way(recipe=_DOUBLING)})
+
+Ways = Mapping[str, Series]
+
+
+def _steps(text: Ways) -> dict[str, float]:
+    """Return each way's mean steps to the loss that the exact union has after half of its run, seed by seed."""
+    targets = [trial.losses[len(trial.losses) // 2] for trial in text["union"]]
+    return {name: steps_to(series, targets) for name, series in text.items()}
+
+
+@S2.judge("S4", TEXT)
+def rate_is_kept(text: Ways) -> Outcome:
+    """Steps to a target grow no faster than the sketch's variance factor, 1 + 1/ratio."""
+    found = _steps(text)
+    times = {ratio: found[f"ratio {ratio:g}"] / found["union"] for ratio in RATIOS}
+    word, note = every({f"ratio {ratio:g}": verdict(times[ratio] <= 1 + 1 / ratio) for ratio in RATIOS})
+    measured = ", ".join(
+        f"{ratio:g}: {times[ratio]:.2f} (bound {1 + 1 / ratio:g})"
+        if math.isfinite(times[ratio])
+        else f"{ratio:g}: not reached"
+        for ratio in RATIOS
+    )
+    how = (
+        "blocks of a byte-level transformer's gradients instead of embeddings; 4 virtual workers, 200 steps, 3 seeds, a sketch of "
+        "one row; steps over the exact union's, to what it has after 100"
+    )
+    return Outcome(verdict=word, note=note, measured=f"steps by ratio {measured}", how=how)
+
+
+@S2.judge("S10", TEXT)
+def fewer_steps(text: Ways) -> Outcome:
+    """The sketch reaches the target in fewer steps than the exact sum, as the published epochs say."""
+    targets = [trial.losses[len(trial.losses) // 2] for trial in text["union"]]
+    apart = [
+        100 * (a.steps_to(target) / b.steps_to(target) - 1)
+        for a, b, target in zip(text["sketch"], text["union"], targets, strict=True)
+    ]
+    found = interval([min(each, 1e3) for each in apart])
+    measured = f"steps of the sketch over the exact union's {found}; losses at the end {loss(text['sketch'])} against {loss(text['union'])}"
+    how = "byte-level transformer, 4 virtual workers, 200 steps, 3 seeds; only the number of steps, as the published 11 epochs against 16"
+    return Outcome(verdict=HOLDS if found.below else FAILS, measured=measured, how=how)
+
+
+@S2.judge("S12", SECOND)
+def second_network(second: Ways) -> Outcome:
+    """The same accuracy on a second network."""
+    found = over(second["sketch"], second["dense"])
+    measured = f"loss over dense's: {losses_over(second, 'dense', 'sketch', 'union')}; accuracy {accuracy(second['sketch'])}, exact union {accuracy(second['union'])}, dense {accuracy(second['dense'])}"
+    how = "small VGG on CIFAR-10, blocks 1/32, ratio 0.5, 4 virtual workers, 200 steps, 3 seeds; half a point of accuracy taken as 2 % of the loss"
+    return Outcome(verdict=no_worse(found), measured=measured, how=how)

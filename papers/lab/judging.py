@@ -1,0 +1,55 @@
+"""From intervals to verdicts, by rules that all rooms share."""
+
+from collections.abc import Mapping
+
+from papers.lab.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED
+from papers.lab.trials import Interval, Series, over
+
+MARGIN = 2.0
+"""Percent of the held-out loss that stand for half a point of accuracy, which runs this short cannot resolve."""
+
+
+def verdict(holds: bool) -> str:
+    """Return the word."""
+    return HOLDS if holds else FAILS
+
+
+def no_worse(found: Interval, margin: float = MARGIN) -> str:
+    """Whether it is no more than `margin` percent above the other: decided where the whole interval says so."""
+    if found.mean + found.half <= margin:
+        return HOLDS
+    return FAILS if found.mean - found.half > margin else UNDECIDED
+
+
+def worse(found: Interval) -> str:
+    """Whether it is above the other: it is not where the interval reaches below 0 and stays within the margin."""
+    if found.above:
+        return HOLDS
+    return FAILS if found.mean + found.half <= MARGIN else UNDECIDED
+
+
+def every(parts: Mapping[str, str]) -> tuple[str, str]:
+    """Return the verdict on a claim all of whose parts must hold, and a note that names the others."""
+    for word in (FAILS, UNDECIDED):
+        others = [name for name, part in parts.items() if part == word]
+        if others:
+            return word, "" if len(others) == len(parts) else f": {', '.join(others)}"
+    return HOLDS, ""
+
+
+def by_setting(parts: Mapping[str, str]) -> tuple[str, str]:
+    """Return the verdict on a claim made of several settings: it depends where it holds in one and not in another."""
+    words = set(parts.values())
+    if len(words) == 1:
+        return words.pop(), ""
+    note = ": " + "; ".join(
+        f"{word} on {', '.join(name for name, part in parts.items() if part == word)}"
+        for word in (HOLDS, FAILS, UNDECIDED)
+        if word in words
+    )
+    return DEPENDS if {HOLDS, FAILS} <= words else UNDECIDED, note
+
+
+def losses_over(ways: Mapping[str, Series], base: str, *names: str) -> str:
+    """Return how far each way's final loss is above the base's, in words."""
+    return ", ".join(f"{name} {over(ways[name], ways[base])}" for name in names)

@@ -1,0 +1,61 @@
+"""What `papers.lab.sweep` found, to be looked up by link, number of workers and size."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from papers.lab.shelf import Document
+
+SWEEP = Document(
+    name="sweep",
+    words="python -m papers.lab.sweep",
+    quick="--worlds 2,4 --links 1gbit --largest 1048576 --repeats 1",
+)
+LINKS = ("100mbit", "1gbit", "10gbit")
+
+Found = Mapping[str, Any]
+
+
+def collective(found: Found, kind: str, link: str, world: int) -> tuple[list[int], list[float]]:
+    """Return sizes in bytes, rising, and the seconds of each; without sizes that took too long to be measured."""
+    rows = [r for r in found["collectives"] if (r["kind"], r["link"], r["world"]) == (kind, link, world)]
+    rows.sort(key=lambda row: row["bytes"])
+    return [row["bytes"] for row in rows], [row["seconds"] for row in rows]
+
+
+def seconds(found: Found, kind: str, link: str, world: int, nbytes: float) -> float:
+    """Return the seconds of a collective over so many bytes a rank: between two sizes, or on from the two largest."""
+    sizes, times = collective(found, kind, link, world)
+    if nbytes > sizes[-1]:
+        slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        return times[-1] + slope * (nbytes - sizes[-1])
+    return float(np.interp(nbytes, sizes, times))
+
+
+def routes(found: Found, route: str, world: int, density: float) -> Sequence[Mapping[str, Any]]:
+    """Return what a route's encoding and decoding took, by size."""
+    rows = [r for r in found["routes"] if (r["route"], r["world"], r["density"]) == (route, world, density)]
+    return sorted(rows, key=lambda row: row["bytes"])
+
+
+def parts(found: Found, row: Mapping[str, Any], link: str, decode: str = "decode") -> tuple[float, float, float]:
+    """Return the seconds of encoding, of the all-gather and of decoding."""
+    return row["encode"], seconds(found, "all-gather", link, row["world"], row["sent"]), row[decode]
+
+
+def links(found: Found) -> list[str]:
+    """Return the links that were measured, the slowest first."""
+    return list(dict.fromkeys(row["link"] for row in found["collectives"]))
+
+
+def worlds(found: Found) -> list[int]:
+    """Return the numbers of workers, rising."""
+    return sorted({row["world"] for row in found["collectives"]})
+
+
+def straight(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
+    """Return the slope and intercept of a line, and the share of the variance that it explains."""
+    slope, intercept = np.polyfit(x, y, 1)
+    rest = np.asarray(y) - (intercept + slope * np.asarray(x))
+    return float(slope), float(intercept), 1 - float(rest @ rest) / float(((y - np.mean(y)) ** 2).sum())
