@@ -1,6 +1,6 @@
 """Judge the claims that gradients decide, and measure every method's error on real gradients.
 
-python -m papers.gradients --data DATA --json out.json --html out.html [--paper fft] [--bench bench.json] [--steps N] [--quick]
+python -m papers.gradients --data DATA --json out.json --html out.html [--paper fft] [--bench bench.json] [--quick]
 """
 
 import sys

@@ -3,6 +3,7 @@
 import papers.dct.claims
 import papers.dct.convex
 import papers.dct.learning
+import papers.dct.timing
 import papers.dragonn.claims
 import papers.dragonn.learning
 import papers.dragonn.lemmas

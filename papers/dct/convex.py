@@ -21,10 +21,15 @@ def converges(material: Material) -> Finding:
     gaps = torch.tensor([_gaps(problem, best, steps, seed) for seed in range(material.many(2, 8))]).mean(dim=0)
     marks = torch.tensor([math.log(_gamma(problem) + mark) for mark in _marks(steps)])
     slope = _slope(marks, gaps.log())
-    figure = f"slope {slope:.2f} of the gap over gamma + k, both in logarithms; from {float(gaps[0]):.1e} to {float(gaps[-1]):.1e}"
+    figure = (
+        f"slope {slope:.2f} of the gap over gamma + k, both in logarithms; from "
+        f"{float(gaps[0]):.1e} to {float(gaps[-1]):.1e}"
+    )
     how = (
-        f"logistic regression with a ridge of {_RIDGE} on MNIST, of whose pixels each image's largest {_DENSITY:.0%} pass; "
-        f"{steps:,} steps of {_BATCH}, eta = 2/(mu (gamma + k)), mean of 8 seeds; holds if the slope is at most -0.9. The "
+        f"logistic regression with a ridge of {_RIDGE} on MNIST, of whose pixels each image's "
+        f"largest {_DENSITY:.0%} pass; "
+        f"{steps:,} steps of {_BATCH}, eta = 2/(mu (gamma + k)), mean of 8 seeds; holds if the "
+        "slope is at most -0.9. The "
         "threshold of a fixed layer does not move"
     )
     return Finding(holds=slope <= -0.9, figure=figure, how=how)
@@ -66,7 +71,9 @@ def _gaps(problem: Logistic, best: float, steps: int, seed: int) -> list[float]:
         part = torch.randint(len(problem.labels), (_BATCH,), generator=generator)
         w = w - 2 / (_RIDGE * (gamma + step)) * _gradient(problem, w, part)
         if step in _marks(steps):
-            found.append(max(1e-12, _loss(Logistic(images=problem.images.double(), labels=problem.labels), w.double()) - best))
+            found.append(
+                max(1e-12, _loss(Logistic(images=problem.images.double(), labels=problem.labels), w.double()) - best)
+            )
     return found
 
 

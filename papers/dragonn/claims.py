@@ -39,7 +39,8 @@ def touches(material: Material) -> Finding:
     slower = seconds(lambda: (x.abs() >= 3).nonzero()) / seconds(lambda: x.sum())
     figure = f"{touched:.1f} times; on this CPU a mask and nonzero takes {slower:.1f} times one pass"
     how = (
-        "a read for each of 2d comparisons, two accesses for each addition and swap, as the paper counts them, over d reads; d = 4,096; "
+        "a read for each of 2d comparisons, two accesses for each addition and swap, as the "
+        "paper counts them, over d reads; d = 4,096; "
         "holds if 6 to 8"
     )
     return Finding(holds=6 <= touched <= 8, figure=figure, how=how)

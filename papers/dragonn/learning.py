@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from papers.dragonn import DRAGONN
+from papers.lab.benches import XL_1G, Steps
 from papers.lab.judging import by_setting, every, verdict
 from papers.lab.ledger import Outcome
 from papers.lab.trials import RATES, Series, Trials, Way, steps_to
@@ -29,7 +30,7 @@ _HOW = (
 
 
 def steps(ways: Ways) -> dict[str, float]:
-    """Return each way's mean number of steps to the loss that `dgc` ends at; infinite where a seed does not get there."""
+    """Return each way's mean number of steps to the loss that `dgc` ends at; infinite if a seed does not get there."""
     targets = [trial.loss for trial in ways["dgc"]]
     return {name: steps_to(series, targets) for name, series in ways.items()}
 
@@ -74,3 +75,27 @@ def _to(ways: Ways, name: str) -> dict[str, float]:
     """Return steps to a loss that a way reaches at a fifth of its run, so that five times as many can be seen."""
     targets = [trial.losses[len(trial.losses) // 5] for trial in ways[name]]
     return {other: steps_to(series, targets) for other, series in ways.items()}
+
+
+@DRAGONN.judge("D10", XL, XL_1G)
+def time_to_target(xl: Ways, bench: Steps) -> Outcome:
+    """Dense takes longest to a target, then DGC, then hashed slots."""
+    needed = steps(xl)
+    times = {
+        name: needed[name] * bench.seconds(label)
+        for name, label in (
+            ("dense", "dense"),
+            ("dgc", "dgc 0.001"),
+            ("hashed", "dragonn 0.001"),
+            ("topk", "topk 0.001"),
+        )
+    }
+    holds = times["dense"] > times["dgc"] > times["hashed"]
+    measured = (
+        f"DGC's time over hashed slots' {times['dgc'] / times['hashed']:.2f}, dense's "
+        f"{times['dense'] / times['hashed']:.2f}, exact "
+        f"Top-k's {times['topk'] / times['hashed']:.2f}; steps "
+        f"{_said(needed, 'dense', 'dgc', 'hashed', 'topk')}, so no fewer than dense"
+    )
+    how = f"{_HOW}`dgc` ends at, times the median step of XL at twice the size, 4 workers, 1 Gbit/s"
+    return Outcome(verdict=verdict(holds), measured=measured, how=how)

@@ -26,7 +26,10 @@ MLP = Trials(model="mlp", workers=4, steps=200, rate=RATES["mlp"], ways=WAYS)
 FC = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=WAYS)
 
 Ways = Mapping[str, Series]
-_HOW = "4 virtual workers, 200 steps, 3 seeds, no error feedback unless said: a perceptron on MNIST and a small VGG on CIFAR-10; held-out loss over dense's, seed by seed"
+_HOW = (
+    "4 virtual workers, 200 steps, 3 seeds, no error feedback unless said: a perceptron on MNIST "
+    "and a small VGG on CIFAR-10; held-out loss over dense's, seed by seed"
+)
 _HALF_POINT = "half a point of accuracy taken as 2 % of the loss"
 
 
@@ -45,7 +48,8 @@ def half_is_free(mlp: Ways, fc: Ways) -> Outcome:
     }
     word, note = by_setting(parts)
     measured = "; ".join(
-        f"{name} (dense {loss(ways['dense'])}): {losses_over(ways, 'dense', *(f'theta {t}' for t in (0.5, 0.85, 0.9, 0.99)))}"
+        f"{name} (dense {loss(ways['dense'])}): "
+        f"{losses_over(ways, 'dense', *(f'theta {t}' for t in (0.5, 0.85, 0.9, 0.99)))}"
         for name, ways in models.items()
     )
     return Outcome(verdict=word, note=note, measured=measured, how=f"{_HOW}; {_HALF_POINT}")

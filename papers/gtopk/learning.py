@@ -44,7 +44,10 @@ def converges(cnn: Ways) -> Outcome:
     found = over(cnn["exact values"], cnn["topk"])
     return Outcome(
         verdict=no_worse(found, 5.0),
-        measured=f"{found} over local Top-k's loss; {loss(cnn['exact values'])} against {loss(cnn['topk'])}, dense {loss(cnn['dense'])}",
+        measured=(
+            f"{found} over local Top-k's loss; {loss(cnn['exact values'])} against "
+            f"{loss(cnn['topk'])}, dense {loss(cnn['dense'])}"
+        ),
         how=f"ResNet-20 on CIFAR-10, density 0.001, `gtopk(exact_values=True)`; {_HOW}; holds if within 5 %",
     )
 
@@ -70,7 +73,10 @@ def like_dense(cnn: Ways, fc: Ways) -> Outcome:
 def dense_layers_lose_more(cnn: Ways, fc: Ways) -> Outcome:
     """A network of dense layers loses more than a residual one."""
     more = interval([a - b for a, b in zip(_losses_over(fc), _losses_over(cnn), strict=True)])
-    measured = f"small VGG {losses_over(fc, 'dense', '0.001')}, ResNet-20 {losses_over(cnn, 'dense', '0.001')}; the first loses {more} more"
+    measured = (
+        f"small VGG {losses_over(fc, 'dense', '0.001')}, ResNet-20 "
+        f"{losses_over(cnn, 'dense', '0.001')}; the first loses {more} more"
+    )
     how = f"density 0.001 without warm-up; {_HOW}; holds if the 95 % interval of the difference is above 0"
     return Outcome(verdict=worse(more), measured=measured, how=how)
 
@@ -117,7 +123,10 @@ def warming_up_helps(cnn: Ways, fc: Ways) -> Outcome:
         f"{name}: density warm-up {found[name]}, rate warm-up alone {over(ways['rate warm-up'], ways['0.001'])}"
         for name, ways in (("ResNet-20", cnn), ("VGG", fc))
     )
-    how = f"density 0.001, warm-up of 20 steps at each of the four densities, or of the rate over 80 steps; loss over none's; {_HOW}"
+    how = (
+        "density 0.001, warm-up of 20 steps at each of the four densities, or of the rate over "
+        f"80 steps; loss over none's; {_HOW}"
+    )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
@@ -127,9 +136,50 @@ def many_workers(cnn: Ways, fc: Ways) -> Outcome:
     parts = {"ResNet-20": worse(over(cnn["0.001"], cnn["topk"])), "VGG": worse(over(fc["0.001"], fc["topk"]))}
     word, note = every(parts)
     measured = "; ".join(
-        f"{name}: loss {over(ways['0.001'], ways['topk'])} over local Top-k's, accuracy {accuracy(ways['0.001'])} against "
+        f"{name}: loss {over(ways['0.001'], ways['topk'])} over local Top-k's, accuracy "
+        f"{accuracy(ways['0.001'])} against "
         f"{accuracy(ways['topk'])}, dense {accuracy(ways['dense'])}"
         for name, ways in (("ResNet-20", cnn), ("small VGG", fc))
     )
-    how = "32 virtual workers of 32 samples, 60 and 100 steps, density 0.001 without warm-up, 3 seeds; holds if above beyond noise"
+    how = (
+        "32 virtual workers of 32 samples, 60 and 100 steps, density 0.001 without warm-up, 3 "
+        "seeds; holds if above beyond noise"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _batches(model: str, rate: float) -> dict[int, Trials]:
+    """Return trainings on equally many samples, in batches of three sizes."""
+    ways = {"topk": "topk(density=0.001)", "gtopk": "gtopk(density=0.001)"}
+    return {
+        batch: Trials(
+            model=model,
+            workers=4,
+            steps=3200 // batch,
+            rate=rate,
+            ways={name: Way(recipe=recipe, batch=batch) for name, recipe in ways.items()},
+        )
+        for batch in (8, 32, 128)
+    }
+
+
+_FC_BATCHES, _MLP_BATCHES = _batches("vgg", RATES["vgg"]), _batches("mlp", RATES["mlp"])
+
+
+@GTOPK.judge("G16", *_FC_BATCHES.values(), *_MLP_BATCHES.values())
+def more_updates_close_the_gap(*found: Ways) -> Outcome:
+    """The gap to local Top-k shrinks as the number of updates grows, on equally many samples."""
+    sizes = tuple(_FC_BATCHES)
+    models = {"VGG": found[: len(sizes)], "MNIST": found[len(sizes) :]}
+    gaps = {name: [over(ways["gtopk"], ways["topk"]) for ways in each] for name, each in models.items()}
+    parts = {name: verdict(each[0].mean < each[1].mean < each[2].mean) for name, each in gaps.items()}
+    word, note = by_setting(parts)
+    measured = "; ".join(
+        f"{name}: " + ", ".join(f"batch {size} {gap}" for size, gap in zip(sizes, each, strict=True))
+        for name, each in gaps.items()
+    )
+    how = (
+        "loss over local Top-k's after 400, 100 and 25 updates on as many samples, density "
+        "0.001, 4 virtual workers, 3 seeds"
+    )
     return Outcome(verdict=word, note=note, measured=measured, how=how)

@@ -51,7 +51,9 @@ class Bench:
         found = self.document.read(shelf)
         if found["schema"] != SCHEMA:
             raise ValueError(f"{self.document.name} is of schema {found['schema']!r}; expected {SCHEMA!r}")
-        return Steps(environment=found["environment"], rows={row.label: row for row in map(Row.from_json, found["rows"])})
+        return Steps(
+            environment=found["environment"], rows={row.label: row for row in map(Row.from_json, found["rows"])}
+        )
 
     def shrunk(self) -> Self:
         """See `shelf.Evidence`."""
@@ -76,7 +78,7 @@ class Steps:
     def spread(self, label: str) -> str:
         """Return the 20th and 80th percentile over dense's median step, as gains."""
         row = self.rows[label].step_seconds
-        return f"{self.seconds('dense') / row.p80:.2f}–{self.seconds('dense') / row.p20:.2f}"
+        return f"{self.seconds('dense') / row.p80:.2f} to {self.seconds('dense') / row.p20:.2f}"
 
     def share(self, label: str, part: str) -> float:
         """Return the share of a part of the step: compute, encode, exchange or decode."""

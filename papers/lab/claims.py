@@ -59,7 +59,7 @@ class Judge:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """What a paper's files register with the decorators: `checks` decide claims on gradients, `judges` on other runs."""
+    """What a paper's files register by decorators: `checks` decide claims on gradients, `judges` on other runs."""
 
     name: str
     judges: dict[str, Judge] = field(default_factory=dict)

@@ -25,7 +25,7 @@ class Deciding:
 
     @classmethod
     def of(cls, papers: Iterable[Paper], asked: Sequence[str]) -> Self:
-        """Return those that were asked for, by claim or paper; all if nothing was. Raises KeyError for what is neither."""
+        """Return those of the claims or papers named, all if none is. Raises KeyError for what is neither."""
         for name in asked:
             if name not in catalogue() and name not in ROOMS:
                 raise KeyError(name)

@@ -20,6 +20,7 @@ HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN = (
     "out of reach",
     "open",
 )
+NOTHING = "\N{EN DASH}"
 VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN)
 
 
@@ -71,7 +72,7 @@ def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Itera
 def unjudged(claim: Claim) -> Row:
     """Return the row of a claim that waits."""
     how = f"not yet judged. What would: {claim.check}. Then: {claim.criterion}"
-    return judged(claim, Outcome(verdict=OPEN, measured="–", how=how), (), ())
+    return judged(claim, Outcome(verdict=OPEN, measured=NOTHING, how=how), (), ())
 
 
 def read(path: Path = LEDGER) -> dict[str, Row]:

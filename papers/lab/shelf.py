@@ -104,7 +104,7 @@ class Evidence(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A program that writes its findings to a JSON file. `words`: its command, without --json; `quick`: what makes it short."""
+    """A program that writes a JSON file. `words`: its command, without --json; `quick`: what makes it short."""
 
     name: str
     words: str

@@ -5,10 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from papers.lab.catalogue import HOUSE, ROOMS
-from papers.lab.ledger import BEYOND, DEPENDS, FAILS, HOLDS, OPEN, UNDECIDED, VERDICTS, Row, counts
+from papers.lab.ledger import BEYOND, DEPENDS, FAILS, HOLDS, NOTHING, OPEN, UNDECIDED, VERDICTS, Row, counts
 from thinwire.tools.inputs import write_atomically
 
-HEAD = "| id | the paper's claim and its figure | verdict | ours | how, or what would judge it |\n| --- | --- | --- | --- | --- |\n"
+HEAD = (
+    "| id | the paper's claim and its figure | verdict | ours | how, or what would judge it |\n| "
+    "--- | --- | --- | --- | --- |\n"
+)
 _WORDS = {
     HOLDS: "{} hold",
     FAILS: "{} do not",
@@ -95,7 +98,7 @@ def _names(rows: Mapping[str, Row]) -> tuple[str, str]:
     lines = []
     for room in ROOMS:
         mine = [row for row in rows.values() if row.paper == room]
-        cells = (" ".join(row.id for row in mine if row.verdict in group) or "–" for group in groups)
+        cells = (" ".join(row.id for row in mine if row.verdict in group) or NOTHING for group in groups)
         lines.append(f"| {TITLES[room]} | " + " | ".join(cells) + " |\n")
     head = (
         "| paper | hold | do not hold | depend, undecided or out of reach | open |\n| --- | --- | --- | --- | --- |\n"

@@ -52,7 +52,8 @@ def rate_is_kept(text: Ways) -> Outcome:
         for ratio in RATIOS
     )
     how = (
-        "blocks of a byte-level transformer's gradients instead of embeddings; 4 virtual workers, 200 steps, 3 seeds, a sketch of "
+        "blocks of a byte-level transformer's gradients instead of embeddings; 4 virtual "
+        "workers, 200 steps, 3 seeds, a sketch of "
         "one row; steps over the exact union's, to what it has after 100"
     )
     return Outcome(verdict=word, note=note, measured=f"steps by ratio {measured}", how=how)
@@ -67,8 +68,14 @@ def fewer_steps(text: Ways) -> Outcome:
         for a, b, target in zip(text["sketch"], text["union"], targets, strict=True)
     ]
     found = interval([min(each, 1e3) for each in apart])
-    measured = f"steps of the sketch over the exact union's {found}; losses at the end {loss(text['sketch'])} against {loss(text['union'])}"
-    how = "byte-level transformer, 4 virtual workers, 200 steps, 3 seeds; only the number of steps, as the published 11 epochs against 16"
+    measured = (
+        f"steps of the sketch over the exact union's {found}; losses at the end "
+        f"{loss(text['sketch'])} against {loss(text['union'])}"
+    )
+    how = (
+        "byte-level transformer, 4 virtual workers, 200 steps, 3 seeds; only the number of "
+        "steps, as the published 11 epochs against 16"
+    )
     return Outcome(verdict=HOLDS if found.below else FAILS, measured=measured, how=how)
 
 
@@ -76,6 +83,12 @@ def fewer_steps(text: Ways) -> Outcome:
 def second_network(second: Ways) -> Outcome:
     """The same accuracy on a second network."""
     found = over(second["sketch"], second["dense"])
-    measured = f"loss over dense's: {losses_over(second, 'dense', 'sketch', 'union')}; accuracy {accuracy(second['sketch'])}, exact union {accuracy(second['union'])}, dense {accuracy(second['dense'])}"
-    how = "small VGG on CIFAR-10, blocks 1/32, ratio 0.5, 4 virtual workers, 200 steps, 3 seeds; half a point of accuracy taken as 2 % of the loss"
+    measured = (
+        f"loss over dense's: {losses_over(second, 'dense', 'sketch', 'union')}; accuracy "
+        f"{accuracy(second['sketch'])}, exact union {accuracy(second['union'])}, dense {accuracy(second['dense'])}"
+    )
+    how = (
+        "small VGG on CIFAR-10, blocks 1/32, ratio 0.5, 4 virtual workers, 200 steps, 3 seeds; "
+        "half a point of accuracy taken as 2 % of the loss"
+    )
     return Outcome(verdict=no_worse(found), measured=measured, how=how)

@@ -1,9 +1,17 @@
 """The S2 Reducer's claims about collectives."""
 
-from papers.lab.judging import by_setting, verdict
+from collections.abc import Mapping
+from math import exp
+from typing import Any
+
+from papers.lab.benches import CNN_1G, LM_1G, TEXT_1G, Steps
+from papers.lab.judging import by_setting, every, losses_over, no_worse, verdict
 from papers.lab.ledger import Outcome
 from papers.lab.links import SWEEP, Found, collective, links, worlds
+from papers.lab.shelf import Document
+from papers.lab.trials import interval, over
 from papers.s2 import S2
+from papers.s2.learning import CNN, LM, Ways
 
 
 @S2.judge("S15", SWEEP)
@@ -16,12 +24,136 @@ def reducing_beats_gathering(found: Found) -> Outcome:
         parts[link] = verdict(all(ratio >= p / 2 for p, ratio in known.items()))
         said.append(f"{link}: " + ", ".join(f"P = {p} {ratio:.2f} (P/2 = {p / 2:g})" for p, ratio in known.items()))
     word, note = by_setting(parts)
-    how = "all-gather over all-reduce, the largest message that both took; Gloo, workers in namespaces of one machine; holds if at least P/2"
+    how = (
+        "all-gather over all-reduce, the largest message that both took; Gloo, workers in "
+        "namespaces of one machine; holds if at least P/2"
+    )
     return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
 
 
 def _ratio(found: Found, link: str, world: int) -> float:
     """Return the ratio at the largest size measured for both."""
-    gather, reduce = (dict(zip(*collective(found, kind, link, world), strict=True)) for kind in ("all-gather", "all-reduce"))
+    gather, reduce = (
+        dict(zip(*collective(found, kind, link, world), strict=True)) for kind in ("all-gather", "all-reduce")
+    )
     size = max(set(gather) & set(reduce))
     return gather[size] / reduce[size]
+
+
+EXCHANGES = Document(
+    name="exchanges",
+    words="python benchmarks/exchanges.py",
+    quick="--worlds 2 --links none --numel 20000 --repeats 1",
+)
+_STEPS = "`thinwire bench`, 4 workers on 2 cores, 1 Gbit/s, median steps of three rounds"
+_SKETCH, _UNION, _GATHER = "s2_reducer 0.03125", "s2_union 0.03125", "topk 0.03125"
+
+
+def _said(steps: Steps) -> str:
+    mb = ", ".join(f"{name} {steps.bytes(label) / 1e6:.2f}" for name, label in _THREE.items())
+    ms = ", ".join(f"{name} {1e3 * steps.seconds(label):.0f}" for name, label in _THREE.items())
+    return (
+        f"ms a step: dense {1e3 * steps.seconds('dense'):.0f}, {ms}; MB a step: dense "
+        f"{steps.bytes('dense') / 1e6:.2f}, {mb}"
+    )
+
+
+_THREE = {"sketch": _SKETCH, "exact union": _UNION, "all-gather": _GATHER}
+
+
+@S2.judge("S9", LM_1G)
+def faster_than_gathering(lm: Steps) -> Outcome:
+    """On a model with a large embedding it is faster than all-gathers of values and indices."""
+    gain = lm.faster(_SKETCH, _GATHER)
+    how = f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {_STEPS}; holds if above 1"
+    return Outcome(verdict=verdict(gain > 1), measured=f"{gain:.2f} times faster; {_said(lm)}", how=how)
+
+
+@S2.judge("S13", LM_1G, TEXT_1G)
+def blocks_save(lm: Steps, text: Steps) -> Outcome:
+    """Fewer bytes and shorter steps than sending blocks' values exactly."""
+    models = {"LSTM": lm, "transformer": text}
+    parts = {
+        name: verdict(steps.bytes(_SKETCH) < steps.bytes(_UNION) and steps.faster(_SKETCH, _UNION) > 1)
+        for name, steps in models.items()
+    }
+    word, note = by_setting(parts)
+    measured = "; ".join(
+        f"{name}: {steps.bytes(_SKETCH) / steps.bytes(_UNION) - 1:+.0%} bytes, "
+        f"{steps.faster(_SKETCH, _UNION):.2f} times as fast; {_said(steps)}"
+        for name, steps in models.items()
+    )
+    how = f"against the exact union of the same blocks, packed, which is what OmniReduce sends and more; {_STEPS}"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@S2.judge("S11", CNN_1G, CNN)
+def residual_network(steps: Steps, cnn: Ways) -> Outcome:
+    """Fewer bytes, shorter steps, and the same accuracy."""
+    parts = {
+        "bytes": verdict(steps.bytes(_SKETCH) < min(steps.bytes(_UNION), steps.bytes(_GATHER))),
+        "time": verdict(steps.seconds(_SKETCH) < min(steps.seconds(_UNION), steps.seconds(_GATHER))),
+        "accuracy": no_worse(over(cnn["sketch"], cnn["dense"])),
+    }
+    word, note = every(parts)
+    measured = f"{_said(steps)}; loss over dense's {losses_over(cnn, 'dense', 'sketch', 'union')}"
+    how = (
+        f"ResNet-20, blocks of 32, 1/32 of them; {_STEPS}; loss after 200 steps of 4 virtual "
+        "workers, 3 seeds, half a point as 2 % of it"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _exchanges(found: Mapping[str, Any], link: str, world: int) -> dict[str, tuple[float, float]]:
+    """Return milliseconds and megabytes of each exchange."""
+    rows = (row for row in found["rows"] if row["link"] == link and row["world_size"] == world)
+    return {row["exchange"]: (1e3 * row["seconds"]["p50"], row["declared_bytes"] / 1e6) for row in rows}
+
+
+@S2.judge("S14", EXCHANGES)
+def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
+    """The sketch communicates less than an all-gather, and that less than recursive doubling."""
+    parts, said = {}, []
+    for link in dict.fromkeys(row["link"] for row in found["rows"]):
+        for world in (4, 8):
+            each = _exchanges(found, link, world)
+            names = ("sketch, blocks", "all-gather", "doubling")
+            times = [each[name][0] for name in names]
+            parts[f"P = {world} at {link}"] = verdict(times == sorted(times))
+            said.append(
+                f"{link}, P = {world}: "
+                + ", ".join(f"{name} {each[name][0]:.0f} ms, {each[name][1]:.2f} MB" for name in names)
+            )
+    word, note = every(parts)
+    how = (
+        "10^6 elements, density 0.01 drawn independently by each rank, the worst case for a "
+        "union; Gloo; holds if in that order"
+    )
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+@S2.judge("S8", EXCHANGES, LM, LM_1G)
+def faster_than_doubling(found: Mapping[str, Any], lm: Ways, steps: Steps) -> Outcome:
+    """Faster than sparse recursive doubling, at the same perplexity."""
+    apart = interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(lm["sketch"], lm["dense"], strict=True)])
+    gains = {}
+    for link in dict.fromkeys(row["link"] for row in found["rows"]):
+        each = _exchanges(found, link, 4)
+        gains[link] = each["doubling"][0] / each["sketch, blocks"][0]
+    parts = {f"time at {link}": verdict(gain > 1) for link, gain in gains.items()} | {
+        "perplexity": no_worse(apart, 1.0)
+    }
+    word, note = every(parts)
+    measured = (
+        ", ".join(f"{link} {gain:.2f} times faster" for link, gain in gains.items())
+        + (
+            f"; perplexity {apart} over dense's, exact union "
+            f"{interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(lm['union'], lm['dense'], strict=True)])}"
+        )
+        + f"; {_said(steps)}"
+    )
+    how = (
+        "exchange of 10^6 elements at density 0.01, 4 workers; LSTM on WikiText-2 with blocks "
+        f"for its weights, 150 steps, 3 seeds; steps: {_STEPS}"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
