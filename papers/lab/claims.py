@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
-from papers.lab.ledger import Outcome
+from papers.lab.ledger import FAILS, HOLDS, Outcome
 from papers.lab.material import Absent, Material, Run
 from papers.lab.shelf import Evidence
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "not testable here"
+UNTESTABLE = "not testable here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def judge(checks: Mapping[str, tuple[str, Check]], material: Material) -> Iterat
         try:
             found = check(material)
         except Absent as absent:
-            yield Verdict(id=name, claim=text, verdict=OPEN, figure="none", how=str(absent))
+            yield Verdict(id=name, claim=text, verdict=UNTESTABLE, figure="none", how=str(absent))
         else:
             verdict = HOLDS if found.holds else FAILS
             yield Verdict(id=name, claim=text, verdict=verdict, figure=found.figure, how=found.how)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from papers.lab.catalogue import ROOMS, catalogue
-from papers.lab.claims import Judge, Paper
+from papers.lab.claims import UNTESTABLE, Judge, Paper
 from papers.lab.ledger import Outcome, Row, judged
 from papers.lab.material import Absent
 from papers.lab.shelf import Document, Shelf
@@ -71,7 +71,9 @@ def _checked(paper: Paper) -> dict[str, Judge]:
 
 def _reader(name: str) -> Callable[[Mapping[str, Any]], Outcome]:
     def read(document: Mapping[str, Any]) -> Outcome:
-        (found,) = [row for row in document["claims"] if row["id"] == name]
+        found = next((row for row in document["claims"] if row["id"] == name), None)
+        if found is None or found["verdict"] == UNTESTABLE:
+            raise Absent(f"{GRADIENTS.name} has no verdict on {name}")
         return Outcome(verdict=found["verdict"], measured=found["figure"], how=found["how"])
 
     return read

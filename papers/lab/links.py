@@ -56,6 +56,7 @@ def worlds(found: Found) -> list[int]:
 
 def straight(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
     """Return the slope and intercept of a line, and the share of the variance that it explains."""
-    slope, intercept = np.polyfit(x, y, 1)
-    rest = np.asarray(y) - (intercept + slope * np.asarray(x))
-    return float(slope), float(intercept), 1 - float(rest @ rest) / float(((y - np.mean(y)) ** 2).sum())
+    places, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    slope, intercept = np.polyfit(places, values, 1)
+    rest, around = values - (intercept + slope * places), values - values.mean()
+    return float(slope), float(intercept), 1 - float(rest @ rest) / float(around @ around)

@@ -12,8 +12,9 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from papers.lab.claims import FAILS, HOLDS, OPEN, Sheet, Verdict
+from papers.lab.claims import UNTESTABLE, Sheet, Verdict
 from papers.lab.errors import AT_BITS, Measured, at_equal_bytes
+from papers.lab.ledger import FAILS, HOLDS
 from thinwire.tools.machine import processor
 from thinwire.tools.show import page
 from thinwire.tools.show.table import Column, Table, tabulated
@@ -75,7 +76,9 @@ class Report:
         )
 
     def _counts(self) -> str:
-        counts = {verdict: sum(claim.verdict == verdict for claim in self.claims) for verdict in (HOLDS, FAILS, OPEN)}
+        counts = {
+            verdict: sum(claim.verdict == verdict for claim in self.claims) for verdict in (HOLDS, FAILS, UNTESTABLE)
+        }
         return (
             f"{len(self.claims)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "."
         )
@@ -87,7 +90,7 @@ class Report:
 
     def _judged(self) -> Table:
         """Return the verdicts for a terminal, where sentences stand below their row."""
-        claims = [claim for claim in self.claims if claim.verdict != OPEN]
+        claims = [claim for claim in self.claims if claim.verdict != UNTESTABLE]
         return Table(
             title="Claims",
             headings=("id", "verdict"),

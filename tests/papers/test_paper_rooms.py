@@ -1,35 +1,162 @@
-"""The papers' rooms: every claim has a row with a verdict, and totals are the rows'."""
+"""The ledger and the rooms: every claim has a row, tables are the ledger's, and verdicts are what the runs say."""
 
-import re
-from collections import Counter
+import json
+import math
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from papers.__main__ import PAPERS
+from papers import __main__ as program
+from papers.lab import ledger, tables
+from papers.lab.catalogue import HOUSE, ROOMS, catalogue
 from papers.lab.claims import Paper
+from papers.lab.deciding import Deciding
+from papers.lab.judging import by_setting, every, no_worse, worse
+from papers.lab.ledger import DEPENDS, FAILS, HOLDS, OPEN, UNDECIDED, VERDICTS, Outcome
+from papers.lab.material import Absent
+from papers.lab.shelf import Document, Shelf
+from papers.lab.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
+from papers.rooms import PAPERS
 
-HOUSE = Path(__file__).parents[2] / "papers"
-VERDICTS = ("holds", "does not hold", "depends", "undecided", "open")
-ROW = re.compile(r"^\| ([DFSTG]\d+) \| .*? \| \*\*([a-z ]+)\*\*", re.M)
-
-
-def _rows(paper: Paper) -> list[tuple[str, str]]:
-    return ROW.findall((HOUSE / paper.name / "README.md").read_text())
-
-
-@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
-def test_a_room_has_one_row_with_a_verdict_for_every_claim(paper: Paper) -> None:
-    rows = _rows(paper)
-    assert {verdict for _, verdict in rows} <= set(VERDICTS)
-    assert Counter(name for name, _ in rows) == Counter([*paper.checks, *paper.elsewhere])
+WAYS = {"dense": Way(recipe="dense()"), "topk": Way(recipe="topk(density=0.01)", batch=8)}
+TRIALS = Trials(model="mlp", workers=2, steps=4, rate=0.1, ways=WAYS, seeds=(0, 1))
+WRITES = "python -c \"import sys, pathlib; pathlib.Path(sys.argv[2]).write_text('[3]')\""
 
 
-def test_the_table_over_all_counts_the_rows_of_the_rooms() -> None:
-    page, total = (HOUSE / "README.md").read_text(), Counter[str]()
+def test_every_claim_has_a_row_and_the_tables_are_the_ledgers() -> None:
+    rows = ledger.read()
+    assert list(rows) == list(catalogue())
+    assert len(rows) == 117
+    assert {row.verdict for row in rows.values()} <= set(VERDICTS)
+    assert all(row.command for row in rows.values() if row.verdict != OPEN)
+    assert tables.stale(rows) == []
+
+
+def test_the_ledger_says_what_the_runs_say() -> None:
+    rows, judged = ledger.read(), Deciding.of(PAPERS, []).rows(Shelf())
+    assert {name: row for name, row in judged.items() if row != rows[name]} == {}
+
+
+def test_every_check_and_judge_is_of_a_claim_in_the_catalogue() -> None:
     for paper in PAPERS:
-        counts = Counter(verdict for _, verdict in _rows(paper))
-        total += counts
-        numbers = " | ".join(str(n) for n in (counts.total(), *(counts[verdict] for verdict in VERDICTS)))
-        assert re.search(rf"\({paper.name}/README.md\).*\| {re.escape(numbers)} \|", page), paper.name
-    assert "| **all** | " + " | ".join(f"**{n}**" for n in (total.total(), *(total[v] for v in VERDICTS))) in page
+        assert {catalogue()[name].paper for name in {**paper.checks, **paper.judges}} <= {paper.name}
+
+
+def test_a_table_that_strays_is_named(tmp_path: Path) -> None:
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "README.md").write_text((HOUSE / room / "README.md").read_text())
+    (tmp_path / "README.md").write_text((HOUSE / "README.md").read_text())
+    rows = ledger.read()
+    rows["G1"] = replace(rows["G1"], measured="nothing of the kind")
+    assert tables.stale(rows, tmp_path) == ["gtopk/README.md"]
+    tables.renew(rows, tmp_path)
+    assert tables.stale(rows, tmp_path) == []
+    assert "nothing of the kind" in (tmp_path / "gtopk" / "README.md").read_text()
+
+
+def _line(way: Way, seed: int, loss: float) -> str:
+    settings = {
+        "model": "mlp", "workers": 2, "steps": 4, "recipe": way.recipe, "optimizer": way.optimizer, "rate": 0.1,
+        "warm_up": 20, "batch": way.batch, "schedule": "constant", "seed": seed,
+    }  # fmt: skip
+    return json.dumps(settings | {"looks": [[2, 2 * loss, 1.0, 0.25], [4, loss, 2.0, 0.5]], "bits": 0.5})
+
+
+def test_trials_are_found_by_their_settings_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    shelf = Shelf(folder=tmp_path)
+    assert len(TRIALS.missing(shelf)) == 2
+    with pytest.raises(Absent, match="dense on mlp has 0 of 2"):
+        TRIALS.read(shelf)
+    lines = [_line(way, seed, 1.0 + seed) for way in WAYS.values() for seed in (0, 1)]
+    (tmp_path / FILE).write_text("\n".join(lines[:3]))
+    (missing,) = TRIALS.missing(shelf)
+    assert '--recipe "topk(density=0.01)"' in missing
+    assert "--batch 8" in missing
+    (tmp_path / FILE).write_text("\n".join(lines))
+    found = TRIALS.read(shelf)
+    assert [trial.seed for trial in found["topk"]] == [0, 1]
+    assert found["dense"][1].loss == 2.0
+    assert found["dense"][1].accuracy == 50
+
+
+def _trial(*losses: float, seed: int = 0) -> Trial:
+    steps = range(10, 10 * len(losses) + 1, 10)
+    return Trial(seed=seed, steps=steps, losses=losses, accuracies=[math.nan] * len(losses), bits=1.0)
+
+
+def test_steps_to_a_target_lie_between_two_looks() -> None:
+    assert _trial(4.0, 2.0, 1.0).steps_to(3.0) == 15
+    assert _trial(4.0, 2.0).steps_to(1.0) == math.inf
+    assert steps_to([_trial(4.0, 2.0), _trial(4.0, 3.0)], [2.0, 3.0]) == 20
+
+
+def test_an_interval_is_students() -> None:
+    found = interval([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.half == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
+    assert over([_trial(1.1), _trial(1.1)], [_trial(1.0), _trial(1.0)]).mean == pytest.approx(10)
+    assert interval([1.0, math.inf]).half == math.inf
+
+
+def test_verdicts_follow_from_whole_intervals() -> None:
+    assert no_worse(Interval(mean=-5, half=6)) == HOLDS
+    assert no_worse(Interval(mean=1, half=3)) == UNDECIDED
+    assert no_worse(Interval(mean=6, half=3)) == FAILS
+    assert worse(Interval(mean=6, half=3)) == HOLDS
+    assert worse(Interval(mean=0, half=1)) == FAILS
+    assert worse(Interval(mean=2, half=3)) == UNDECIDED
+    assert every({"a": HOLDS, "b": FAILS, "c": UNDECIDED}) == (FAILS, ": b")
+    assert by_setting({"a": HOLDS, "b": FAILS}) == (DEPENDS, ": holds on a; does not hold on b")
+    assert by_setting({"a": HOLDS, "b": UNDECIDED})[0] == UNDECIDED
+
+
+def test_a_document_is_made_once_judged_and_noted(tmp_path: Path) -> None:
+    paper, shelf = Paper(name="gtopk"), Shelf(folder=tmp_path)
+    three = Document(name="three", words=WRITES)
+
+    @paper.judge("G1", three)
+    def decide(found: list[int]) -> Outcome:
+        return Outcome(verdict=HOLDS, measured=str(found[0]), how="by hand")
+
+    deciding = Deciding.of([paper], ["gtopk"])
+    assert deciding.rows(shelf) == {}
+    (command,) = deciding.commands(shelf)
+    shelf.run(command)
+    assert deciding.commands(shelf) == []
+    assert deciding.rows(shelf)["G1"].measured == "3"
+    assert set(shelf.made()[command]) == {"date", "seconds", "thinwire", "torch", "processor"}
+
+
+def test_a_command_that_needs_data_says_so_and_one_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    shelf = Shelf(folder=tmp_path)
+    assert "needs data" in str(shelf.try_to_run("python -m papers.gradients --data DATA"))
+    assert "status 3" in str(shelf.try_to_run("python -c 'raise SystemExit(3)'"))
+    assert shelf.made() == {}
+    with pytest.raises(subprocess.CalledProcessError):
+        shelf.run("python -c 'raise SystemExit(3)'")
+
+
+def test_claims_are_asked_for_by_name_or_paper() -> None:
+    assert [*Deciding.of(PAPERS, ["D11"]).names] == ["D11"]
+    assert len(Deciding.of(PAPERS, ["s2"]).names) == 16
+    done = CliRunner().invoke(program.app, ["list", "G1", "--open"])
+    assert done.exit_code == 0, done.output
+    assert CliRunner().invoke(program.app, ["list", "Q1"]).exit_code == 1
+
+
+def test_the_ledger_is_what_the_tables_and_runs_say_by_command() -> None:
+    done = CliRunner().invoke(program.app, ["check"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_a_smoke_of_every_kind_of_run_is_judged_and_keeps_no_verdict() -> None:
+    before = ledger.LEDGER.read_bytes()
+    done = CliRunner().invoke(program.app, ["run", "S4", "G8", "F2", "D19", "--quick"])
+    assert done.exit_code == 0, done.output
+    assert "4 of 4 claims could be judged" in done.output
+    assert ledger.LEDGER.read_bytes() == before
