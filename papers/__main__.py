@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from papers.lab import ledger, tables
-from papers.lab.deciding import Deciding
+from papers.lab.catalogue import HOUSE
+from papers.lab.deciding import Deciding, drawn
 from papers.lab.ledger import LEDGER, OPEN, Row
 from papers.lab.report import environment
 from papers.lab.shelf import RUNS, Shelf
@@ -66,6 +67,8 @@ def run(
     ledger.write(rows, json, environment({}))
     if json == LEDGER:
         tables.renew(rows)
+        for name, figure in drawn(PAPERS, shelf):
+            figure.savefig(HOUSE / name)
     console.print(tables.counted(list(rows.values())))
     raise typer.Exit(int(failed))
 

@@ -11,14 +11,14 @@ from papers.lab.shelf import Document
 
 _STEPS = "`thinwire bench`, 4 workers on 2 cores, median steps of three rounds"
 SELECTING = Document(name="selecting", words="python -m papers.dct.selecting")
-_DENSITIES = (0.25, 0.1, 0.05, 0.02, 0.005)
+TIMED = (0.25, 0.1, 0.05, 0.02, 0.005)
 
 
 @DCT.judge("T5", FC_100M, FC_1G)
 def knee(slow: Steps, fast: Steps) -> Outcome:
     """The step shortens with sparsity up to a knee, beyond which it is flat."""
     found = {"100 Mbit/s": slow, "1 Gbit/s": fast}
-    times = {link: [steps.seconds(f"dct_dp {density:g}") for density in _DENSITIES] for link, steps in found.items()}
+    times = {link: [steps.seconds(f"dct_dp {density:g}") for density in TIMED] for link, steps in found.items()}
     parts = {link: verdict(t[0] > 1.05 * t[2] and t[2] <= 1.1 * t[-1]) for link, t in times.items()}
     word, note = by_setting(parts)
     measured = "; ".join(

@@ -45,6 +45,7 @@ class Sheet:
 
 Check = Callable[[Material], Finding]
 Decide = Callable[..., Outcome]
+Redraw = Callable[..., Figure]
 Draw = Callable[[Sequence[Run]], Figure]
 Tabulate = Callable[[Sequence[Run]], Sheet]
 
@@ -58,11 +59,20 @@ class Judge:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure of the paper beside ours: `redraw` takes what each of the evidence found, in order."""
+
+    evidence: Sequence[Evidence]
+    redraw: Redraw
+
+
+@dataclass(frozen=True, kw_only=True)
 class Paper:
     """What a paper's files register by decorators: `checks` decide claims on gradients, `judges` on other runs."""
 
     name: str
     judges: dict[str, Judge] = field(default_factory=dict)
+    drawings: dict[str, Drawing] = field(default_factory=dict)
     checks: dict[str, tuple[str, Check]] = field(default_factory=dict)
     figures: dict[str, tuple[str, Draw]] = field(default_factory=dict)
     tables: list[Tabulate] = field(default_factory=list)
@@ -82,6 +92,15 @@ class Paper:
         def register(decide: Decide) -> Decide:
             self.judges[name] = Judge(evidence=evidence, decide=decide)
             return decide
+
+        return register
+
+    def redraws(self, name: str, *evidence: Evidence) -> Callable[[Redraw], Redraw]:
+        """Register a function that draws a figure of the paper beside ours: `name`.png in the paper's folder."""
+
+        def register(redraw: Redraw) -> Redraw:
+            self.drawings[name] = Drawing(evidence=evidence, redraw=redraw)
+            return redraw
 
         return register
 

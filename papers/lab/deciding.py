@@ -1,8 +1,11 @@
 """Which claims are asked for, what has yet to run for them, and what the runs say."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
+
+from matplotlib.figure import Figure
 
 from papers.lab.catalogue import ROOMS, catalogue
 from papers.lab.claims import UNTESTABLE, Judge, Paper
@@ -62,6 +65,14 @@ class Deciding:
             commands = [command for each in judge.evidence for command in each.commands]
             found[name] = judged(catalogue()[name], outcome, seeds, commands)
         return found
+
+
+def drawn(papers: Iterable[Paper], shelf: Shelf) -> Iterator[tuple[str, Figure]]:
+    """Yield the papers' figures beside ours, by their place in the house, as far as their runs are there."""
+    for paper in papers:
+        for name, drawing in paper.drawings.items():
+            with suppress(Absent):
+                yield f"{paper.name}/{name}.png", drawing.redraw(*(each.read(shelf) for each in drawing.evidence))
 
 
 def _checked(paper: Paper) -> dict[str, Judge]:

@@ -50,6 +50,7 @@ class Shelf:
 
     def run(self, command: str) -> None:
         """Run a command from the checkout's root, and note it. Raises CalledProcessError, and Absent without data."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
         subprocess.run(list(self._words(command)), check=True, cwd=HOUSE.parent)
         note = {

@@ -46,7 +46,7 @@ EXCHANGES = Document(
     quick="--worlds 2 --links none --numel 20000 --repeats 1",
 )
 _STEPS = "`thinwire bench`, 4 workers on 2 cores, 1 Gbit/s, median steps of three rounds"
-_SKETCH, _UNION, _GATHER = "s2_reducer 0.03125", "s2_union 0.03125", "topk 0.03125"
+SKETCH, UNION, GATHER = "s2_reducer 0.03125", "s2_union 0.03125", "topk 0.03125"
 
 
 def _said(steps: Steps) -> str:
@@ -58,13 +58,13 @@ def _said(steps: Steps) -> str:
     )
 
 
-_THREE = {"sketch": _SKETCH, "exact union": _UNION, "all-gather": _GATHER}
+_THREE = {"sketch": SKETCH, "exact union": UNION, "all-gather": GATHER}
 
 
 @S2.judge("S9", LM_1G)
 def faster_than_gathering(lm: Steps) -> Outcome:
     """On a model with a large embedding it is faster than all-gathers of values and indices."""
-    gain = lm.faster(_SKETCH, _GATHER)
+    gain = lm.faster(SKETCH, GATHER)
     how = f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {_STEPS}; holds if above 1"
     return Outcome(verdict=verdict(gain > 1), measured=f"{gain:.2f} times faster; {_said(lm)}", how=how)
 
@@ -74,13 +74,13 @@ def blocks_save(lm: Steps, text: Steps) -> Outcome:
     """Fewer bytes and shorter steps than sending blocks' values exactly."""
     models = {"LSTM": lm, "transformer": text}
     parts = {
-        name: verdict(steps.bytes(_SKETCH) < steps.bytes(_UNION) and steps.faster(_SKETCH, _UNION) > 1)
+        name: verdict(steps.bytes(SKETCH) < steps.bytes(UNION) and steps.faster(SKETCH, UNION) > 1)
         for name, steps in models.items()
     }
     word, note = by_setting(parts)
     measured = "; ".join(
-        f"{name}: {steps.bytes(_SKETCH) / steps.bytes(_UNION) - 1:+.0%} bytes, "
-        f"{steps.faster(_SKETCH, _UNION):.2f} times as fast; {_said(steps)}"
+        f"{name}: {steps.bytes(SKETCH) / steps.bytes(UNION) - 1:+.0%} bytes, "
+        f"{steps.faster(SKETCH, UNION):.2f} times as fast; {_said(steps)}"
         for name, steps in models.items()
     )
     how = f"against the exact union of the same blocks, packed, which is what OmniReduce sends and more; {_STEPS}"
@@ -91,8 +91,8 @@ def blocks_save(lm: Steps, text: Steps) -> Outcome:
 def residual_network(steps: Steps, cnn: Ways) -> Outcome:
     """Fewer bytes, shorter steps, and the same accuracy."""
     parts = {
-        "bytes": verdict(steps.bytes(_SKETCH) < min(steps.bytes(_UNION), steps.bytes(_GATHER))),
-        "time": verdict(steps.seconds(_SKETCH) < min(steps.seconds(_UNION), steps.seconds(_GATHER))),
+        "bytes": verdict(steps.bytes(SKETCH) < min(steps.bytes(UNION), steps.bytes(GATHER))),
+        "time": verdict(steps.seconds(SKETCH) < min(steps.seconds(UNION), steps.seconds(GATHER))),
         "accuracy": no_worse(over(cnn["sketch"], cnn["dense"])),
     }
     word, note = every(parts)
