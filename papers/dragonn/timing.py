@@ -10,7 +10,7 @@ from papers.dragonn import DRAGONN
 from papers.lab.benches import CNN_1G, FC_1G, LM_1G, TEXT_1G, XL_1G, XL_100M, Steps
 from papers.lab.judging import by_setting, every, verdict
 from papers.lab.ledger import Outcome
-from papers.lab.links import SWEEP, Found, links, parts, routes, seconds, worlds
+from papers.lab.links import SYNCHRONISING, Found, links, parts, routes, seconds, worlds
 from papers.lab.shelf import Document
 
 PLAN = Document(
@@ -26,7 +26,7 @@ _HOW = (
 )
 
 
-@DRAGONN.judge("D1", SWEEP)
+@DRAGONN.judge("D1", SYNCHRONISING)
 def compressing_is_half(found: Found) -> Outcome:
     """From some size on DGC's encoding is over half of encoding, exchange and decoding; sooner on faster links."""
     crossings = {link: _crossing(found, link, 0.001) for link in links(found)}
@@ -57,7 +57,7 @@ def _crossing(found: Found, link: str, density: float) -> int | None:
     return above
 
 
-@DRAGONN.judge("D2", SWEEP)
+@DRAGONN.judge("D2", SYNCHRONISING)
 def dense_wins_below(found: Found) -> Outcome:
     """Small tensors synchronise sooner dense."""
     ends = {link: _break_even(found, "mask", link) for link in links(found)}
@@ -68,7 +68,7 @@ def dense_wins_below(found: Found) -> Outcome:
     )
 
 
-@DRAGONN.judge("D3", SWEEP)
+@DRAGONN.judge("D3", SYNCHRONISING)
 def topk_never_wins(found: Found) -> Outcome:
     """Exact Top-k loses to dense at every size."""
     ends = {link: _break_even(found, "topk", link) for link in links(found)}
@@ -100,7 +100,7 @@ def _size(nbytes: int) -> str:
     return f"2^{nbytes.bit_length() - 1} bytes"
 
 
-@DRAGONN.judge("D9", SWEEP)
+@DRAGONN.judge("D9", SYNCHRONISING)
 def lead_grows(found: Found) -> Outcome:
     """The lead over DGC grows with the number of workers."""
     counts = [world for world in worlds(found) if world in (2, 4, 8)]
@@ -129,7 +129,7 @@ def _numbers(values: list[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
-@DRAGONN.judge("D12", SWEEP)
+@DRAGONN.judge("D12", SYNCHRONISING)
 def encodes_sooner(found: Found) -> Outcome:
     """Hashing encodes in at most half of the time of a mask and `nonzero`, from 64 MB on."""
     rows = list(_pairs(found))
@@ -157,7 +157,7 @@ def gains_of_parts(found: Found, link: str) -> tuple[float, float, float]:
     return base / alone, base / sum(parts(found, mask, link)), base / sum(parts(found, hashed, link))
 
 
-@DRAGONN.judge("D15", SWEEP)
+@DRAGONN.judge("D15", SYNCHRONISING)
 def every_part_helps(found: Found) -> Outcome:
     """Hashing alone, and decoding payloads together alone, each make synchronising faster than DGC."""
     gains = {link: gains_of_parts(found, link) for link in links(found)}

@@ -8,7 +8,7 @@ from papers.gtopk import GTOPK
 from papers.lab.benches import CNN_1G, FC_1G, LM_1G, TEXT_1G, TEXT_100M, TEXT_OF_2, TEXT_OF_8, XL_1G, Steps
 from papers.lab.judging import by_setting, every, verdict
 from papers.lab.ledger import Outcome
-from papers.lab.links import SWEEP, Found, collective, links, routes, straight, worlds
+from papers.lab.links import ROUTES, SWEEP, Found, collective, links, routes, straight, worlds
 from thinwire.tools.cluster.link import parse_rate
 
 _HOW = "Gloo between network namespaces of one machine, links limited by `tbf`; medians of 3"
@@ -101,7 +101,7 @@ def efficiency(*found: Steps) -> Outcome:
     )
 
 
-@GTOPK.judge("G13", FC_1G, CNN_1G, SWEEP)
+@GTOPK.judge("G13", FC_1G, CNN_1G, ROUTES)
 def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
     """By `torch.topk`, selecting from dense layers takes as long as computing; ResNets reach 80 % of linear scaling."""
     nbytes = fc.rows["dense"].wire_bytes_per_step.dense / 1.5

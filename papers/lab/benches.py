@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from papers.lab.material import Absent
 from papers.lab.shelf import DATA, Document, Shelf
 from thinwire.tools.bench.results import SCHEMA, Row
 
@@ -43,12 +44,16 @@ class Bench:
         return self.document.commands
 
     def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
-        return self.document.missing(shelf)
+        """See `shelf.Evidence`. A run that was cut off is missing."""
+        if self.document.missing(shelf) or not self.document.read(shelf)["environment"]["complete"]:
+            return self.commands
+        return ()
 
     def read(self, shelf: Shelf) -> "Steps":
         """See `shelf.Evidence`."""
         found = self.document.read(shelf)
+        if not found["environment"]["complete"]:
+            raise Absent(f"{self.document.name} was cut off")
         if found["schema"] != SCHEMA:
             raise ValueError(f"{self.document.name} is of schema {found['schema']!r}; expected {SCHEMA!r}")
         return Steps(

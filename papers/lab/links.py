@@ -1,18 +1,53 @@
-"""What `papers.lab.sweep` found, to be looked up by link, number of workers and size."""
+"""What `papers.lab.sweep` and `papers.lab.routes` found, to be looked up by link, number of workers and size."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
-from papers.lab.shelf import Document
+from papers.lab.shelf import Document, Shelf
 
 SWEEP = Document(
     name="sweep",
     words="python -m papers.lab.sweep",
     quick="--worlds 2,4 --links 1gbit --largest 1048576 --repeats 1",
 )
-LINKS = ("100mbit", "1gbit", "10gbit")
+ROUTES = Document(
+    name="routes", words="python -m papers.lab.routes", quick="--worlds 2,4 --largest 1048576 --repeats 1"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """Documents that are read as one."""
+
+    documents: Sequence[Document]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """See `shelf.Evidence`."""
+        return (0,)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """See `shelf.Evidence`."""
+        return tuple(command for each in self.documents for command in each.commands)
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """See `shelf.Evidence`."""
+        return tuple(command for each in self.documents for command in each.missing(shelf))
+
+    def read(self, shelf: Shelf) -> dict[str, Any]:
+        """See `shelf.Evidence`."""
+        return {key: value for each in self.documents for key, value in each.read(shelf).items()}
+
+    def shrunk(self) -> Self:
+        """See `shelf.Evidence`."""
+        return replace(self, documents=[each.shrunk() for each in self.documents])
+
+
+SYNCHRONISING = Merged(documents=(SWEEP, ROUTES))
 
 Found = Mapping[str, Any]
 
@@ -40,7 +75,7 @@ def routes(found: Found, route: str, world: int, density: float) -> Sequence[Map
 
 
 def parts(found: Found, row: Mapping[str, Any], link: str, decode: str = "decode") -> tuple[float, float, float]:
-    """Return the seconds of encoding, of the all-gather and of decoding."""
+    """Return the seconds of a route's encoding, of the all-gather, as the sweep found it, and of decoding."""
     return row["encode"], seconds(found, "all-gather", link, row["world"], row["sent"]), row[decode]
 
 

@@ -1,10 +1,10 @@
-"""How long do collectives, selections and decoders take, by size, link and number of workers?
+"""How long do collectives take, by size, link and number of workers?
 
     python -m papers.lab.sweep --json papers/runs/sweep.json
 
 Workers in network namespaces of this machine, each behind its own link; Gloo. `collectives`: seconds of a dense
 all-reduce and all-gather over so many bytes a rank, medians, and the least and greatest, from the start of the last
-rank to the end of the last. `routes`: seconds of encoding and decoding, on one worker alone. `pings`: one-way seconds.
+rank to the end of the last. `pings`: one-way seconds.
 """
 
 import json as js
@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from papers.lab.report import environment
-from papers.lab.sweeping import COLLECTIVES, ROUTES
+from papers.lab.sweeping import COLLECTIVES
 from thinwire.tools.cluster.link import Rate, parse_rate
 from thinwire.tools.cluster.local import Cluster
 
@@ -27,7 +27,6 @@ SCHEMA = "thinwire.sweep/1"
 SMALL = [2**8, 2**12]  # bytes, for collectives alone
 SIZES = [2**power for power in range(16, 28, 2)] + [2**27]
 PINGS = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]
-DENSITIES = (0.01, 0.001)
 
 console = Console()
 
@@ -42,7 +41,7 @@ def main(
 ) -> None:
     """Sweep."""
     sizes, counts = [size for size in SIZES if size <= largest], [int(count) for count in worlds.split(",")]
-    found: dict[str, list[Any]] = {"collectives": [], "routes": [], "pings": []}
+    found: dict[str, list[Any]] = {"collectives": [], "pings": []}
     for text in links.split(","):
         for world in counts:
             rate = parse_rate(text)
@@ -51,8 +50,6 @@ def main(
                 link = text if cluster.throttled else "unthrottled"
                 found["collectives"] += list(_collectives(cluster, rate, link, world, sizes, longest, repeats))
                 found["pings"] += list(_pings(cluster, link, world, repeats))
-                if text == links.split(",")[0]:
-                    found["routes"] += list(_routes(cluster, world, sizes, repeats))
     json.write_text(js.dumps({"schema": SCHEMA, "environment": environment({"repeats": repeats}), **found}, indent=1))
 
 
@@ -66,16 +63,6 @@ def _collectives(
             times = _durations(_events(cluster, task="collective", kind=kind, nbytes=size, repeats=repeats))
             spread = {"seconds": median(times), "least": min(times), "most": max(times)}
             yield {"kind": kind, "link": link, "world": world, "bytes": size} | spread
-
-
-def _routes(cluster: Cluster, world: int, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
-    for route in ROUTES:
-        for density in DENSITIES:
-            for size in sizes:
-                job = {"route": route, "numel": size // 4, "density": density, "repeats": repeats}
-                (event,) = _events(cluster, task="route", **job)
-                sent = event.pop("bytes")
-                yield {"route": route, "world": world, "density": density, "bytes": size, "sent": sent} | event
 
 
 def _pings(cluster: Cluster, link: str, world: int, repeats: int) -> Iterator[dict[str, Any]]:
