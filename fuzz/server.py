@@ -58,7 +58,7 @@ class Fuzzed:
         self.limits = {
             Kind.PING: 0,
             Kind.BYE: 0,
-            Kind.UPDATE: LOSS.size + self.central.layout.limit(self.central.layout.of_recipe(recipe, 0)),
+            Kind.UPDATE: LOSS.size + self.central.layout.limit(self.central.layout.of_recipe(recipe, 0), self.central.layout.rows),
         }
         self.before = self.state()
 

@@ -445,6 +445,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     **dict.fromkeys(("TrainerStatus.updates", "TrainerStatus.sent_bytes", "behind"), lambda: 1),
     **dict.fromkeys(("TrainerStatus.loss", "quiet"), lambda: 1.0),
     **dict.fromkeys(("Traffic.updates", "saved", "skipped", "drained", "received_bytes", "version"), lambda: 1),
+    "fetched_rows": lambda: 1,
     **dict.fromkeys(("in_flight", "ServerStatus.sent_bytes", "Traffic.sent_bytes", "dropped"), lambda: 1),
     "ServerStatus.trainers": dict,
     "waited": lambda: 1.0,
