@@ -162,6 +162,7 @@ FURTHER: Mapping[str, str] = {
     "through.points": "[]",
     "serve.address": "x",  # host:port
     "serve.index": "1",  # of one server
+    "serve.fetch_rows": "True",  # the model has none
     "candidate.name": "x",
     "spans.choice": "x",
     "step_seconds.choice": "x",
