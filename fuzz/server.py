@@ -3,8 +3,7 @@
 Frames of every kind, damaged at random, go to sessions that have let their sender in: over a socket pair, as bytes, or
 straight to the readers of frames, updates, questions for rows and their answers. Each must be refused or be what it was
 before the damage; the parameters, the versions and the counts of what was applied never change but by a whole update.
-Once in a hundred, the
-stranger does not know the secret either. Prints how many messages met what.
+Once in a hundred, the stranger does not know the secret either. Prints how many messages met what.
 """
 
 import json

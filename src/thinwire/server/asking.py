@@ -29,9 +29,8 @@ def wanted(parameters: Sequence[Entry], given: Mapping[str, Tensor] | None) -> d
 
 
 def _ids(entry: Entry, ids: Tensor) -> Tensor:
-    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-        got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"ids of {entry.name} are {got}; expected a tensor of int64 or int32, such as the batch has")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"ids of {entry.name} are {ids.dtype}; expected int64 or int32: call .long() on them")
     found = ids.detach().reshape(-1).cpu().long().unique()
     if found.numel() and not 0 <= int(found[0]) <= int(found[-1]) < entry.shape[0]:
         raise ValueError(
