@@ -349,6 +349,8 @@ MALFORMED = {
     "slots": _asked(wire.SLOTS, 1, bytes(8)),
     "more than there are": _asked(wire.NUMBERS, 51, bytes(208)),
     "a count without ids": _asked(wire.NUMBERS, 2**32 - 1, b""),
+    "too short": _asked(wire.BITMAP, 0, b""),
+    "too long": _asked(wire.NUMBERS, 1, bytes(16)),
     "out of range": _asked(wire.NUMBERS, 1, struct.pack("<ii", 50, 0)),
     "negative": _asked(wire.NUMBERS, 1, struct.pack("<ii", -1, 0)),
     "twice": _asked(wire.NUMBERS, 2, struct.pack("<ii", 3, 3)),
