@@ -25,6 +25,7 @@ from thinwire import FingerprintError, codecs
 from thinwire.errors import PayloadError, ServerError
 from thinwire.payloads import wire
 from thinwire.server import Server, Trainer
+from thinwire.server.asking import Rows
 from thinwire.server.fetching import longest_question, question, read_answer, read_question
 from thinwire.server.frames import FrameError, GoneError, Kind
 from thinwire.server.layout import Layout, entries, pack, table
@@ -254,6 +255,16 @@ def test_a_server_with_rows_alone_counts_from_their_fetch() -> None:
         mine.fetch()
         _step(mine, IDS)
         assert server.status().staleness == {0: 2}
+
+
+def test_rows_are_no_newer_than_the_server_that_started_again() -> None:
+    rows, (entry,) = Rows(LAYOUT, Table()), LAYOUT.fetched
+    for keys, version in (([1, 2], 9), ([3], 2)):
+        answer = pack([table(entry, torch.tensor(keys), torch.ones(len(keys), 4)).to_buffer()])
+        rows.take([torch.tensor(keys)], memoryview(bytearray(b"".join(bytes(x) for x in answer))), version)
+    rows.rejoined(4)
+    found = [rows.oldest(7, {NAME: torch.sparse_coo_tensor([[key]], torch.ones(1, 4), (50, 4))}) for key in (1, 3)]
+    assert found == [4, 2]
 
 
 def test_rows_are_fetched_from_a_server_that_started_again(tmp_path: Path) -> None:
