@@ -3,6 +3,7 @@
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,29 @@ def test_training_is_plain_training() -> None:
             _trained(trainer, [ids])
         torch.testing.assert_close(central.rows.weight, plain.rows.weight)
         assert server.status().staleness == {0: 10}
+
+
+def test_synchronous_trainers_that_fetch_train_as_those_that_are_told() -> None:
+    found = []
+    for fetch_rows in (False, True):
+        central = Table()
+        with _started(central, staleness=0, trainers=2, fetch_rows=fetch_rows) as server:
+            trainers = [_joined(server, fetch_rows=fetch_rows) for _ in range(2)]
+            batches = _batches(20)
+            work = _trained if fetch_rows else _told
+            with ThreadPoolExecutor(2) as pool:
+                for done in [
+                    pool.submit(work, *each) for each in zip(trainers, (batches[:10], batches[10:]), strict=True)
+                ]:
+                    done.result()
+            assert server.status().staleness == {0: 20}
+        found.append(central.rows.weight)
+    assert torch.equal(*found)
+
+
+def _told(trainer: Trainer, batches: list[Tensor]) -> None:
+    for ids in batches:
+        _step(trainer, ids)
 
 
 def test_fewer_bytes_come_down_than_with_every_answer() -> None:
@@ -263,7 +287,10 @@ def test_rows_are_no_newer_than_the_server_that_started_again() -> None:
         answer = pack([table(entry, torch.tensor(keys), torch.ones(len(keys), 4)).to_buffer()])
         rows.take([torch.tensor(keys)], memoryview(bytearray(b"".join(bytes(x) for x in answer))), version)
     rows.rejoined(4)
-    found = [rows.oldest(7, {NAME: torch.sparse_coo_tensor([[key]], torch.ones(1, 4), (50, 4))}) for key in (1, 3)]
+    found = [
+        rows.oldest(7, {NAME: torch.sparse_coo_tensor(torch.tensor([[key]]), torch.ones(1, 4), (50, 4))})
+        for key in (1, 3)
+    ]
     assert found == [4, 2]
 
 
