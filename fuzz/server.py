@@ -1,9 +1,9 @@
 """Send a parameter server what it must not accept: `python fuzz/server.py 1000000 [SEED]`.
 
 Frames of every kind, damaged at random, go to sessions that have let their sender in: over a socket pair, as bytes, or
-straight to the reader of a frame or of an update. Each must be refused or be what it was before the damage; the
-parameters, the versions and the counts of what was applied never change but by a whole update. Once in a hundred, the
-stranger does not know the secret either. Prints how many messages met what.
+straight to the readers of frames, updates, questions for rows and their answers. Each must be refused or be what it was
+before the damage; the parameters, the versions and the counts of what was applied never change but by a whole update.
+Once in a hundred, the stranger does not know the secret either. Prints how many messages met what.
 """
 
 import json
@@ -21,6 +21,7 @@ from torch import nn
 import thinwire
 from thinwire import PayloadError
 from thinwire.server.exchange import LOSS, Uplink, read_update
+from thinwire.server.fetching import longest_question, question, read_answer, read_question, rows_for
 from thinwire.server.frames import HEADER, MAGIC, PROTOCOL, Flag, FrameError, Kind, Wire, parse
 from thinwire.server.joining import agreed, respond
 from thinwire.server.layout import Layout, entries, pack
@@ -46,19 +47,26 @@ class Fuzzed:
 
     def __init__(self, recipe: thinwire.reducer.Reducer, chance: random.Random) -> None:
         self.recipe, self.chance, model = recipe, chance, Model()
-        self.server: Server = thinwire.serve(model, recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), timeout=5.0)
+        self.server: Server = thinwire.serve(
+            model, recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), fetch_rows=True, timeout=5.0
+        )
         self.central = self.server._shared.central
-        mine = entries(model)
-        self.agreed = agreed(recipe, None, mine, 1, 0)
+        self.layout, mine = self.central.layout, entries(model)
+        self.agreed = agreed(recipe, None, mine, 1, 0, fetch_rows=True)
         gradients = {name: torch.randn_like(p) for name, p in model.named_parameters() if name != "rows.weight"}
         keys = torch.tensor([[1, 5, 30]])
         gradients["rows.weight"] = torch.sparse_coo_tensor(keys, torch.ones(3, 4), (40, 4))
         sections = pack(Uplink(recipe, Layout(mine), WHO).encode(1, gradients, drain=False))
         self.body = LOSS.pack(1.5) + b"".join(bytes(x) for x in sections)
+        self.keys = [keys[0]]
+        self.asked = [b"".join(question(self.layout, [ids])) for ids in (*self.keys, torch.arange(0, 40, 2))]
+        _, rows = rows_for(self.central, self.server._shared.lock, memoryview(bytearray(self.asked[0])))
+        self.told = b"".join(bytes(x) for x in rows)
         self.limits = {
             Kind.PING: 0,
             Kind.BYE: 0,
-            Kind.UPDATE: LOSS.size + self.central.layout.limit(self.central.layout.of_recipe(recipe, 0)),
+            Kind.UPDATE: LOSS.size + self.layout.limit(self.layout.of_recipe(recipe, 0), self.layout.rows),
+            Kind.FETCH: longest_question(self.layout),
         }
         self.before = self.state()
 
@@ -86,9 +94,9 @@ class Fuzzed:
         return bytes(found)
 
     def frame(self) -> bytes:
-        """A frame of any kind, with a body that may be an update's."""
-        body = self.chance.choice((b"", self.body, self.chance.randbytes(self.chance.randrange(200))))
-        kind, number = self.chance.randrange(10), self.chance.choice((0, 1, 2, 2**64 - 1))
+        """A frame of any kind, with a body that may be an update's or a question's."""
+        body = self.chance.choice((b"", self.body, *self.asked, self.chance.randbytes(self.chance.randrange(200))))
+        kind, number = self.chance.randrange(12), self.chance.choice((0, 1, 2, 2**64 - 1))
         return HEADER.pack(MAGIC, PROTOCOL, kind, self.chance.randrange(9), number, 0, len(body)) + body
 
     def read(self) -> str:
@@ -98,6 +106,8 @@ class Fuzzed:
                 *_, length = parse(self.damaged(self.frame())[: HEADER.size].ljust(HEADER.size), self.limits)
                 assert length <= max(self.limits.values())
                 return "header read"
+            if self.chance.random() < 0.3:
+                return self.look_up()
             flags = self.chance.choice((Flag(0), Flag.DRAINED))
             body = bytearray(self.damaged(self.body, resized=self.chance.random() < 0.3))
             update = read_update(self.central.layout, self.recipe, WHO, 1, 0, flags, memoryview(body))
@@ -106,13 +116,23 @@ class Fuzzed:
             return type(error).__name__
         return "update read"
 
+    def look_up(self) -> str:
+        """Give the readers of FETCH and ROWS a damaged body."""
+        body = bytearray(self.damaged(self.chance.choice((*self.asked, self.told)), resized=self.chance.random() < 0.3))
+        if self.chance.random() < 0.5:
+            (rows,) = read_answer(self.layout, self.keys, memoryview(body))
+            assert torch.equal(rows.keys, self.keys[0].int())
+            return "rows read"
+        (keys,) = read_question(self.layout, memoryview(body))
+        check_keys(keys)
+        return "question read"
+
     def inspect(self, update: object) -> None:
         """Apply what was read to a scratch copy, so that an index out of bounds would show."""
         for part, payload in zip(update.parts, update.payloads, strict=True):  # type: ignore[attr-defined]
             payload.write(torch.empty(part.numel, dtype=part.dtype))
         for rows in update.rows:  # type: ignore[attr-defined]
-            assert not rows.keys.numel() or 0 <= int(rows.keys.min()) <= int(rows.keys.max()) < 40
-            assert bool((rows.keys.diff() > 0).all())
+            check_keys(rows.keys)
 
     def converse(self) -> Iterator[str]:
         """Open a session over a socket pair, get in or not, and send damaged frames until it ends."""
@@ -149,6 +169,12 @@ class Fuzzed:
                 yield "frame sent"
         except (ConnectionError, FrameError, OSError) as error:
             yield f"trainer: {type(error).__name__}"
+
+
+def check_keys(keys: torch.Tensor) -> None:
+    """Hold the numbers of rows to what is there."""
+    assert not keys.numel() or 0 <= int(keys.min()) <= int(keys.max()) < 40
+    assert bool((keys.diff() > 0).all())
 
 
 def main(messages: int, seed: int) -> Counter[str]:

@@ -162,6 +162,7 @@ FURTHER: Mapping[str, str] = {
     "through.points": "[]",
     "serve.address": "x",  # host:port
     "serve.index": "1",  # of one server
+    "serve.fetch_rows": "True",  # the model has none
     "candidate.name": "x",
     "spans.choice": "x",
     "step_seconds.choice": "x",
@@ -445,6 +446,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     **dict.fromkeys(("TrainerStatus.updates", "TrainerStatus.sent_bytes", "behind"), lambda: 1),
     **dict.fromkeys(("TrainerStatus.loss", "quiet"), lambda: 1.0),
     **dict.fromkeys(("Traffic.updates", "saved", "skipped", "drained", "received_bytes", "version"), lambda: 1),
+    "fetched_rows": lambda: 1,
     **dict.fromkeys(("in_flight", "ServerStatus.sent_bytes", "Traffic.sent_bytes", "dropped"), lambda: 1),
     "ServerStatus.trainers": dict,
     "waited": lambda: 1.0,

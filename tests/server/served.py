@@ -1,6 +1,7 @@
 """What the tests of the server share: a model of one vector, and a trainer that sends whatever it is told to."""
 
 import json
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -31,6 +32,20 @@ class Vector(nn.Module):
     def give(self, gradient: Tensor) -> None:
         """Set the gradients: `large` gets this one, `small` its first three elements."""
         self.large.grad, self.small.grad = gradient.clone(), gradient[:3].clone()
+
+
+class Table(nn.Module):
+    """A sparse embedding and a linear layer."""
+
+    def __init__(self, seed: int = 0, rows: int = 50) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.rows = nn.Embedding(rows, 4, sparse=True)
+            self.out = nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.rows(ids))
 
 
 def thresholded(density: float = 0.05) -> Reducer:
@@ -89,6 +104,12 @@ def closed() -> Iterator[None]:
 _opened: list[Server | Trainer | Wire] = []
 
 
+def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Return what was logged as a warning or worse during a test, and while its fixtures ended."""
+    records = [*caplog.get_records("call"), *caplog.get_records("teardown")]
+    return [each for each in records if each.levelno >= logging.WARNING]
+
+
 def dense() -> Reducer:
     """Return the recipe that sends everything."""
     return recipes.dense()
@@ -103,15 +124,24 @@ def kept(density: float = 0.05) -> Reducer:
 class Raw:
     """A trainer that sends the frames it is told to, over one connection; it may join again with the same number."""
 
-    def __init__(self, address: str, who: str = "0" * 32, secret: str = "", recipe: Reducer | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        who: str = "0" * 32,
+        secret: str = "",
+        recipe: Reducer | None = None,
+        model: nn.Module | None = None,
+        *,
+        fetch_rows: bool = False,
+    ) -> None:
         self.recipe, self.who = recipe or thresholded(), who
-        mine = entries(Vector())
+        mine = entries(model or Vector())
         self._uplink = Uplink(self.recipe, Layout(mine), who)
         host, port = address.split(":")
         limits = dict.fromkeys(Kind, 1 << 24)
         self.wire = _kept(Wire(socket.create_connection((host, int(port))), timeout=20.0, limits=limits))
         respond(self.wire, secret.encode(), address)
-        said = {"trainer": who, "agreed": agreed(self.recipe, None, mine, 1, 0)}
+        said = {"trainer": who, "agreed": agreed(self.recipe, None, mine, 1, 0, fetch_rows=fetch_rows)}
         self.wire.send(Kind.JOIN, json.dumps(said).encode())
         self.welcome = self.wire.receive()
 

@@ -18,4 +18,4 @@ def test_damaged_messages_change_nothing() -> None:
     sys.modules[spec.name] = fuzzer
     spec.loader.exec_module(fuzzer)
     met = fuzzer.main(3000, 0)
-    assert {"FrameError", "PayloadError", "update read"} <= met.keys()
+    assert {"FrameError", "PayloadError", "update read", "rows read"} <= met.keys()

@@ -12,6 +12,7 @@ import torch
 from served import (
     NUMEL,
     Raw,
+    Table,
     Vector,
     closed,  # noqa: F401 - a fixture
     dense,
@@ -361,20 +362,6 @@ def test_several_servers_share_the_parameters() -> None:
     torch.testing.assert_close(-halves[1].small, sum(x[:3] for x in steps))
     assert not halves[0].small.any()
     assert not halves[1].large.any()
-
-
-class Table(nn.Module):
-    """A sparse embedding and a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.rows = nn.Embedding(50, 4, sparse=True)
-            self.out = nn.Linear(4, 1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.out(self.rows(ids))
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.Adagrad, torch.optim.SGD])

@@ -51,9 +51,10 @@ class Central:
         rows_optimizer: MakeOptimizer | None,
         scheduler: MakeScheduler | None,
         damped: bool,
+        fetch_rows: bool = False,
     ) -> None:
         own = dict(model.named_parameters())
-        self.layout = Layout(parameters)
+        self.layout = Layout(parameters, fetch_rows=fetch_rows)
         self.parameters = {each.name: own[each.name] for each in parameters}
         self.flats = flattened(self.layout, self.parameters)
         self._gradients = {dtype: torch.zeros_like(flat) for dtype, flat in self.flats.items()}
@@ -152,7 +153,11 @@ class Central:
     def changed_since(self, entry: Entry, version: int) -> tuple[Tensor, Tensor]:
         """Return which rows have changed after `version`, and copies of them."""
         keys = (self.changed[entry.name] > version).nonzero().view(-1)
-        return keys, self.parameters[entry.name].detach().index_select(0, keys)
+        return keys, self.picked(entry, keys)
+
+    def picked(self, entry: Entry, keys: Tensor) -> Tensor:
+        """Return copies of these rows, which must be there."""
+        return self.parameters[entry.name].detach().index_select(0, keys)
 
     def state(self) -> dict[str, Any]:
         """Return copies of everything that must outlive the server: tensors and plain containers."""

@@ -1,45 +1,26 @@
 """One server, as a trainer sees it: a connection that may be made anew, and the updates that may yet be lost."""
 
-import json
 import logging
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import final
 
+from torch import Tensor
+
 from thinwire.errors import FingerprintError, PayloadError, ServerError
-from thinwire.server.environment import split
+from thinwire.server.asking import Fetches, Rows, ask
+from thinwire.server.calling import Settings, called
 from thinwire.server.exchange import Copy
+from thinwire.server.fetching import question
 from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
-from thinwire.server.joining import respond
 from thinwire.server.layout import Bytes
 from thinwire.server.session import ACKNOWLEDGED
 
 logger = logging.getLogger("thinwire")
-_PAUSE = 0.2  # seconds between attempts to connect
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a trainer talks to a server.
-
-    trainer: its number, 32 hexadecimal digits. patience: seconds to look for a server that is gone. log_bytes: room for
-    updates that the server has not saved yet.
-    """
-
-    address: str
-    secret: bytes
-    trainer: str
-    agreed: Mapping[str, str]
-    timeout: float
-    patience: float
-    log_bytes: int
-    longest_answer: int
 
 
 @final
@@ -64,9 +45,9 @@ class Channel:
     ServerError if the server cannot be had.
     """
 
-    def __init__(self, settings: Settings, copy: Copy) -> None:
-        self._settings, self._copy = settings, copy
-        self._changed = threading.Condition()
+    def __init__(self, settings: Settings, copy: Copy, rows: Rows) -> None:
+        self._settings, self._copy, self.rows = settings, copy, rows
+        self._changed, self._fetches = threading.Condition(), Fetches()
         self._log: deque[_Sent] = deque()
         self._logged = self._sent = self._answered = self._version = self._durable = self.dropped = 0
         self._direct, self._closed = False, False
@@ -113,16 +94,33 @@ class Channel:
             self._logged += size
             wire, direct = self._wire, self._direct
         if direct:
-            try:
+            with _closing_if_gone(wire):
                 _transmit(wire, update)
-            except GoneError:
-                wire.close()  # the listening thread will join again and send it
 
     def wait(self, number: int) -> None:
         """Wait until update `number` is answered. Raises ServerError if it never will be."""
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._answered >= number)
             if self._answered < number:
+                self._check()
+
+    def fetch(self, keys: Sequence[Tensor]) -> int:
+        """Ask for these rows of each embedding, and return the question's number. Raises ServerError."""
+        body = question(self.rows.layout, keys)
+        with self._changed:
+            self._check()
+            number = self._fetches.add(keys)
+            wire, direct = self._wire, self._direct
+        if direct:
+            with _closing_if_gone(wire):
+                ask(wire, number, body)
+        return number
+
+    def wait_for_rows(self, number: int) -> None:
+        """Wait until question `number` is answered. Raises ServerError if it never will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or number not in self._fetches)
+            if number in self._fetches:
                 self._check()
 
     def settle(self, seconds: float) -> bool:
@@ -133,6 +131,9 @@ class Channel:
     def close(self, *, goodbye: bool) -> None:
         """Hang up, with a goodbye or without."""
         self._closed = True
+        with self._changed:
+            self._error = self._error or ServerError("this trainer was closed: connect again")
+            self._changed.notify_all()
         if goodbye:
             with suppress(GoneError):
                 self._wire.send(Kind.BYE)
@@ -165,10 +166,7 @@ class Channel:
             self._changed.notify_all()
 
     def _rejoin(self, error: GoneError) -> None:
-        with self._changed:
-            self._direct = False
-        self._wire.close()
-        self._count()
+        self._end_connection()
         where = self._settings.address
         if not self._settings.patience:
             raise ServerError(
@@ -183,49 +181,28 @@ class Channel:
                 self._catch_up()
                 return
             except GoneError:
-                self._wire.close()
-                self._count()
+                self._end_connection()
 
-    def _count(self) -> None:
-        """Add up what went over a connection that has ended."""
+    def _end_connection(self) -> None:
+        """Let nobody send over it any more, and add up what went over it."""
+        with self._changed:
+            self._direct = False
+        self._wire.close()
         self._counted[0] += self._wire.sent
         self._counted[1] += self._wire.received
         self._wire.sent = self._wire.received = 0
 
     def _joined(self, deadline: float) -> Wire:
-        """Return a connection that has joined. Raises ServerError at the deadline, or if the server refuses."""
-        while True:
-            try:
-                return self._join()
-            except (GoneError, OSError) as error:
-                if isinstance(error, ServerError):
-                    raise
-                if time.monotonic() > deadline:
-                    raise ServerError(
-                        f"no server of this version of thinwire at {self._settings.address} ({error}): start it "
-                        "first, or pass reconnect=, in seconds, to wait for it"
-                    ) from error
-                time.sleep(_PAUSE)
-
-    def _join(self) -> Wire:
-        of = self._settings
-        connection = socket.create_connection(split(of.address), of.timeout)
-        wire = Wire(connection, timeout=of.timeout, limits={Kind.PING: 0, Kind.REFUSED: 1 << 16})
-        wire.limits = {**wire.limits, Kind.WELCOME: of.longest_answer, Kind.PARAMETERS: of.longest_answer}
+        """Return a connection that has joined, with the server's parameters taken over."""
+        wire, welcome = called(self._settings, deadline)
         try:
-            respond(wire, of.secret, of.address)
-            wire.send(Kind.JOIN, json.dumps({"trainer": of.trainer, "agreed": dict(of.agreed)}).encode())
-            while (frame := wire.receive()).kind is Kind.PING:
-                pass
-            self._welcomed(frame)
+            self._welcomed(welcome)
         except BaseException:
             wire.close()
             raise
         return wire
 
     def _welcomed(self, frame: Frame) -> None:
-        if frame.kind is Kind.REFUSED:
-            raise FingerprintError(f"{self._settings.address}: {bytes(frame.body).decode(errors='replace')}")
         applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
         if applied < self._durable:
             raise ServerError(
@@ -233,23 +210,34 @@ class Channel:
                 f"{self._durable}: start it from its checkpoint, or this trainer anew"
             )
         self._copy.take(frame.body[ACKNOWLEDGED.size :], 0, whole=True)
+        self.rows.rejoined(frame.version)
         with self._changed:
             self._version, self._sent = frame.version, applied
             self._forget(durable)
 
     def _catch_up(self) -> None:
-        """Send what the server has not applied, each when the one before is answered. Raises GoneError."""
+        """Send what the server has not applied and not answered, one after the other. Raises GoneError."""
         while True:
             with self._changed:
                 rest = [each for each in self._log if each.number > self._sent]
                 self._answered = max(self._answered, self._sent)
                 self._changed.notify_all()
-                if not rest:
+                if not rest and not self._fetches:
                     self._direct = True
                     return
-            _transmit(self._wire, rest[0])
-            while self._sent < rest[0].number:
-                self._take(self._wire.receive())
+            if rest:
+                _transmit(self._wire, rest[0])
+                while self._sent < rest[0].number:
+                    self._take(self._wire.receive())
+            else:
+                self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Ask the oldest open question once more, and take in its answer. Raises GoneError."""
+        number = self._fetches.oldest
+        ask(self._wire, number, question(self.rows.layout, self._fetches.keys(number)))
+        while number in self._fetches:
+            self._take(self._wire.receive())
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is Kind.PARAMETERS:
@@ -264,6 +252,11 @@ class Channel:
         elif frame.kind is Kind.PING:
             with self._changed:
                 self._forget(frame.number)
+        elif frame.kind is Kind.ROWS:
+            self.rows.take(self._fetches.keys(frame.number), frame.body, frame.version)
+            with self._changed:
+                self._fetches.done(frame.number)
+                self._changed.notify_all()
         else:
             raise FrameError(f"the server sent {frame.kind.name} out of turn")
 
@@ -272,6 +265,15 @@ class Channel:
         while self._log and self._log[0].number <= durable:
             self._logged -= self._log.popleft().nbytes
         self._changed.notify_all()
+
+
+@contextmanager
+def _closing_if_gone(wire: Wire) -> Iterator[None]:
+    """Close a connection over which nothing can be sent: the listening thread will join again and send it."""
+    try:
+        yield
+    except GoneError:
+        wire.close()
 
 
 def _transmit(wire: Wire, update: _Sent) -> None:

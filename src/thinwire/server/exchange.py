@@ -18,7 +18,7 @@ from thinwire.reducer import Reducer, Segment
 from thinwire.reducer.compressed import encoded
 from thinwire.server.central import Central, Update, flattened
 from thinwire.server.frames import Flag, FrameError
-from thinwire.server.layout import Entry, Layout, Part, read_parts, read_table, table, unpack
+from thinwire.server.layout import Entry, Layout, Part, read_parts, read_table, table, unpack, write_rows
 from thinwire.signals import Plain
 
 _CPU = torch.device("cpu")
@@ -145,7 +145,7 @@ class Downlink:
 
     With a codec, the server keeps a copy of what the trainer has: one more copy of all parameters for each trainer.
     What a message leaves out is still in the difference next time, so this is error feedback. Of sparse embeddings, the
-    rows that changed are sent, exactly.
+    rows that changed are sent, exactly; none if trainers fetch them.
     """
 
     def __init__(self, central: Central, codec: Codec | None) -> None:
@@ -179,8 +179,8 @@ class Downlink:
 
     def _rows(self, since: int) -> list[Tensor]:
         self._version = self._central.version
-        layout = self._central.layout
-        return [table(each, *self._central.changed_since(each, since)).to_buffer().cpu() for each in layout.rows]
+        pushed = self._central.layout.pushed
+        return [table(each, *self._central.changed_since(each, since)).to_buffer().cpu() for each in pushed]
 
 
 @final
@@ -232,9 +232,9 @@ class Copy:
         Raises FrameError or PayloadError, and then nothing has been written.
         """
         parts = self._layout.dense if whole or self._parts is None else self._parts
-        sections = unpack(body, len(parts) + len(self._layout.rows))
+        sections = unpack(body, len(parts) + len(self._layout.pushed))
         payloads = read_parts(parts, sections[: len(parts)], number)
-        rows = [read_table(each, x) for each, x in zip(self._layout.rows, sections[len(parts) :], strict=True)]
+        rows = [read_table(each, x) for each, x in zip(self._layout.pushed, sections[len(parts) :], strict=True)]
         for part, payload in zip(parts, payloads, strict=True):
             if parts is self._layout.dense:
                 payload.write(self._flats[part.dtype])
@@ -242,11 +242,8 @@ class Copy:
                 change = torch.zeros_like(self._flats[part.dtype], device="cpu")
                 payload.write(change)
                 self._flats[part.dtype].add_(change.to(self._flats[part.dtype].device))
-        for entry, found in zip(self._layout.rows, rows, strict=True):
-            weight = self._parameters[entry.name].data
-            weight.index_copy_(
-                0, found.keys.long().to(weight.device), found.values.view(-1, *entry.shape[1:]).to(weight)
-            )
+        for entry, found in zip(self._layout.pushed, rows, strict=True):
+            write_rows(self._parameters[entry.name], entry, found)
 
 
 def _dense(part: Part, values: Mapping[str, Tensor]) -> Tensor:

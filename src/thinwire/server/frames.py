@@ -15,7 +15,7 @@ from contextlib import suppress
 from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQ")
 _TICKS = 4  # pings within the time after which silence means that the other side is gone
@@ -24,7 +24,8 @@ _TICKS = 4  # pings within the time after which silence means that the other sid
 class Kind(IntEnum):
     """What a frame is. A ping from the server has the number of the trainer's latest update that is on disk.
 
-    Whoever watches sends WATCH instead of JOIN, and gets STATUS for each.
+    Whoever watches sends WATCH instead of JOIN, and gets STATUS for each. A trainer that fetches rows sends FETCH, and
+    gets ROWS of the same number for each.
     """
 
     PING = 0
@@ -36,6 +37,8 @@ class Kind(IntEnum):
     BYE = 6
     WATCH = 7
     STATUS = 8
+    FETCH = 9
+    ROWS = 10
 
 
 class Flag(IntFlag):

@@ -82,12 +82,19 @@ def difference(server: Mapping[str, object], trainer: Mapping[str, object]) -> s
 
 
 def agreed(
-    recipe: Reducer, down: Codec | None, parameters: Sequence[Entry], servers: int, index: int
+    recipe: Reducer,
+    down: Codec | None,
+    parameters: Sequence[Entry],
+    servers: int,
+    index: int,
+    *,
+    fetch_rows: bool = False,
 ) -> dict[str, str]:
     """Return in words what a server and its trainers must have in common."""
     return {
         "recipe": words(recipe),
         "down": words(down),
+        "fetch_rows": str(fetch_rows),
         "the place among the servers": f"{index} of {servers}",
     } | {f"parameter {each.name}": str(each) for each in parameters}
 

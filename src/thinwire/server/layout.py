@@ -64,6 +64,14 @@ def entries(model: nn.Module) -> list[Entry]:
     return found
 
 
+def check_fetchable(parameters: Sequence[Entry], *, fetch_rows: bool) -> None:
+    """Raise ValueError for rows to fetch of a model that has none."""
+    if fetch_rows and not any(each.rows for each in parameters):
+        raise ValueError(
+            "fetch_rows=True, and the model has no rows to fetch: make its embeddings with sparse=True, or drop it"
+        )
+
+
 def shards(parameters: Sequence[Entry], servers: int) -> list[list[Entry]]:
     """Divide parameters among servers: the largest first, each to whichever server has least so far.
 
@@ -121,11 +129,13 @@ class Layout:
     """The layout of one server's parameters.
 
     All that are not sent as rows lie in one flat vector for each dtype: `sizes` are their lengths. `dense` has those
-    vectors uncompressed.
+    vectors uncompressed. `rows` are the others. Of these, `pushed` come down with every answer, and `fetched` when a
+    trainer asks for some: one of the two is empty.
     """
 
-    def __init__(self, parameters: Sequence[Entry]) -> None:
+    def __init__(self, parameters: Sequence[Entry], *, fetch_rows: bool = False) -> None:
         self.rows = [each for each in parameters if each.rows]
+        self.pushed, self.fetched = ([], self.rows) if fetch_rows else (self.rows, [])
         self.sizes: dict[torch.dtype, int] = {}
         self._placed: list[tuple[Entry, Segment]] = []
         for each in parameters:
@@ -184,17 +194,17 @@ class Layout:
         """Return the parts if everything goes through one codec."""
         return self.parts(lambda segment: (_NOTHING, codec))
 
-    def limit(self, parts: Sequence[Part]) -> int:
-        """Return the most bytes that a body of such parts, or of uncompressed ones, and all rows can have.
+    def limit(self, parts: Sequence[Part], rows: Sequence[Entry]) -> int:
+        """Return the most bytes that a body of such parts, or of uncompressed ones, and of these rows can have.
 
         A density may grow later, to all elements with an index of 8 bytes each.
         """
-        sections = len(self._placed) + len(self.rows)
+        sections = len(self._placed) + len(rows)
         compressed, whole = (sum(part.like().nbytes for part in each) for each in (parts, self.dense))
-        return 8 * sections + max(compressed, 3 * whole) + sum(map(_most, self.rows))
+        return 8 * sections + max(compressed, 3 * whole) + sum(map(most, rows))
 
 
-def _most(entry: Entry) -> int:
+def most(entry: Entry) -> int:
     """The most bytes that a table of rows takes: all rows, each named by 8 bytes."""
     return _HEAD + entry.numel * entry.dtype.itemsize + 8 * entry.shape[0]
 
@@ -259,3 +269,9 @@ def read_table(entry: Entry, section: Tensor) -> Blocks:
             f"expected {width} {entry.dtype} for {entry.numel}, as {entry.name} has"
         )
     return found
+
+
+def write_rows(parameter: nn.Parameter, entry: Entry, rows: Blocks) -> None:
+    """Overwrite these rows of a parameter, wherever it is."""
+    weight = parameter.data
+    weight.index_copy_(0, rows.keys.long().to(weight.device), rows.values.view(-1, *entry.shape[1:]).to(weight))

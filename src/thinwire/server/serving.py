@@ -18,7 +18,7 @@ from thinwire.server.durable import Durable
 from thinwire.server.environment import announce, joint, place, split
 from thinwire.server.exchange import check_memories
 from thinwire.server.joining import agreed, secret_of
-from thinwire.server.layout import entries, shards
+from thinwire.server.layout import check_fetchable, entries, shards
 from thinwire.server.rules import Asynchronous, Rule, Synchronous
 from thinwire.server.saving import Saving
 from thinwire.server.server import Server
@@ -41,6 +41,7 @@ def serve(
     staleness: Size | None = None,
     damped: bool = False,
     down: Codec | None = None,
+    fetch_rows: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     every: Positive = 30.0,
     timeout: Positive = 30.0,
@@ -50,7 +51,8 @@ def serve(
     model: the same as the trainers'. Its parameters are the central copy from now on; of several servers, each has some
     of them. Buffers, such as running means, stay with each trainer.
     recipe: how trainers compress. Its memory and codec are used, and not its exchange. down: how the server compresses
-    what has changed; None sends all parameters in full. Both must be the trainers'.
+    what has changed; None sends all parameters in full. fetch_rows: do not send rows of sparse embeddings with every
+    answer; trainers ask for those that they need. All three must be the trainers'.
     optimizer: called with the parameters, returns their optimizer; `rows_optimizer` does so for those of sparse
     embeddings, `scheduler` is called with each optimizer and steps with it.
     address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at localhost,
@@ -63,18 +65,26 @@ def serve(
     checkpoint: a file to save to, every `every` seconds, and to resume from if it is there.
     timeout: seconds of silence after which a trainer is taken for gone.
 
-    Raises ValueError for a model that is not on the CPU, a public address without a secret, or an optimizer that moves
-    rows without a gradient; MomentumError if momentum would be applied twice, TypeError for a recipe without memory and
-    codec, StateError for a checkpoint of something else, and OSError if the address is taken.
+    Raises ValueError for a model that is not on the CPU or has no rows to fetch, a public address without a secret, or
+    an optimizer that moves rows without a gradient; MomentumError if momentum would be applied twice, TypeError for a
+    recipe without memory and codec, StateError for a checkpoint of something else, and OSError if the address is taken.
     """
     here = place(index, servers)
     check_memories(recipe)
     host, port = split(address or "127.0.0.1:0")
     known = secret_of(secret, host)
-    mine = shards(entries(model), servers)[here]
+    parameters = entries(model)
+    check_fetchable(parameters, fetch_rows=fetch_rows)
+    mine = shards(parameters, servers)[here]
     _check_on_cpu(model)
     central = Central(
-        model, mine, optimizer=optimizer, rows_optimizer=rows_optimizer, scheduler=scheduler, damped=damped
+        model,
+        mine,
+        optimizer=optimizer,
+        rows_optimizer=rows_optimizer,
+        scheduler=scheduler,
+        damped=damped,
+        fetch_rows=fetch_rows,
     )
     _check_momentum(recipe, central.optimizers)
     central.layout.prepare(recipe, down)
@@ -88,7 +98,7 @@ def serve(
         codec=down,
         secret=known,
         timeout=timeout,
-        agreed=agreed(recipe, down, mine, servers, here),
+        agreed=agreed(recipe, down, mine, servers, here, fetch_rows=fetch_rows),
     )
     listener = _listening(host, port)
     server = Server(shared, listener, address=joint(*listener.getsockname()[:2]), every=every)

@@ -15,6 +15,7 @@ from thinwire.errors import PayloadError
 from thinwire.reducer import Reducer
 from thinwire.server.central import Central
 from thinwire.server.exchange import LOSS, Downlink, read_update
+from thinwire.server.fetching import longest_question, rows_for
 from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
 from thinwire.server.joining import challenge, difference
 from thinwire.server.layout import pack
@@ -103,6 +104,9 @@ class Session:
             case Kind.UPDATE:
                 self._update(frame)
                 return True
+            case Kind.FETCH:
+                self._fetch(frame)
+                return True
             case Kind.WATCH:
                 self._show()
                 return True
@@ -148,9 +152,10 @@ class Session:
         self._replace(asked["trainer"])
         layout = shared.central.layout
         self.wire.limits = {
+            **({Kind.FETCH: longest_question(layout)} if layout.fetched else {}),
             Kind.PING: 0,
             Kind.BYE: 0,
-            Kind.UPDATE: LOSS.size + layout.limit(layout.of_recipe(shared.recipe, 0)),
+            Kind.UPDATE: LOSS.size + layout.limit(layout.of_recipe(shared.recipe, 0), layout.rows),
         }
         self.wire.note = self._durable
         with shared.lock:
@@ -207,6 +212,10 @@ class Session:
             news = self._downlink.news(number)
         body = pack(news.sections())
         self.wire.send(Kind.PARAMETERS, acknowledged, *body, number=number, version=version, flags=flags)
+
+    def _fetch(self, frame: Frame) -> None:
+        version, body = rows_for(self._shared.central, self._shared.lock, frame.body)
+        self.wire.send(Kind.ROWS, *body, number=frame.number, version=version)
 
     def _meanwhile(self) -> None:
         if self.wire.gone():

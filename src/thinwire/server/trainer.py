@@ -2,33 +2,25 @@
 
 import copy
 import math
-import os
-import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Self, final
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
-from thinwire.codecs import Codec
+from thinwire.checked import Count, Seconds, Size, checked
 from thinwire.handle import MemoryUse
-from thinwire.reducer import Reducer
-from thinwire.server.channel import Channel, Settings
-from thinwire.server.environment import addresses
-from thinwire.server.exchange import LOSS, Copy, Draining, Uplink, drainable
+from thinwire.server.asking import wanted
+from thinwire.server.channel import Channel
+from thinwire.server.exchange import LOSS, Draining, Uplink
 from thinwire.server.frames import Flag
-from thinwire.server.joining import VARIABLE, agreed
-from thinwire.server.layout import Layout, entries, pack, shards
+from thinwire.server.layout import pack
 
 Work = Callable[[nn.Module], None]
-_HEAD = 1024  # bytes of an answer before its sections, at most
 
 
 @final
@@ -40,7 +32,8 @@ class Traffic:
     updates: how many it sent. saved: the number of the latest that all servers have on disk; without a checkpoint, have
     applied. skipped: steps whose gradients were not finite, of which nothing was sent. dropped: updates that a server
     found not to be finite. drained: updates that were uncompressed and left nothing waiting. sent_bytes,
-    received_bytes: headers included. waited: seconds that threads waited for answers, added up.
+    received_bytes: headers included. fetched_rows: rows of sparse embeddings that it asked for and got, repeats
+    included. waited: seconds that threads waited for answers, added up.
     """
 
     updates: Size
@@ -50,6 +43,7 @@ class Traffic:
     drained: Size
     sent_bytes: Size
     received_bytes: Size
+    fetched_rows: Size
     waited: Seconds
 
 
@@ -83,7 +77,8 @@ class Trainer:
         loss: what they are the gradients of, for whoever watches the server. Nothing is computed with it.
 
         Return whether they were sent: gradients that are not finite are not, and what waits stays as it was. Gradients
-        are left as they are, so call `zero_grad` yourself. Raises ServerError if a server is gone.
+        are left as they are, so call `zero_grad` yourself. Raises ServerError if a server is gone, and ValueError for
+        gradients of rows that were to be fetched and never were; then nothing is sent.
         """
         module = self.model if module is None else module
         gradients = _gradients(module)
@@ -91,10 +86,31 @@ class Trainer:
             with self._lock:
                 self._skipped += 1
             return False
-        versions = self._begun.get(module, self.versions)
+        begun = self._begun.get(module, self.versions)
+        versions = [
+            channel.rows.oldest(version, gradients) for channel, version in zip(self._channels, begun, strict=True)
+        ]
         self._wait(self._push(gradients, versions, loss=loss, drain=False) - self._in_flight)
         self._begun[module] = self.versions
         return True
+
+    @checked
+    def fetch(self, rows: Mapping[str, Tensor] | None = None) -> None:
+        """Wait until rows of sparse embeddings hold the servers' values of now, in the model and in all its replicas.
+
+        rows: by a parameter's name, such as "embedding.weight", the ids (int64 or int32, of any shape, repeats allowed)
+        of the rows to fetch; None fetches all rows, to evaluate or to save. "Now" is after all updates that were sent
+        before. Several threads may fetch and step at once.
+
+        Raises ValueError without `fetch_rows`, for another parameter, and for a row that is not there; TypeError for
+        ids that are no integers; ServerError if a server is gone.
+        """
+        ids = wanted([entry for channel in self._channels for entry in channel.rows.layout.fetched], rows)
+        start = time.monotonic()
+        asked = [(each, each.fetch(keys)) for each in self._channels if (keys := each.rows.among(ids))]
+        for channel, number in asked:
+            channel.wait_for_rows(number)
+        self._waited += time.monotonic() - start
 
     def drain(self) -> None:
         """Send all that waits, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
@@ -138,6 +154,7 @@ class Trainer:
             drained=self._drained,
             sent_bytes=sent,
             received_bytes=received,
+            fetched_rows=sum(channel.rows.count for channel in self._channels),
             waited=self._waited,
         )
 
@@ -185,78 +202,6 @@ class Trainer:
         for channel in self._channels:
             channel.wait(number)
         self._waited += time.monotonic() - start
-
-
-@checked
-def connect(
-    model: nn.Module,
-    recipe: Reducer,
-    *,
-    address: str | Sequence[str] | None = None,
-    secret: str | None = None,
-    servers: Count = 1,
-    down: Codec | None = None,
-    in_flight: Size = 0,
-    drain: Count | None = None,
-    seed: Whole = 0,
-    reconnect: Seconds = 0.0,
-    log_bytes: Count = 1 << 28,
-    timeout: Positive = 30.0,
-) -> Trainer:
-    """Join the parameter servers, take over their parameters, and return the trainer.
-
-    model: the same as the servers'. Its parameters become views of flat vectors; use neither DDP nor an optimizer.
-    recipe, down, servers, secret: the same as the servers'. address: host:port of each server, in their order; under
-    torchrun trainers find them by themselves.
-    in_flight: how many updates may be unanswered when `step` returns. 0 waits for the answer to each.
-    drain: send all that waits, uncompressed, at random steps, every so many on average, drawn from `seed`.
-    reconnect: seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept, at
-    most `log_bytes` of them for each server, and sent again; each is applied once.
-    timeout: seconds of silence after which a server is taken for gone.
-
-    Raises FingerprintError if recipe or parameters are not the servers', ServerError if a server is not there or has
-    another secret, and TypeError to drain a memory that cannot be.
-    """
-    _check_drain(recipe, drain)
-    known = os.environ.get(VARIABLE, "") if secret is None else secret
-    settings = partial(
-        Settings,
-        secret=known.encode(),
-        trainer=secrets.token_hex(16),
-        timeout=timeout,
-        patience=reconnect,
-        log_bytes=log_bytes,
-    )
-    parts, places = shards(entries(model), servers), addresses(address, servers)
-    uplinks, channels = list[Uplink](), list[Channel]()
-    with ExitStack() as if_one_fails:
-        for index, (place, mine) in enumerate(zip(places, parts, strict=True)):
-            layout = Layout(mine)
-            layout.prepare(recipe, down)
-            its = settings(
-                address=place,
-                agreed=agreed(recipe, down, mine, servers, index),
-                longest_answer=_HEAD + layout.limit(layout.dense if down is None else layout.of_codec(down)),
-            )
-            uplinks.append(Uplink(recipe, layout, its.trainer, next(model.parameters()).device))
-            channels.append(Channel(its, Copy(layout, model, down)))
-            if_one_fails.callback(channels[-1].close, goodbye=True)
-        if_one_fails.pop_all()
-    return Trainer(
-        model,
-        uplinks,
-        channels,
-        draining=Draining(drain, seed),
-        in_flight=in_flight,
-        releases=drainable(recipe),
-    )
-
-
-def _check_drain(recipe: Reducer, drain: int | None) -> None:
-    if drain is not None and not drainable(recipe):
-        raise TypeError(
-            "drain= sends what waits in error feedback; this recipe's memory keeps something else: drop drain="
-        )
 
 
 def _number(loss: float | Tensor | None) -> float:

@@ -24,7 +24,9 @@ def thinwire() -> None:
 
 @app.command()
 def bench(
-    workers: Annotated[int | None, typer.Option(help="Worker processes on this machine.", show_default="2")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes on this machine; 1 only with --servers.", show_default="2")
+    ] = None,
     link: Annotated[
         str | None,
         typer.Option(

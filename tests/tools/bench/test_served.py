@@ -51,6 +51,13 @@ def test_trainers_learn_on_a_server(three: Cluster, row: dict[str, Any]) -> None
 
 
 @pytest.mark.slow
+def test_one_trainer_learns_on_a_server() -> None:
+    with Cluster(2, None, "thinwire.tools.bench.worker:handle") as cluster:
+        losses = _losses(_train(cluster, served=True, recipe="dense", trainers=1))
+    assert min(losses[1:]) < losses[0]
+
+
+@pytest.mark.slow
 def test_the_others_serve_no_row_that_is_not_served(three: Cluster) -> None:
     events = _train(three, recipe="dense", served=False)
     assert events[-1] == {"kind": "done", "different": []}
@@ -74,6 +81,13 @@ def test_every_recipe_has_a_row_on_ddp_and_one_that_is_served() -> None:
     ]
 
 
+def test_one_worker_has_served_rows_alone() -> None:
+    asked = _asked(workers=1, recipes="dct_dp,dense")
+    assert asked.processes == 2
+    assert asked.rows() == [Setting("dense", 1.0, served=True), Setting("dct_dp", 0.01, served=True)]
+    assert all(each.served for each in _asked(workers=1).rows())
+
+
 def test_what_trainers_cannot_use_is_not_served() -> None:
     unable = {name for name, entrant in ENTRANTS.items() if not entrant.served}
     assert {"dgc", "powersgd", "fading", "orthogonal", "auto", "torch_fp16", "torch_powersgd"} <= unable
@@ -89,6 +103,11 @@ def test_what_trainers_cannot_use_is_not_served() -> None:
         (["--kill"], "give --servers 1 as well"),
         (["--servers", "1", "--pipeline", "2"], "leave --pipeline and --shard out"),
         (["--servers", "1", "--optimizer", "muon"], "--optimizer sgd or adamw"),
+        (["--workers", "1"], "give --workers 2 or more, or --servers 1 as well"),
+        (["--servers", "1", "--workers", "0"], "--workers is 0"),
+        (["--servers", "1", "--workers", "1", "--slow", "2"], "about the last of several workers"),
+        (["--servers", "1", "--workers", "1", "--kill"], "about the last of several workers"),
+        (["--servers", "1", "--workers", "1", "--recipes", "dense,powersgd"], "leave powersgd out of --recipes"),
     ],
 )
 def test_bad_input_is_told(arguments: list[str], told: str) -> None:

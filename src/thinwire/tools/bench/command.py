@@ -73,7 +73,8 @@ def _joined(sessions: Sequence[Session], reason: str | None) -> Results:
 def _train(sessions: Sequence[Session], outputs: Outputs) -> None:
     options = sessions[0].options
     with started(options.processes, options.rate, handle, options.island) as workers:
-        print_raw(outputs.console, f"{sessions[0].description}; {options.workers} workers; {workers.label}")
+        count = "1 worker" if options.workers == 1 else f"{options.workers} workers"
+        print_raw(outputs.console, f"{sessions[0].description}; {count}; {workers.label}")
         if options.left_out:
             print_raw(outputs.console, left_out(options.left_out, options.optimizer))
         rows = sum(len(session.options.rows()) * session.options.seeds for session in sessions)

@@ -89,8 +89,10 @@ class Options:
     then: "Options | None" = None
 
     def __post_init__(self) -> None:
-        if self.workers < 2:
-            raise BadInput(f"--workers is {self.workers}; an exchange takes two: give --workers 2 or more")
+        if self.workers < (1 if self.servers > 0 else 2):
+            raise BadInput(
+                f"--workers is {self.workers}; an exchange takes two: give --workers 2 or more, or --servers 1 as well"
+            )
         if self.steps < 1:
             raise BadInput(f"--steps is {self.steps}; expected 1 or more")
         if self.target is not None and not math.isfinite(self.target):
@@ -148,9 +150,15 @@ class Options:
             for density in self._densities(*_named(recipe))
             for boundary in sorted(self.boundaries, reverse=True)
             for outer in (self.outer if _apart(recipe) else (0,))
-            for served in ((False, True) if self.servers and ENTRANTS[_named(recipe)[0]].served else (False,))
+            for served in self._ways(_named(recipe)[0])
         )
         return list(dict.fromkeys(settings))
+
+    def _ways(self, name: str) -> tuple[bool, ...]:
+        """Return whether a method's rows are served: one worker alone has nobody to exchange with."""
+        if self.workers == 1:
+            return (True,)
+        return (False, True) if self.servers and ENTRANTS[name].served else (False,)
 
     def _check_optimizer(self) -> None:
         check_optimizer(self.optimizer)
@@ -233,8 +241,19 @@ class Options:
             raise BadInput("--slow and --kill compare with parameter servers: give --servers 1 as well")
         if self.servers and (self.pipeline > 1 or self.shard is not None):
             raise BadInput("on parameter servers each worker has the whole model: leave --pipeline and --shard out")
+        if self.workers == 1:
+            self._check_one_worker()
         if self.servers and self.optimizer == "muon":
             raise BadInput("a parameter server has one optimizer for all matrices: give --optimizer sgd or adamw")
+
+    def _check_one_worker(self) -> None:
+        if self.slow > 1 or self.kill:
+            raise BadInput("--slow and --kill are about the last of several workers: give --workers 2 or more")
+        if unable := [name for name, _ in map(_named, self.recipes) if not ENTRANTS[name].served]:
+            raise BadInput(
+                f"--workers is 1, so all rows are served, and {unable[0]} cannot be: leave {unable[0]} out of "
+                "--recipes, or give --workers 2"
+            )
 
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
         """Return the densities given with the recipe, else the method's own, else the run's."""

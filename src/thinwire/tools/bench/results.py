@@ -151,7 +151,8 @@ class Results:
         link = str(self.environment.get("link", "unknown link"))
         if not self.throttled and not link.startswith(UNTHROTTLED):
             link = UNTHROTTLED if link == UNTHROTTLED.lower() else f"{UNTHROTTLED} ({link})"
-        workers = f"{self.environment.get('workers', '?')} workers"
+        count = self.environment.get("workers", "?")
+        workers = "1 worker" if count == 1 else f"{count} workers"
         workers += f" and {_counted(self.servers, 'server')}" if self.servers else ""
         split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
         split += f" in islands of {self.shards}" if self.islands else ""

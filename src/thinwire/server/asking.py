@@ -1,0 +1,132 @@
+"""A trainer's side of fetching: which rows it wants, what it waits for, and of which version each row is."""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.server.fetching import read_answer
+from thinwire.server.frames import FrameError, Kind, Wire
+from thinwire.server.layout import Bytes, Entry, Layout, write_rows
+
+_NEVER = -1
+
+
+def wanted(parameters: Sequence[Entry], given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the ids that were given, as int64 on the CPU, ascending without repeats; all if nothing was given.
+
+    Raises ValueError for another parameter or a row that is not there, and TypeError for ids that are no integers.
+    """
+    known = {each.name: each for each in parameters}
+    if not known:
+        raise ValueError("rows come with every answer here: pass fetch_rows=True to serve and connect, or fetch none")
+    if given is None:
+        return {name: torch.arange(each.shape[0]) for name, each in known.items()}
+    if strange := given.keys() - known.keys():
+        raise ValueError(f"{min(strange)!r} has no rows to fetch; expected some of {', '.join(map(repr, known))}")
+    return {name: _ids(known[name], ids) for name, ids in given.items()}
+
+
+def _ids(entry: Entry, ids: Tensor) -> Tensor:
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"ids of {entry.name} are {ids.dtype}; expected int64 or int32: call .long() on them")
+    found = ids.detach().reshape(-1).cpu().long().unique()
+    if found.numel() and not 0 <= int(found[0]) <= int(found[-1]) < entry.shape[0]:
+        raise ValueError(
+            f"ids of {entry.name} reach from {int(found[0])} to {int(found[-1])}; expected 0 to {entry.shape[0] - 1}: "
+            "pass the ids that its embedding looks up, offsets included"
+        )
+    return found
+
+
+@final
+class Rows:
+    """A trainer's copy of the rows that it fetches from one server, and the version of each: 8 bytes a row."""
+
+    def __init__(self, layout: Layout, model: nn.Module) -> None:
+        self.layout, self.count = layout, 0
+        self._parameters = [model.get_parameter(each.name) for each in layout.fetched]
+        self._versions = [torch.full(each.shape[:1], _NEVER, dtype=torch.int64) for each in layout.fetched]
+
+    def among(self, ids: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return those of `ids` that this server has, in its order; nothing if there are none."""
+        none = torch.empty(0, dtype=torch.int64)
+        found = [ids.get(each.name, none) for each in self.layout.fetched]
+        return found if any(each.numel() for each in found) else []
+
+    @torch.no_grad()
+    def take(self, keys: Sequence[Tensor], body: memoryview, version: int) -> None:
+        """Write an answer. Raises FrameError or PayloadError, and then nothing has been written."""
+        found = read_answer(self.layout, keys, body)
+        for i, (entry, rows) in enumerate(zip(self.layout.fetched, found, strict=True)):
+            write_rows(self._parameters[i], entry, rows)
+            self._versions[i][keys[i]] = version
+            self.count += keys[i].numel()
+
+    def rejoined(self, version: int) -> None:
+        """Note that a server has gone back to this version: nothing that is here is newer."""
+        for each in self._versions:
+            each.clamp_(max=version)
+
+    def oldest(self, version: int, gradients: Mapping[str, Tensor]) -> int:
+        """Return the version of the oldest values that gradients were computed on, if `version` is the others'.
+
+        Raises ValueError for gradients of rows that were never fetched.
+        """
+        found = [version] if self.layout.sizes else []
+        for entry, versions in zip(self.layout.fetched, self._versions, strict=True):
+            if (gradient := gradients.get(entry.name)) is not None and (keys := gradient._indices()[0].cpu()).numel():
+                found.append(int(versions[keys].min()))
+                if found[-1] == _NEVER:
+                    raise _never_fetched(entry, keys[versions[keys] == _NEVER].unique())
+        return min(found, default=version)
+
+
+def _never_fetched(entry: Entry, keys: Tensor) -> ValueError:
+    return ValueError(
+        f"{entry.name} has gradients for {keys.numel()} rows that were never fetched, such as row {int(keys[0])}: call "
+        f"trainer.fetch({{{entry.name!r}: ids}}) with the batch's ids before the forward pass"
+    )
+
+
+@final
+class Fetches:
+    """What was asked of one server and has not come. Whoever calls holds the channel's lock."""
+
+    def __init__(self) -> None:
+        self._latest, self._open = 0, dict[int, Sequence[Tensor]]()
+
+    def __len__(self) -> int:
+        """How many questions are open."""
+        return len(self._open)
+
+    def __contains__(self, number: int) -> bool:
+        """Whether the answer has not come."""
+        return number in self._open
+
+    def add(self, keys: Sequence[Tensor]) -> int:
+        """Note a question, and return its number."""
+        self._latest += 1
+        self._open[self._latest] = keys
+        return self._latest
+
+    @property
+    def oldest(self) -> int:
+        """The number of the question that has waited longest; there must be one."""
+        return next(iter(self._open))
+
+    def keys(self, number: int) -> Sequence[Tensor]:
+        """Return what was asked. Raises FrameError if that question is not open. Needs no lock."""
+        if (found := self._open.get(number)) is None:
+            raise FrameError(f"rows for question {number}, which is not open")
+        return found
+
+    def done(self, number: int) -> None:
+        """Note that the answer has come."""
+        del self._open[number]
+
+
+def ask(wire: Wire, number: int, body: Sequence[Bytes]) -> None:
+    """Send FETCH. Raises GoneError."""
+    wire.send(Kind.FETCH, *body, number=number)

@@ -1,0 +1,104 @@
+"""`connect`: from what the user gives to a trainer at work."""
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from torch import nn
+
+from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
+from thinwire.codecs import Codec
+from thinwire.reducer import Reducer
+from thinwire.server.asking import Rows
+from thinwire.server.calling import Settings
+from thinwire.server.channel import Channel
+from thinwire.server.environment import addresses
+from thinwire.server.exchange import Copy, Draining, Uplink, drainable
+from thinwire.server.fetching import longest_answer
+from thinwire.server.joining import VARIABLE, agreed
+from thinwire.server.layout import Layout, check_fetchable, entries, shards
+from thinwire.server.trainer import Trainer
+
+_HEAD = 1024  # bytes of an answer before its sections, at most
+
+
+@checked
+def connect(
+    model: nn.Module,
+    recipe: Reducer,
+    *,
+    address: str | Sequence[str] | None = None,
+    secret: str | None = None,
+    servers: Count = 1,
+    down: Codec | None = None,
+    fetch_rows: bool = False,
+    in_flight: Size = 0,
+    drain: Count | None = None,
+    seed: Whole = 0,
+    reconnect: Seconds = 0.0,
+    log_bytes: Count = 1 << 28,
+    timeout: Positive = 30.0,
+) -> Trainer:
+    """Join the parameter servers, take over their parameters, and return the trainer.
+
+    model: the same as the servers'. Its parameters become views of flat vectors; use neither DDP nor an optimizer.
+    recipe, down, fetch_rows, servers, secret: the same as the servers'. address: host:port of each server, in their
+    order; under torchrun trainers find them by themselves.
+    fetch_rows: rows of sparse embeddings do not come with answers, and stay the model's own until `Trainer.fetch` asks
+    for them. It keeps 8 bytes a row to know how old each is.
+    in_flight: how many updates may be unanswered when `step` returns. 0 waits for the answer to each.
+    drain: send all that waits, uncompressed, at random steps, every so many on average, drawn from `seed`.
+    reconnect: seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept, at
+    most `log_bytes` of them for each server, and sent again; each is applied once.
+    timeout: seconds of silence after which a server is taken for gone.
+
+    Raises FingerprintError if recipe or parameters are not the servers', ValueError to fetch rows of a model that has
+    none, ServerError if a server is not there or has
+    another secret, and TypeError to drain a memory that cannot be.
+    """
+    _check_drain(recipe, drain)
+    parameters = entries(model)
+    check_fetchable(parameters, fetch_rows=fetch_rows)
+    known = os.environ.get(VARIABLE, "") if secret is None else secret
+    settings = partial(
+        Settings,
+        secret=known.encode(),
+        trainer=secrets.token_hex(16),
+        timeout=timeout,
+        patience=reconnect,
+        log_bytes=log_bytes,
+    )
+    parts, places = shards(parameters, servers), addresses(address, servers)
+    uplinks, channels = list[Uplink](), list[Channel]()
+    with ExitStack() as if_one_fails:
+        for index, (place, mine) in enumerate(zip(places, parts, strict=True)):
+            layout = Layout(mine, fetch_rows=fetch_rows)
+            layout.prepare(recipe, down)
+            its = settings(
+                address=place,
+                agreed=agreed(recipe, down, mine, servers, index, fetch_rows=fetch_rows),
+                longest_answer=_HEAD
+                + layout.limit(layout.dense if down is None else layout.of_codec(down), layout.pushed),
+                longest_rows=longest_answer(layout),
+            )
+            uplinks.append(Uplink(recipe, layout, its.trainer, next(model.parameters()).device))
+            channels.append(Channel(its, Copy(layout, model, down), Rows(layout, model)))
+            if_one_fails.callback(channels[-1].close, goodbye=True)
+        if_one_fails.pop_all()
+    return Trainer(
+        model,
+        uplinks,
+        channels,
+        draining=Draining(drain, seed),
+        in_flight=in_flight,
+        releases=drainable(recipe),
+    )
+
+
+def _check_drain(recipe: Reducer, drain: int | None) -> None:
+    if drain is not None and not drainable(recipe):
+        raise TypeError(
+            "drain= sends what waits in error feedback; this recipe's memory keeps something else: drop drain="
+        )
