@@ -94,6 +94,10 @@ class Trials:
                 raise Absent(f"{name} on {self.model} has {len(series)} of {len(self.seeds)} seeds")
         return found
 
+    def only(self, *names: str) -> Self:
+        """Return these ways alone."""
+        return replace(self, ways={name: self.ways[name] for name in names})
+
     def shrunk(self) -> Self:
         """See `shelf.Evidence`."""
         return replace(self, steps=4, seeds=(0, 1))

@@ -100,6 +100,7 @@ SMALL: dict[str, tuple[str, Callable[[Path], Path] | None, float]] = {
     "digits": ("mlp", _write_digits, 1.0),
     "images": ("resnet20", _write_images, 1.0),
     "jpegs": ("resnet20", _write_jpegs, 1.0),
+    "images, dense layers": ("vgg", _write_images, 1.0),
     "documents": ("xml", None, 0.003),
     "clicks": ("dlrm", None, 1.0),
     "Criteo's clicks": ("dlrm", _write_clicks, 1.0),
@@ -331,7 +332,7 @@ def _refusal(name: str, data: Path | None = None, *, seed: int = 0, scale: float
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    assert all(name in _refusal("vgg") for name in PROBLEMS)
+    assert all(name in _refusal("alexnet") for name in PROBLEMS)
     assert "seed" in _refusal("transformer", seed=-1)
     assert "one size" in _refusal("transformer", scale=0.5)
     assert "leave --data out" in _refusal("xml", tmp_path)
@@ -339,7 +340,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         assert "--scale must be" in _refusal("xml", scale=scale)
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm_sparse", "mlp", "resnet20"])
+@pytest.mark.parametrize("name", ["lstm", "lstm_sparse", "mlp", "resnet20", "vgg"])
 def test_missing_data_is_refused(name: str, tmp_path: Path) -> None:
     assert "--data" in _refusal(name)
     assert "expected" in _refusal(name, tmp_path)
@@ -427,6 +428,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
         ("lstm_sparse", "wikitext2", 8_684_542, 33_278),
         ("mlp", "mnist", 1_863_690, 10),
         ("resnet20", "cifar10", 269_722, 10),
+        ("vgg", "cifar10", 1_603_226, 10),
     ],
 )
 def test_real_data_gives_problems_of_the_known_size(name: str, folder: str, parameters: int, chance: int) -> None:
