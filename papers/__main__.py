@@ -63,14 +63,14 @@ def run(
             raise typer.Exit(int(_smoke(deciding.shrunk(), Shelf(folder=Path(folder), data=data))))
     shelf = Shelf(folder=RUNS, data=data)
     failed = _run(deciding, shelf)
-    rows = ledger.read(json) | deciding.rows(shelf)
-    ledger.write(rows, json, environment({}))
-    if json == LEDGER:
-        tables.renew(rows)
-        for name, figure in drawn(PAPERS, shelf):
-            figure.savefig(HOUSE / name)
-    console.print(tables.counted(list(rows.values())))
+    _renew(deciding, shelf, json)
     raise typer.Exit(int(failed))
+
+
+@app.command()
+def judge(names: Names = None) -> None:
+    """Judge from the runs that are there, and renew the ledger, the rooms' tables and figures. Runs nothing."""
+    _renew(_asked(names), Shelf(), LEDGER)
 
 
 @app.command()
@@ -81,6 +81,16 @@ def check() -> None:
     for name in wrong:
         console.print(f"not up to date: {name}", style="red")
     raise typer.Exit(int(bool(wrong)))
+
+
+def _renew(deciding: Deciding, shelf: Shelf, json: Path) -> None:
+    rows = ledger.read(json) | deciding.rows(shelf)
+    ledger.write(rows, json, environment({}))
+    if json == LEDGER:
+        tables.renew(rows)
+        for name, figure in drawn(PAPERS, shelf):
+            figure.savefig(HOUSE / name)
+    console.print(tables.counted(list(rows.values())))
 
 
 def _smoke(deciding: Deciding, shelf: Shelf) -> bool:

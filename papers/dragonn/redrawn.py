@@ -6,7 +6,7 @@ from papers.dragonn import DRAGONN
 from papers.dragonn.learning import XL, Ways
 from papers.dragonn.timing import gains_of_parts
 from papers.lab.benches import CNN_1G, LM_1G, TEXT_1G, XL_1G, Steps
-from papers.lab.links import SYNCHRONISING, Found, links, routes
+from papers.lab.links import ROUTES, SYNCHRONISING, Found, links, routes
 from papers.lab.redrawn import Bars, Lines, Words, beside, curve
 
 _GAIN = "times as fast as dense"
@@ -53,7 +53,7 @@ def figure_4(xl: Ways) -> Figure:
     )
 
 
-@DRAGONN.redraws("figure_5", SYNCHRONISING)
+@DRAGONN.redraws("figure_5", ROUTES)
 def figure_5(found: Found) -> Figure:
     """Time to encode, by size."""
     names = {"mask and nonzero": "mask", "hashed slots": "hashed", "sampled threshold, ours": "sampled"}

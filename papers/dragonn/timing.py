@@ -10,7 +10,7 @@ from papers.dragonn import DRAGONN
 from papers.lab.benches import CNN_1G, FC_1G, LM_1G, TEXT_1G, XL_1G, XL_100M, Steps
 from papers.lab.judging import by_setting, every, verdict
 from papers.lab.ledger import Outcome
-from papers.lab.links import SYNCHRONISING, Found, links, parts, routes, seconds, worlds
+from papers.lab.links import ROUTES, SYNCHRONISING, Found, links, parts, routes, seconds, worlds
 from papers.lab.shelf import Document
 
 PLAN = Document(
@@ -129,7 +129,7 @@ def _numbers(values: list[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
-@DRAGONN.judge("D12", SYNCHRONISING)
+@DRAGONN.judge("D12", ROUTES)
 def encodes_sooner(found: Found) -> Outcome:
     """Hashing encodes in at most half of the time of a mask and `nonzero`, from 64 MB on."""
     rows = list(_pairs(found))

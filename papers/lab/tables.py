@@ -27,6 +27,7 @@ TITLES = {
     "dct": "[Dynamic Communication Thresholding](dct/README.md)",
     "gtopk": "[gTop-k](gtopk/README.md)",
 }
+_BAR = r"\|"
 YEARS = {"dragonn": 2022, "fft": 2020, "s2": 2021, "dct": 2021, "gtopk": 2019}
 
 
@@ -76,7 +77,8 @@ def _put(text: str, head: str, lines: str) -> str:
 
 def _line(row: Row) -> str:
     ours = f"{row.measured} ({row.spread})" if row.spread else row.measured
-    return f"| {row.id} | {row.claim} | **{row.verdict}**{row.note} | {ours} | {row.how} |\n"
+    cells = (row.id, row.claim, f"**{row.verdict}**{row.note}", ours, row.how)
+    return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |\n"
 
 
 def _numbers(rows: Mapping[str, Row]) -> tuple[str, str]:
