@@ -12,7 +12,7 @@ from thinwire.server.environment import split
 from thinwire.server.frames import Frame, GoneError, Kind, Wire
 from thinwire.server.joining import respond
 
-_PAUSE = 0.2  # seconds between attempts to connect
+PAUSE = 0.2  # seconds between attempts to connect
 
 
 @final
@@ -52,7 +52,7 @@ def called(settings: Settings, deadline: float) -> tuple[Wire, Frame]:
                     f"no server of this version of thinwire at {settings.address} ({error}): start it first, or pass "
                     "reconnect=, in seconds, to wait for it"
                 ) from error
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
 
 
 def _called_once(settings: Settings) -> tuple[Wire, Frame]:

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from thinwire.errors import StateError
+from thinwire.errors import ServerError, StateError
 from thinwire.payloads import Blocks, Payload
 from thinwire.server.layout import Entry, Layout, Part
 
@@ -63,6 +63,7 @@ class Central:
         self._schedulers = [scheduler(each) for each in self._optimizers] if scheduler else []
         self._damped = damped
         self.version = self.dropped = 0
+        self.failure = ""  # why nothing can be applied any more; parameters are then between two steps
         self.applied: dict[str, int] = {}
         self.staleness: Counter[int] = Counter()
         self.behind: Counter[str] = Counter()  # of each trainer's updates, added up; since the server was started
@@ -86,8 +87,10 @@ class Central:
     def apply(self, updates: Sequence[Update]) -> set[str]:
         """Apply the mean of these updates in one step. Return the trainers whose update was dropped: it is not finite.
 
-        If none is left, nothing changes but the numbers of what was applied.
+        If none is left, nothing changes but the numbers of what was applied. Raises ServerError if an optimizer or
+        scheduler raises, now and from then on.
         """
+        self.check()
         stale = {each.trainer: max(0, self.version - each.version) for each in updates}
         self.applied.update({each.trainer: each.number for each in updates})
         good = self._gathered(updates, stale)
@@ -95,8 +98,23 @@ class Central:
         self.behind.update(stale)
         self.dropped += len(updates) - len(good)
         if good:
-            self._step(good)
+            self._try_to_step(good)
         return {each.trainer for each in updates} - {each.trainer for each in good}
+
+    def check(self) -> None:
+        """Raise ServerError if a step has failed."""
+        if self.failure:
+            raise ServerError(self.failure)
+
+    def _try_to_step(self, updates: Sequence[Update]) -> None:
+        try:
+            self._step(updates)
+        except Exception as error:
+            self.failure = (
+                f"the server's optimizer or scheduler raised {type(error).__name__}: {error}; start it again with one "
+                "that can take these gradients (rows of sparse embeddings want rows_optimizer=, such as SparseAdam)"
+            )
+            raise ServerError(self.failure) from error
 
     def _gathered(self, updates: Sequence[Update], stale: Mapping[str, int]) -> list[Update]:
         """Write the sum of all finite updates into the gradients, and return these updates."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.server.asking import Fetches, Rows, ask
-from thinwire.server.calling import Settings, called
+from thinwire.server.calling import PAUSE, Settings, called
 from thinwire.server.exchange import Copy
 from thinwire.server.fetching import question
 from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
@@ -128,12 +128,16 @@ class Channel:
         with self._changed:
             return self._changed.wait_for(lambda: self._error or not self._log, seconds) and not self._log
 
-    def close(self, *, goodbye: bool) -> None:
-        """Hang up, with a goodbye or without."""
+    def stop(self) -> None:
+        """Let everyone go who waits, and take no more."""
         self._closed = True
         with self._changed:
             self._error = self._error or ServerError("this trainer was closed: connect again")
             self._changed.notify_all()
+
+    def close(self, *, goodbye: bool) -> None:
+        """Hang up, with a goodbye or without."""
+        self.stop()
         if goodbye:
             with suppress(GoneError):
                 self._wire.send(Kind.BYE)
@@ -180,8 +184,13 @@ class Channel:
             try:
                 self._catch_up()
                 return
-            except GoneError:
+            except GoneError as gone:
                 self._end_connection()
+                if time.monotonic() > deadline:
+                    raise ServerError(
+                        f"the server at {where} hangs up whenever this trainer has joined ({gone}): its log says why"
+                    ) from gone
+                time.sleep(PAUSE)
 
     def _end_connection(self) -> None:
         """Let nobody send over it any more, and add up what went over it."""
@@ -257,6 +266,8 @@ class Channel:
             with self._changed:
                 self._fetches.done(frame.number)
                 self._changed.notify_all()
+        elif frame.kind is Kind.REFUSED:
+            raise ServerError(f"{self._settings.address}: {bytes(frame.body).decode(errors='replace')}")
         else:
             raise FrameError(f"the server sent {frame.kind.name} out of turn")
 

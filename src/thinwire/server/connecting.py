@@ -18,7 +18,7 @@ from thinwire.server.environment import addresses
 from thinwire.server.exchange import Copy, Draining, Uplink, drainable
 from thinwire.server.fetching import longest_answer
 from thinwire.server.joining import VARIABLE, agreed
-from thinwire.server.layout import Layout, check_fetchable, entries, shards
+from thinwire.server.layout import Layout, check_fetchable, entries, frozen, shards
 from thinwire.server.trainer import Trainer
 
 _HEAD = 1024  # bytes of an answer before its sections, at most
@@ -54,13 +54,14 @@ def connect(
     most `log_bytes` of them for each server, and sent again; each is applied once.
     timeout: seconds of silence after which a server is taken for gone.
 
-    Raises FingerprintError if recipe or parameters are not the servers', ValueError to fetch rows of a model that has
-    none, ServerError if a server is not there or has
-    another secret, and TypeError to drain a memory that cannot be.
+    Raises FingerprintError if recipe, parameters or what is frozen are not the servers', ValueError to fetch rows of a
+    model that has none, ServerError if a server is not there or has another secret, and TypeError to drain a memory
+    that cannot be.
     """
     _check_drain(recipe, drain)
     parameters = entries(model)
     check_fetchable(parameters, fetch_rows=fetch_rows)
+    unmoved = frozen(model)
     known = os.environ.get(VARIABLE, "") if secret is None else secret
     settings = partial(
         Settings,
@@ -78,7 +79,7 @@ def connect(
             layout.prepare(recipe, down)
             its = settings(
                 address=place,
-                agreed=agreed(recipe, down, mine, servers, index, fetch_rows=fetch_rows),
+                agreed=agreed(recipe, down, mine, servers, index, fetch_rows=fetch_rows, frozen=unmoved),
                 longest_answer=_HEAD
                 + layout.limit(layout.dense if down is None else layout.of_codec(down), layout.pushed),
                 longest_rows=longest_answer(layout),

@@ -22,11 +22,16 @@ class Durable:
     def save(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint. Raises OSError, and then the old one is still there."""
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-        with beside.open("wb") as file:
-            torch.save({"format": _VERSION, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
+        try:
+            with beside.open("wb") as file:
+                torch.save({"format": _VERSION, **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._path)
+        except RuntimeError as error:  # torch's, where the disk is full
+            raise OSError(f"{beside} could not be written: {error}") from error
+        finally:
+            beside.unlink(missing_ok=True)
         _sync_folder(self._path.parent)
 
     def load(self, restore: Callable[[dict[str, Any]], None]) -> bool:
@@ -37,9 +42,9 @@ class Durable:
             saved = torch.load(self._path, weights_only=True)
             if saved["format"] != _VERSION:
                 raise StateError(f"{self._path} has format {saved['format']}; expected {_VERSION}")
-        except (RuntimeError, KeyError, EOFError, OSError, TypeError) as error:
+            restore(saved)
+        except (RuntimeError, LookupError, EOFError, OSError, TypeError) as error:
             raise StateError(f"{self._path} is no checkpoint of a server ({error}): delete it to start anew") from error
-        restore(saved)
         return True
 
 

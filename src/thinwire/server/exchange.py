@@ -45,10 +45,23 @@ class Uplink:
     def encode(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[Tensor]:
         """Return the sections of update `number`. What they do not deliver waits; if they `drain`, nothing waits then.
 
-        Gradients are read, not kept. A parameter that has none sends zeros.
+        Gradients are read, not kept. A parameter that has none sends zeros. Raises TypeError for gradients that are
+        sparse where the layout's are not, or the other way round; then nothing has changed.
         """
+        self._check(gradients)
         with trace.span("encode"):
             return self._sections(number, gradients, drain=drain)
+
+    def _check(self, gradients: Mapping[str, Tensor]) -> None:
+        rows = {entry.name for entry in self._layout.rows}
+        for name in (*rows, *(segment.name for _, segment in self._layout.segments())):
+            gradient = gradients.get(name)
+            if gradient is not None and gradient.is_sparse != (name in rows):
+                raise TypeError(
+                    f"{name} got a {'sparse' if gradient.is_sparse else 'dense'} gradient; expected a "
+                    f"{'sparse' if name in rows else 'dense'} one: rows are sent for nn.Embedding(sparse=True) whose "
+                    "weight is used nowhere else"
+                )
 
     def _sections(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[Tensor]:
         parts = self._layout.of_recipe(self._recipe, number - 1)

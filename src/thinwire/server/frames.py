@@ -104,7 +104,7 @@ class Wire:
     def __init__(self, connection: socket.socket, *, timeout: float, limits: Mapping[Kind, int]) -> None:
         self._socket, self._timeout, self.limits = connection, timeout, limits
         self._sending, self._room = threading.Lock(), bytearray(4096)
-        self._heard = time.monotonic()
+        self._heard = self._said = time.monotonic()
         self.note: Callable[[], int] = int
         self.sent = self.received = 0
         connection.settimeout(timeout / _TICKS)
@@ -153,11 +153,11 @@ class Wire:
     def receive_raw(self, into: memoryview, *, deadline: float | None = None) -> None:
         """Fill `into`, until `deadline` (`time.monotonic`) if there is one. Raises GoneError if the other side is gone.
 
-        Before a deadline nothing is sent: the other side is not known yet.
+        Before a deadline nothing is sent: the other side is not known yet. Later a ping is, now and then, whether much
+        comes or nothing: who hears all the time must not fall silent.
         """
         while into:
-            if deadline is not None and time.monotonic() > deadline:
-                raise GoneError("its words did not come in time")
+            self._wait_at_most(deadline)
             try:
                 count = self._socket.recv_into(into)
             except TimeoutError:
@@ -171,6 +171,16 @@ class Wire:
                 raise GoneError("the connection was closed")
             self._heard, into = time.monotonic(), into[count:]
             self.received += count
+            if deadline is None and self._heard - self._said > self.tick:
+                self.ping()
+
+    def _wait_at_most(self, deadline: float | None) -> None:
+        """Set how long the next `recv` may take. Raises GoneError after the deadline."""
+        rest = self.tick if deadline is None else deadline - time.monotonic()
+        if rest <= 0:
+            raise GoneError("its words did not come in time")
+        with suppress(OSError):  # it is closed: `recv` says so
+            self._socket.settimeout(min(rest, self.tick))
 
     def gone(self) -> bool:
         """Whether the other side has closed the connection. Reads nothing, and does not wait."""
@@ -220,4 +230,5 @@ class Wire:
         except OSError as error:
             raise GoneError(str(error)) from error
         self.sent += count
+        self._said = time.monotonic()
         return count

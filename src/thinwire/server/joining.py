@@ -89,12 +89,14 @@ def agreed(
     index: int,
     *,
     fetch_rows: bool = False,
+    frozen: str = "none",
 ) -> dict[str, str]:
-    """Return in words what a server and its trainers must have in common."""
+    """Return in words what a server and its trainers must have in common; `frozen` as `layout.frozen` returns it."""
     return {
         "recipe": words(recipe),
         "down": words(down),
         "fetch_rows": str(fetch_rows),
+        "what is frozen (its hash)": frozen,
         "the place among the servers": f"{index} of {servers}",
     } | {f"parameter {each.name}": str(each) for each in parameters}
 

@@ -4,6 +4,7 @@ Both sides derive the same layout from the model and the recipe. So what may com
 and a payload is read by one of the same layout, which checks it before it writes.
 """
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -62,6 +63,15 @@ def entries(model: nn.Module) -> list[Entry]:
     if not found:
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients")
     return found
+
+
+def frozen(model: nn.Module) -> str:
+    """Return a hash of the parameters that are not trained: nobody sends them, so all must have the same."""
+    digest, found = hashlib.sha256(), [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    for name, p in found:
+        digest.update(f"{name} {tuple(p.shape)} {p.dtype}".encode())
+        digest.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16] if found else "none"
 
 
 def check_fetchable(parameters: Sequence[Entry], *, fetch_rows: bool) -> None:

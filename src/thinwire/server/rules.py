@@ -4,8 +4,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import final
 
+from thinwire.errors import ServerError
 from thinwire.server.central import Central, Update
 
 Meanwhile = Callable[[], None]
@@ -48,7 +50,8 @@ class Rule(ABC):
     def submit(self, update: Update, meanwhile: Meanwhile) -> bool:
         """Have an update applied, once, and wait as long as the rule says. Return whether it was dropped as not finite.
 
-        Raises what `meanwhile` raises; the update may or may not have been applied then.
+        Raises what `meanwhile` raises; the update may or may not have been applied then. Raises ServerError if a step
+        has failed.
         """
         with self._lock:
             self._wait(lambda: self.complete, meanwhile)
@@ -64,6 +67,7 @@ class Rule(ABC):
             if time.monotonic() >= due:  # others may notify more often than that
                 meanwhile()
                 due = time.monotonic() + self._tick
+        self.central.check()
 
 
 @final
@@ -105,7 +109,8 @@ class Synchronous(Rule):
     def left(self, trainer: str) -> None:
         """Wait for this trainer no longer. What it has sent already counts."""
         super().left(trainer)
-        self._close_if_complete()
+        with suppress(ServerError):  # those who wait are told
+            self._close_if_complete()
 
     def _submit(self, update: Update, meanwhile: Meanwhile) -> bool:
         who, number = update.trainer, update.number
@@ -116,8 +121,10 @@ class Synchronous(Rule):
 
     def _close_if_complete(self) -> None:
         if self._round and self.complete and self._round.keys() >= self.live.keys():
-            self._dropped = self.central.apply(list(self._round.values()))
-            for who in self.live.keys() & self._round.keys():
-                self.live[who] += 1
+            updates = list(self._round.values())
             self._round.clear()
             self._lock.notify_all()
+            self._dropped = self.central.apply(updates)
+            for each in updates:
+                if each.trainer in self.live:
+                    self.live[each.trainer] += 1

@@ -17,6 +17,7 @@ class Saving:
     def __init__(self, central: Central, lock: threading.Condition, durable: Durable | None) -> None:
         self._central, self._lock, self.durable = central, lock, durable
         self._saved = dict(central.applied)
+        self._writing = threading.Lock()  # a state is never replaced by an older one
         self.soon = threading.Event()
 
     def latest(self, trainer: str) -> int:
@@ -25,11 +26,16 @@ class Saving:
         return held.get(trainer, 0)
 
     def save(self) -> None:
-        """Save now. Raises ValueError without a checkpoint, and OSError where the disk refuses."""
+        """Save now. Raises ValueError without a checkpoint, and OSError where the disk refuses.
+
+        Raises ServerError after a step that failed: there is nothing whole to save.
+        """
         if self.durable is None:
             raise ValueError("this server has no checkpoint: pass checkpoint= to serve")
-        with self._lock:
-            state = self._central.state()
-        self.durable.save(state)
-        with self._lock:
-            self._saved = state["applied"]
+        with self._writing:
+            with self._lock:
+                self._central.check()
+                state = self._central.state()
+            self.durable.save(state)
+            with self._lock:
+                self._saved = state["applied"]

@@ -47,12 +47,15 @@ class Server:
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until as many trainers as expected have joined and all have left. Return whether that is so.
 
-        One that is gone without a goodbye has `timeout` seconds to come back.
+        One that is gone without a goodbye has `timeout` seconds to come back. Raises ServerError if an optimizer or
+        scheduler has raised: nothing is applied or saved any more.
         """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._shared.lock:
             while not (done := self._all_left()) and time.monotonic() < end:
+                self._shared.central.check()
                 self._shared.lock.wait(min(0.5, max(0.0, end - time.monotonic())))
+            self._shared.central.check()
         return done
 
     def save(self) -> None:
@@ -72,7 +75,7 @@ class Server:
         for each in self._threads:
             each.join(self._shared.timeout)
         self._door.join(self._shared.timeout)
-        if self._shared.saving.durable is not None:
+        if self._shared.saving.durable is not None and not self._shared.central.failure:
             self.save()
 
     def __enter__(self) -> Self:
@@ -102,7 +105,7 @@ class Server:
         while not self._closing.is_set():
             saving.soon.wait(self._every)
             saving.soon.clear()
-            if saving.durable is not None and not self._closing.is_set():
+            if saving.durable is not None and not self._closing.is_set() and not self._shared.central.failure:
                 self._save_or_complain()
 
     def _save_or_complain(self) -> None:

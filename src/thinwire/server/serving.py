@@ -18,7 +18,7 @@ from thinwire.server.durable import Durable
 from thinwire.server.environment import announce, joint, place, split
 from thinwire.server.exchange import check_memories
 from thinwire.server.joining import agreed, secret_of
-from thinwire.server.layout import check_fetchable, entries, shards
+from thinwire.server.layout import check_fetchable, entries, frozen, shards
 from thinwire.server.rules import Asynchronous, Rule, Synchronous
 from thinwire.server.saving import Saving
 from thinwire.server.server import Server
@@ -98,7 +98,7 @@ def serve(
         codec=down,
         secret=known,
         timeout=timeout,
-        agreed=agreed(recipe, down, mine, servers, here, fetch_rows=fetch_rows),
+        agreed=agreed(recipe, down, mine, servers, here, fetch_rows=fetch_rows, frozen=frozen(model)),
     )
     listener = _listening(host, port)
     server = Server(shared, listener, address=joint(*listener.getsockname()[:2]), every=every)

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from thinwire.codecs import Codec
-from thinwire.errors import PayloadError
+from thinwire.errors import PayloadError, ServerError
 from thinwire.reducer import Reducer
-from thinwire.server.central import Central
+from thinwire.server.central import Central, Update
 from thinwire.server.exchange import LOSS, Downlink, read_update
 from thinwire.server.fetching import longest_question, rows_for
 from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
@@ -146,7 +146,7 @@ class Session:
 
     def _join(self, asked: Mapping[str, Any]) -> None:
         shared = self._shared
-        if found := difference(shared.agreed, asked["agreed"]):
+        if found := shared.central.failure or difference(shared.agreed, asked["agreed"]):
             self.wire.send(Kind.REFUSED, found.encode())
             raise RefusedError(found)
         self._replace(asked["trainer"])
@@ -203,8 +203,16 @@ class Session:
                 frame.body,
             )
             self._loss, self._since = update.loss, time.monotonic()
-            dropped = shared.rule.submit(update, self._meanwhile)
+            dropped = self._submit(update)
         self._reply(frame.number, Flag.DROPPED if dropped else Flag(0))
+
+    def _submit(self, update: Update) -> bool:
+        """Have it applied. If the server cannot any more, tell the trainer why, and raise RefusedError."""
+        try:
+            return self._shared.rule.submit(update, self._meanwhile)
+        except ServerError as error:
+            self.wire.send(Kind.REFUSED, str(error).encode())
+            raise RefusedError(str(error)) from error
 
     def _reply(self, number: int, flags: Flag) -> None:
         with self._shared.lock:

@@ -141,7 +141,7 @@ class Trainer:
         """What waits, updates that may have to be sent once more, and what encoding a server's part takes at most."""
         waiting, _, scratch = zip(*(uplink.memory for uplink in self._uplinks), strict=True)
         staging = sum(channel.staged_bytes for channel in self._channels)
-        return MemoryUse(sum(waiting), staging, max(scratch))
+        return MemoryUse(max(waiting), staging, max(scratch))  # uplinks share the recipe's memory
 
     def traffic(self) -> Traffic:
         """Return what has been sent and received so far."""
@@ -172,6 +172,8 @@ class Trainer:
 
         Without a goodbye, servers see a trainer that was killed.
         """
+        for channel in self._channels:  # first: who sends may wait for room in a log, with our lock
+            channel.stop()
         with self._lock:
             for channel in self._channels:
                 channel.close(goodbye=goodbye)
@@ -188,14 +190,14 @@ class Trainer:
         """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
         told = LOSS.pack(_number(loss))
         with self._lock:
-            self._number += 1
+            number = self._number + 1  # taken when all of it is encoded: servers accept no gap
             drain |= self._draining.due()
-            self._drained += drain
+            bodies = [[told, *pack(uplink.encode(number, gradients, drain=drain))] for uplink in self._uplinks]
+            self._number, self._drained = number, self._drained + drain
             flags = Flag.DRAINED if drain else Flag(0)
-            for uplink, channel, version in zip(self._uplinks, self._channels, versions, strict=True):
-                body = [told, *pack(uplink.encode(self._number, gradients, drain=drain))]
-                channel.send(self._number, version, flags, body)
-            return self._number
+            for channel, version, body in zip(self._channels, versions, bodies, strict=True):
+                channel.send(number, version, flags, body)
+            return number
 
     def _wait(self, number: int) -> None:
         start = time.monotonic()

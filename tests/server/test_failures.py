@@ -1,0 +1,197 @@
+"""What goes wrong on one side ends in an error on both, and no update is lost, doubled or taken for saved."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from served import Table, Vector, closed, dense, gradients, joined, started
+from torch import nn
+
+from thinwire import recipes
+from thinwire.errors import FingerprintError, ServerError, StateError
+from thinwire.server.durable import Durable
+
+__all__ = ["closed"]
+
+
+def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
+    server = started(timeout=1.0)
+    with joined(server, timeout=1.0) as trainer:
+        for gradient in gradients(2):
+            time.sleep(1.6)
+            trainer.model.give(gradient)  # type: ignore[operator]
+            assert trainer.step()
+    assert server.status().version == 2
+
+
+class Third(torch.optim.lr_scheduler.LambdaLR):
+    """Raises when it is stepped for the third time."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer, lambda step: 1.0 if step < 3 else 1 / 0)
+
+
+@pytest.mark.parametrize("staleness", [0, None])
+def test_a_step_that_raises_ends_training_on_both_sides_and_nothing_is_saved_after_it(
+    staleness: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint"
+    server = started(Vector(), dense(), scheduler=Third, staleness=staleness, trainers=2, checkpoint=path, every=1e6)
+    ends: list[str] = []
+
+    def train() -> None:
+        trainer = joined(server, dense(), reconnect=5.0)
+        try:
+            for gradient in gradients(9):
+                trainer.model.give(gradient)  # type: ignore[operator]
+                trainer.step()
+        except ServerError as error:
+            ends.append(str(error))
+
+    both = [threading.Thread(target=train) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join(20)
+    assert len(ends) == 2
+    assert all("raised ZeroDivisionError" in end for end in ends)
+    with pytest.raises(ServerError, match="ZeroDivisionError"):
+        server.wait()
+    with pytest.raises(ServerError, match="ZeroDivisionError"):
+        server.save()
+    server.close()
+    assert not path.exists()
+
+
+def test_an_optimizer_that_cannot_take_rows_is_an_error_at_the_first_update() -> None:
+    server = started(Table(), dense(), optimizer=torch.optim.Adam)
+    trainer = joined(server, dense(), Table())
+    trainer.model(torch.arange(3)).sum().backward()
+    with pytest.raises(ServerError, match="rows_optimizer="):
+        trainer.step()
+
+
+def test_a_full_disk_is_survived_and_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, save = tmp_path / "checkpoint", torch.save
+    server = started(checkpoint=path, every=0.05)
+    trainer = joined(server)
+    full = threading.Event()
+
+    def refusing(state: Any, file: Any) -> None:
+        full.set()
+        file.write(b"half")
+        raise RuntimeError("unexpected pos")
+
+    monkeypatch.setattr(torch, "save", refusing)
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    trainer.step()
+    assert full.wait(10)
+    monkeypatch.setattr(torch, "save", save)
+    assert trainer.settle(10)
+    assert {each.name for each in tmp_path.iterdir()} == {"checkpoint"}
+
+
+def test_an_older_state_never_replaces_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
+    trainer, save, slow = joined(server), Durable.save, threading.Event()
+
+    def first_slow(self: Durable, state: dict[str, Any]) -> None:
+        if state["version"] == 1:
+            slow.set()
+            time.sleep(0.5)
+        save(self, state)
+
+    monkeypatch.setattr(Durable, "save", first_slow)
+    for i, gradient in enumerate(gradients(2)):
+        trainer.model.give(gradient)  # type: ignore[operator]
+        trainer.step()
+        if i == 0:
+            older = threading.Thread(target=server.save)
+            older.start()
+            assert slow.wait(10)
+    server.save()
+    older.join()
+    versions: list[int] = []
+    Durable(tmp_path / "checkpoint").load(lambda saved: versions.append(saved["version"]))
+    assert versions == [2]
+
+
+def test_an_update_that_cannot_be_encoded_leaves_no_gap() -> None:
+    server = started(Table(), dense())
+    trainer = joined(server, dense(), Table())
+    trainer.model(torch.arange(3)).sum().backward()
+    weight = trainer.model.get_parameter("rows.weight")
+    good = weight.grad
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(TypeError, match=r"rows.weight got a dense gradient; expected a sparse one"):
+        trainer.step()
+    weight.grad = good
+    assert trainer.step()
+    assert list(server.status().updates.values()) == [1]
+
+
+def test_a_server_that_keeps_hanging_up_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = started()
+    trainer = joined(server, reconnect=1.0)
+    trainer._number = 5  # as if updates had been lost on the way to the log
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    began = time.monotonic()
+    with pytest.raises(ServerError, match="hangs up whenever"):
+        trainer.step()
+    assert time.monotonic() - began < 15
+
+
+def test_frozen_parameters_that_differ_are_refused() -> None:
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        made = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+        made[0].requires_grad_(requires_grad=False)
+        return made
+
+    server = started(model(0), dense())
+    joined(server, dense(), model(0))
+    with pytest.raises(FingerprintError, match="what is frozen"):
+        joined(server, dense(), model(1))
+
+
+def test_memory_is_counted_once_with_several_servers() -> None:
+    recipe = recipes.topk(density=0.05, minimum_size=0)
+    servers = [started(recipe=recipes.topk(density=0.05, minimum_size=0), servers=2, index=i) for i in range(2)]
+    trainer = joined(servers[0], recipe, address=[each.address for each in servers], servers=2)
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    trainer.step()
+    assert trainer.memory.waiting == sum(memory.nbytes for memory in recipe.memories())
+
+
+@pytest.mark.parametrize("saved", [torch.ones(3), {"format": 1}, [1]])
+def test_a_checkpoint_of_something_else_is_named(saved: Any, tmp_path: Path) -> None:
+    torch.save(saved, tmp_path / "checkpoint")
+    with pytest.raises(StateError, match="no checkpoint of a server"):
+        started(checkpoint=tmp_path / "checkpoint")
+
+
+def test_closing_lets_a_step_go_that_waits_for_room_in_the_log(tmp_path: Path) -> None:
+    server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
+    trainer = joined(server, log_bytes=1)
+    server._shared.saving.durable.save = lambda state: (_ for _ in ()).throw(OSError("full"))  # type: ignore[union-attr, method-assign]
+    ends: list[str] = []
+
+    def train() -> None:
+        try:
+            for gradient in gradients(5):
+                trainer.model.give(gradient)  # type: ignore[operator]
+                trainer.step()
+        except ServerError as error:
+            ends.append(str(error))
+
+    stuck = threading.Thread(target=train, daemon=True)
+    stuck.start()
+    time.sleep(0.5)
+    trainer.close()
+    stuck.join(10)
+    assert not stuck.is_alive()
+    assert "closed" in ends[0]
+    server._shared.saving.durable = None
