@@ -43,6 +43,7 @@ from thinwire.kernels.codes import (
 )
 from thinwire.kernels.dispatch import Kernel
 from thinwire.kernels.fourier import inverse_fourier
+from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing import (
     hashed_slots,
     hashed_slots_of_each,
@@ -75,6 +76,7 @@ __all__ = [
     "Chunking",
     "Draw",
     "EliasFano",
+    "Groups",
     "Kernel",
     "Numbering",
     "OffsetGrid",
