@@ -46,8 +46,8 @@ def offset_encode(
     grid's first number, "truncate" gives zero, "nearest" the first number from half of it on, and "stochastic" the
     first number if u times it is below x / scale.
     """
-    for part, seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
-        _offset(*part, grid=grid, rounding=rounding, seed=seed)
+    for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
+        _offset(out, part, some, width, grid, rounding, seed)
 
 
 def _offset(
@@ -74,8 +74,8 @@ def _rounded(magnitudes: Tensor, grid: OffsetGrid, rounding: Rounding, seed: int
 
 def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, levels: int, seeds: Sequence[int]) -> None:
     """Write s + ⌊y⌋ + (u < y − ⌊y⌋) for y = x / scale · s, cut to −s..s (s = `levels`, in float32 throughout)."""
-    for part, seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
-        _levels(*part, levels=levels, seed=seed)
+    for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
+        _levels(out, part, some, width, levels, seed)
 
 
 def _levels(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, seed: int) -> None:
@@ -87,8 +87,8 @@ def _levels(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, s
 
 def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
     """Write 0 unless u · scale < |x|; else 1 for plus and 2 for minus."""
-    for part, seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
-        _ternary(*part, seed=seed)
+    for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
+        _ternary(out, part, some, width, seed)
 
 
 def _ternary(codes: Tensor, x: Tensor, scales: Tensor, group: int, seed: int) -> None:
