@@ -160,6 +160,22 @@ def computed(signals: Sequence[Signal]) -> list[Tensor]:
     return [signal.tensor() for signal in signals]
 
 
+def peaks(signals: Sequence[Signal]) -> Tensor:
+    """Compute n ≥ 1 signals, and return the largest magnitude of each (n): NaN if any is, 0 without elements.
+
+    Small ones that lie side by side are taken together. Call it at most once, before anything else.
+    """
+    found = []
+    for (kind, together), group in groupby(signals, _company):
+        some = list(group)
+        if together:
+            kind.compute_each(some)
+            found.append(kernels.peak_of_each([signal.tensor() for signal in some]))
+        else:
+            found += [signal.select(torch.full((), torch.inf, device=signal.device), 0).peak.view(1) for signal in some]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
 def _company(signal: Signal) -> tuple[type[Signal], bool]:
     return type(signal), is_alone(signal.numel)
 

@@ -660,12 +660,14 @@ def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytes
 
 
 SEVERAL = [
+    "gather_each",
     "accumulate_each",
     "accumulate_momentum_sampled_select",
     "accumulate_sampled_select",
     "hashed_slots_of_each",
     "largest_of_each",
     "mask_each",
+    "peak_of_each",
     "scatter_add_each",
     "slots_decode",
     "slots_encode",

@@ -76,7 +76,7 @@ class Format(ABC):
     @final
     def groups(self, runs: tuple[int, ...]) -> Groups:
         """Return how vectors of these lengths, one after another, are divided into groups that share a scale."""
-        return Groups(runs, self.group_size)
+        return _groups(runs, self.group_size)
 
     @final
     @property
@@ -104,6 +104,11 @@ class Format(ABC):
 @lru_cache(maxsize=64)
 def _table(form: Format, device: torch.device) -> Tensor:
     return form.table().to(device)
+
+
+@lru_cache(maxsize=1024)  # layouts stay the same from step to step
+def _groups(runs: tuple[int, ...], size: int | None) -> Groups:
+    return Groups(runs, size)
 
 
 def flat32(x: Tensor) -> Tensor:
