@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels_parts.work import Case, Place, Work
 from thinwire import kernels
 from thinwire.formats import OffsetFloat
-from thinwire.kernels import OffsetGrid
+from thinwire.kernels import Groups, OffsetGrid
 
 _GROUP, _SEED, _LEVELS = 512, 1, 7
 _FORMAT = OffsetFloat.balanced(bits=8)
@@ -44,7 +44,7 @@ def _table_decode(place: Place) -> Work:
     scales, out = torch.ones(-(-place.numel // _GROUP), device=place.device), torch.empty_like(x)
 
     def run() -> Tensor:
-        kernels.table_decode(out, codes, table, scales, _GROUP)
+        kernels.table_decode(out, codes, table, scales, _groups(x))
         return out
 
     return Work(
@@ -55,22 +55,26 @@ def _table_decode(place: Place) -> Work:
 def _group_norms(place: Place) -> Work:
     x = place.gradient()
     return Work(
-        run=lambda: kernels.group_norms(x, _GROUP, 2.0),
+        run=lambda: kernels.group_norms(x, _groups(x), 2.0),
         floor=x.sum,
         moved=x.nbytes + 8 * x.numel() // _GROUP,
     )
 
 
+def _groups(x: Tensor) -> Groups:
+    return Groups((x.numel(),), _GROUP)
+
+
 def _offset(codes: Tensor, x: Tensor, scales: Tensor) -> Any:
-    return kernels.offset_encode(codes, x, scales, _GROUP, _GRID, "nearest", _SEED)
+    return kernels.offset_encode(codes, x, scales, _groups(x), _GRID, "nearest", [_SEED])
 
 
 def _levels(codes: Tensor, x: Tensor, scales: Tensor) -> Any:
-    return kernels.levels_encode(codes, x, scales, _GROUP, _LEVELS, _SEED)
+    return kernels.levels_encode(codes, x, scales, _groups(x), _LEVELS, [_SEED])
 
 
 def _ternary(codes: Tensor, x: Tensor, scales: Tensor) -> Any:
-    return kernels.ternary_encode(codes, x, scales, _GROUP, _SEED)
+    return kernels.ternary_encode(codes, x, scales, _groups(x), [_SEED])
 
 
 def _sign(codes: Tensor, x: Tensor, scales: Tensor) -> Any:

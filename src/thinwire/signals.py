@@ -108,6 +108,37 @@ class Plain(Signal):
         return kernels.select(self._x, threshold, capacity)
 
 
+@final
+class Scaled(Signal):
+    """A flat tensor that is multiplied in place when it is asked for."""
+
+    def __init__(self, x: Tensor, scale: float) -> None:
+        self._x, self._scale = x, scale
+        self.dtype, self.numel, self.device = x.dtype, x.numel(), x.device
+
+    def tensor(self) -> Tensor:
+        """Return the product."""
+        self.compute_each([self])
+        return self._x
+
+    def sample(self, offset: int, stride: int) -> Tensor:
+        """Return every stride-th element of the product."""
+        return self.tensor()[offset::stride]
+
+    def select(self, threshold: Tensor, capacity: int) -> Picks:
+        """Pick the elements that reach the threshold."""
+        return kernels.select(self.tensor(), threshold, capacity)
+
+    @classmethod
+    def compute_each(cls, signals: Sequence[Self]) -> None:
+        """Multiply all that are not yet, in one call."""
+        fresh = [signal for signal in signals if not signal.computed]
+        if fresh:
+            torch._foreach_mul_([signal._x for signal in fresh], [signal._scale for signal in fresh])
+        for signal in fresh:
+            signal.computed = True
+
+
 def picked(signals: Sequence[Signal], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """Pick from each of n ≥ 1 signals. Small ones that lie side by side are taken together, in one call.
 
@@ -127,6 +158,22 @@ def computed(signals: Sequence[Signal]) -> list[Tensor]:
         if together:
             kind.compute_each(list(group))
     return [signal.tensor() for signal in signals]
+
+
+def peaks(signals: Sequence[Signal]) -> Tensor:
+    """Compute n ≥ 1 signals, and return the largest magnitude of each (n): NaN if any is, 0 without elements.
+
+    Small ones that lie side by side are taken together. Call it at most once, before anything else.
+    """
+    found = []
+    for (kind, together), group in groupby(signals, _company):
+        some = list(group)
+        if together:
+            kind.compute_each(some)
+            found.append(kernels.peak_of_each([signal.tensor() for signal in some]))
+        else:
+            found += [signal.select(torch.full((), torch.inf, device=signal.device), 0).peak.view(1) for signal in some]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _company(signal: Signal) -> tuple[type[Signal], bool]:

@@ -174,6 +174,17 @@ def test_cat_and_split(case: FormatCase) -> None:
         assert torch.equal(again.scales, part.scales)
 
 
+@formats
+def test_several_vectors_in_one_call_are_as_alone(case: FormatCase) -> None:
+    xs, seeds = [vector(numel, seed=numel) for numel in (130, 0, 1, 999)], [7, 8, 2**33 + 9, 10]
+    whole = Coded.of_each(torch.cat(xs), (130, 0, 1, 999), case.form, seeds=seeds)
+    parts = [Coded.of(x, case.form, seed=seed) for x, seed in zip(xs, seeds, strict=True)]
+    for part, alone in zip(whole.split(), parts, strict=True):
+        assert torch.equal(part.codes, alone.codes)
+        assert torch.equal(part.scales, alone.scales)
+    assert torch.equal(whole.values(torch.float32), Coded.cat(parts).values(torch.float32))
+
+
 @pytest.mark.grid
 @formats
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e39])

@@ -22,6 +22,8 @@ _SUMS = dict.fromkeys(("out", "velocity_out", "residual", "velocity", "gradient"
 _ELEMENTS = {"indices": INT, **dict.fromkeys(("address", "offset", "begin", "end"), LONG), **_TILES}
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "stride", "seed_stride", "seed_step", "total"), "i32")
+_RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
+_NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _THREE = {"LEVELS": 3, "TILE": 4096}
 
 KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
@@ -92,6 +94,33 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     *(
         ("accumulate", "_accumulate_each", {"like": like, "gradient_like": new, **_SUMS, **_TILES}, {"HOW": how})
         for like, new, how in ((FLOAT, "*bf16", "nesterov"), ("*fp64", "*fp64", "sum"))
+    ),
+    *(
+        ("codes", name, {**given, "scales": FLOAT, **_RUNS, **_TILES}, constants)
+        for name, given, constants in (
+            ("_levels", {"codes": BYTE, "x": FLOAT}, {"LEVELS": 7}),
+            ("_ternary", {"codes": BYTE, "x": FLOAT}, {}),
+            ("_decode", {"out": "*bf16", "codes": BYTE, "table": FLOAT}, {"LAST": 15}),
+            (
+                "_offset",
+                {"codes": BYTE, "x": FLOAT},
+                {"SHIFT": 20, "BASE": 0x3E0, "POSITIVES": 33, "NEGATIVES": 33, "ROUNDING": "stochastic"},
+            ),
+        )
+    ),
+    *(
+        ("blocks", "_group_norms", {"norms": "*fp64", "x": x, **_NORMS, **_TILES}, {"ORDER": order, **shape})
+        for x, order, shape in (
+            (FLOAT, 0, {"ROWS": 8, "COLUMNS": 512}),
+            (FLOAT, 2, {"ROWS": 1, "COLUMNS": 4096}),
+            ("*fp64", 1, {"ROWS": 1, "COLUMNS": 4096}),
+        )
+    ),
+    (
+        "gathered",
+        "_gather_each",
+        {"values": FLOAT, "indices": LONG, "address": LONG, "size": LONG, "start": LONG, **_TILES},
+        {},
     ),
     (
         "accumulate",

@@ -555,3 +555,16 @@ def test_a_nan_that_is_nearly_an_infinity_stays_one() -> None:
         out = torch.zeros(1, dtype=torch.bfloat16)
         kernels.accumulate_rounded.on(backend)(out, torch.zeros(1, dtype=torch.bfloat16), nan, 1.0, 3)
         assert bool(out.isnan())
+
+
+@pytest.mark.parametrize("place", [0, 30, 62])
+@pytest.mark.parametrize("value", [-9.0, torch.inf, -torch.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_peak_of_each_vector(dtype: torch.dtype, value: float, place: int) -> None:
+    xs = [vector(n, dtype=dtype) for n in (100, 63, 0, 1)]
+    xs[1][place] = value
+    found, expected = (kernels.peak_of_each.on(backend)(xs) for backend in BACKENDS)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert kernels.peak_of_each.backend(xs) == "cpu"
+    assert [float(x.abs().max()) for x in (xs[0], xs[3])] == [float(found[0]), float(found[3])]
+    assert float(found[1].abs()) == abs(value) or found[1].isnan() == (value != value)

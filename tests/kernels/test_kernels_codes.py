@@ -50,8 +50,12 @@ def _width(x: Tensor, width: int | None) -> int:
     return max(1, x.numel()) if width is None or (width < 7 and x.numel() > 10_000) else width
 
 
+def _groups(x: Tensor, width: int) -> kernels.Groups:
+    return kernels.Groups((x.numel(),), width)
+
+
 def _scales(x: Tensor, width: int, order: float) -> Tensor:
-    norms = kernels.group_norms.reference(x, width, order).to(torch.float32)
+    norms = kernels.group_norms.reference(x, _groups(x, width), order).to(torch.float32)
     return torch.where(norms.isfinite(), torch.where(norms == 0, 1.0, norms), torch.nan)
 
 
@@ -78,7 +82,7 @@ def test_offset_encode(make: Callable[[], Tensor], width: int | None, dtype: tor
     group = _width(x, width)
     for form, factor in product((GRIDS[4], GRIDS[8 if dtype == torch.uint8 else 10]), (1.0, 0.25)):
         grid = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives)
-        args = (dtype, x, _powers(x, group, factor), group, grid, rounding, 2**63 + 5)
+        args = (dtype, x, _powers(x, group, factor), _groups(x, group), grid, rounding, [2**63 + 5])
         found = _codes(kernels.offset_encode.cpu, *args)
         assert torch.equal(found, _codes(kernels.offset_encode.reference, *args))
         assert not found.numel() or int(found.max()) <= form.positives + form.negatives
@@ -92,7 +96,7 @@ def test_levels_encode(make: Callable[[], Tensor], width: int | None, levels: in
     x = make()
     group = _width(x, width)
     for order in (2.0, math.inf):
-        args = (dtype, x, _scales(x, group, order), group, levels, 11)
+        args = (dtype, x, _scales(x, group, order), _groups(x, group), levels, [11])
         found = _codes(kernels.levels_encode.cpu, *args)
         assert torch.equal(found, _codes(kernels.levels_encode.reference, *args))
         assert not found.numel() or int(found.max()) <= 2 * levels
@@ -105,7 +109,7 @@ def test_levels_encode(make: Callable[[], Tensor], width: int | None, levels: in
 def test_ternary_and_sign_encode(make: Callable[[], Tensor], width: int | None, dtype: torch.dtype) -> None:
     x = make()
     group = _width(x, width)
-    args = (dtype, x, _scales(x, group, math.inf), group, 3)
+    args = (dtype, x, _scales(x, group, math.inf), _groups(x, group), [3])
     assert torch.equal(_codes(kernels.ternary_encode.cpu, *args), _codes(kernels.ternary_encode.reference, *args))
     assert torch.equal(_codes(kernels.sign_encode.cpu, dtype, x), _codes(kernels.sign_encode.reference, dtype, x))
 
@@ -115,11 +119,11 @@ def test_codes_of_a_group_whose_scale_is_nan_are_zero(backend: Backend) -> None:
     x, scales = torch.ones(9), torch.tensor([1.0, math.nan, 1.0])
     grid = OffsetGrid(20, 0x3E0, 33, 33)
     for name, rest in (
-        ("ternary_encode", (0,)),
-        ("levels_encode", (7, 0)),
-        *(("offset_encode", (grid, rounding, 0)) for rounding in get_args(Rounding)),
+        ("ternary_encode", ([0],)),
+        ("levels_encode", (7, [0])),
+        *(("offset_encode", (grid, rounding, [0])) for rounding in get_args(Rounding)),
     ):
-        codes = _codes(getattr(kernels, name).on(backend), torch.uint8, x, scales, 3, *rest)
+        codes = _codes(getattr(kernels, name).on(backend), torch.uint8, x, scales, _groups(x, 3), *rest)
         assert (codes == 0).tolist() == [False] * 3 + [True] * 3 + [False] * 3, name
 
 
@@ -134,8 +138,8 @@ def test_table_decode(numel: int, width: int | None, bits: int, dtype: torch.dty
     group, table = _width(codes, width), vector(2**bits).index_fill(0, torch.tensor([1]), math.nan)
     scales = vector(-(-numel // group), seed=1).index_fill(0, torch.arange(min(1, numel // group)), math.nan)
     found, expected = torch.full((numel,), math.nan, dtype=dtype), torch.full((numel,), 5.0, dtype=dtype)
-    kernels.table_decode.cpu(found, codes, table, scales, group)
-    kernels.table_decode.reference(expected, codes, table, scales, group)
+    kernels.table_decode.cpu(found, codes, table, scales, _groups(codes, group))
+    kernels.table_decode.reference(expected, codes, table, scales, _groups(codes, group))
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -143,7 +147,8 @@ def test_table_decode(numel: int, width: int | None, bits: int, dtype: torch.dty
 def test_no_code_reads_beyond_the_table(backend: Backend) -> None:
     for codes in (torch.tensor([255, 4, 0], dtype=torch.uint8), torch.tensor([-1, 4, 32764], dtype=torch.int16)):
         out = torch.full((3,), math.nan)
-        kernels.table_decode.on(backend)(out, codes, torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.ones(1), 3)
+        table = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        kernels.table_decode.on(backend)(out, codes, table, torch.ones(1), _groups(codes, 3))
         assert out.tolist() == [4.0, 1.0, 1.0]
 
 
@@ -154,7 +159,7 @@ def test_no_code_reads_beyond_the_table(backend: Backend) -> None:
 def test_group_norms(make: Callable[[], Tensor], width: int | None, order: float) -> None:
     x = make()
     group = _width(x, width)
-    found, expected = (kernels.group_norms.on(backend)(x, group, order) for backend in BACKENDS)
+    found, expected = (kernels.group_norms.on(backend)(x, _groups(x, group), order) for backend in BACKENDS)
     assert found.dtype == torch.float64
     assert torch.equal(found.isfinite(), expected.isfinite())
     finite = expected.isfinite()
@@ -179,8 +184,8 @@ def test_the_number_of_threads_changes_no_bit(group: int) -> None:
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        codes = _codes(kernels.levels_encode.cpu, torch.uint8, x, scales, group, 7, 0)
-        norms = [kernels.group_norms.cpu(x, group, order) for order in (1.0, 2.0, math.inf)]
+        codes = _codes(kernels.levels_encode.cpu, torch.uint8, x, scales, _groups(x, group), 7, [0])
+        norms = [kernels.group_norms.cpu(x, _groups(x, group), order) for order in (1.0, 2.0, math.inf)]
         found.append((codes, *norms, kernels.sketch_insert.cpu(x, 3, 1000, 0)))
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
@@ -196,14 +201,14 @@ def test_stochastic_rounding_is_unbiased_over_the_elements(
     grid, n = table[~table.isnan()].double().sort().values, 1 << 18
     for value, seed in product((0.3, -0.71, 1e-6, 0.999), (0, 1)):
         codes = torch.full((n,), 0xA5, dtype=torch.uint8)
-        args = (codes, torch.full((n,), value), torch.ones(1), n)
+        args = (codes, torch.full((n,), value), torch.ones(1), kernels.Groups((n,)))
         if isinstance(form, Levels):
-            kernels.levels_encode.on(backend)(*args, 3, seed)
+            kernels.levels_encode.on(backend)(*args, 3, [seed])
         elif isinstance(form, Ternary):
-            kernels.ternary_encode.on(backend)(*args, seed)
+            kernels.ternary_encode.on(backend)(*args, [seed])
         else:
             steps = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives)
-            kernels.offset_encode.on(backend)(*args, steps, "stochastic", seed)
+            kernels.offset_encode.on(backend)(*args, steps, "stochastic", [seed])
         above = int(torch.searchsorted(grid, value))
         low, high = float(grid[above - 1]), float(grid[above])
         deviation = math.sqrt((value - low) * (high - value) / n)

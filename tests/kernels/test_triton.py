@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import ChunkTopK
-from thinwire.formats import OffsetFloat, Sign
+from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
 from thinwire.kernels import Kernel, dispatch
 from thinwire.kernels.dispatch import backend_of, triton_is_there
 from thinwire.payloads import Chunks, Narrow, indices
@@ -364,17 +364,33 @@ def test_bits(numel: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("make", [INPUTS[name] for name in ("empty", "one", "several tiles", "zeros", "one NaN")])
 def test_codes(make: Callable[[torch.dtype], Tensor], code: torch.dtype, group: int) -> None:
     x = framed(make(torch.float32))
-    norms = kernels.group_norms.reference(x, group, torch.inf).float()
+    groups = kernels.Groups((x.numel(),), group)
+    norms = kernels.group_norms.reference(x, groups, torch.inf).float()
     norms = torch.where(norms.isfinite() & (norms > 0), norms, torch.where(norms == 0, 1.0, torch.nan))
     powers, table = torch.exp2(norms.log2().ceil()), framed(vector(64))
     for grid in (kernels.OffsetGrid(20, 0x3E0, 33, 33), kernels.OffsetGrid(23, 0x78, 10, 5)):
         for rounding in ("truncate", "nearest", "stochastic"):
-            args = (x, framed(powers), group, grid, rounding, 2**63 + 5)
+            args = (x, framed(powers), groups, grid, rounding, [2**63 + 5])
             same_codes(kernels.offset_encode.gpu, kernels.offset_encode.reference, code, table, *args)
-    same_codes(kernels.levels_encode.gpu, kernels.levels_encode.reference, code, table, x, framed(norms), group, 7, 11)
-    same_codes(kernels.ternary_encode.gpu, kernels.ternary_encode.reference, code, table, x, framed(norms), group, 3)
+    same_codes(
+        kernels.levels_encode.gpu, kernels.levels_encode.reference, code, table, x, framed(norms), groups, 7, [11]
+    )
+    same_codes(kernels.ternary_encode.gpu, kernels.ternary_encode.reference, code, table, x, framed(norms), groups, [3])
     same_codes(kernels.sign_encode.gpu, kernels.sign_encode.reference, code, table, x)
-    assert kernels.group_norms.gpu is kernels.group_norms.reference
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, torch.inf])
+@pytest.mark.parametrize("size", [None, 1, 7, 512])
+def test_the_norm_of_a_group_depends_on_nothing_else(size: int | None, order: float) -> None:
+    """To the bit, whatever is summed in the same launch; also where a group is of several tiles."""
+    xs = [vector(n, seed=n) for n in (5, 4097, 0, 3 * segments.TILE + 1, 600)]
+    xs[1][9] = -torch.nan
+    runs = tuple(x.numel() for x in xs)
+    together = kernels.group_norms.gpu(framed(torch.cat(xs)), kernels.Groups(runs, size), order)
+    alone = [kernels.group_norms.gpu(framed(x), kernels.Groups((x.numel(),), size), order) for x in xs]
+    assert torch.equal(together.nan_to_num(-7), torch.cat(alone).nan_to_num(-7))
+    expected = kernels.group_norms.reference(torch.cat(xs), kernels.Groups(runs, size), order)
+    torch.testing.assert_close(together.cpu(), expected, rtol=1e-12, atol=0, equal_nan=True)
 
 
 def same_codes(
@@ -629,13 +645,29 @@ def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest
     assert not rest.any()
 
 
+@pytest.mark.parametrize(
+    "form", [Sign(), Sign(group_size=100), Levels(), Ternary(clip=2.5), OffsetFloat.balanced(rounding="stochastic")]
+)
+def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "backend_of", lambda *_, **__: "gpu")
+    xs, seeds = [framed(vector(n, seed=n)) for n in (2000, 63, 0, 1, 5000)], [2**33 + 1, 2, 3, 4, 5]
+    runs = tuple(x.numel() for x in xs)
+    together = Coded.of_each(torch.cat(xs), runs, form, seeds=seeds)
+    alone = [Coded.of(x, form, seed=seed) for x, seed in zip(xs, seeds, strict=True)]
+    assert torch.equal(together.codes, torch.cat([part.codes for part in alone]))
+    assert torch.equal(together.scales, torch.cat([part.scales for part in alone]))
+    assert torch.equal(together.values(torch.float32), torch.cat([part.values(torch.float32) for part in alone]))
+
+
 SEVERAL = [
+    "gather_each",
     "accumulate_each",
     "accumulate_momentum_sampled_select",
     "accumulate_sampled_select",
     "hashed_slots_of_each",
     "largest_of_each",
     "mask_each",
+    "peak_of_each",
     "scatter_add_each",
     "slots_decode",
     "slots_encode",

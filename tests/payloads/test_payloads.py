@@ -257,6 +257,31 @@ def test_damaged_low_bits_are_refused(place: int, flipped: int) -> None:
         payload.from_buffers(bad[None])
 
 
+@pytest.mark.parametrize("damaged", range(4))
+def test_wrong_positions_of_any_tensor_are_refused(damaged: int) -> None:
+    """Of each tensor the last chunk, whether its neighbours have chunks of the same size or not."""
+    alike, other = (Chunking(5 * n, 5, 1, 5, 1, None) for n in (4, 2)), Chunking(12, 6, 1, 6, 1, None)
+    first, second = alike
+    cuts = (first, second, other, first)
+    mine = Chunks(
+        positions=torch.zeros(sum(cut.count for cut in cuts), dtype=torch.int16),
+        values=torch.ones(sum(cut.count for cut in cuts)),
+        numel=sum(cut.numel for cut in cuts),
+        chunkings=cuts,
+        regions=((0, 20), (20, 10), (30, 12), (42, 20)),
+    )
+    buffer = mine.to_buffer()
+    assert torch.equal(mine.from_buffers(torch.stack([buffer, buffer])).values, torch.ones(24))
+    ends = [sum(-(-3 * cut.chunks // 8) for cut in cuts[: i + 1]) for i in range(4)]
+    named = buffer.numel() - (ends[3] + 7) // 8 * 8
+    last = 3 * (cuts[damaged].chunks - 1)  # the bit at which the last number begins: 7 says nothing
+    start = ends[damaged - 1] if damaged else 0
+    for bit in range(last, last + 3):
+        buffer[named + start + bit // 8] |= 1 << bit % 8
+    with pytest.raises(PayloadError, match=f"1 positions of each chunk of {cuts[damaged].size}"):
+        mine.from_buffers(torch.stack([mine.to_buffer(), buffer]))
+
+
 def test_one_position_a_chunk_that_is_none_is_refused_by_its_size() -> None:
     """Of two tensors, the second one's chunks have 5 positions, and 3 bits can say 5, 6 and 7 too."""
     cuts = Chunking(8, 4, 2, 4, 1, None), Chunking(5, 5, 1, 5, 1, None)

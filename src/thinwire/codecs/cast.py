@@ -1,5 +1,6 @@
 """Send every value, in fewer bits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -8,8 +9,9 @@ import torch
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec
 from thinwire.formats import Format
-from thinwire.payloads import Dense, Scratch, narrowed
-from thinwire.signals import Signal
+from thinwire.payloads import Dense, Payload, Scratch, narrowed
+from thinwire.payloads.numbers import narrowed_each
+from thinwire.signals import Signal, computed
 
 
 @final
@@ -45,3 +47,13 @@ class Cast(Codec):
         """Return all values, in fewer bits."""
         values, coded = narrowed(signal.tensor(), self.values, signal.dtype, seed, signal.share)
         return Dense(values=values, coded=coded)
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Payload:
+        """Return the same of each. A format takes all in one call."""
+        if self.elementwise or len(signals) == 1:  # plain numbers are joined when they are narrow
+            return super().encode_signals(signals, seeds=seeds, offsets=offsets, numel=numel)
+        runs, like = [signal.numel for signal in signals], signals[0]
+        values, coded = narrowed_each(torch.cat(computed(signals)), runs, self.values, like.dtype, seeds, like.share)
+        return Dense(values=values, numel=numel, regions=tuple(zip(offsets, runs, strict=True)), coded=coded)

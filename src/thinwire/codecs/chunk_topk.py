@@ -1,5 +1,6 @@
 """Top-k of each chunk after an orthonormal transform (Peng et al. 2024, DeMo)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, final
@@ -7,9 +8,10 @@ from typing import Annotated, final
 from thinwire.checked import Range, checked
 from thinwire.codecs.base import Codec, kept
 from thinwire.kernels import Chunking, Transform
-from thinwire.payloads import Chunks, Narrow, Scratch, narrowed
+from thinwire.payloads import Chunks, Narrow, Scratch
+from thinwire.payloads.numbers import narrowed_each
 from thinwire.schedules import Density
-from thinwire.signals import Signal
+from thinwire.signals import Signal, joined
 
 Chunk = Annotated[int, Range("2 to 64 rows and columns", least=2, most=64)]
 
@@ -39,10 +41,22 @@ class ChunkTopK(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Chunks:
         """Return the coefficients in order of chunks. If a chunk has a NaN or an infinity, so have its coefficients."""
-        chunking = Chunking.of(signal.shape, self.chunk, self.transform, partial(kept, self.density))
-        positions, coefficients = signal.chunk_topk(chunking)
-        values, coded = narrowed(coefficients, self.values, signal.dtype, seed, signal.share)
-        return Chunks(positions=positions, values=values, numel=signal.numel, chunkings=(chunking,), coded=coded)
+        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Chunks:
+        """Return the same of each. Coefficients of all are narrowed in one call."""
+        like, share = signals[0], partial(kept, self.density)
+        chunkings = tuple(Chunking.of(signal.shape, self.chunk, self.transform, share) for signal in signals)
+        found = [signal.chunk_topk(chunking) for signal, chunking in zip(signals, chunkings, strict=True)]
+        positions, coefficients = joined(found)
+        counts = [chunking.count for chunking in chunkings]
+        values, coded = narrowed_each(coefficients, counts, self.values, like.dtype, seeds, like.share)
+        regions = tuple((offset, signal.numel) for offset, signal in zip(offsets, signals, strict=True))
+        return Chunks(
+            positions=positions, values=values, numel=numel, chunkings=chunkings, regions=regions, coded=coded
+        )
 
     def contraction(self, numel: int) -> float | None:
         """δ = k/n, the least of all sizes n that a chunk may have. Coefficients of equal magnitude attain it."""

@@ -1,6 +1,8 @@
 """Send the largest frequencies (Wang et al. 2020)."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Annotated, final
 
 import torch
@@ -9,10 +11,11 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Range, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.payloads import Blocks, Narrow, Scratch, Spectral, narrowed
+from thinwire.payloads import Blocks, Narrow, Scratch, Spectral
+from thinwire.payloads.numbers import narrowed_each
 from thinwire.payloads.spectral import forward, spectrum_size
 from thinwire.schedules import Density
-from thinwire.signals import Signal, largest
+from thinwire.signals import Signal, computed, largest
 from thinwire.waits import on_host
 
 Block = Annotated[int, Range("2 elements or more, and fewer than 2^31", least=2, most=2**31 - 1)]
@@ -46,13 +49,25 @@ class FFT(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Spectral:
         """Return coefficients as pairs (real, imaginary). A block with a NaN or an infinity counts as largest."""
-        x = signal.tensor()
+        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Spectral:
+        """Return the same of each. Coefficients of all are narrowed in one call."""
+        like, parts = signals[0], [self._chosen(x) for x in computed(signals)]
+        *starts, end = accumulate((part.numel for part in parts), initial=0)
+        chosen, counts = Blocks.assemble(parts, starts, end), [part.values.numel() for part in parts]
+        values, coded = narrowed_each(chosen.values, counts, self.values, like.dtype, seeds, like.share)
+        coefficients = replace(chosen, values=values, coded=coded)
+        regions = tuple((offset, signal.numel) for offset, signal in zip(offsets, signals, strict=True))
+        return Spectral(coefficients=coefficients, block=self.block, numel=numel, regions=regions)
+
+    def _chosen(self, x: Tensor) -> Blocks:
         x = (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
         width, count = max(1, min(self.block, x.numel())), spectrum_size(x.numel(), self.block)
         keys, pairs = _strongest(x, width, kept(self.density, count), count)
-        values, coded = narrowed(pairs.view(-1), self.values, signal.dtype, seed, signal.share)
-        kept_pairs = Blocks(keys=keys, values=values, numel=2 * count, width=2, coded=coded)
-        return Spectral(coefficients=kept_pairs, block=self.block, numel=signal.numel)
+        return Blocks(keys=keys, values=pairs.view(-1), numel=2 * count, width=2)
 
     def contraction(self, numel: int) -> float | None:
         """δ = k/2c, because every coefficient of a block but the first and the last stands for two."""

@@ -1,16 +1,22 @@
 """Random-k: elements drawn at random, the same on every rank."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.payloads import Narrow, Scratch, Sparse, narrowed
+from thinwire.codecs.thresholding import of_each
+from thinwire.kernels.memory import constant
+from thinwire.payloads import Narrow, Scratch, Sparse
+from thinwire.payloads.numbers import narrowed_each
 from thinwire.schedules import Density
-from thinwire.signals import Signal
+from thinwire.signals import Signal, peaks
 
 
 @final
@@ -33,19 +39,34 @@ class RandomK(Codec):
     @property
     def scratch(self) -> Scratch:
         """Edges of strata, draws, and the payload."""
-        return Scratch(value=44)
+        return Scratch(value=52)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. If any element of the vector is not finite, every value sent is NaN."""
-        peak = signal.select(torch.full((), torch.inf, device=signal.device), 0).peak
-        x = signal.tensor()
-        indices, widths = _draw(signal.numel, kept(self.density, signal.numel), seed, signal.device)
-        values = x.index_select(0, indices)
-        if self.unbiased:
-            values = values * widths
-        values = torch.where(peak.isfinite(), values, torch.nan)
-        values, coded = narrowed(values, self.values, signal.dtype, seed, signal.share)
-        return Sparse(indices=indices.to(torch.int32), values=values, numel=signal.numel, agreed=True, coded=coded)
+        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Sparse:
+        """Return the same of each. Small ones are computed in one call, and all of them drawn from in one."""
+        lengths = tuple(signal.numel for signal in signals)
+        counts = tuple(kept(self.density, length) for length in lengths)
+        finite = of_each(peaks(signals).isfinite(), counts)
+        indices, widths = _draw(lengths, counts, seeds, signals[0].device)
+        values = kernels.gather_each([signal.tensor() for signal in signals], indices, counts)
+        values = torch.where(finite, values * widths if self.unbiased else values, torch.nan)
+        values, coded = narrowed_each(values, counts, self.values, signals[0].dtype, seeds, signals[0].share)
+        return Sparse(
+            indices=indices.to(torch.int32).add_(
+                of_each(constant(tuple(offsets), torch.int32, indices.device), counts)
+            ),
+            values=values,
+            numel=numel,
+            regions=tuple(zip(offsets, lengths, strict=True)),
+            runs=counts,
+            agreed=True,
+            coded=coded,
+        )
 
     def contraction(self, numel: int) -> float | None:
         """δ = 1/⌈d/k⌉, because the least likely element is drawn once in ⌈d/k⌉ seeds."""
@@ -53,9 +74,31 @@ class RandomK(Codec):
         return 1 / -(-numel // kept(self.density, numel)) if plain else None
 
 
-def _draw(numel: int, k: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    edges = torch.arange(k + 1, device=device) * numel // max(1, k)
-    widths = edges.diff()
-    generator = torch.Generator(device=device).manual_seed(seed)
-    drawn = torch.rand(k, generator=generator, dtype=torch.float64, device=device) * widths
-    return edges[:-1] + drawn.long(), widths
+def _draw(
+    lengths: tuple[int, ...], counts: tuple[int, ...], seeds: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return an index (int64) in each of counts[i] strata of the i-th vector, and how wide the strata are."""
+    starts, ends = _starts_and_ends(lengths, counts, device)
+    widths = ends.sub_(starts)
+    return starts.add_(_shares(counts, seeds, device).mul_(widths).long()), widths
+
+
+def _shares(counts: tuple[int, ...], seeds: Sequence[int], device: torch.device) -> Tensor:
+    """Return where in its stratum each element lies, from [0, 1)."""
+    drawn = [
+        torch.rand(k, generator=torch.Generator(device=device).manual_seed(seed), dtype=torch.float64, device=device)
+        for k, seed in zip(counts, seeds, strict=True)
+    ]
+    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+
+
+def _starts_and_ends(lengths: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where strata begin and end, each counted from its vector's first element."""
+    edges = tuple(accumulate(counts, initial=0))
+    table = constant((*lengths, *(max(1, k) for k in counts), *edges[:-1]), torch.int64, device)
+    length, k, first = of_each(table.view(3, -1), counts)
+    starts = torch.arange(edges[-1], device=device).sub_(first).mul_(length).floor_divide_(k)
+    there = [i for i, k in enumerate(counts) if k]
+    places = constant(tuple(edges[i + 1] - 1 for i in there), torch.int64, device)
+    last = constant(tuple(lengths[i] for i in there), torch.int64, device)
+    return starts, starts.roll(-1).index_copy_(0, places, last)

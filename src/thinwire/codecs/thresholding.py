@@ -90,10 +90,16 @@ def _moved(indices: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
     """Count indices from the first element of all, and replace −1 by the last index of its region."""
     firsts = constant(tuple(offset for offset, _ in regions), torch.int32, indices.device)
     lasts = constant(tuple(offset + length - 1 for offset, length in regions), torch.int32, indices.device)
-    if len(runs) > 1:
-        counts, size = constant(runs, torch.int64, indices.device), indices.numel()
-        firsts, lasts = (edge.repeat_interleave(counts, output_size=size) for edge in (firsts, lasts))
+    firsts, lasts = (of_each(edge, runs) for edge in (firsts, lasts))
     return torch.where(indices < 0, lasts, indices + firsts)
+
+
+def of_each(numbers: Tensor, runs: tuple[int, ...]) -> Tensor:
+    """Return for each of runs[i] elements the i-th number (…, runs). A single run's is left to broadcasting."""
+    if len(runs) == 1:
+        return numbers
+    counts = constant(runs, torch.int64, numbers.device)
+    return numbers.repeat_interleave(counts, dim=-1, output_size=sum(runs))
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:

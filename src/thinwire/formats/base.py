@@ -2,7 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Annotated, Any, final
 
 import numpy as np
@@ -11,7 +13,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Range
-from thinwire.kernels.memory import empty
+from thinwire.kernels import Groups
+from thinwire.kernels.memory import constant, empty
 from thinwire.waits import on_host
 
 GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
@@ -35,12 +38,17 @@ class Format(ABC):
         """Whether decode(encode(x)) is x on average over seeds."""
 
     @abstractmethod
-    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Encode a flat floating-point tensor (n): return codes `code_dtype` (n), scales float32 (scale_count(n))."""
+    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Encode several vectors, which lie in flat `x` one after another: `encode` of each, with a seed for each."""
 
     @abstractmethod
     def table(self) -> Tensor:
         """Return what each code stands for at scale 1: float32 (2^bits), NaN for codes that are never sent."""
+
+    @final
+    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+        """Encode a flat floating-point tensor (n): return codes `code_dtype` (n), scales float32 (scale_count(n))."""
+        return self.encode_each(x, (x.numel(),), seeds=[seed])
 
     @final
     def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
@@ -50,18 +58,25 @@ class Format(ABC):
         return out
 
     @final
-    def decode_into(self, out: Tensor, codes: Tensor, scales: Tensor) -> None:
+    def decode_into(self, out: Tensor, codes: Tensor, scales: Tensor, runs: tuple[int, ...] = ()) -> None:
         """Write the numbers of codes (n) and scales (scale_count(n)) to `out` (n, any floating-point dtype).
 
-        Numbers beyond the range of a narrower dtype become infinite. Raises ValueError if the lengths do not match.
+        `runs` are the lengths of several vectors, one after another; by default it is one. Numbers beyond the range of
+        a narrower dtype become infinite. Raises ValueError if the lengths do not match.
         """
-        numel, count = codes.numel(), self.scale_count(codes.numel())
+        groups = self.groups(runs or (codes.numel(),))
+        numel, count = codes.numel(), sum(groups.counts)
         if out.numel() != numel or scales.numel() != count:
             raise ValueError(
                 f"{numel} codes, {scales.numel()} scales and room for {out.numel()} numbers; "
                 f"expected {count} scales and room for {numel}"
             )
-        kernels.table_decode(out, codes, _table(self, codes.device), scales, self.width(numel))
+        kernels.table_decode(out, codes, _table(self, codes.device), scales, groups)
+
+    @final
+    def groups(self, runs: tuple[int, ...]) -> Groups:
+        """Return how vectors of these lengths, one after another, are divided into groups that share a scale."""
+        return _groups(runs, self.group_size)
 
     @final
     @property
@@ -91,19 +106,19 @@ def _table(form: Format, device: torch.device) -> Tensor:
     return form.table().to(device)
 
 
+@lru_cache(maxsize=1024)  # layouts stay the same from step to step
+def _groups(runs: tuple[int, ...], size: int | None) -> Groups:
+    return Groups(runs, size)
+
+
 def flat32(x: Tensor) -> Tensor:
     """Return `x` flat, contiguous and as float32. A float64 beyond that range becomes infinite."""
     return x.detach().reshape(-1).to(torch.float32).contiguous()
 
 
-def norms(x: Tensor, group_size: GroupSize, order: float) -> Tensor:
-    """Return the norm of each group, float64. It is not finite where an element is not."""
-    return kernels.group_norms(x, group_size or max(1, x.numel()), order)
-
-
-def peaks(x: Tensor, group_size: GroupSize) -> Tensor:
+def peaks(x: Tensor, groups: Groups) -> Tensor:
     """Return the largest magnitude of each group, float32. It is NaN where an element is not finite."""
-    return finite(norms(x, group_size, math.inf))
+    return finite(kernels.group_norms(x, groups, math.inf))
 
 
 def finite(scales: Tensor, zero: float = 0.0) -> Tensor:
@@ -123,10 +138,11 @@ def _finite(scales: np.ndarray[Any, Any], zero: float) -> np.ndarray[Any, Any]:
     return narrow
 
 
-def widths(x: Tensor, group_size: GroupSize) -> Tensor:
+def widths(groups: Groups, device: torch.device) -> Tensor:
     """Return the number of elements of each group, float64."""
-    width = group_size or max(1, x.numel())
-    count = -(-x.numel() // width)
-    found = torch.full((count,), width, dtype=torch.float64, device=x.device)
-    found[count - 1 :].fill_(x.numel() - (count - 1) * width)
-    return found
+    found = torch.full((sum(groups.counts),), groups.size or 0, dtype=torch.float64, device=device)
+    ends = accumulate(groups.counts)
+    parts = [part for part in zip(groups.runs, groups.widths, groups.counts, ends, strict=True) if part[0]]
+    places = constant(tuple(end - 1 for *_, end in parts), torch.int64, device)
+    sizes = constant(tuple(run - (count - 1) * width for run, width, count, _ in parts), torch.float64, device)
+    return found.index_copy_(0, places, sizes)

@@ -45,8 +45,13 @@ class Coded:
     @checked
     def of(cls, x: Tensor, format: Format, *, seed: Whole = 0) -> Self:
         """Encode a tensor of any shape as a single run."""
-        codes, scales = format.encode(x.detach().reshape(-1), seed=seed)
-        return cls(codes=codes, scales=scales, format=format)
+        return cls.of_each(x, (x.numel(),), format, seeds=[seed])
+
+    @classmethod
+    def of_each(cls, x: Tensor, runs: tuple[int, ...], format: Format, *, seeds: Sequence[int]) -> Self:
+        """Encode several vectors, which lie in `x` one after another, as a run each."""
+        codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds)
+        return cls(codes=codes, scales=scales, runs=runs, format=format)
 
     @classmethod
     def unpack(cls, buffer: Tensor, scales: Tensor, runs: tuple[int, ...], format: Format) -> Self:
@@ -78,9 +83,7 @@ class Coded:
         """Write the numbers to `out` (n, any floating-point dtype). Raises ValueError if its length differs."""
         if out.numel() != self.codes.numel():
             raise ValueError(f"room for {out.numel()} numbers; expected {self.codes.numel()}")
-        parts = out.split(self.runs), self.codes.split(self.runs), self.scales.split(self._scale_counts)
-        for place, codes, scales in zip(*parts, strict=True):
-            self.format.decode_into(place, codes, scales)
+        self.format.decode_into(out, self.codes, self.scales, self.runs)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -101,7 +104,7 @@ class Coded:
 
     @property
     def _scale_counts(self) -> list[int]:
-        return [self.format.scale_count(run) for run in self.runs]
+        return list(self.format.groups(self.runs).counts)
 
 
 def _not_padded(buffer: Tensor, used: int) -> PayloadError:

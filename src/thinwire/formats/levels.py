@@ -1,6 +1,7 @@
 """Uniform levels with stochastic rounding: QSGD."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import checked
-from thinwire.formats.base import Bits, Format, GroupSize, finite, flat32, norms
+from thinwire.formats.base import Bits, Format, GroupSize, finite, flat32
 
 _ORDERS = {"l2": 2.0, "max": math.inf}
 
@@ -33,11 +34,12 @@ class Levels(Format):
         """Always."""
         return True
 
-    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0..2s and the norms, with 1 for a group of zeros."""
-        x = flat32(x)
-        scales, codes = finite(norms(x, self.group_size, _ORDERS[self.norm]), zero=1.0), self.empty_codes(x)
-        kernels.levels_encode(codes, x, scales, self.width(x.numel()), self._levels, seed)
+        x, groups = flat32(x), self.groups(runs)
+        scales = finite(kernels.group_norms(x, groups, _ORDERS[self.norm]), zero=1.0)
+        codes = self.empty_codes(x)
+        kernels.levels_encode(codes, x, scales, groups, self._levels, seeds)
         return codes, scales
 
     def table(self) -> Tensor:

@@ -1,5 +1,6 @@
 """A sign, and one of a few magnitudes: two bits and more, for what waits until it is right."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import final
@@ -7,8 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.checked import Positive, checked
-from thinwire.formats.base import Format, GroupSize, finite, flat32, norms, widths
+from thinwire.formats.base import Format, GroupSize, finite, flat32, widths
 from thinwire.kernels.memory import constant
 
 
@@ -41,10 +43,14 @@ class Magnitudes(Format):
         """Never."""
         return False
 
-    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes, those of negative values from 2^(bits-1) on, and scales of least squared error."""
-        x = flat32(x)
-        means = finite(norms(x, self.group_size, 1.0) / widths(x, self.group_size))
+        codes, scales = zip(*map(self._encoded, flat32(x).split(runs)), strict=True)
+        return torch.cat(codes), torch.cat(scales)
+
+    def _encoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        groups = self.groups((x.numel(),))
+        means = finite(kernels.group_norms(x, groups, 1.0) / widths(groups, x.device))
         magnitudes = x.abs()
         levels = constant(self.levels, torch.float32, x.device)
         between = (levels[1:] + levels[:-1]) / 2

@@ -1,5 +1,6 @@
 """A float of few bits, with its numbers where gradients are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
@@ -109,12 +110,12 @@ class OffsetFloat(Format):
         """Yes, with stochastic rounding and a scale at which nothing saturates."""
         return self.rounding == "stochastic" and self.scaled and self.negatives >= self.positives
 
-    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes and a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
-        x = flat32(x)
-        scales, codes = self._scales(peaks(x, self.group_size)), self.empty_codes(x)
+        x, groups = flat32(x), self.groups(runs)
+        scales, codes = self._scales(peaks(x, groups)), self.empty_codes(x)
         grid = OffsetGrid(self.grid.shift, self.grid.base, self.positives, self.negatives)
-        kernels.offset_encode(codes, x, scales, self.width(x.numel()), grid, self.rounding, seed)
+        kernels.offset_encode(codes, x, scales, groups, grid, self.rounding, seeds)
         return codes, scales
 
     def table(self) -> Tensor:

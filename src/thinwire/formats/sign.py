@@ -1,5 +1,6 @@
 """One bit for a number: its sign, scaled."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import checked
-from thinwire.formats.base import Format, GroupSize, finite, flat32, norms, widths
+from thinwire.formats.base import Format, GroupSize, finite, flat32, widths
 
 
 @final
@@ -28,10 +29,10 @@ class Sign(Format):
         """Never."""
         return False
 
-    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0 (plus) or 1 (minus), and the mean magnitudes."""
-        x = flat32(x)
-        scales = finite(norms(x, self.group_size, 1.0) / widths(x, self.group_size))
+        x, groups = flat32(x), self.groups(runs)
+        scales = finite(kernels.group_norms(x, groups, 1.0) / widths(groups, x.device))
         codes = self.empty_codes(x)
         kernels.sign_encode(codes, x)
         return codes, scales

@@ -1,5 +1,6 @@
 """Minus one, zero or one, scaled: TernGrad."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Positive, checked
-from thinwire.formats.base import Format, GroupSize, flat32, norms, peaks, widths
+from thinwire.formats.base import Format, GroupSize, flat32, peaks, widths
 
 
 @final
@@ -31,15 +32,15 @@ class Ternary(Format):
         """Yes, unless it clips."""
         return self.clip is None
 
-    def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
+    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0 (zero), 1 (plus) or 2 (minus), and the scales, with 0 for a group of zeros."""
-        x = flat32(x)
-        scales = peaks(x, self.group_size)
+        x, groups = flat32(x), self.groups(runs)
+        scales = peaks(x, groups)
         if self.clip is not None:
-            deviations = norms(x, self.group_size, 2.0) / widths(x, self.group_size).sqrt()
+            deviations = kernels.group_norms(x, groups, 2.0) / widths(groups, x.device).sqrt()
             scales = torch.minimum(scales, (self.clip * deviations).to(torch.float32))
         codes = self.empty_codes(x)
-        kernels.ternary_encode(codes, x, scales, self.width(x.numel()), seed)
+        kernels.ternary_encode(codes, x, scales, groups, seeds)
         return codes, scales
 
     def table(self) -> Tensor:

@@ -43,6 +43,8 @@ from thinwire.kernels.codes import (
 )
 from thinwire.kernels.dispatch import Kernel
 from thinwire.kernels.fourier import inverse_fourier
+from thinwire.kernels.gathered import gather_each, peak_of_each
+from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing import (
     hashed_slots,
     hashed_slots_of_each,
@@ -75,6 +77,7 @@ __all__ = [
     "Chunking",
     "Draw",
     "EliasFano",
+    "Groups",
     "Kernel",
     "Numbering",
     "OffsetGrid",
@@ -102,6 +105,7 @@ __all__ = [
     "elias_fano_decode_rows",
     "elias_fano_encode",
     "gather",
+    "gather_each",
     "group_norms",
     "hashed_slots",
     "hashed_slots_of_each",
@@ -123,6 +127,7 @@ __all__ = [
     "orthonormal",
     "outer_sums",
     "pack_bits",
+    "peak_of_each",
     "row_sums",
     "scatter",
     "scatter_add",

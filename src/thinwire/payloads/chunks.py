@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Self, final
 
 import torch
@@ -89,9 +89,7 @@ class Chunks(Payload):
         named = body[:, numbers.nbytes(self.values, self.coded) :]
         wire.check_padding(named, self._places[-1])
         spans = zip(pairwise(self._places), self.chunkings, strict=True)
-        positions = _checked(
-            [_read(named[:, start:stop], chunking) for (start, stop), chunking in spans], self.chunkings
-        )
+        positions = _checked([(_read(named[:, start:stop], chunking), chunking) for (start, stop), chunking in spans])
         values = numbers.read(body, self.values, self.coded).view(-1)
         flat = torch.cat([part.to(torch.int16).flatten(1) for part in positions], dim=1).view(-1)
         return replace(self, positions=flat, values=values, coded=None)
@@ -237,19 +235,23 @@ def _read(rows: Tensor, chunking: Chunking) -> Tensor:
     return keys.view(rows.shape[0], chunking.chunks, chunking.kept) - _firsts(chunking, keys)
 
 
-def _checked(positions: Sequence[Tensor], chunkings: Sequence[Chunking]) -> Sequence[Tensor]:
+def _checked(found: Sequence[tuple[Tensor, Chunking]]) -> Sequence[Tensor]:
     """Return the positions. Raises PayloadError unless those of each chunk ascend and lie within it.
 
-    If that is only noted, they are moved there.
+    If that is only noted, they are moved there. Neighbours with chunks of one size are joined, and looked at as one.
     """
-    wrong = [_malformed(part, cut) for part, cut in zip(positions, chunkings, strict=True) if part.numel()]
-    if wrong and refuse_if((all_wrong := torch.stack(wrong)).any(), lambda: _said(all_wrong, chunkings)):
+    alike = [list(some) for _, some in groupby(found, lambda pair: (pair[1].size, pair[1].kept))]
+    positions = [torch.cat([part for part, _ in some], 1) if len(some) > 1 else some[0][0] for some in alike]
+    chunkings = [some[0][1] for some in alike]
+    seen = [(part, cut) for part, cut in zip(positions, chunkings, strict=True) if part.numel()]
+    wrong = [_malformed(part, cut) for part, cut in seen]
+    if wrong and refuse_if((all_wrong := torch.stack(wrong)).any(), lambda: _said(all_wrong, [cut for _, cut in seen])):
         return [part.clamp(0, cut.size - 1) for part, cut in zip(positions, chunkings, strict=True)]
     return positions
 
 
 def _said(wrong: Tensor, chunkings: Sequence[Chunking]) -> PayloadError:
-    cut = [cut for cut in chunkings if cut.count][int(wrong.nonzero()[0])]
+    cut = chunkings[int(wrong.nonzero()[0])]
     return PayloadError(f"{cut.kept} positions of each chunk of {cut.size} coefficients are malformed")
 
 

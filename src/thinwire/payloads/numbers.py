@@ -24,20 +24,17 @@ def narrowed(
     Values in a narrower dtype are clamped to a `share` of its range (see `fitted`). Without a share they may overflow,
     and the overflow shows.
     """
-    if not isinstance(how, Format):
-        return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
-    coded = Coded.of(x, how, seed=seed)
-    return coded.values(torch.promote_types(dtype, torch.float32)), coded
+    return narrowed_each(x, [x.numel()], how, dtype, [seed], share)
 
 
 def narrowed_each(
     x: Tensor, runs: Sequence[int], how: Narrow, dtype: torch.dtype, seeds: Sequence[int], share: float | None = None
 ) -> tuple[Tensor, Coded | None]:
     """Return what `narrowed` does of each of several runs of values, one after another. A format scales each alone."""
-    if not isinstance(how, Format) or len(runs) == 1:
-        return narrowed(x, how, dtype, seeds[0], share)
-    parts = [narrowed(part, how, dtype, seed, share) for part, seed in zip(x.split(list(runs)), seeds, strict=True)]
-    return torch.cat([values for values, _ in parts]), joined([coded for _, coded in parts])
+    if not isinstance(how, Format):
+        return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
+    coded = Coded.of_each(x, tuple(runs), how, seeds=seeds)
+    return coded.values(torch.promote_types(dtype, torch.float32)), coded
 
 
 def fitted(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.compiled import compiled, exactly, reordering
+from thinwire.kernels.groups import Groups
 from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.select.cpu import FEW, Array, as_integers, largest, largest_of_pieces, sampled
@@ -65,14 +66,17 @@ def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
     return out
 
 
-def group_norms(x: Tensor, group: int, order: float) -> Tensor:
+def group_norms(x: Tensor, groups: Groups, order: float) -> Tensor:
     """See `reference.group_norms`; long groups are cut into pieces, the same for any number of threads."""
-    if group > _GROUP < x.numel():
-        parts = [_parts(part, _GROUP, order) for part in x.split(group)]
-        found = np.array([part.max() if order == math.inf else part.sum() for part in parts])
-    else:
-        found = _parts(x, group, order)
+    found = np.concatenate([_of_groups(part, width, order) for part, width in groups.parts(x)])
     return torch.from_numpy(np.sqrt(found) if order == 2 else found)
+
+
+def _of_groups(x: Tensor, group: int, order: float) -> Array:
+    if not group > _GROUP < x.numel():
+        return _parts(x, group, order)
+    parts = [_parts(part, _GROUP, order) for part in x.split(group)]
+    return np.array([part.max() if order == math.inf else part.sum() for part in parts])
 
 
 def _parts(x: Tensor, group: int, order: float) -> Array:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from thinwire.kernels.groups import Groups
 from thinwire.kernels.select.reference import largest, magnitude_bits
 
 
@@ -28,13 +29,18 @@ def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
     return (columns + starts[:, None]).view(-1).to(torch.int32)
 
 
-def group_norms(x: Tensor, group: int, order: float) -> Tensor:
-    """Return the norm of order 1, 2 or ∞ of each `group` elements of float32 `x`, float64 (⌈n / group⌉).
+def group_norms(x: Tensor, groups: Groups, order: float) -> Tensor:
+    """Return the norm of order 1, 2 or ∞ of each of the groups of float32 `x`, float64.
 
     A group with NaN or infinity has a norm that is not finite. Backends sum in different orders, so their results
     differ by rounding (1e-12 of the norm).
     """
-    full = x.numel() // group
-    rows = (x[: full * group].view(full, group), x[None, full * group :])
-    parts = [torch.linalg.vector_norm(part, order, dim=1, dtype=torch.float64) for part in rows if part.numel()]
+    rows = [row for part, width in groups.parts(x) for row in _rows(part, width) if row.numel()]
+    parts = [torch.linalg.vector_norm(row, order, dim=1, dtype=torch.float64) for row in rows]
     return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.float64)
+
+
+def _rows(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return groups of `width` elements, and what is left, as matrices."""
+    full = x.numel() // width
+    return x[: full * width].view(full, width), x[None, full * width :]

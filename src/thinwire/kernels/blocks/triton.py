@@ -1,11 +1,17 @@
 """Blocks of adjacent elements."""
 
+import math
+from itertools import accumulate
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.blocks import reference
+from thinwire.kernels.groups import Groups
+from thinwire.kernels.memory import constant
+from thinwire.kernels.segments.triton import tiles_of_each
 from thinwire.kernels.select.triton import largest
 from thinwire.kernels.triton import TILE, launch, magnitudes, tiles_of, wide
 
@@ -36,6 +42,60 @@ def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
     sizes = {"BITS": 8 * x.element_size() - 1, "COLUMNS": columns, "num_warps": min(16, max(1, columns // 256))}
     launch(_pick, rows if k else 0, x, out, width, k, **sizes)
     return out
+
+
+def group_norms(x: Tensor, groups: Groups, order: float) -> Tensor:
+    """See `reference.group_norms`. A whole run is cut into pieces, and the norm of their norms is taken.
+
+    So a norm depends on nothing but its group. Groups of a size beyond a tile are left to the reference.
+    """
+    size = groups.size or TILE
+    if size > TILE:
+        return reference.group_norms(x, groups, order)
+    pieces = Groups(groups.runs, size)
+    norms = _norms(x, pieces, size, order)
+    return norms if groups.size or max(pieces.counts) < 2 else group_norms(norms, Groups(pieces.counts), order)
+
+
+def _norms(x: Tensor, groups: Groups, size: int, order: float) -> Tensor:
+    columns = triton.next_power_of_2(size)
+    tiles = tiles_of_each(groups.counts, x.device, TILE // columns)
+    norms = torch.empty(sum(groups.counts), dtype=torch.float64, device=x.device)
+    begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (groups.runs, groups.counts))
+    table = (constant(tuple(each), torch.int64, x.device) for each in (begins, groups.runs, firsts, groups.widths))
+    how = {"ORDER": 0 if order == math.inf else int(order), "ROWS": TILE // columns, "COLUMNS": columns}
+    launch(_group_norms, tiles.total, norms, x, *table, tiles.of, tiles.total, **how, num_warps=8)
+    return norms
+
+
+@triton.jit(do_not_specialize=["count"])
+def _group_norms(
+    norms,
+    x,
+    begin,
+    size,
+    first,
+    width,
+    tiles,
+    count,
+    ORDER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """ORDER 0 is the largest magnitude. As an integer it is NaN's where there is one."""
+    run = tl.load(tiles + tl.program_id(0))
+    group = tl.load(tiles + count + tl.program_id(0)).to(tl.int64) + tl.arange(0, ROWS)
+    columns, n = tl.load(width + run), tl.load(size + run)
+    column = tl.arange(0, COLUMNS)[None, :]
+    at = group[:, None] * columns + column
+    value = tl.load(x + tl.load(begin + run) + at, mask=(column < columns) & (at < n), other=0.0)
+    if ORDER == 0:
+        norm = tl.max(magnitudes(value), 1).to(x.dtype.element_ty, bitcast=True).to(tl.float64)
+    elif ORDER == 1:
+        norm = tl.sum(tl.abs(value.to(tl.float64)), 1)
+    else:
+        norm = tl.sqrt(tl.sum(value.to(tl.float64) * value.to(tl.float64), 1))
+    tl.store(norms + tl.load(first + run) + group, norm, mask=group * columns < n)
 
 
 @triton.jit

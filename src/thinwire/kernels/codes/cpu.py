@@ -4,7 +4,7 @@ The loops take elements lo to hi, group after group. Every code is computed with
 group vectorises. Codes must equal those of the reference, so nothing is contracted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.kernels.blocks.cpu import part_of_group
 from thinwire.kernels.codes.reference import OffsetGrid, Rounding
 from thinwire.kernels.compiled import exactly
+from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
 from thinwire.kernels.memory import empty
@@ -23,28 +24,35 @@ _ALIGN = 64
 
 
 def offset_encode(
-    codes: Tensor, x: Tensor, scales: Tensor, group: int, grid: OffsetGrid, rounding: Rounding, seed: int
+    codes: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    groups: Groups,
+    grid: OffsetGrid,
+    rounding: Rounding,
+    seeds: Sequence[int],
 ) -> None:
     """See `reference.offset_encode`."""
     counts = tuple(np.int32(each) for each in grid)
     smallest = np.int32(grid.base << grid.shift).view(np.float32)
     if rounding == "stochastic":
-        _encode(_offset_stochastic_loop, codes, x, scales, group, counts, smallest, *_keys(seed))
+        _encode_drawn(_offset_stochastic_loop, groups.parts(codes, x, scales=scales), seeds, counts, smallest)
         return
     half, first = (
         ((1 << grid.shift) >> 1, np.float32(smallest / 2)) if rounding == "nearest" else (0, np.float32(np.inf))
     )
-    _encode(_offset_loop, codes, x, scales, group, counts, np.int32(half), first.view(np.int32))
+    for part in groups.parts(codes, x, scales=scales):
+        _encode(_offset_loop, *part, counts, np.int32(half), first.view(np.int32))
 
 
-def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, seed: int) -> None:
+def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, levels: int, seeds: Sequence[int]) -> None:
     """See `reference.levels_encode`."""
-    _encode(_levels_loop, codes, x, scales, group, np.float32(levels), *_keys(seed))
+    _encode_drawn(_levels_loop, groups.parts(codes, x, scales=scales), seeds, np.float32(levels))
 
 
-def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, group: int, seed: int) -> None:
+def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
     """See `reference.ternary_encode`."""
-    _encode(_ternary_loop, codes, x, scales, group, *_keys(seed))
+    _encode_drawn(_ternary_loop, groups.parts(codes, x, scales=scales), seeds)
 
 
 def sign_encode(codes: Tensor, x: Tensor) -> None:
@@ -53,13 +61,24 @@ def sign_encode(codes: Tensor, x: Tensor) -> None:
     map_ranges(lambda lo, hi: _sign_loop(out[lo:hi], given[lo:hi]), x.numel(), align=_ALIGN)
 
 
-def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, group: int) -> None:
+def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
     """See `reference.table_decode`."""
     wide = out if out.dtype in (torch.float32, torch.float64) else empty(out.numel(), torch.float32, out.device)
-    arrays = [t.numpy() for t in (wide, codes, table, scales)]
-    map_ranges(lambda lo, hi: _decode_loop(*arrays, group, lo, hi), codes.numel(), align=_ALIGN)
+    for place, part, some, group in groups.parts(wide, codes, scales=scales):
+        _decode_run([t.numpy() for t in (place, part, table, some)], group)
     if wide is not out:
         out.copy_(wide)
+
+
+def _decode_run(arrays: Sequence[Any], group: int) -> None:
+    map_ranges(lambda lo, hi: _decode_loop(*arrays, group, lo, hi), arrays[0].size, align=_ALIGN)
+
+
+def _encode_drawn(
+    kernel: Callable[..., None], parts: Iterable[tuple[Any, ...]], seeds: Sequence[int], *rest: Any
+) -> None:
+    for part, seed in zip(parts, seeds, strict=True):
+        _encode(kernel, *part, *rest, *_keys(seed))
 
 
 def _encode(kernel: Callable[..., None], codes: Tensor, x: Tensor, scales: Tensor, group: int, *rest: Any) -> None:

@@ -1,15 +1,17 @@
 """Numbers as codes of a few bits, and back.
 
-`x` is float32 (n), `codes` uint8 or int16 (n), written in place, and `scales` float32: one for each `group` elements.
-If a group's scale is NaN, its codes are 0. The random number of element i is `mix(i, seed)`, so every backend draws the
-same; its highest 24 bits serve as a number u from [0, 1).
+`x` is float32 (n), `codes` uint8 or int16 (n), written in place, and `scales` float32: one for each of `groups`.
+If a group's scale is NaN, its codes are 0. The random number of a run's element i is `mix(i, seed)`, with a seed for
+each run, so every backend draws the same; its highest 24 bits serve as a number u from [0, 1).
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.reference import mix
 
 Rounding = Literal["truncate", "nearest", "stochastic"]
@@ -29,7 +31,13 @@ class OffsetGrid(NamedTuple):
 
 
 def offset_encode(
-    codes: Tensor, x: Tensor, scales: Tensor, group: int, grid: OffsetGrid, rounding: Rounding, seed: int
+    codes: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    groups: Groups,
+    grid: OffsetGrid,
+    rounding: Rounding,
+    seeds: Sequence[int],
 ) -> None:
     """Round x / scale to a number of the grid and write its code. Values beyond the last number become the last.
 
@@ -38,6 +46,13 @@ def offset_encode(
     grid's first number, "truncate" gives zero, "nearest" the first number from half of it on, and "stochastic" the
     first number if u times it is below x / scale.
     """
+    for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
+        _offset(out, part, some, width, grid, rounding, seed)
+
+
+def _offset(
+    codes: Tensor, x: Tensor, scales: Tensor, group: int, grid: OffsetGrid, rounding: Rounding, seed: int
+) -> None:
     bits = (x / _each(scales, group, x)).view(torch.int32)
     index = _rounded(bits & 0x7FFFFFFF, grid, rounding, seed).sub_(grid.base - 1).clamp_(min=0)
     negative = index.clamp(max=grid.negatives).add_(grid.positives).mul_(index > 0)
@@ -57,16 +72,26 @@ def _rounded(magnitudes: Tensor, grid: OffsetGrid, rounding: Rounding, seed: int
     return torch.where(magnitudes < grid.base << grid.shift, upwards * grid.base, rounded)
 
 
-def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, seed: int) -> None:
+def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, levels: int, seeds: Sequence[int]) -> None:
     """Write s + ⌊y⌋ + (u < y − ⌊y⌋) for y = x / scale · s, cut to −s..s (s = `levels`, in float32 throughout)."""
+    for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
+        _levels(out, part, some, width, levels, seed)
+
+
+def _levels(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, seed: int) -> None:
     exact = (x / _each(scales, group, x)).mul_(levels).clamp_(-levels, levels)
     lower = exact.floor()
     upwards = _uniform(_noise(x, seed)) < exact - lower
     _write(codes, lower.add_(levels).add_(upwards), scales, group)
 
 
-def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, group: int, seed: int) -> None:
+def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
     """Write 0 unless u · scale < |x|; else 1 for plus and 2 for minus."""
+    for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
+        _ternary(out, part, some, width, seed)
+
+
+def _ternary(codes: Tensor, x: Tensor, scales: Tensor, group: int, seed: int) -> None:
     chosen = _uniform(_noise(x, seed)).mul_(_each(scales, group, x)) < x.abs()
     _write(codes, torch.where(x < 0, 2, 1) * chosen, scales, group)
 
@@ -76,13 +101,14 @@ def sign_encode(codes: Tensor, x: Tensor) -> None:
     codes.copy_(x < 0)
 
 
-def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, group: int) -> None:
+def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
     """Write table[code] · scale, a product of float32, to `out` (n, any floating-point dtype).
 
     The table (float32) has 2^b entries; only the lowest b bits of a code count.
     """
-    places = codes.to(torch.int32) & (table.numel() - 1)
-    out.copy_(table.index_select(0, places).mul_(_each(scales, group, codes)))
+    for place, part, some, group in groups.parts(out, codes, scales=scales):
+        places = part.to(torch.int32) & (table.numel() - 1)
+        place.copy_(table.index_select(0, places).mul_(_each(some, group, part)))
 
 
 def _write(codes: Tensor, found: Tensor, scales: Tensor, group: int) -> None:

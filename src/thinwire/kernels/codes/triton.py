@@ -1,48 +1,81 @@
 """Numbers as codes of a few bits, and back."""
 
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.codes.reference import OffsetGrid, Rounding
+from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys
+from thinwire.kernels.segments.triton import table as table_of
+from thinwire.kernels.segments.triton import tiles_of_each
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 1024
+_NUMBERS = ["begin", "first", "group", "high", "low", "count"]
 
 
 def offset_encode(
-    codes: Tensor, x: Tensor, scales: Tensor, group: int, grid: OffsetGrid, rounding: Rounding, seed: int
+    codes: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    groups: Groups,
+    grid: OffsetGrid,
+    rounding: Rounding,
+    seeds: Sequence[int],
 ) -> None:
     """See `reference.offset_encode`."""
-    args = (codes, x, scales, x.numel(), group, *signed_keys(seed))
     limits = {"BASE": grid.base, "POSITIVES": grid.positives, "NEGATIVES": grid.negatives, "SHIFT": grid.shift}
-    launch(_offset, tiles_of(x.numel(), _BLOCK), *args, ROUNDING=rounding, BLOCK=_BLOCK, **limits)
+    _run(_offset, (codes, x, scales), groups, seeds, ROUNDING=rounding, **limits)
 
 
-def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, seed: int) -> None:
+def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, levels: int, seeds: Sequence[int]) -> None:
     """See `reference.levels_encode`."""
-    args = (codes, x, scales, x.numel(), group, *signed_keys(seed))
-    launch(_levels, tiles_of(x.numel(), _BLOCK), *args, LEVELS=levels, BLOCK=_BLOCK)
+    _run(_levels, (codes, x, scales), groups, seeds, LEVELS=levels)
 
 
-def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, group: int, seed: int) -> None:
+def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
     """See `reference.ternary_encode`."""
-    args = (codes, x, scales, x.numel(), group, *signed_keys(seed))
-    launch(_ternary, tiles_of(x.numel(), _BLOCK), *args, BLOCK=_BLOCK)
+    _run(_ternary, (codes, x, scales), groups, seeds)
 
 
-def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, group: int) -> None:
+def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
     """See `reference.table_decode`."""
-    args = (out, codes, table, scales, codes.numel(), group)
-    launch(_decode, tiles_of(codes.numel(), _BLOCK), *args, LAST=table.numel() - 1, BLOCK=_BLOCK)
+    _run(_decode, (out, codes, table, scales), groups, [0] * len(groups.runs), LAST=table.numel() - 1)
+
+
+def _run(kernel: Any, tensors: Sequence[Tensor], groups: Groups, seeds: Sequence[int], **constants: Any) -> None:
+    """Launch a kernel on a single run, of which it knows where it begins, or on several."""
+    device, numel = tensors[0].device, sum(groups.runs)
+    drawn = [signed_keys(seed) for seed in seeds]
+    if len(groups.runs) == 1:
+        place = (0, numel, 0, groups.widths[0], *drawn[0], None, 0)
+        launch(kernel, tiles_of(numel, _BLOCK), *tensors, *place, **constants, BLOCK=_BLOCK)
+        return
+    starts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (groups.runs, groups.counts))
+    begins, firsts = starts
+    columns = table_of(device, begins, groups.runs, firsts, groups.widths, *zip(*drawn, strict=True))
+    tiles = tiles_of_each(groups.runs, device, _BLOCK)
+    launch(kernel, tiles.total, *tensors, *columns, tiles.of, tiles.total, **constants, BLOCK=_BLOCK)
 
 
 @triton.jit
-def _given(x, scales, n, group, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    scale = tl.load(scales + at.to(tl.uint32) // group.to(tl.uint32), mask=at < n, other=1.0)
-    return at, tl.load(x + at, mask=at < n, other=0.0), scale
+def _given(x, scales, begin, n, first, group, high, low, tiles, count, BLOCK: tl.constexpr):
+    """Return a tile of a run: its places in all and in the run, which exist, numbers, scales, and the run's keys."""
+    if tiles is None:
+        within = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    else:
+        run = tl.load(tiles + tl.program_id(0))
+        begin, n, first, group = tl.load(begin + run), tl.load(n + run), tl.load(first + run), tl.load(group + run)
+        high, low = tl.load(high + run), tl.load(low + run)
+        within = tl.load(tiles + count + tl.program_id(0)).to(tl.int64) + tl.arange(0, BLOCK)
+    there = within < n
+    scale = tl.load(scales + first + within.to(tl.uint32) // group.to(tl.uint32), mask=there, other=1.0)
+    return begin + within, within, there, tl.load(x + begin + within, mask=there, other=0.0), scale, high, low
 
 
 @triton.jit
@@ -51,19 +84,23 @@ def _uniform(noise):
 
 
 @triton.jit
-def _write(codes, at, n, scale, found):
-    tl.store(codes + at, tl.where(scale != scale, 0, found).to(codes.dtype.element_ty), mask=at < n)
+def _write(codes, at, there, scale, found):
+    tl.store(codes + at, tl.where(scale != scale, 0, found).to(codes.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["group", "high", "low"])
+@triton.jit(do_not_specialize=_NUMBERS)
 def _offset(
     codes,
     x,
     scales,
+    begin,
     n,
+    first,
     group,
     high,
     low,
+    tiles,
+    count,
     SHIFT: tl.constexpr,
     BASE: tl.constexpr,
     POSITIVES: tl.constexpr,
@@ -71,46 +108,58 @@ def _offset(
     ROUNDING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at, value, scale = _given(x, scales, n, group, BLOCK)
+    at, within, there, value, scale, high, low = _given(
+        x, scales, begin, n, first, group, high, low, tiles, count, BLOCK
+    )
     bits = tl.div_rn(value, scale).to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     size = magnitude.to(tl.float32, bitcast=True)
-    first = tl.full([BLOCK], BASE << SHIFT, tl.int32).to(tl.float32, bitcast=True)
+    smallest = tl.full([BLOCK], BASE << SHIFT, tl.int32).to(tl.float32, bitcast=True)
     if ROUNDING == "truncate":
         rounded = magnitude >> SHIFT
     elif ROUNDING == "nearest":
         rounded = (magnitude + ((1 << SHIFT) >> 1)) >> SHIFT
-        rounded = tl.maximum(rounded, tl.where(size >= first / 2, BASE, 0))
+        rounded = tl.maximum(rounded, tl.where(size >= smallest / 2, BASE, 0))
     else:
-        noise = hash32(at, high, low)
+        noise = hash32(within, high, low)
         rounded = (magnitude + (noise & ((1 << SHIFT) - 1)).to(tl.int32)) >> SHIFT
-        upwards = tl.where(_uniform(noise) * first < size, BASE, 0)
+        upwards = tl.where(_uniform(noise) * smallest < size, BASE, 0)
         rounded = tl.where(magnitude < (BASE << SHIFT), upwards, rounded)
     index = tl.maximum(rounded - (BASE - 1), 0)
     negative = tl.where(index > 0, tl.minimum(index, NEGATIVES) + POSITIVES, 0)
-    _write(codes, at, n, scale, tl.where(bits < 0, negative, tl.minimum(index, POSITIVES)))
+    _write(codes, at, there, scale, tl.where(bits < 0, negative, tl.minimum(index, POSITIVES)))
 
 
-@triton.jit(do_not_specialize=["group", "high", "low"])
-def _levels(codes, x, scales, n, group, high, low, LEVELS: tl.constexpr, BLOCK: tl.constexpr):
-    at, value, scale = _given(x, scales, n, group, BLOCK)
+@triton.jit(do_not_specialize=_NUMBERS)
+def _levels(
+    codes, x, scales, begin, n, first, group, high, low, tiles, count, LEVELS: tl.constexpr, BLOCK: tl.constexpr
+):
+    at, within, there, value, scale, high, low = _given(
+        x, scales, begin, n, first, group, high, low, tiles, count, BLOCK
+    )
     exact = tl.div_rn(value, scale) * LEVELS
     exact = tl.where(exact > LEVELS, LEVELS, tl.where(exact < -LEVELS, -LEVELS, exact))
     exact = tl.where(exact == exact, exact, 0)  # NaN has no code, and its scale is NaN too
     lower = tl.floor(exact)
-    upwards = _uniform(hash32(at, high, low)) < exact - lower
-    _write(codes, at, n, scale, lower.to(tl.int32) + LEVELS + upwards.to(tl.int32))
+    upwards = _uniform(hash32(within, high, low)) < exact - lower
+    _write(codes, at, there, scale, lower.to(tl.int32) + LEVELS + upwards.to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["group", "high", "low"])
-def _ternary(codes, x, scales, n, group, high, low, BLOCK: tl.constexpr):
-    at, value, scale = _given(x, scales, n, group, BLOCK)
-    chosen = _uniform(hash32(at, high, low)) * scale < tl.abs(value)
-    _write(codes, at, n, scale, tl.where(chosen, tl.where(value < 0, 2, 1), 0))
+@triton.jit(do_not_specialize=_NUMBERS)
+def _ternary(codes, x, scales, begin, n, first, group, high, low, tiles, count, BLOCK: tl.constexpr):
+    at, within, there, value, scale, high, low = _given(
+        x, scales, begin, n, first, group, high, low, tiles, count, BLOCK
+    )
+    chosen = _uniform(hash32(within, high, low)) * scale < tl.abs(value)
+    _write(codes, at, there, scale, tl.where(chosen, tl.where(value < 0, 2, 1), 0))
 
 
-@triton.jit(do_not_specialize=["group"])
-def _decode(out, codes, table, scales, n, group, LAST: tl.constexpr, BLOCK: tl.constexpr):
-    at, code, scale = _given(codes, scales, n, group, BLOCK)
-    value = tl.load(table + (code.to(tl.int32) & LAST), mask=at < n, other=0.0) * scale
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < n)
+@triton.jit(do_not_specialize=_NUMBERS)
+def _decode(
+    out, codes, table, scales, begin, n, first, group, high, low, tiles, count, LAST: tl.constexpr, BLOCK: tl.constexpr
+):
+    at, _within, there, code, scale, _high, _low = _given(
+        codes, scales, begin, n, first, group, high, low, tiles, count, BLOCK
+    )
+    value = tl.load(table + (code.to(tl.int32) & LAST), mask=there, other=0.0) * scale
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=there)

@@ -1,20 +1,28 @@
 """Kernels that write numbers in few bits, and read them: what they are tried on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Numbering, OffsetGrid
+from thinwire.kernels import Groups, Numbering, OffsetGrid
 from thinwire.tools.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials
 from thinwire.tools.check.material import Kit, Near, Trial, framed
 
 
 def _group_norms(kit: Kit, n: int) -> Trials:
     for order in (1.0, 2.0, torch.inf):
-        yield Trial((kit.vector(n), GROUP, order))
+        for groups in _groups(n):
+            yield Trial((kit.vector(n), groups, order))
+
+
+def _groups(n: int) -> Iterator[Groups]:
+    """Yield one vector in groups, three of which two may be empty, and these as a group each."""
+    runs = (n - n // 3 - n // 7, n // 7, n // 3)
+    yield from (Groups((n,), GROUP), Groups(runs, GROUP), Groups(runs))
 
 
 def _pack_bits(kit: Kit, n: int) -> Trials:
@@ -44,36 +52,41 @@ def _elias_fano(encode: bool, rows: bool = False) -> Callable[[Kit, int], Trials
     return trials
 
 
-def _scales(kit: Kit, n: int, *, powers: bool = False) -> Tensor:
+def _scales(kit: Kit, groups: Groups, *, powers: bool = False) -> Tensor:
     """Return a scale for each group, if asked a power of two; NaN for a group with anything but finite numbers."""
-    lots = kit.whole(-(-n // GROUP), 1, 5).float()
+    lots = kit.whole(sum(groups.counts), 1, 5).float()
     scales = torch.exp2(lots) / 4 if powers else lots * 0.7
-    groups = torch.arange(n, device=kit.device) // GROUP
-    scales[groups[~kit.vector(n).isfinite()]] = torch.nan
-    return framed(scales)
+    norms = kernels.group_norms.reference(kit.vector(sum(groups.runs)).float(), groups, torch.inf)
+    return framed(torch.where(norms.isfinite(), scales, torch.nan))
 
 
-def _encoding(*rest: Any, scaled: bool = True, powers: bool = False) -> Callable[[Kit, int], Trials]:
-    """Return the trials of a kernel that writes codes; what it takes after the group is `rest`."""
+def _encoding(*rest: Any, powers: bool = False) -> Callable[[Kit, int], Trials]:
+    """Return the trials of a kernel that writes codes; what it takes between the groups and the seeds is `rest`."""
 
     def trials(kit: Kit, n: int) -> Trials:
-        for code in (torch.uint8, torch.int16):
-            more = (_scales(kit, n, powers=powers), GROUP, *rest) if scaled else ()
+        for code, groups in product((torch.uint8, torch.int16), _groups(n)):
+            seeds = [SEED + run for run in range(len(groups.runs))]
+            more = (_scales(kit, groups, powers=powers), groups, *rest, seeds)
             yield Trial((kit.room(n, dtype=code), kit.vector(n), *more), (0,))
 
     return trials
 
 
+def _sign_encode(kit: Kit, n: int) -> Trials:
+    for code in (torch.uint8, torch.int16):
+        yield Trial((kit.room(n, dtype=code), kit.vector(n)), (0,))
+
+
 def _offset_encode(kit: Kit, n: int) -> Trials:
     for grid in (OffsetGrid(20, 0x3E0, 33, 33), OffsetGrid(23, 0x78, 10, 5)):
         for rounding in ("truncate", "nearest", "stochastic"):
-            yield from _encoding(grid, rounding, SEED, powers=True)(kit, n)
+            yield from _encoding(grid, rounding, powers=True)(kit, n)
 
 
 def _table_decode(kit: Kit, n: int) -> Trials:
     table = framed(Kit(kit.device).vector(64))
-    for code in (torch.uint8, torch.int16):
-        yield Trial((kit.room(n), kit.whole(n, 0, 128, code), table, _scales(kit, n), GROUP), (0,))
+    for code, groups in product((torch.uint8, torch.int16), _groups(n)):
+        yield Trial((kit.room(n), kit.whole(n, 0, 128, code), table, _scales(kit, groups), groups), (0,))
 
 
 def _numbering() -> Numbering:
@@ -98,14 +111,14 @@ CASES: Mapping[str, Case] = {
     "elias_fano_decode_rows": Case(make=_elias_fano(encode=False, rows=True), dtypes=ONLY_32, contents=("normal",)),
     "elias_fano_encode": Case(make=_elias_fano(encode=True), dtypes=ONLY_32, contents=("normal",)),
     "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
-    "levels_encode": Case(make=_encoding(7, SEED), dtypes=ONLY_32),
+    "levels_encode": Case(make=_encoding(7), dtypes=ONLY_32),
     "offset_encode": Case(make=_offset_encode, dtypes=ONLY_32),
     "ones": Case(make=_ones, dtypes=ONLY_32, contents=("normal",)),
     "pack_bits": Case(make=_pack_bits, dtypes=ONLY_32, contents=("normal",), nbytes=300),
-    "sign_encode": Case(make=_encoding(scaled=False), dtypes=ONLY_32),
+    "sign_encode": Case(make=_sign_encode, dtypes=ONLY_32),
     "subsets_decode": Case(make=_subsets(decode=True), dtypes=ONLY_32, contents=("normal",)),
     "subsets_encode": Case(make=_subsets(decode=False), dtypes=ONLY_32, contents=("normal",)),
     "table_decode": Case(make=_table_decode, dtypes=(torch.float32, torch.float16)),
-    "ternary_encode": Case(make=_encoding(SEED), dtypes=ONLY_32),
+    "ternary_encode": Case(make=_encoding(), dtypes=ONLY_32),
     "unpack_bits": Case(make=_unpack_bits, dtypes=ONLY_32, contents=("normal",), nbytes=300),
 }

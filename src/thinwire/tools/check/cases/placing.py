@@ -42,6 +42,17 @@ def _in_pieces(kit: Kit, n: int) -> tuple[list[Tensor], list[int], Tensor, Tenso
     return pieces, offsets, indices, values, [each.numel() for each in picks]
 
 
+def _gather_each(kit: Kit, n: int) -> Trials:
+    pieces, offsets, indices, _, runs = _in_pieces(kit, n)
+    starts = kit.seeds(offsets).repeat_interleave(kit.seeds(runs))
+    yield Trial((pieces, framed(indices.to(torch.int64) - starts), runs))
+
+
+def _peak_of_each(kit: Kit, n: int) -> Trials:
+    yield Trial((several(kit.vector(n)),))
+    yield Trial(([x for x in several(kit.vector(n)) if x.numel()],))
+
+
 def _scatter_add_each(kit: Kit, n: int) -> Trials:
     yield Trial((*_in_pieces(kit, n), -1.0), (0,))
 
@@ -131,12 +142,14 @@ def _row_sums(kit: Kit, n: int) -> Trials:
 
 
 CASES: Mapping[str, Case] = {
+    "gather_each": Case(make=_gather_each),
     "hashed_slots": Case(make=_hashed_slots, dtypes=ONLY_32, contents=("normal",)),
     "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
     "index_of": Case(make=_index_of, dtypes=ONLY_32, contents=("normal",), nbytes=100),
     "mask": Case(make=_mask),
     "mask_each": Case(make=_mask_each),
     "merge": Case(make=_merge),
+    "peak_of_each": Case(make=_peak_of_each),
     "row_sums": Case(make=_row_sums),
     "scatter": Case(make=_scatter),
     "scatter_add": Case(make=_scatter_add),
