@@ -62,7 +62,7 @@ def serve(
     trainers: how many must have joined before the first update is applied.
     staleness: by how many updates a trainer may be ahead of the slowest; at 0 one update of each makes one step, of
     their mean; None lets each go at its own pace. damped: multiply an update of staleness τ by 1/(1 + τ).
-    checkpoint: a file to save to, every `every` seconds, and to resume from if it is there.
+    checkpoint: a file to save to, every `every` seconds, and to resume from if it is there; each server has its own.
     timeout: seconds of silence after which a trainer is taken for gone.
 
     Raises ValueError for a model that is not on the CPU or has no rows to fetch, a public address without a secret, or
