@@ -197,6 +197,7 @@ OTHERWISE_MADE = {
         ("from_buffer", "unpack", "from_json", "load"), "reads bytes, and raises PayloadError or ValueError"
     ),
     **dict.fromkeys(("assemble", "concat", "cat"), "joins what was constructed"),
+    "of_each": "codecs call it for each bucket at each step, and what it constructs is checked",
 }
 """Class methods that return an object of their class and are no constructors of it, and why."""
 

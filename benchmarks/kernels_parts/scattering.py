@@ -99,6 +99,15 @@ def _scatter_add_each(place: Place) -> Work:
     return Work(run=run, floor=copy.floor, reset=reset, moved=copy.moved + moved)
 
 
+def _gather_each(place: Place) -> Work:
+    pieces, offsets, indices, values, runs = _in_ten(place)
+    firsts = torch.tensor(offsets, device=place.device).repeat_interleave(torch.tensor(runs, device=place.device))
+    within, copy = indices - firsts, _copies(indices, values)
+    return Work(
+        run=lambda: kernels.gather_each(pieces, within, runs), floor=copy.floor, moved=within.nbytes + 2 * values.nbytes
+    )
+
+
 def _mask_each(place: Place) -> Work:
     pieces, offsets, indices, values, runs = _in_ten(place)
     copy = _copies(indices, values)
@@ -242,6 +251,7 @@ CASES = {
     "scatter_add": Case(make=_scatter_add, group="index", floor=_FLOOR, sweep=True),
     "mask": Case(make=_mask, group="index", floor=_FLOOR, sweep=True),
     "scatter_add_each": Case(make=_scatter_add_each, group="index", floor=_FLOOR, sweep=True),
+    "gather_each": Case(make=_gather_each, group="index", floor=_FLOOR, sweep=True),
     "mask_each": Case(make=_mask_each, group="index", floor=_FLOOR, sweep=True),
     "subtract_rounded": Case(make=_subtract_rounded, group="index", floor=_FLOOR, sweep=True),
     "merge": Case(make=_merge, group="index", floor=_FLOOR, sweep=True),

@@ -194,6 +194,11 @@ def _largest_of_each(place: Place) -> Work:
     return Work(run=lambda: kernels.largest_of_each(_pieces(x), counts), floor=x.sum, moved=x.nbytes + 8 * place.picks)
 
 
+def _peak_of_each(place: Place) -> Work:
+    x = place.gradient()
+    return Work(run=lambda: kernels.peak_of_each(_pieces(x)), floor=x.sum, moved=x.nbytes)
+
+
 def _hashed_slots_of_each(place: Place) -> Work:
     pieces, slots = _pieces(place.gradient()), [draw.capacity for draw in _draws(place)]
     runs = [min(x.numel(), 2 * count) for x, count in zip(pieces, slots, strict=True)]
@@ -229,6 +234,7 @@ CASES = {
         make=partial(_sampled_select, momentum=True), group="select", floor="add(r, g, out=) and copy_(u)", sweep=True
     ),
     "largest_of_each": Case(make=_largest_of_each, group="select", floor="x.sum()", sweep=True, most=1 << 22),
+    "peak_of_each": Case(make=_peak_of_each, group="select", floor="x.sum()"),
     "hashed_slots_of_each": Case(
         make=_hashed_slots_of_each, group="index", floor="copy_ of the picks", sweep=True, most=1 << 22
     ),
