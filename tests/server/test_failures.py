@@ -195,3 +195,12 @@ def test_closing_lets_a_step_go_that_waits_for_room_in_the_log(tmp_path: Path) -
     assert not stuck.is_alive()
     assert "closed" in ends[0]
     server._shared.saving.durable = None
+
+
+def test_a_recipe_serves_one_trainer_at_a_time() -> None:
+    server, recipe = started(), recipes.topk(density=0.05, minimum_size=10)
+    first = joined(server, recipe)
+    with pytest.raises(ValueError, match="at work for another trainer"):
+        joined(server, recipe)
+    first.close()
+    joined(server, recipe)

@@ -5,11 +5,13 @@ import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from weakref import WeakValueDictionary
 
 from torch import nn
 
 from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
 from thinwire.codecs import Codec
+from thinwire.memories import Memory
 from thinwire.reducer import Reducer
 from thinwire.server.asking import Rows
 from thinwire.server.calling import Settings
@@ -21,6 +23,8 @@ from thinwire.server.joining import VARIABLE, agreed
 from thinwire.server.layout import Layout, check_fetchable, entries, frozen, shards
 from thinwire.server.trainer import Trainer
 
+_AT_WORK = WeakValueDictionary[int, Memory]()
+"""The memories of this process's connected trainers, by id."""
 _HEAD = 1024  # bytes of an answer before its sections, at most
 
 
@@ -54,11 +58,13 @@ def connect(
     most `log_bytes` of them for each server, and sent again; each is applied once.
     timeout: seconds of silence after which a server is taken for gone.
 
-    Raises FingerprintError if recipe, parameters or what is frozen are not the servers', ValueError to fetch rows of a
-    model that has none, ServerError if a server is not there or has another secret, and TypeError to drain a memory
-    that cannot be.
+    Raises FingerprintError if recipe, parameters or what is frozen are not the servers', ValueError for a recipe that
+    another trainer of this process has or to fetch rows of a model that has none, ServerError if a server is not there
+    or has another secret, and TypeError to drain a memory that cannot be.
     """
     _check_drain(recipe, drain)
+    memories = [memory for memory in recipe.memories() if memory.stateful]
+    _check_free(memories)
     parameters = entries(model)
     check_fetchable(parameters, fetch_rows=fetch_rows)
     unmoved = frozen(model)
@@ -88,6 +94,7 @@ def connect(
             channels.append(Channel(its, Copy(layout, model, down), Rows(layout, model)))
             if_one_fails.callback(channels[-1].close, goodbye=True)
         if_one_fails.pop_all()
+    _AT_WORK.update({id(memory): memory for memory in memories})
     return Trainer(
         model,
         uplinks,
@@ -95,7 +102,21 @@ def connect(
         draining=Draining(drain, seed),
         in_flight=in_flight,
         releases=drainable(recipe),
+        closed=partial(_release, memories),
     )
+
+
+def _check_free(memories: Sequence[Memory]) -> None:
+    if any(id(memory) in _AT_WORK for memory in memories):
+        raise ValueError(
+            "this recipe is at work for another trainer of this process, and what waits would be mixed up: make a "
+            "recipe for each trainer, or use one trainer with threads (Trainer.run)"
+        )
+
+
+def _release(memories: Sequence[Memory]) -> None:
+    for memory in memories:
+        _AT_WORK.pop(id(memory), None)
 
 
 def _check_drain(recipe: Reducer, drain: int | None) -> None:

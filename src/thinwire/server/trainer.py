@@ -61,11 +61,12 @@ class Trainer:
         draining: Draining,
         in_flight: Size,
         releases: bool,
+        closed: Callable[[], None],
     ) -> None:
         self.model = model
         self._uplinks, self._channels = uplinks, channels
         self._draining, self._in_flight, self._releases = draining, in_flight, releases
-        self._lock = threading.Lock()
+        self._on_close, self._lock = closed, threading.Lock()
         self._number = self._skipped = self._drained = 0
         self._waited = 0.0
         self._begun = WeakKeyDictionary[nn.Module, list[int]]()
@@ -177,6 +178,7 @@ class Trainer:
         with self._lock:
             for channel in self._channels:
                 channel.close(goodbye=goodbye)
+        self._on_close()
 
     def __enter__(self) -> Self:
         return self
