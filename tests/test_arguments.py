@@ -443,6 +443,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     "channels": tuple,
     "draining": lambda: Draining(None, 0),
     "releases": lambda: True,
+    "closed": lambda: lambda: None,
     **dict.fromkeys(("staleness", "updates"), dict),
     **dict.fromkeys(("TrainerStatus.updates", "TrainerStatus.sent_bytes", "behind"), lambda: 1),
     **dict.fromkeys(("TrainerStatus.loss", "quiet"), lambda: 1.0),

@@ -1,7 +1,9 @@
 """What each worker of `papers.lab.sweep` does: collectives and ping-pong."""
 
+import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,17 @@ from torch import Tensor
 from thinwire.tools.cluster.worker import Emit
 
 LEAD = 0.05  # seconds for all ranks to settle before they start together
+
+
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Join the group at the first job, then do the job."""
+    _join()
+    TASKS[job.pop("task")](emit, **job)
+
+
+@functools.cache
+def _join() -> None:
+    dist.init_process_group("gloo")
 
 
 def _collective(emit: Emit, *, kind: str, nbytes: int, repeats: int) -> None:

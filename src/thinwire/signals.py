@@ -108,37 +108,6 @@ class Plain(Signal):
         return kernels.select(self._x, threshold, capacity)
 
 
-@final
-class Scaled(Signal):
-    """A flat tensor that is multiplied in place when it is asked for."""
-
-    def __init__(self, x: Tensor, scale: float) -> None:
-        self._x, self._scale = x, scale
-        self.dtype, self.numel, self.device = x.dtype, x.numel(), x.device
-
-    def tensor(self) -> Tensor:
-        """Return the product."""
-        self.compute_each([self])
-        return self._x
-
-    def sample(self, offset: int, stride: int) -> Tensor:
-        """Return every stride-th element of the product."""
-        return self.tensor()[offset::stride]
-
-    def select(self, threshold: Tensor, capacity: int) -> Picks:
-        """Pick the elements that reach the threshold."""
-        return kernels.select(self.tensor(), threshold, capacity)
-
-    @classmethod
-    def compute_each(cls, signals: Sequence[Self]) -> None:
-        """Multiply all that are not yet, in one call."""
-        fresh = [signal for signal in signals if not signal.computed]
-        if fresh:
-            torch._foreach_mul_([signal._x for signal in fresh], [signal._scale for signal in fresh])
-        for signal in fresh:
-            signal.computed = True
-
-
 def picked(signals: Sequence[Signal], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """Pick from each of n ≥ 1 signals. Small ones that lie side by side are taken together, in one call.
 

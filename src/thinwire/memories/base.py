@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.kernels.memory import empty
 from thinwire.payloads import Payload, Scratch
-from thinwire.signals import Plain, Scaled, Signal
+from thinwire.signals import Plain, Signal
 
 State = dict[str, dict[str, Tensor]]
 
@@ -114,7 +114,7 @@ class NoMemory(Memory):
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Scale the gradient in place, as DDP does."""
-        return Plain(gradient) if scale == 1 else Scaled(gradient, scale)
+        return Plain(gradient if scale == 1 else gradient.mul_(scale))
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Do nothing."""
