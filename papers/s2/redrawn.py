@@ -3,10 +3,10 @@
 from matplotlib.figure import Figure
 
 from papers.lab.benches import CNN_1G, LM_1G, Steps
-from papers.lab.links import SWEEP, Found, collective, links, worlds
+from papers.lab.links import SWEEP, Found, links, worlds
 from papers.lab.redrawn import Bars, Lines, Words, beside
 from papers.s2 import S2
-from papers.s2.timing import GATHER, SKETCH, UNION
+from papers.s2.timing import GATHER, SKETCH, UNION, gather_over_reduce
 
 
 @S2.redraws("figure_3", LM_1G, CNN_1G)
@@ -38,9 +38,9 @@ def figure_3(lm: Steps, cnn: Steps) -> Figure:
 @S2.redraws("figure_5", SWEEP)
 def figure_5(found: Found) -> Figure:
     """All-gather over all-reduce, by number of workers."""
-    lines = {link: _ratios(found, link) for link in links(found)} | {
-        "P/2": (worlds(found), [p / 2 for p in worlds(found)])
-    }
+    lines = {
+        link: (worlds(found), [gather_over_reduce(found, link, p) for p in worlds(found)]) for link in links(found)
+    } | {"P/2": (worlds(found), [p / 2 for p in worlds(found)])}
     return beside(
         Words(
             title="Figs. 5 and 6: 16 GPUs, InfiniBand",
@@ -51,14 +51,3 @@ def figure_5(found: Found) -> Figure:
         ),
         "Time of a dense all-gather over that of an all-reduce of equal messages",
     )
-
-
-def _ratios(found: Found, link: str) -> tuple[list[int], list[float]]:
-    ratios = []
-    for p in worlds(found):
-        gather, reduce = (
-            dict(zip(*collective(found, kind, link, p), strict=True)) for kind in ("all-gather", "all-reduce")
-        )
-        size = max(set(gather) & set(reduce))
-        ratios.append(gather[size] / reduce[size])
-    return worlds(found), ratios

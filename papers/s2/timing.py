@@ -19,7 +19,7 @@ def reducing_beats_gathering(found: Found) -> Outcome:
     """A dense all-reduce takes P/2 times less than an all-gather of equal messages, beyond 8 MB."""
     parts, said = {}, []
     for link in links(found):
-        ratios = {p: _ratio(found, link, p) for p in worlds(found)}
+        ratios = {p: gather_over_reduce(found, link, p) for p in worlds(found)}
         known = {p: ratio for p, ratio in ratios.items() if ratio}
         parts[link] = verdict(all(ratio >= p / 2 for p, ratio in known.items()))
         said.append(f"{link}: " + ", ".join(f"P = {p} {ratio:.2f} (P/2 = {p / 2:g})" for p, ratio in known.items()))
@@ -31,7 +31,7 @@ def reducing_beats_gathering(found: Found) -> Outcome:
     return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
 
 
-def _ratio(found: Found, link: str, world: int) -> float:
+def gather_over_reduce(found: Found, link: str, world: int) -> float:
     """Return the ratio at the largest size measured for both."""
     gather, reduce = (
         dict(zip(*collective(found, kind, link, world), strict=True)) for kind in ("all-gather", "all-reduce")
