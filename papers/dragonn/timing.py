@@ -187,8 +187,7 @@ def _gain(steps: Steps, label: str) -> str:
 @DRAGONN.judge("D4", FC_1G)
 def encoding_eats_gain(fc: Steps) -> Outcome:
     """DGC gains less than its bytes promise, and encoding is at least four fifths of what is missing."""
-    free = fc.environment["free_network_step_seconds"]["p50"]
-    promised = free + 8 * fc.bytes("dgc 0.001") / 1e9
+    promised = fc.free + 8 * fc.bytes("dgc 0.001") / 1e9
     missing = fc.seconds("dgc 0.001") - promised
     split = fc.rows["dgc 0.001"].split_seconds
     explained = (split.encode + split.decode) / missing if missing > 0 else 0.0

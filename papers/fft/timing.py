@@ -42,8 +42,8 @@ def _gains(steps: Steps) -> str:
 def heavy_models_wait(cnn: Steps, fc: Steps, lm: Steps) -> Outcome:
     """A model with more parameters for its computing spends a larger share of its step communicating."""
     models = {"ResNet-20": cnn, "small VGG": fc, "LSTM": lm}
-    shares = {name: 1 - _free(steps) / steps.seconds("dense") for name, steps in models.items()}
-    weight = {name: steps.bytes("dense") / _free(steps) for name, steps in models.items()}
+    shares = {name: 1 - steps.free / steps.seconds("dense") for name, steps in models.items()}
+    weight = {name: steps.bytes("dense") / steps.free for name, steps in models.items()}
     order = sorted(models, key=weight.__getitem__)
     measured = ", ".join(f"{name} {shares[name]:.0%}" for name in models)
     how = (
@@ -52,10 +52,6 @@ def heavy_models_wait(cnn: Steps, fc: Steps, lm: Steps) -> Outcome:
         f"computing: {', '.join(order)}"
     )
     return Outcome(verdict=verdict(sorted(models, key=shares.__getitem__) == order), measured=measured, how=how)
-
-
-def _free(steps: Steps) -> float:
-    return steps.environment["free_network_step_seconds"]["p50"]
 
 
 @FFT_PAPER.judge("F20", FC_1G, CNN_1G, SWEEP)

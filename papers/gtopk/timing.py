@@ -107,9 +107,9 @@ def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
     nbytes = fc.rows["dense"].wire_bytes_per_step.dense / 1.5
     sizes, times = zip(*((row["bytes"], row["encode"]) for row in routes(found, "topk", 4, 0.001)), strict=True)
     torchs = float(np.interp(nbytes, sizes, times))
-    computing = _free(fc)
+    computing = fc.free
     ours = fc.rows[_GATHER].split_seconds.encode
-    efficient = _free(cnn) / cnn.seconds(_TREE)
+    efficient = cnn.free / cnn.seconds(_TREE)
     parts = {"selecting": verdict(torchs >= 0.5 * computing), "efficiency": verdict(efficient >= 0.8)}
     word, note = every(parts)
     measured = (
@@ -122,7 +122,3 @@ def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
         "computing is faster against selecting"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
-
-
-def _free(steps: Steps) -> float:
-    return steps.environment["free_network_step_seconds"]["p50"]

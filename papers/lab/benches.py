@@ -85,10 +85,10 @@ class Steps:
         row = self.rows[label].step_seconds
         return f"{self.seconds('dense') / row.p80:.2f} to {self.seconds('dense') / row.p20:.2f}"
 
-    def share(self, label: str, part: str) -> float:
-        """Return the share of a part of the step: compute, encode, exchange or decode."""
-        split = self.rows[label].split_seconds
-        return getattr(split, part) / (split.compute + split.encode + split.exchange + split.decode)
+    @property
+    def free(self) -> float:
+        """The seconds of a dense step with the link lifted."""
+        return self.environment["free_network_step_seconds"]["p50"]
 
     def bytes(self, label: str) -> float:
         """Return the bytes of a step, as the link counted them."""

@@ -74,7 +74,7 @@ class Shelf:
         for word in shlex.split(command):
             if word.startswith(DATA) and self.data is None:
                 raise Absent(f"needs data: {command}")
-            yield {"python": sys.executable, "papers/runs": str(self.folder)}.get(word) or self._placed(word)
+            yield sys.executable if word == "python" else self._placed(word)
 
     def _placed(self, word: str) -> str:
         if word.startswith("papers/runs/"):
