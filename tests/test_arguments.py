@@ -298,6 +298,7 @@ def _shared() -> Shared:
         codec=None,
         secret=b"",
         timeout=1.0,
+        lost=0.0,
         agreed={},
         saving=Saving(central, lock, None),
     )

@@ -1,5 +1,6 @@
 """What goes wrong on one side ends in an error on both, and no update is lost, doubled or taken for saved."""
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -204,3 +205,76 @@ def test_a_recipe_serves_one_trainer_at_a_time() -> None:
         joined(server, recipe)
     first.close()
     joined(server, recipe)
+
+
+def test_silent_strangers_do_not_keep_trainers_out() -> None:
+    server = started()
+    host, port = server.address.split(":")
+    strangers = [socket.create_connection((host, int(port))) for _ in range(100)]
+    let_in = threading.Event()
+
+    def come() -> None:
+        joined(server, reconnect=30.0)
+        let_in.set()
+
+    threading.Thread(target=come, daemon=True).start()
+    assert let_in.wait(5)  # strangers may stay for 10 seconds
+    for each in strangers:
+        each.close()
+
+
+def test_closing_does_not_wait_for_a_server_that_is_gone() -> None:
+    server = started()
+    trainer = joined(server, reconnect=600.0)
+    server.close()
+    time.sleep(0.5)
+    closing = threading.Thread(target=trainer.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_a_trainer_that_was_killed_and_came_back_is_one() -> None:
+    server = started(trainers=2)
+    joined(server).close(goodbye=False)
+    trainer = joined(server)
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    step = threading.Thread(target=trainer.step, daemon=True)
+    step.start()
+    step.join(1)
+    assert step.is_alive()
+    assert server.status().version == 0
+    joined(server)
+    step.join(10)
+    assert server.status().version == 1
+
+
+def test_wait_does_not_end_before_anything_was_trained() -> None:
+    first = started(servers=2, index=0, timeout=0.5)
+    with pytest.raises(ServerError, match="start it first"):
+        joined(first, address=[first.address, "127.0.0.1:9"], servers=2)
+    assert not first.wait(1.5)
+
+
+def test_wait_gives_trainers_time_to_come_back_after_a_restart(tmp_path: Path) -> None:
+    server = started(checkpoint=tmp_path / "checkpoint")
+    with joined(server) as trainer:
+        trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+        trainer.step()
+    server.close()
+    again = started(checkpoint=tmp_path / "checkpoint", timeout=2.0)
+    assert not again.wait(0.5)
+    assert again.wait(10)
+
+
+def test_two_servers_with_one_checkpoint_are_told(tmp_path: Path) -> None:
+    servers = [started(servers=2, index=i, checkpoint=tmp_path / "checkpoint", every=1e6) for i in range(2)]
+    servers[0].save()
+    with pytest.raises(FileExistsError, match="a checkpoint of its own"):
+        servers[1].save()
+    servers[1]._shared.saving.durable = None
+
+
+def test_rows_without_elements_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"0.weight is \(9, 0\): its rows have no elements"):
+        started(nn.Sequential(nn.Embedding(9, 0, sparse=True), nn.Linear(2, 2)))

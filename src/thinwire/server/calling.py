@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,11 +36,11 @@ class Settings:
     longest_rows: int
 
 
-def called(settings: Settings, deadline: float) -> tuple[Wire, Frame]:
+def called(settings: Settings, deadline: float, closed: threading.Event) -> tuple[Wire, Frame]:
     """Return a connection that has joined, and the server's WELCOME.
 
-    Raises ServerError if there is none until the deadline, or none with this secret, and FingerprintError if the server
-    refuses.
+    Raises ServerError if there is none until the deadline or until `closed` is set, or none with this secret, and
+    FingerprintError if the server refuses.
     """
     while True:
         try:
@@ -47,12 +48,11 @@ def called(settings: Settings, deadline: float) -> tuple[Wire, Frame]:
         except (GoneError, OSError) as error:
             if isinstance(error, ServerError):
                 raise
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or closed.wait(PAUSE):
                 raise ServerError(
                     f"no server of this version of thinwire at {settings.address} ({error}): start it first, or pass "
                     "reconnect=, in seconds, to wait for it"
                 ) from error
-            time.sleep(PAUSE)
 
 
 def _called_once(settings: Settings) -> tuple[Wire, Frame]:

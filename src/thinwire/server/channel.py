@@ -50,7 +50,7 @@ class Channel:
         self._changed, self._fetches = threading.Condition(), Fetches()
         self._log: deque[_Sent] = deque()
         self._logged = self._sent = self._answered = self._version = self._durable = self.dropped = 0
-        self._direct, self._closed = False, False
+        self._direct, self._closed = False, threading.Event()
         self._error: Exception | None = None
         self._counted = [0, 0]
         self._wire = self._joined(time.monotonic() + settings.patience)
@@ -130,7 +130,7 @@ class Channel:
 
     def stop(self) -> None:
         """Let everyone go who waits, and take no more."""
-        self._closed = True
+        self._closed.set()
         with self._changed:
             self._error = self._error or ServerError("this trainer was closed: connect again")
             self._changed.notify_all()
@@ -151,11 +151,11 @@ class Channel:
     def _listen(self) -> None:
         """Take in answers; after a loss, join again. What ends it is raised by `send` and `wait`."""
         try:
-            while not self._closed:
+            while not self._closed.is_set():
                 try:
                     self._take(self._wire.receive())
                 except GoneError as error:
-                    if self._closed:
+                    if self._closed.is_set():
                         return
                     self._rejoin(error)
         except Exception as error:
@@ -165,7 +165,7 @@ class Channel:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            if not self._closed:
+            if not self._closed.is_set():
                 self._error = error if isinstance(error, (ServerError, FingerprintError)) else _broken(error)
             self._changed.notify_all()
 
@@ -186,11 +186,10 @@ class Channel:
                 return
             except GoneError as gone:
                 self._end_connection()
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or self._closed.wait(PAUSE):
                     raise ServerError(
                         f"the server at {where} hangs up whenever this trainer has joined ({gone}): its log says why"
                     ) from gone
-                time.sleep(PAUSE)
 
     def _end_connection(self) -> None:
         """Let nobody send over it any more, and add up what went over it."""
@@ -203,7 +202,7 @@ class Channel:
 
     def _joined(self, deadline: float) -> Wire:
         """Return a connection that has joined, with the server's parameters taken over."""
-        wire, welcome = called(self._settings, deadline)
+        wire, welcome = called(self._settings, deadline, self._closed)
         try:
             self._welcomed(welcome)
         except BaseException:

@@ -92,7 +92,7 @@ def connect(
             )
             uplinks.append(Uplink(recipe, layout, its.trainer, next(model.parameters()).device))
             channels.append(Channel(its, Copy(layout, model, down), Rows(layout, model)))
-            if_one_fails.callback(channels[-1].close, goodbye=True)
+            if_one_fails.callback(channels[-1].close, goodbye=False)
         if_one_fails.pop_all()
     _AT_WORK.update({id(memory): memory for memory in memories})
     return Trainer(

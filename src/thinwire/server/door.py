@@ -12,7 +12,7 @@ from thinwire.server.joining import StrangerError
 from thinwire.server.session import RefusedError, Session, Shared
 
 logger = logging.getLogger("thinwire")
-_STRANGERS = 64  # that may be at the door at one time
+_STRANGERS = 64  # that may be at the door at one time; then the one that came first has to go
 _REMEMBERED = 1024  # addresses of strangers
 
 
@@ -23,7 +23,7 @@ class Door:
     def __init__(self, listener: socket.socket, shared: Shared) -> None:
         self._listener, self._shared = listener, shared
         self._closed = threading.Event()
-        self._strangers = threading.BoundedSemaphore(_STRANGERS)
+        self._strangers: dict[Session, None] = {}  # the one that came first is first
         self._met = set[str]()
         self._talks: dict[threading.Thread, Session] = {}
 
@@ -53,25 +53,31 @@ class Door:
                 thread.join(seconds)
 
     def _receive(self, connection: socket.socket, host: str) -> None:
-        if not self._strangers.acquire(blocking=False):
-            connection.close()
-            return
         session = Session(connection, self._shared)
+        self._make_room(session)
         thread = threading.Thread(target=self._converse, args=(session, host), daemon=True)
         self._talks[thread] = session
         thread.start()
         if self._closed.is_set():
             session.wire.close()
 
+    def _make_room(self, stranger: Session) -> None:
+        """Hang up on whoever has stood at the door for longest, if it is full: a trainer is through in no time."""
+        with self._shared.lock:
+            first = next(iter(self._strangers)) if len(self._strangers) >= _STRANGERS else None
+            self._strangers[stranger] = None
+            if first is not None:
+                self._let_in(first)
+                first.wire.close()
+
+    def _let_in(self, session: Session) -> None:
+        """Take it for a stranger no longer."""
+        with self._shared.lock:
+            self._strangers.pop(session, None)
+
     def _converse(self, session: Session, host: str) -> None:
-        inside = threading.Event()
-
-        def let_in() -> None:
-            inside.set()
-            self._strangers.release()
-
         try:
-            session.run(let_in)
+            session.run(lambda: self._let_in(session))
         except GoneError as error:
             logger.info("trainer %s at %s is gone: %s", session.trainer[:8], host, error)
         except RefusedError as error:
@@ -79,8 +85,7 @@ class Door:
         except (StrangerError, FrameError, PayloadError) as error:
             self._report(host, error)
         finally:
-            if not inside.is_set():
-                self._strangers.release()
+            self._let_in(session)
             self._count(session)
             self._talks.pop(threading.current_thread(), None)
 

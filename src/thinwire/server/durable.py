@@ -18,15 +18,25 @@ class Durable:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
+        self._mine = _identity(self._path)
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint. Raises OSError, and then the old one is still there."""
+        """Replace the checkpoint. Raises OSError, and then the old one is still there.
+
+        Raises it, too, if the file there is another than this server has read or written: it is another server's.
+        """
+        if _identity(self._path) not in (self._mine, None):
+            raise FileExistsError(
+                f"{self._path} was written by somebody else: give each server a checkpoint of its own, and end an "
+                "earlier server before it is started again"
+            )
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         try:
             with beside.open("wb") as file:
                 torch.save({"format": _VERSION, **state}, file)
                 file.flush()
                 os.fsync(file.fileno())
+            self._mine = _identity(beside)
             beside.replace(self._path)
         except RuntimeError as error:  # torch's, where the disk is full
             raise OSError(f"{beside} could not be written: {error}") from error
@@ -46,6 +56,15 @@ class Durable:
         except (RuntimeError, LookupError, EOFError, OSError, TypeError) as error:
             raise StateError(f"{self._path} is no checkpoint of a server ({error}): delete it to start anew") from error
         return True
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from one that was written later in its place; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _sync_folder(folder: Path) -> None:

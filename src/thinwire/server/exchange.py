@@ -266,6 +266,7 @@ def _dense(part: Part, values: Mapping[str, Tensor]) -> Tensor:
 def _rows(entry: Entry, gradient: Tensor | None) -> Tensor:
     if gradient is None:
         none = torch.zeros((0, *entry.shape[1:]), dtype=entry.dtype)
-        gradient = torch.sparse_coo_tensor(torch.zeros((1, 0), dtype=torch.int64), none, entry.shape)
+        keys = torch.zeros((1, 0), dtype=torch.int64)
+        gradient = torch.sparse_coo_tensor(keys, none, entry.shape, check_invariants=False)
     gradient = gradient.coalesce()
     return table(entry, gradient.indices()[0], gradient.values()).to_buffer().cpu()

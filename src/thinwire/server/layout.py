@@ -49,7 +49,7 @@ class Entry:
 
 
 def entries(model: nn.Module) -> list[Entry]:
-    """Return the model's parameters that are trained. Raises ValueError if there are none."""
+    """Return the model's parameters that are trained. Raises ValueError if there are none, or rows without elements."""
     sparse = {
         id(module.weight)
         for module in model.modules()
@@ -62,6 +62,8 @@ def entries(model: nn.Module) -> list[Entry]:
     ]
     if not found:
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients")
+    if empty := next((each for each in found if each.rows and not each.numel), None):
+        raise ValueError(f"{empty.name} is {empty.shape}: its rows have no elements to send; use sparse=False for it")
     return found
 
 

@@ -17,29 +17,27 @@ Meanwhile = Callable[[], None]
 class Rule(ABC):
     """Decides over the updates of all trainers. Every call but `submit` is made with the server's lock held.
 
-    trainers: how many must have joined before the first update is applied.
+    trainers: how many must be there, or have left with a goodbye, before the first update is applied.
     """
 
     def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, tick: float) -> None:
         self.central, self._lock, self._tick = central, lock, tick
         self._wanted, self.live = trainers, dict[str, int]()
-        self.seen = set(central.applied)
+        self.goodbyes = 0
+        self.complete = bool(central.applied)
+        """Whether as many trainers as are wanted have been there at one time, before a restart perhaps."""
         self._open = True
-
-    @property
-    def complete(self) -> bool:
-        """Whether as many trainers as are wanted have been there, before a restart perhaps."""
-        return len(self.seen) >= self._wanted
 
     def joined(self, trainer: str) -> None:
         """Count a trainer in, at the pace of the slowest."""
-        self.seen.add(trainer)
         self.live[trainer] = min(self.live.values(), default=0)
+        self.complete |= len(self.live) + self.goodbyes >= self._wanted
         self._lock.notify_all()
 
-    def left(self, trainer: str) -> None:
-        """Wait for this trainer no longer."""
+    def left(self, trainer: str, *, goodbye: bool) -> None:
+        """Wait for this trainer no longer. Without a goodbye it may come back, under another number perhaps."""
         self.live.pop(trainer, None)
+        self.goodbyes += goodbye
         self._lock.notify_all()
 
     def stop(self) -> None:
@@ -106,9 +104,9 @@ class Synchronous(Rule):
         self._round: dict[str, Update] = {}
         self._dropped: set[str] = set()
 
-    def left(self, trainer: str) -> None:
+    def left(self, trainer: str, *, goodbye: bool) -> None:
         """Wait for this trainer no longer. What it has sent already counts."""
-        super().left(trainer)
+        super().left(trainer, goodbye=goodbye)
         with suppress(ServerError):  # those who wait are told
             self._close_if_complete()
 

@@ -45,10 +45,11 @@ class Server:
             return self._shared.status()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until as many trainers as expected have joined and all have left. Return whether that is so.
+        """Wait until as many trainers as expected have joined, and all have left. Return whether that is so.
 
-        One that is gone without a goodbye has `timeout` seconds to come back. Raises ServerError if an optimizer or
-        scheduler has raised: nothing is applied or saved any more.
+        One that is gone without a goodbye has `timeout` seconds to come back, and if nothing has been trained, all the
+        time it needs; after a restart from a checkpoint, all have `timeout` seconds. Raises ServerError if an optimizer
+        or scheduler has raised: nothing is applied or saved any more.
         """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._shared.lock:
@@ -86,7 +87,9 @@ class Server:
 
     def _all_left(self) -> bool:
         away = time.monotonic() - self._shared.lost
-        return self._shared.rule.complete and not self._shared.sessions and away > self._shared.timeout
+        rule, sessions = self._shared.rule, self._shared.sessions
+        trained = bool(rule.goodbyes or self._shared.central.applied)
+        return rule.complete and trained and not sessions and away > self._shared.timeout
 
     def _keep_pinging(self) -> None:
         """Let trainers know that the server is there, whatever their sessions wait for or compute."""

@@ -1,8 +1,10 @@
 """`serve`: from what the user gives to a server at work."""
 
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 import torch
@@ -59,7 +61,7 @@ def serve(
     which trainers find by themselves. secret: what trainers must know; by default THINWIRE_SECRET. Beyond localhost
     there must be one.
     servers, index: among how many servers the parameters are divided, and which of them this is: by default the rank.
-    trainers: how many must have joined before the first update is applied.
+    trainers: how many must have joined before the first update is applied. One that was killed and came back is one.
     staleness: by how many updates a trainer may be ahead of the slowest; at 0 one update of each makes one step, of
     their mean; None lets each go at its own pace. damped: multiply an update of staleness τ by 1/(1 + τ).
     checkpoint: a file to save to, every `every` seconds, and to resume from if it is there; each server has its own.
@@ -98,6 +100,7 @@ def serve(
         codec=down,
         secret=known,
         timeout=timeout,
+        lost=time.monotonic() if central.applied else -math.inf,
         agreed=agreed(recipe, down, mine, servers, here, fetch_rows=fetch_rows, frozen=frozen(model)),
     )
     listener = _listening(host, port)

@@ -45,8 +45,8 @@ class Shared:
     sessions: "dict[str, Session]" = field(default_factory=dict)
     ended: list[int] = field(default_factory=lambda: [0, 0])
     """Bytes sent and received over connections that have ended."""
-    lost: float = -math.inf
-    """When a trainer was last gone without a goodbye, in `time.monotonic` seconds."""
+    lost: float
+    """When a trainer was last gone without a goodbye, or the server itself came back: `time.monotonic` seconds."""
 
     def status(self) -> ServerStatus:
         """Return the server's status. The caller holds the lock."""
@@ -73,7 +73,7 @@ class Session:
     def __init__(self, connection: socket.socket, shared: Shared) -> None:
         self._shared = shared
         self.wire = Wire(connection, timeout=shared.timeout, limits=_FIRST)
-        self.trainer = ""
+        self.trainer, self._goodbye = "", False
         self._loss, self._since = math.nan, time.monotonic()
         self._downlink = Downlink(shared.central, shared.codec)
 
@@ -89,6 +89,7 @@ class Session:
             self._begin()
             while self.answer(self.wire.receive()):
                 pass
+            self._goodbye = True
         except (GoneError, FrameError, PayloadError):
             if self.trainer:
                 self._shared.lost = time.monotonic()
@@ -182,7 +183,7 @@ class Session:
         with shared.lock:
             if shared.sessions.get(self.trainer) is self:
                 del shared.sessions[self.trainer]
-                shared.rule.left(self.trainer)
+                shared.rule.left(self.trainer, goodbye=self._goodbye)
             shared.lock.notify_all()
 
     def _update(self, frame: Frame) -> None:

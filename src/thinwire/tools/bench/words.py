@@ -44,7 +44,8 @@ def _lowest_loss(results: Results) -> str:
         return "Every recipe diverged."
     low, high = loss_text(min(losses.values())), loss_text(max(losses.values()))
     lowest = [label for label, loss in losses.items() if loss_text(loss) == low]
-    text = f"Lowest loss at equal steps: {_listed(lowest)}, {low}"
+    when = "after the first worker's equal steps" if any(row.served for row in results.rows) else "at equal steps"
+    text = f"Lowest loss {when}: {_listed(lowest)}, {low}"
     if low != high:
         text += f" (highest {high}); {_how_sure(results)}"
     return f"{text}."
