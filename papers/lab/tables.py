@@ -8,6 +8,8 @@ from papers.lab.catalogue import HOUSE, ROOMS
 from papers.lab.ledger import BEYOND, DEPENDS, FAILS, HOLDS, NOTHING, OPEN, UNDECIDED, VERDICTS, Row, counts
 from thinwire.tools.inputs import write_atomically
 
+RECIPES = "docs/explanation/recipes.md"
+"""The page of the recipes, from the checkout's root, whose last table is the verdicts by paper."""
 HEAD = (
     "| id | the paper's claim and its figure | verdict | ours | how, or what would judge it |\n| "
     "--- | --- | --- | --- | --- |\n"
@@ -39,7 +41,7 @@ def renew(rows: Mapping[str, Row], house: Path = HOUSE) -> None:
 
 def stale(rows: Mapping[str, Row], house: Path = HOUSE) -> list[str]:
     """Return the pages whose tables are not what the ledger says."""
-    return [str(path.relative_to(house)) for path, text in _pages(rows, house) if path.read_text() != text]
+    return [str(path.relative_to(house.parent)) for path, text in _pages(rows, house) if path.read_text() != text]
 
 
 def counted(rows: Sequence[Row]) -> str:
@@ -61,6 +63,8 @@ def _pages(rows: Mapping[str, Row], house: Path) -> Iterator[tuple[Path, str]]:
     for head, lines in (_numbers(rows), _names(rows)):
         text = _put(text, head, lines)
     yield path, text
+    path, (head, lines) = house.parent / RECIPES, _names(rows)
+    yield path, _put(path.read_text(), head, lines.replace("](", "](../../papers/"))
 
 
 def _count(text: str, rows: Sequence[Row]) -> str:

@@ -46,7 +46,7 @@ EXCHANGES = Document(
     quick="--worlds 2 --links none --numel 20000 --repeats 1",
 )
 _STEPS = "`thinwire bench`, 4 workers on 2 cores, 1 Gbit/s, median steps of three rounds"
-SKETCH, UNION, GATHER = "s2_reducer 0.03125", "s2_union 0.03125", "topk 0.03125"
+SKETCH, UNION, GATHER = "s2_reducer 0.0312", "s2_union 0.0312", "topk 0.0312"
 
 
 def _said(steps: Steps) -> str:
@@ -65,8 +65,10 @@ _THREE = {"sketch": SKETCH, "exact union": UNION, "all-gather": GATHER}
 def faster_than_gathering(lm: Steps) -> Outcome:
     """On a model with a large embedding it is faster than all-gathers of values and indices."""
     gain = lm.faster(SKETCH, GATHER)
-    how = f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {_STEPS}; holds if above 1"
-    return Outcome(verdict=verdict(gain > 1), measured=f"{gain:.2f} times faster; {_said(lm)}", how=how)
+    how = (
+        f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {_STEPS}; holds if above 1.03"
+    )
+    return Outcome(verdict=verdict(gain > 1.03), measured=f"{gain:.2f} times faster; {_said(lm)}", how=how)
 
 
 @S2.judge("S13", LM_1G, TEXT_1G)

@@ -46,16 +46,17 @@ def test_every_check_and_judge_is_of_a_claim_in_the_catalogue() -> None:
 
 
 def test_a_table_that_strays_is_named(tmp_path: Path) -> None:
-    for room in ROOMS:
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "README.md").write_text((HOUSE / room / "README.md").read_text())
-    (tmp_path / "README.md").write_text((HOUSE / "README.md").read_text())
+    house, root = tmp_path / HOUSE.name, HOUSE.parent
+    for page in (*(HOUSE / room / "README.md" for room in ROOMS), HOUSE / "README.md", root / tables.RECIPES):
+        copy = tmp_path / page.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(page.read_text())
     rows = ledger.read()
     rows["G1"] = replace(rows["G1"], measured="nothing of the kind")
-    assert tables.stale(rows, tmp_path) == ["gtopk/README.md"]
-    tables.renew(rows, tmp_path)
-    assert tables.stale(rows, tmp_path) == []
-    assert "nothing of the kind" in (tmp_path / "gtopk" / "README.md").read_text()
+    assert tables.stale(rows, house) == ["papers/gtopk/README.md"]
+    tables.renew(rows, house)
+    assert tables.stale(rows, house) == []
+    assert "nothing of the kind" in (house / "gtopk" / "README.md").read_text()
 
 
 def _line(way: Way, seed: int, loss: float) -> str:
