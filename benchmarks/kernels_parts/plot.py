@@ -26,7 +26,7 @@ GROUPS = {
     "sums": "Sums in one order",
 }
 VALUE_BITS = {"wire_fp16": 16, "wire_offset8": 8}
-STYLES = [(colour, marker) for marker in "os" for colour in (*COLOURS, INK)]
+STYLES = [(colour, marker) for marker in "os^" for colour in (*COLOURS, INK)]
 
 
 def draw(rows: Sequence[Row], environment: Mapping[str, Any], path: Path) -> None:
@@ -122,7 +122,7 @@ def _typical_density(rows: Sequence[Row]) -> float | None:
 
 def _legend(axes: Axes) -> None:
     if axes.get_legend_handles_labels()[0]:
-        below = (-0.1, -0.14)
+        below = (-0.1, -0.22)
         legend = axes.legend(loc="upper left", bbox_to_anchor=below, ncols=2, columnspacing=1.2, fontsize=8.5)
         legend.set_frame_on(False)
 

@@ -16,8 +16,8 @@ def figure_3(lm: Steps, cnn: Steps) -> Figure:
         "LSTM": {"SparCML": 1.6},
         "GNMT-8": {"all-gather": 1.25},
         "GNMT-16": {"OmniReduce": 1.4},
-        "ResNet-50, blocks": {"SparCML": 4.1, "all-gather": 2.3},
-        "GNMT-8, blocks": {"OmniReduce": 1.8},
+        "ResNet-50,\nblocks": {"SparCML": 4.1, "all-gather": 2.3},
+        "GNMT-8,\nblocks": {"OmniReduce": 1.8},
     }
     ours = {
         name: {
@@ -25,7 +25,7 @@ def figure_3(lm: Steps, cnn: Steps) -> Figure:
             "exact union, packed": steps.faster(SKETCH, UNION),
             "dense": steps.faster(SKETCH),
         }
-        for name, steps in (("LSTM", lm), ("ResNet-20, blocks", cnn))
+        for name, steps in (("LSTM", lm), ("ResNet-20,\nblocks", cnn))
     }
     up = "the sketch: times as fast"
     return beside(
