@@ -35,7 +35,10 @@ def linear_in_size(found: Found) -> Outcome:
         parts |= {link: verdict(r2 >= 0.99 and abs(slope / wanted - 1) <= 0.1)} if link in _KEPT else {}
         said.append(f"{link}: R² {r2:.4f}, {slope / wanted:.2f} of the rate's, {1e3 * latency:.2f} ms for the smallest")
     word, note = by_setting(parts)
-    how = f"ping-pong of 1 kB to 4 MB; {_HOW}; holds if R² is at least 0.99 and the slope within 10 % of the rate, at 100 Mbit/s and 1 Gbit/s: two cores do not keep 10"
+    how = (
+        f"ping-pong of 1 kB to 4 MB; {_HOW}; holds if R² is at least 0.99 and the slope within 10 % of the rate, "
+        "at 100 Mbit/s and 1 Gbit/s: two cores do not keep 10"
+    )
     return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
 
 
@@ -50,7 +53,8 @@ def ring_costs(found: Found) -> Outcome:
     word, note = by_setting(parts)
     how = (
         "2(P-1) alpha + 2(P-1)/P m beta with alpha and beta of ping-pong, P = "
-        f"{', '.join(map(str, worlds(found)))}; {_HOW}; within 15 %, at 100 Mbit/s and 1 Gbit/s: two cores do not keep 10"
+        f"{', '.join(map(str, worlds(found)))}; {_HOW}; within 15 %, "
+        "at 100 Mbit/s and 1 Gbit/s: two cores do not keep 10"
     )
     return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
 
