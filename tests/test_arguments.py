@@ -292,7 +292,7 @@ def _shared() -> Shared:
     lock = threading.Condition()
     return Shared(
         central=central,
-        rule=Synchronous(central, lock, trainers=1, tick=1.0),
+        rule=Synchronous(central, lock, trainers=1, timeout=1.0),
         lock=lock,
         recipe=recipes.dense(),
         codec=None,

@@ -276,5 +276,5 @@ def test_two_servers_with_one_checkpoint_are_told(tmp_path: Path) -> None:
 
 
 def test_rows_without_elements_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"0.weight is \(9, 0\): its rows have no elements"):
+    with pytest.raises(ValueError, match=r"0.weight is \(9, 0\) and has no elements"):
         started(nn.Sequential(nn.Embedding(9, 0, sparse=True), nn.Linear(2, 2)))

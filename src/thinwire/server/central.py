@@ -1,10 +1,12 @@
 """The central copy of the parameters, and how updates are applied to it."""
 
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -65,6 +67,8 @@ class Central:
         self.version = self.dropped = 0
         self.failure = ""  # why nothing can be applied any more; parameters are then between two steps
         self.applied: dict[str, int] = {}
+        self.life, self.restored = secrets.randbits(64), 0
+        self.present = set[str]()  # trainers that are there, or were when this was saved
         self.staleness: Counter[int] = Counter()
         self.behind: Counter[str] = Counter()  # of each trainer's updates, added up; since the server was started
         self.changed = {each.name: torch.zeros(each.shape[0], dtype=torch.int64) for each in self.layout.rows}
@@ -186,6 +190,7 @@ class Central:
             "version": self.version,
             "dropped": self.dropped,
             "applied": dict(self.applied),
+            "present": sorted(self.present),
             "staleness": dict(self.staleness),
             "changed": {name: x.clone() for name, x in self.changed.items()},
         }
@@ -200,8 +205,10 @@ class Central:
             each.load_state_dict(state)
         for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
             scheduler.load_state_dict(state)
-        self.version, self.dropped = saved["version"], saved["dropped"]
+        self.version = self.restored = saved["version"]
+        self.dropped = saved["dropped"]
         self.applied, self.staleness = dict(saved["applied"]), Counter(saved["staleness"])
+        self.present = set(saved.get("present", ()))
         for name, x in self.changed.items():
             x.copy_(saved["changed"][name])
 
@@ -267,4 +274,6 @@ def _copied(state: Any) -> Any:
             return {key: _copied(value) for key, value in state.items()}
         case list():
             return [_copied(value) for value in state]
+        case np.generic():  # a rate from np.exp, which torch.load would refuse
+            return state.item()
     return state

@@ -3,11 +3,9 @@
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from torch import Tensor
 
@@ -18,22 +16,17 @@ from thinwire.server.exchange import Copy
 from thinwire.server.fetching import question
 from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
 from thinwire.server.layout import Bytes
-from thinwire.server.session import ACKNOWLEDGED
+from thinwire.server.log import Log, Sent
+from thinwire.server.session import ACKNOWLEDGED, LIFE
 
 logger = logging.getLogger("thinwire")
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class _Sent:
-    number: int
-    version: int
-    flags: Flag
-    body: Sequence[Bytes]
+class Base(NamedTuple):
+    """What gradients are computed on: the server's version, as it was known when the trainer had joined so often."""
 
-    @property
-    def nbytes(self) -> int:
-        return sum(map(len, self.body))
+    version: int
+    joins: int
 
 
 @final
@@ -41,15 +34,15 @@ class Channel:
     """Sends updates to one server, in order, and writes its answers into the trainer's `copy`.
 
     An update stays in the log until the server says that it is on disk. After a loss the channel joins again and sends,
-    one at a time, those that the server has not applied. Raises FingerprintError if the two do not train the same, and
-    ServerError if the server cannot be had.
+    one at a time, those that the server has not applied; until then nobody adds to them. Raises FingerprintError if
+    the two do not train the same, and ServerError if the server cannot be had.
     """
 
     def __init__(self, settings: Settings, copy: Copy, rows: Rows) -> None:
         self._settings, self._copy, self.rows = settings, copy, rows
         self._changed, self._fetches = threading.Condition(), Fetches()
-        self._log: deque[_Sent] = deque()
-        self._logged = self._sent = self._answered = self._version = self._durable = self.dropped = 0
+        self._log, self._floors, self._life = Log(settings.log_bytes), list[int](), 0
+        self._sent = self._answered = self._version = self._durable = self.dropped = 0
         self._direct, self._closed = False, threading.Event()
         self._error: Exception | None = None
         self._counted = [0, 0]
@@ -62,7 +55,7 @@ class Channel:
     def staged_bytes(self) -> int:
         """Bytes of the updates that may have to be sent once more."""
         with self._changed:
-            return self._logged
+            return self._log.nbytes
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -75,27 +68,42 @@ class Channel:
         return self._version
 
     @property
+    def base(self) -> Base:
+        """What gradients are computed on that are begun now."""
+        with self._changed:
+            return Base(self._version, len(self._floors))
+
+    @property
     def saved(self) -> int:
         """The number of the latest update that the server has on disk; of one without a checkpoint, that it applied."""
         return self._durable
 
-    def send(self, number: int, version: int, flags: Flag, body: Sequence[Bytes]) -> None:
+    def send(self, number: int, base: Base, flags: Flag, body: Sequence[Bytes]) -> None:
         """Log an update and send it. Waits while the log is full. Raises ServerError. One thread at a time."""
+        size = sum(map(len, body))
+        self._make_room(size)
         with self._changed:
-            self._check()
-            size = sum(map(len, body))
-            room = self._settings.log_bytes
-            if self._logged + size > room // 2:
-                flags |= Flag.SAVE
-            self._changed.wait_for(lambda: self._error or not self._log or self._logged + size <= room)
-            self._check()
-            update = _Sent(number=number, version=version, flags=flags, body=body)
-            self._log.append(update)
-            self._logged += size
-            wire, direct = self._wire, self._direct
-        if direct:
+            self._wait_for(lambda: self._direct)
+            flags |= Flag.SAVE if self._log.half_full(size) else Flag(0)
+            version = min((base.version, *self._floors[base.joins :]))
+            update = Sent(number=number, version=version, flags=flags, body=body)
+            self._log.add(update)
+            wire = self._wire
+        with _closing_if_gone(wire):
+            update.transmit(wire)
+
+    def _make_room(self, size: int) -> None:
+        """Ask the server to save for as long as there is no room in the log for so many bytes."""
+        while True:
+            with self._changed:
+                self._wait_for(lambda: self._direct)
+                if self._log.fits(size):
+                    return
+                wire = self._wire
             with _closing_if_gone(wire):
-                _transmit(wire, update)
+                wire.send(Kind.PING, flags=Flag.SAVE)
+            with self._changed:
+                self._wait_for(lambda: self._log.fits(size) or not self._direct)
 
     def wait(self, number: int) -> None:
         """Wait until update `number` is answered. Raises ServerError if it never will be."""
@@ -108,12 +116,11 @@ class Channel:
         """Ask for these rows of each embedding, and return the question's number. Raises ServerError."""
         body = question(self.rows.layout, keys)
         with self._changed:
-            self._check()
+            self._wait_for(lambda: self._direct)
             number = self._fetches.add(keys)
-            wire, direct = self._wire, self._direct
-        if direct:
-            with _closing_if_gone(wire):
-                ask(wire, number, body)
+            wire = self._wire
+        with _closing_if_gone(wire):
+            ask(wire, number, body)
         return number
 
     def wait_for_rows(self, number: int) -> None:
@@ -148,6 +155,11 @@ class Channel:
         if self._error is not None:
             raise self._error
 
+    def _wait_for(self, until: Callable[[], bool]) -> None:
+        """Wait, with the lock held. Raises what has ended the channel."""
+        self._changed.wait_for(lambda: self._error or until())
+        self._check()
+
     def _listen(self) -> None:
         """Take in answers; after a loss, join again. What ends it is raised by `send` and `wait`."""
         try:
@@ -181,11 +193,14 @@ class Channel:
         deadline = time.monotonic() + self._settings.patience
         while True:
             self._wire = self._joined(deadline)
+            before = self._sent
             try:
                 self._catch_up()
                 return
             except GoneError as gone:
                 self._end_connection()
+                if self._sent > before:  # that was another loss
+                    deadline = time.monotonic() + self._settings.patience
                 if time.monotonic() > deadline or self._closed.wait(PAUSE):
                     raise ServerError(
                         f"the server at {where} hangs up whenever this trainer has joined ({gone}): its log says why"
@@ -217,25 +232,29 @@ class Channel:
                 f"the server at {self._settings.address} has applied {applied} updates of this trainer, and had saved "
                 f"{self._durable}: start it from its checkpoint, or this trainer anew"
             )
-        self._copy.take(frame.body[ACKNOWLEDGED.size :], 0, whole=True)
-        self.rows.rejoined(frame.version)
+        life, restored = LIFE.unpack_from(frame.body, ACKNOWLEDGED.size)
+        self._copy.take(frame.body[ACKNOWLEDGED.size + LIFE.size :], 0, whole=True)
+        floor = frame.version if life == self._life else restored  # to which the server went back
+        self.rows.rejoined(floor)
         with self._changed:
-            self._version, self._sent = frame.version, applied
+            self._life, self._version, self._sent = life, frame.version, applied
+            self._floors.append(floor)
+            self._log.clamp(floor)
             self._forget(durable)
 
     def _catch_up(self) -> None:
         """Send what the server has not applied and not answered, one after the other. Raises GoneError."""
         while True:
             with self._changed:
-                rest = [each for each in self._log if each.number > self._sent]
+                rest = self._log.after(self._sent)
                 self._answered = max(self._answered, self._sent)
                 self._changed.notify_all()
-                if not rest and not self._fetches:
+                if rest is None and not self._fetches:
                     self._direct = True
                     return
-            if rest:
-                _transmit(self._wire, rest[0])
-                while self._sent < rest[0].number:
+            if rest is not None:
+                rest.transmit(self._wire)
+                while self._sent < rest.number:
                     self._take(self._wire.receive())
             else:
                 self._ask_again()
@@ -272,8 +291,7 @@ class Channel:
 
     def _forget(self, durable: int) -> None:
         self._durable = max(self._durable, durable)
-        while self._log and self._log[0].number <= durable:
-            self._logged -= self._log.popleft().nbytes
+        self._log.forget(durable)
         self._changed.notify_all()
 
 
@@ -284,10 +302,6 @@ def _closing_if_gone(wire: Wire) -> Iterator[None]:
         yield
     except GoneError:
         wire.close()
-
-
-def _transmit(wire: Wire, update: _Sent) -> None:
-    wire.send(Kind.UPDATE, *update.body, number=update.number, version=update.version, flags=update.flags)
 
 
 def _broken(error: Exception) -> ServerError:

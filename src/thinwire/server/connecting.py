@@ -116,6 +116,7 @@ def _check_free(memories: Sequence[Memory]) -> None:
 
 def _release(memories: Sequence[Memory]) -> None:
     for memory in memories:
+        memory.restore({})  # what waits is lost, and no later trainer sends it
         _AT_WORK.pop(id(memory), None)
 
 

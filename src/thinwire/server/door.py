@@ -35,7 +35,11 @@ class Door:
             except OSError:
                 self._closed.wait(0.1)  # out of descriptors, perhaps
                 continue
-            self._receive(connection, str(peer[0]))
+            try:
+                self._receive(connection, str(peer[0]))
+            except RuntimeError as error:  # no thread can be started
+                logger.warning("a connection from %s was closed: %s", peer[0], error)
+                connection.close()
 
     def close(self) -> None:
         """Let nobody in any more, return from `accept`, and hang up on everyone."""

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 _KEY = "thinwire/server/{}"
+_announced = set[int]()
 _stores: list[dist.distributed_c10d.Store] = []  # rank 0 may host it, so it lives as long as the process
 
 
@@ -34,10 +35,20 @@ def place(index: int | None, servers: int) -> int:
     return found
 
 
+def check_unannounced(index: int) -> None:
+    """Raise ValueError if this process has announced a server already: trainers would look for the first."""
+    if index in _announced and _has_store():
+        raise ValueError(
+            "this process has served before in this torchrun job, and trainers find its first server only: pass "
+            "address= to serve and to connect"
+        )
+
+
 def announce(index: int, address: str) -> None:
     """Tell the environment's store where a server is, if there is one."""
     if _has_store():
         _store().set(_KEY.format(index), address)
+        _announced.add(index)
 
 
 def addresses(given: str | Sequence[str] | None, servers: int) -> list[str]:

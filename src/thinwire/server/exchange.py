@@ -48,11 +48,12 @@ class Uplink:
         Gradients are read, not kept. A parameter that has none sends zeros. Raises TypeError for gradients that are
         sparse where the layout's are not, or the other way round; then nothing has changed.
         """
-        self._check(gradients)
+        self.check(gradients)
         with trace.span("encode"):
             return self._sections(number, gradients, drain=drain)
 
-    def _check(self, gradients: Mapping[str, Tensor]) -> None:
+    def check(self, gradients: Mapping[str, Tensor]) -> None:
+        """Raise TypeError for gradients that are sparse where the layout's are not, or the other way round."""
         rows = {entry.name for entry in self._layout.rows}
         for name in (*rows, *(segment.name for _, segment in self._layout.segments())):
             gradient = gradients.get(name)

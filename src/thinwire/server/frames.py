@@ -47,7 +47,7 @@ class Flag(IntFlag):
     DRAINED = 1
     """Of an update: it is not compressed, and has what waited."""
     SAVE = 2
-    """Of an update: the trainer's log is half full, so the server should save soon."""
+    """Of an update or a ping: the trainer's log is half full, so the server should save soon."""
     DROPPED = 4
     """Of an answer: the update was not finite and has not been applied."""
 

@@ -49,7 +49,7 @@ class Entry:
 
 
 def entries(model: nn.Module) -> list[Entry]:
-    """Return the model's parameters that are trained. Raises ValueError if there are none, or rows without elements."""
+    """Return the model's parameters that are trained. Raises ValueError if there are none, or one is empty."""
     sparse = {
         id(module.weight)
         for module in model.modules()
@@ -62,8 +62,8 @@ def entries(model: nn.Module) -> list[Entry]:
     ]
     if not found:
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients")
-    if empty := next((each for each in found if each.rows and not each.numel), None):
-        raise ValueError(f"{empty.name} is {empty.shape}: its rows have no elements to send; use sparse=False for it")
+    if empty := next((each for each in found if not each.numel), None):
+        raise ValueError(f"{empty.name} is {empty.shape} and has no elements to send: freeze it")
     return found
 
 
@@ -196,11 +196,11 @@ class Layout:
         lines = {segment.name: line(recipe, segment, step) for _, segment in self._placed}
         chosen = {name: (each.memory, each.codec.at(step)) for name, each in lines.items()}
         key = tuple((id(memory), codec) for memory, codec in chosen.values())
-        if key not in self._known:
+        if (known := self._known.get(key)) is None:
             if len(self._known) >= 8:  # a density that changes with every step
                 self._known.clear()
-            self._known[key] = self.parts(lambda segment: chosen[segment.name])
-        return self._known[key]
+            known = self._known[key] = self.parts(lambda segment: chosen[segment.name])
+        return known
 
     def of_codec(self, codec: Codec) -> tuple[Part, ...]:
         """Return the parts if everything goes through one codec."""

@@ -9,7 +9,9 @@ from typing import final
 
 from thinwire.errors import ServerError
 from thinwire.server.central import Central, Update
+from thinwire.server.frames import GoneError
 
+_TICK = 0.2  # seconds in which a trainer that waits is noticed to be gone
 Meanwhile = Callable[[], None]
 """Called while a trainer waits, now and then, with the server's lock held; raises if that trainer is gone."""
 
@@ -17,27 +19,34 @@ Meanwhile = Callable[[], None]
 class Rule(ABC):
     """Decides over the updates of all trainers. Every call but `submit` is made with the server's lock held.
 
-    trainers: how many must be there, or have left with a goodbye, before the first update is applied.
+    trainers: how many must be there, or have left with a goodbye, before the first update is applied. timeout: how long
+    a rule that keeps trainers in step waits, after a restart, for those that were there when the server was saved.
     """
 
-    def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, tick: float) -> None:
-        self.central, self._lock, self._tick = central, lock, tick
+    def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, timeout: float) -> None:
+        self.central, self._lock, self._tick = central, lock, min(_TICK, timeout / 4)
         self._wanted, self.live = trainers, dict[str, int]()
-        self.goodbyes = 0
-        self.complete = bool(central.applied)
-        """Whether as many trainers as are wanted have been there at one time, before a restart perhaps."""
-        self._open = True
+        self.goodbyes, self._begun, self._open = 0, bool(central.applied), True
+        self._returning, self._until = set(central.present), time.monotonic() + timeout
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many trainers as are wanted have been there at one time, and are back after a restart."""
+        return self._begun and (not self._returning or time.monotonic() > self._until)
 
     def joined(self, trainer: str) -> None:
         """Count a trainer in, at the pace of the slowest."""
         self.live[trainer] = min(self.live.values(), default=0)
-        self.complete |= len(self.live) + self.goodbyes >= self._wanted
+        self._begun |= len(self.live) + self.goodbyes >= self._wanted
+        self._returning.discard(trainer)
+        self._note_present()
         self._lock.notify_all()
 
     def left(self, trainer: str, *, goodbye: bool) -> None:
         """Wait for this trainer no longer. Without a goodbye it may come back, under another number perhaps."""
         self.live.pop(trainer, None)
         self.goodbyes += goodbye
+        self._note_present()
         self._lock.notify_all()
 
     def stop(self) -> None:
@@ -49,11 +58,16 @@ class Rule(ABC):
         """Have an update applied, once, and wait as long as the rule says. Return whether it was dropped as not finite.
 
         Raises what `meanwhile` raises; the update may or may not have been applied then. Raises ServerError if a step
-        has failed.
+        has failed, and GoneError if the server is closed before it begins.
         """
         with self._lock:
             self._wait(lambda: self.complete, meanwhile)
+            if not self.complete:
+                raise GoneError("the server was closed")
             return self._submit(update, meanwhile)
+
+    def _note_present(self) -> None:
+        self.central.present = {*self.live, *self._returning}
 
     @abstractmethod
     def _submit(self, update: Update, meanwhile: Meanwhile) -> bool: ...
@@ -76,10 +90,12 @@ class Asynchronous(Rule):
     """
 
     def __init__(
-        self, central: Central, lock: threading.Condition, *, trainers: int, tick: float, bound: int | None
+        self, central: Central, lock: threading.Condition, *, trainers: int, timeout: float, bound: int | None
     ) -> None:
-        super().__init__(central, lock, trainers=trainers, tick=tick)
+        super().__init__(central, lock, trainers=trainers, timeout=timeout)
         self._bound = bound
+        if bound is None:  # nobody's pace matters
+            self._returning.clear()
 
     def _submit(self, update: Update, meanwhile: Meanwhile) -> bool:
         who = update.trainer
@@ -99,8 +115,8 @@ class Asynchronous(Rule):
 class Synchronous(Rule):
     """Apply the mean of one update of each live trainer, in one step."""
 
-    def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, tick: float) -> None:
-        super().__init__(central, lock, trainers=trainers, tick=tick)
+    def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, timeout: float) -> None:
+        super().__init__(central, lock, trainers=trainers, timeout=timeout)
         self._round: dict[str, Update] = {}
         self._dropped: set[str] = set()
 

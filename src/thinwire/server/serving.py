@@ -17,7 +17,7 @@ from thinwire.memories import MomentumCorrection
 from thinwire.reducer import Reducer
 from thinwire.server.central import Central, MakeOptimizer, MakeScheduler
 from thinwire.server.durable import Durable
-from thinwire.server.environment import announce, joint, place, split
+from thinwire.server.environment import announce, check_unannounced, joint, place, split
 from thinwire.server.exchange import check_memories
 from thinwire.server.joining import agreed, secret_of
 from thinwire.server.layout import check_fetchable, entries, frozen, shards
@@ -72,6 +72,8 @@ def serve(
     recipe without memory and codec, StateError for a checkpoint of something else, and OSError if the address is taken.
     """
     here = place(index, servers)
+    if address is None:
+        check_unannounced(here)
     check_memories(recipe)
     host, port = split(address or "127.0.0.1:0")
     known = secret_of(secret, host)
@@ -94,7 +96,7 @@ def serve(
     shared = Shared(
         saving=Saving(central, lock, _resumed(checkpoint, central)),
         central=central,
-        rule=_rule(central, lock, staleness, trainers=trainers, tick=timeout / 4),
+        rule=_rule(central, lock, staleness, trainers=trainers, timeout=timeout),
         lock=lock,
         recipe=recipe,
         codec=down,
@@ -130,10 +132,10 @@ def _listening(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=128)
 
 
-def _rule(central: Central, lock: threading.Condition, staleness: int | None, *, trainers: int, tick: float) -> Rule:
+def _rule(central: Central, lock: threading.Condition, staleness: int | None, *, trainers: int, timeout: float) -> Rule:
     if staleness == 0:
-        return Synchronous(central, lock, trainers=trainers, tick=tick)
-    return Asynchronous(central, lock, trainers=trainers, tick=tick, bound=staleness)
+        return Synchronous(central, lock, trainers=trainers, timeout=timeout)
+    return Asynchronous(central, lock, trainers=trainers, timeout=timeout, bound=staleness)
 
 
 def _check_momentum(recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer]) -> None:

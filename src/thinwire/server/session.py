@@ -26,6 +26,8 @@ from thinwire.server.status import ServerStatus, TrainerStatus
 _FIRST = {Kind.PING: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}  # what may come at first, and how long it may be
 ACKNOWLEDGED = struct.Struct("<QQ")
 """At the start of an answer: the trainer's latest update that was applied, and the latest that is on disk."""
+LIFE = struct.Struct("<QQ")
+"""After that in a WELCOME: a number that this start of the server drew, and the version that it went on from."""
 
 
 @final
@@ -101,6 +103,7 @@ class Session:
         """Do what a frame asks for. Return whether more may come."""
         match frame.kind:
             case Kind.PING:
+                self._save_if_asked(frame)
                 return True
             case Kind.UPDATE:
                 self._update(frame)
@@ -163,7 +166,8 @@ class Session:
             shared.rule.joined(self.trainer)
             version, acknowledged = shared.central.version, self._acknowledged()
             body = pack(self._downlink.whole())
-        self.wire.send(Kind.WELCOME, acknowledged, *body, version=version)
+        life = LIFE.pack(shared.central.life, shared.central.restored)
+        self.wire.send(Kind.WELCOME, acknowledged, life, *body, version=version)
 
     def _replace(self, trainer: str) -> None:
         """Take the place of this trainer's earlier connection, if there is one that has not been noticed to be dead."""
@@ -188,8 +192,7 @@ class Session:
 
     def _update(self, frame: Frame) -> None:
         shared, dropped = self._shared, False
-        if frame.flags & Flag.SAVE:
-            shared.saving.soon.set()
+        self._save_if_asked(frame)
         known = self._applied()
         if frame.number > known + 1:
             raise FrameError(f"update {frame.number}; expected {known + 1}, the next of this trainer")
@@ -206,6 +209,10 @@ class Session:
             self._loss, self._since = update.loss, time.monotonic()
             dropped = self._submit(update)
         self._reply(frame.number, Flag.DROPPED if dropped else Flag(0))
+
+    def _save_if_asked(self, frame: Frame) -> None:
+        if frame.flags & Flag.SAVE:
+            self._shared.saving.soon.set()
 
     def _submit(self, update: Update) -> bool:
         """Have it applied. If the server cannot any more, tell the trainer why, and raise RefusedError."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from thinwire.checked import Count, Seconds, Size, checked
 from thinwire.handle import MemoryUse
 from thinwire.server.asking import wanted
-from thinwire.server.channel import Channel
+from thinwire.server.channel import Base, Channel
 from thinwire.server.exchange import LOSS, Draining, Uplink
 from thinwire.server.frames import Flag
 from thinwire.server.layout import pack
@@ -69,7 +69,7 @@ class Trainer:
         self._on_close, self._lock = closed, threading.Lock()
         self._number = self._skipped = self._drained = 0
         self._waited = 0.0
-        self._begun = WeakKeyDictionary[nn.Module, list[int]]()
+        self._begun = WeakKeyDictionary[nn.Module, list[Base]]()
         """The versions that each replica's next gradient will have been computed on, at least."""
 
     def step(self, module: nn.Module | None = None, *, loss: float | Tensor | None = None) -> bool:
@@ -87,12 +87,13 @@ class Trainer:
             with self._lock:
                 self._skipped += 1
             return False
-        begun = self._begun.get(module, self.versions)
-        versions = [
-            channel.rows.oldest(version, gradients) for channel, version in zip(self._channels, begun, strict=True)
+        begun = self._begun.get(module, self._bases())
+        bases = [
+            base._replace(version=channel.rows.oldest(base.version, gradients))
+            for channel, base in zip(self._channels, begun, strict=True)
         ]
-        self._wait(self._push(gradients, versions, loss=loss, drain=False) - self._in_flight)
-        self._begun[module] = self.versions
+        self._wait(self._push(gradients, bases, loss=loss, drain=False) - self._in_flight)
+        self._begun[module] = self._bases()
         return True
 
     @checked
@@ -117,7 +118,7 @@ class Trainer:
         """Send all that waits, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
         if not self._releases:
             raise TypeError("what waits in this recipe's memory cannot be sent at once: only error feedback can")
-        self._wait(self._push({}, self.versions, loss=None, drain=True))
+        self._wait(self._push({}, self._bases(), loss=None, drain=True))
 
     @checked
     def run(self, work: Work, *, threads: Count) -> None:
@@ -127,7 +128,7 @@ class Trainer:
         share one memory. Raises what the first of them raised, when all have ended.
         """
         replicas = [self.replica() for _ in range(threads)]
-        self._begun.update((each, self.versions) for each in replicas)
+        self._begun.update((each, self._bases()) for each in replicas)
         with ThreadPoolExecutor(threads) as pool:
             for done in [pool.submit(work, each) for each in replicas]:
                 done.result()
@@ -187,19 +188,24 @@ class Trainer:
         self.close()
 
     def _push(
-        self, gradients: dict[str, Tensor], versions: Sequence[int], *, loss: float | Tensor | None, drain: bool
+        self, gradients: dict[str, Tensor], bases: Sequence[Base], *, loss: float | Tensor | None, drain: bool
     ) -> int:
         """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
         told = LOSS.pack(_number(loss))
+        for uplink in self._uplinks:  # all of them, before the first takes what waits
+            uplink.check(gradients)
         with self._lock:
             number = self._number + 1  # taken when all of it is encoded: servers accept no gap
             drain |= self._draining.due()
             bodies = [[told, *pack(uplink.encode(number, gradients, drain=drain))] for uplink in self._uplinks]
             self._number, self._drained = number, self._drained + drain
             flags = Flag.DRAINED if drain else Flag(0)
-            for channel, version, body in zip(self._channels, versions, bodies, strict=True):
-                channel.send(number, version, flags, body)
+            for channel, base, body in zip(self._channels, bases, bodies, strict=True):
+                channel.send(number, base, flags, body)
             return number
+
+    def _bases(self) -> list[Base]:
+        return [channel.base for channel in self._channels]
 
     def _wait(self, number: int) -> None:
         start = time.monotonic()

@@ -1,0 +1,250 @@
+"""What becomes of trainers, updates and checkpoints when connections break and servers start again."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from served import closed, dense, gradients, joined, started, thresholded, waiting
+from torch import Tensor, nn
+
+from thinwire import recipes
+from thinwire.errors import StateError
+from thinwire.server import Server, Trainer, calling, environment
+from thinwire.server.frames import Frame
+
+__all__ = ["closed"]
+
+
+def _cut(server: Server) -> None:
+    """Break all connections, as a network does."""
+    for session in list(server._shared.sessions.values()):
+        session.wire.close()
+
+
+def _end_unsaved(server: Server) -> None:
+    """End a server as a kill would."""
+    server._shared.saving.durable = None
+    server.close()
+
+
+def _train(trainer: Trainer, some: Sequence[Tensor]) -> None:
+    for gradient in some:
+        trainer.model.give(gradient)  # type: ignore[operator]
+        trainer.step()
+
+
+def _step_in_vain(trainer: Trainer) -> None:
+    with pytest.raises(ConnectionError):
+        trainer.step()
+
+
+def _in_threads(*jobs: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(40)
+    assert not any(each.is_alive() for each in threads)
+
+
+def test_many_threads_catch_up_and_each_loss_has_its_own_patience() -> None:
+    server = started()
+    trainer, stop = joined(server, reconnect=5.0, in_flight=2), threading.Event()
+    (channel,) = trainer._channels
+
+    def work(module: nn.Module) -> None:
+        while not stop.is_set():
+            module.give(torch.randn(200, dtype=torch.float64))  # type: ignore[operator]
+            trainer.step(module)
+
+    running = threading.Thread(target=trainer.run, args=(work,), kwargs={"threads": 4}, daemon=True)
+    running.start()
+    for _ in range(3):
+        time.sleep(2.0)
+        _cut(server)
+        deadline = time.monotonic() + 10
+        while not channel._direct and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert channel._direct
+    stop.set()
+    running.join(20)
+    assert not running.is_alive()
+    assert trainer.settle(10)
+    assert list(server.status().updates.values()) == [trainer.traffic().updates]
+
+
+def test_synchronous_trainers_that_come_back_one_after_the_other_stay_in_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "every": 1e6, "trainers": 2, "staleness": 0}
+    server = started(recipe=dense(), **options)
+    both = [joined(server, dense(), reconnect=60.0) for _ in range(2)]
+    theirs = [gradients(10, seed=seed) for seed in (1, 2)]
+    _in_threads(*(lambda t=t, g=g: _train(t, g[:2]) for t, g in zip(both, theirs, strict=True)))
+    server.save()
+    _in_threads(*(lambda t=t, g=g: _train(t, g[2:6]) for t, g in zip(both, theirs, strict=True)))
+    _end_unsaved(server)
+    late, call, begin = both[1]._channels[0]._settings.trainer, calling._called_once, time.monotonic()
+
+    def one_late(settings: calling.Settings) -> tuple[object, Frame]:
+        if settings.trainer == late and time.monotonic() < begin + 1.5:
+            raise OSError("not yet")
+        return call(settings)
+
+    monkeypatch.setattr(calling, "_called_once", one_late)
+    again = started(recipe=dense(), address=server.address, **options)
+    _in_threads(*(lambda t=t, g=g: _train(t, g[6:]) for t, g in zip(both, theirs, strict=True)))
+    assert again.status().version == 10
+    mean = (sum(theirs[0]) + sum(theirs[1])) / 2
+    torch.testing.assert_close(again._shared.central.parameters["large"].detach(), -mean)
+
+
+def test_a_trainer_that_never_comes_back_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "trainers": 2, "staleness": 0, "timeout": 2.0}
+    server = started(recipe=dense(), **options)
+    both = [joined(server, dense()) for _ in range(2)]
+    _in_threads(*(lambda t=t: _train(t, gradients(1)) for t in both))
+    server.save()
+    _end_unsaved(server)
+    again = started(recipe=dense(), **options)
+    _train(joined(again, dense()), gradients(1))
+    assert again.status().version == 2
+
+
+def test_a_server_that_is_closed_before_training_begins_applies_nothing(tmp_path: Path) -> None:
+    server = started(trainers=2, checkpoint=tmp_path / "checkpoint")
+    trainer = joined(server)
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    step = threading.Thread(target=_step_in_vain, args=(trainer,), daemon=True)
+    step.start()
+    time.sleep(0.5)
+    server.close()
+    step.join(10)
+    again = started(trainers=2, checkpoint=tmp_path / "checkpoint")
+    assert again.status().version == 0
+    assert not again._shared.rule.complete
+
+
+def test_staleness_counts_from_what_the_server_went_back_to(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "every": 1e6}
+    server = started(recipe=dense(), **options)
+    one, other = (joined(server, dense(), reconnect=60.0) for _ in range(2))
+    _train(one, gradients(1))
+    server.save()
+    _train(other, gradients(5))
+    _train(one, gradients(1))  # its next update will be computed on version 7
+    _end_unsaved(server)
+    again = started(recipe=dense(), address=server.address, **options)
+    _train(other, gradients(20))
+    one.model.give(gradients(1)[0])  # type: ignore[operator]
+    before = again.status().staleness
+    assert one.step()
+    (stale,) = {s for s, n in again.status().staleness.items() if n > before.get(s, 0)}
+    assert stale > 20  # it began before the server went back
+
+
+def test_rates_of_numpy_are_saved_and_read_back(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "checkpoint": tmp_path / "checkpoint",
+        "scheduler": lambda each: torch.optim.lr_scheduler.LambdaLR(each, lambda step: np.exp(-step / 10)),
+    }
+    server = started(**options)
+    _train(joined(server), gradients(3))
+    rates = [group["lr"] for group in server._shared.central.optimizers[0].param_groups]
+    server.close()
+    assert [g["lr"] for g in started(**options)._shared.central.optimizers[0].param_groups] == rates
+
+
+class Odd(torch.optim.SGD):
+    """Keeps in its state what a checkpoint cannot give back."""
+
+    def state_dict(self) -> dict[str, object]:
+        return super().state_dict() | {"odd": threading.local}
+
+
+def test_a_state_that_cannot_be_read_back_is_never_taken_for_saved(tmp_path: Path) -> None:
+    server = started(optimizer=lambda some: Odd(some, lr=0.1), checkpoint=tmp_path / "checkpoint", every=1e6)
+    trainer = joined(server)
+    _train(trainer, gradients(1))
+    with pytest.raises(OSError, match="cannot be read back"):
+        server.save()
+    assert trainer.traffic().saved == 0
+    assert not list(tmp_path.iterdir())
+    server._shared.saving.durable = None
+
+
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(b"garbage" * 100)
+    with pytest.raises(StateError, match="no checkpoint of a server"):
+        started(checkpoint=path)
+
+
+def test_a_rename_that_fails_and_a_touch_do_not_end_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checkpoint"
+    server = started(checkpoint=path, every=1e6)
+    server.save()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
+        with pytest.raises(OSError, match="no"):
+            server.save()
+    server.save()
+    os.utime(path)
+    server.save()
+
+
+def test_an_update_that_has_no_room_in_the_log_has_the_server_save(tmp_path: Path) -> None:
+    server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
+    trainer = joined(server, log_bytes=1900)
+    _train(trainer, gradients(2))
+    _in_threads(trainer.drain)  # uncompressed, it is larger than what is left of the log
+    assert list(server.status().updates.values()) == [3]
+
+
+def test_an_update_is_checked_for_all_servers_before_any_part_is_encoded() -> None:
+    recipe = recipes.topk(density=0.5, minimum_size=0)
+    servers = [started(recipe=recipes.topk(density=0.5, minimum_size=0), servers=2, index=i) for i in range(2)]
+    trainer = joined(servers[0], recipe, address=[each.address for each in servers], servers=2)
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    small = trainer.model.get_parameter("small")
+    small.grad = torch.zeros(3, dtype=torch.float64).to_sparse()
+    with pytest.raises(TypeError, match="small got a sparse gradient"):
+        trainer.step()
+    assert not waiting(recipe).any()
+    assert [each.status().version for each in servers] == [0, 0]
+
+
+def test_what_waits_is_lost_when_a_trainer_is_closed() -> None:
+    server, recipe = started(), thresholded()
+    with joined(server, recipe) as trainer:
+        _train(trainer, gradients(1))
+        assert waiting(recipe).any()
+    assert not waiting(recipe).any()
+
+
+def test_a_trainer_killed_within_a_step_is_noticed_soon() -> None:
+    server = started(trainers=2, timeout=30.0)
+    trainer = joined(server)
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    threading.Thread(target=_step_in_vain, args=(trainer,), daemon=True).start()
+    time.sleep(0.5)
+    trainer.close(goodbye=False)
+    deadline = time.monotonic() + 5
+    while server.status().trainers and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not server.status().trainers
+
+
+def test_a_second_server_of_a_process_wants_an_address_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    environment.check_unannounced(0)
+    monkeypatch.setattr("thinwire.server.environment._announced", {0})
+    with pytest.raises(ValueError, match="pass address="):
+        environment.check_unannounced(0)
