@@ -248,3 +248,35 @@ def test_a_second_server_of_a_process_wants_an_address_under_torchrun(monkeypatc
     monkeypatch.setattr("thinwire.server.environment._announced", {0})
     with pytest.raises(ValueError, match="pass address="):
         environment.check_unannounced(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1, None])
+def test_sums_survive_servers_that_end_unsaved_again_and_again(staleness: int | None, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "checkpoint": tmp_path / "checkpoint", "every": 0.2, "trainers": 2, "staleness": staleness, "timeout": 4.0
+    }  # fmt: skip
+    server = started(recipe=dense(), **options)
+    address = server.address
+    both = [joined(server, dense(), reconnect=60.0, timeout=4.0) for _ in range(2)]
+    theirs = [gradients(150, seed=seed) for seed in (1, 2)]
+
+    def train(trainer: Trainer, some: Sequence[Tensor]) -> None:
+        for gradient in some:
+            _train(trainer, [gradient])
+            time.sleep(0.02)
+        assert trainer.settle(20)
+        trainer.close()
+
+    threads = [threading.Thread(target=train, args=each, daemon=True) for each in zip(both, theirs, strict=True)]
+    for each in threads:
+        each.start()
+    for _ in range(3):
+        time.sleep(0.7)
+        _end_unsaved(server)
+        server = started(recipe=dense(), address=address, **options)
+    for each in threads:
+        each.join(60)
+    assert sorted(server.status().updates.values()) == [150, 150]
+    total = (sum(theirs[0]) + sum(theirs[1])) / (2 if staleness == 0 else 1)
+    torch.testing.assert_close(server._shared.central.parameters["large"].detach(), -total)
