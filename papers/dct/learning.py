@@ -1,6 +1,8 @@
 """The claims of DCT-DP about learning, with virtual workers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
 
 from papers.dct import DCT
 from papers.lab.judging import by_setting, every, losses_over, no_worse
@@ -27,9 +29,13 @@ _HOW = (
 def any_life(fc: Ways, mlp: Ways) -> Outcome:
     """The final loss is the same for every threshold life."""
     lives = [f"L = {life}" for life in LIVES]
-    return _no_loss(
+    found = _no_loss(
         {"VGG": fc, "MNIST": mlp}, lives, f"density 0.05; {_HOW}; L = 1000 takes one threshold for the whole run"
     )
+    pairs = [over(ways[a], ways[b]) for ways in (fc, mlp) for a, b in combinations(lives, 2)]
+    apart = sum(each.above or each.below for each in pairs)
+    between = f"between lives {apart} of {len(pairs)} pairs differ beyond their 95 % interval"
+    return replace(found, measured=f"{found.measured}; {between}")
 
 
 @DCT.judge("T6", FC, MLP)
