@@ -14,9 +14,9 @@ DDP's other buckets make the ring add in another order.
 Recipes and optimizers are expressions: what thinwire.recipes has, or parts put together, as in `MinimumSize(...)`; and
 `sgd`, `adamw`, `muon`, `signum` of convergence_parts/optimizers.py. Outer steps may stand in a recipe's place, as in
 `OuterSteps(every=10, recipe=topk(), optimizer=partial(torch.optim.SGD, lr=1.0))`. The held-out loss then is that of the
-global parameters, so let H divide the steps. Every run is a line in a file, and what the file has is not run again.
-`bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices included. A payload counts
-once, however often the exchange has it travel.
+global parameters, so let H divide the steps. Every run is a line in a file, and what the file has of this version is
+not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices included. A
+payload counts once, however often the exchange has it travel.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ import torch
 import typer
 from convergence_parts.plot import draw
 from convergence_parts.results import append, grouped, read, table, tuned
-from convergence_parts.training import DATA, Run, Settings, problem_of, train
+from convergence_parts.training import DATA, TODAY, Run, Settings, problem_of, train
 from rich.console import Console
 
 from thinwire.tools.show.table import markdown as page
@@ -83,7 +83,7 @@ def run_all(
             device=device,
             scale=scale,
         )
-        if settings in {run.settings for run in read(file)}:
+        if settings in {run.settings for run in read(file) if run.thinwire == TODAY}:
             continue
         done = train(settings, problem_of(model, seed, data, scale))
         append(file, done)

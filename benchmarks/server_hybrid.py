@@ -1,6 +1,6 @@
 """Trainers that are pipelines, on parameter servers: what do DCT-MP inside, DCT-DP up, and both cost and save?
 
-    python benchmarks/server_hybrid.py --link 100mbit --steps 60 --rounds 3
+    python benchmarks/server_hybrid.py --link 100mbit --steps 60 --rounds 3 --json hybrid.json
 
 Two trainers of two stages, and a server for each stage: six processes, each with a link of its own. Servers take SGD
 with momentum, and damp what is stale. Prints the median step of the first trainer and the held-out loss of its
@@ -9,9 +9,11 @@ parameters, boundaries included, after so many of its steps.
 
 import copy
 import functools
+import json as documents
 import math
 import os
 import time
+from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Annotated, Any
 
@@ -29,9 +31,11 @@ from thinwire.tools.cluster.link import parse_rate
 from thinwire.tools.cluster.local import Cluster
 from thinwire.tools.cluster.worker import Emit
 from thinwire.tools.cluster.workers import free_ports, host, join_group
+from thinwire.tools.inputs import write_atomically
 from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.stages import parts_of
 
+SCHEMA = "thinwire.server_hybrid/1"
 STAGES, TRAINERS, MICRO_BATCHES, SECRET = 2, 2, 4, "bench"
 LINES = {
     "neither": ("dense", 1.0, 1.0),
@@ -144,6 +148,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Steps of each trainer")] = 60,
     rounds: Annotated[int, typer.Option(help="In each, all four train in turn, with a seed of its own")] = 3,
     rate: Annotated[float, typer.Option(help="Learning rate, over the model's over the number of trainers")] = 1.0,
+    json: Annotated[Path | None, typer.Option(help="Write every run here, after each round")] = None,
 ) -> None:
     """Train neither, each and both, round by round, and print a line for each run; then means."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in LINES}
@@ -155,6 +160,8 @@ def main(
                 ((_, event),) = cluster.run(job | {"rate": rate, "seed": seed, "ports": free_ports(STAGES)})
                 found[name].append(event)
                 print(f"seed {seed} {name}: {event}", flush=True)
+            if json is not None:
+                write_atomically(json, documents.dumps({"schema": SCHEMA, "link": cluster.label, "runs": found}) + "\n")
     for name, events in found.items():
         losses = [event["loss"] for event in events]
         spread = f" ± {stdev(losses):.4f}" if losses[1:] and math.isfinite(sum(losses)) else ""

@@ -1,7 +1,9 @@
 """All rooms: importing this registers every paper's checks, judges, figures and tables."""
 
+import papers.dct.activations
 import papers.dct.claims
 import papers.dct.convex
+import papers.dct.crossing
 import papers.dct.learning
 import papers.dct.redrawn
 import papers.dct.timing

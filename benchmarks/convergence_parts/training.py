@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -86,16 +87,22 @@ class Look(NamedTuple):
     accuracy: float | None = None
 
 
+TODAY = version("thinwire")
+FIRST = "0.1.0"
+"""The version of runs that do not name theirs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What became of a run. `bits`: payload bytes · 8 / parameters, a mean over workers and steps.
 
-    `seconds`: of a step of all workers together, held-out losses included.
+    `seconds`: of a step of all workers together, held-out losses included. `thinwire`: the version that ran it.
     """
 
     settings: Settings
     looks: list[Look]
     seconds: float
+    thinwire: str = TODAY
 
     @property
     def loss(self) -> float:
@@ -106,13 +113,15 @@ class Run:
         return self.looks[-1].bits / self.looks[-1].step
 
     def document(self) -> dict[str, Any]:
-        return asdict(self.settings) | {"looks": self.looks, "bits": self.bits, "seconds": self.seconds}
+        found = {"looks": self.looks, "bits": self.bits, "seconds": self.seconds, "thinwire": self.thinwire}
+        return asdict(self.settings) | found
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Run":
         settings = {name: document[name] for name in Settings.__dataclass_fields__ if name in document}
         looks = [Look(*look) for look in document["looks"]]
-        return cls(settings=Settings(**settings), looks=looks, seconds=document["seconds"])
+        by = document.get("thinwire", FIRST)
+        return cls(settings=Settings(**settings), looks=looks, seconds=document["seconds"], thinwire=by)
 
 
 class Watch(Protocol):

@@ -209,8 +209,8 @@ def twenty_times(material: Material) -> Finding:
     masked, listed = ratio(BlockTopK(density=0.05, block=1)), ratio(TopK(density=0.05))
     both = 2 / (1 / masked + 0.05)
     figure = (
-        f"{masked:.1f} times with a bit mask, {listed:.1f} with 32-bit indices, {both:.1f} over both ways if "
-        "one needs no mask"
+        f"{masked:.1f} times with a mask, {listed:.1f} with indices, both coded, {both:.1f} over both ways if "
+        "one needs neither"
     )
     return Finding(
         holds=max(masked, both) >= 19.5, figure=figure, how="payloads of 2^20 float32 elements at density 0.05"

@@ -43,7 +43,7 @@ def any_sparsity(fc: Ways, mlp: Ways) -> Outcome:
     """No loss down to a density of 0.005."""
     densities = [f"{density:g}" for density in DENSITIES if density >= 0.005]
     beyond = "; ".join(
-        f"at 0.001 {losses_over(ways, 'dense', '0.001')} ({name})" for name, ways in (("VGG", fc), ("MNIST", mlp))
+        f"{losses_over(ways, 'dense', '0.001')} ({name})" for name, ways in (("VGG", fc), ("MNIST", mlp))
     )
     found = _no_loss({"VGG": fc, "MNIST": mlp}, densities, f"L = 50; {_HOW}")
     return Outcome(verdict=found.verdict, note=found.note, measured=f"{found.measured}; {beyond}", how=found.how)

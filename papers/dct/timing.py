@@ -1,6 +1,7 @@
 """DCT's claims about step times."""
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from papers.dct import DCT
@@ -11,6 +12,19 @@ from papers.lab.shelf import Document
 
 _STEPS = "`thinwire bench`, 4 workers on 2 cores, median steps of three rounds"
 SELECTING = Document(name="selecting", words="python -m papers.dct.selecting")
+
+
+def _rounds(found: Mapping[str, Any]) -> str:
+    changes = [abs(_change(lines, "plain again")) for lines in _cells(found).values()]
+    return f"plain again within {max(changes):.1%} of plain"
+
+
+PIPELINE = Document(
+    name="pipeline",
+    words="python benchmarks/pipeline.py --rounds 3 --steps 24",
+    quick="--steps 6",
+    apart=_rounds,
+)
 TIMED = (0.25, 0.1, 0.05, 0.02, 0.005)
 
 
@@ -50,3 +64,49 @@ def rare_thresholds(fc: Steps, found: Mapping[str, Any]) -> Outcome:
         "every tensor, alone on one core"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+_PIPELINE = (
+    "`benchmarks/pipeline.py`: two stages x two replicas on 2 cores, change against the plain line of the same round, "
+    "medians of three rounds"
+)
+
+
+@DCT.judge("T14", PIPELINE)
+def flattens(found: Mapping[str, Any]) -> Outcome:
+    """Boundaries shorten the step, most of it up to 90 %, and little beyond."""
+    parts, said = {}, []
+    for where, lines in _cells(found).items():
+        few, most, all_but = (_change(lines, f"DCT-MP {sparsity} %") for sparsity in (75, 90, 95))
+        parts[where] = verdict(most < -0.02 and most <= few and abs(all_but - most) < max(0.02, few - most))
+        said.append(f"{where} {few:+.1%}, {most:+.1%}, {all_but:+.1%}")
+    word, note = by_setting(parts)
+    how = f"{_PIPELINE}, at 75, 90, 95 %; holds if 90 % gains over 2 %, and 95 % adds less than 75 to 90 % did"
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+@DCT.judge("T15", PIPELINE)
+def together(found: Mapping[str, Any]) -> Outcome:
+    """Boundaries and gradients together gain more than each alone."""
+    parts, said = {}, []
+    for where, lines in _cells(found).items():
+        both, boundaries, gradients = (_change(lines, name) for name in ("both", "DCT-MP 90 %", "DCT-DP"))
+        parts[where] = verdict(1 + both < 0.98 * (1 + min(boundaries, gradients)))
+        said.append(f"{where} {both:+.1%} against {boundaries:+.1%} and {gradients:+.1%}")
+    word, note = by_setting(parts)
+    how = (
+        f"MP 90 %, DP 99 %; {_PIPELINE}; holds if the step of both is over 2 % shorter than each alone. "
+        "What they cost in loss: T12, "
+        "[figures](../../docs/measurements/pipeline.md)"
+    )
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+def _cells(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the lines of each model and link."""
+    return {f"{model} at {link}": lines for model, links in found["runs"].items() for link, lines in links.items()}
+
+
+def _change(lines: Mapping[str, Any], name: str) -> float:
+    pairs = zip(lines[name], lines["plain"], strict=True)
+    return median(line["total"] / plain["total"] - 1 for line, plain in pairs)

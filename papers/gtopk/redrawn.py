@@ -5,10 +5,10 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from papers.gtopk import GTOPK
-from papers.gtopk.learning import CNN, FC, Ways
+from papers.gtopk.learning import CNN, FC, LM, Ways
 from papers.lab.benches import TEXT_100M, TEXT_OF_2, TEXT_OF_8, Steps
 from papers.lab.links import SWEEP, Found, links
-from papers.lab.redrawn import Bars, Lines, beside, curve
+from papers.lab.redrawn import Bars, Lines, Words, beside, curve
 
 
 @GTOPK.redraws("figure_5", CNN, FC)
@@ -28,6 +28,19 @@ def _losses(title: str, ways: Ways, names: tuple[str, ...]) -> Lines:
     labels = {"0.001": "gTop-k 0.001", "density warm-up": "gTop-k, warmed up", "topk": "Top-k 0.001"}
     lines = {labels.get(name, name): curve(ways[name]) for name in names}
     return Lines(title=title, along="steps", up="held-out loss, mean of 3 seeds", lines=lines)
+
+
+@GTOPK.redraws("figure_7", LM)
+def figure_7(lm: Ways) -> Figure:
+    """Loss over steps of a language model."""
+    lines = {"dense": curve(lm["dense"]), "gTop-k 0.005": curve(lm["gtopk"])}
+    return beside(
+        Words(
+            title="Fig. 7: LSTM on PTB, P = 4", text="No numbers in the text but:\nalmost the same as S-SGD at 0.005."
+        ),
+        Lines(title="Ours: LSTM on WikiText-2", along="steps", up="held-out loss, mean of 3 seeds", lines=lines),
+        "Loss of a language model, density 0.005, 4 virtual workers",
+    )
 
 
 @GTOPK.redraws("figure_8", SWEEP)

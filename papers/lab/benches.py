@@ -60,6 +60,10 @@ class Bench:
             environment=found["environment"], rows={row.label: row for row in map(Row.from_json, found["rows"])}
         )
 
+    def spread(self, found: "Steps") -> str:
+        """See `shelf.Evidence`."""
+        return f"{self.model}, {self.workers} at {self.link} \N{PLUS-MINUS SIGN} {found.apart:.0%}"
+
     def shrunk(self) -> Self:
         """See `shelf.Evidence`."""
         return replace(self, steps=2, seeds=(0,), workers=2)
@@ -84,6 +88,12 @@ class Steps:
         """Return the 20th and 80th percentile over dense's median step, as gains."""
         row = self.rows[label].step_seconds
         return f"{self.seconds('dense') / row.p80:.2f} to {self.seconds('dense') / row.p20:.2f}"
+
+    @property
+    def apart(self) -> float:
+        """How far the 20th and 80th percentile of a recipe's steps lie from their median, at most; over all recipes."""
+        times = [row.step_seconds for row in self.rows.values()]
+        return max(max(each.p80 / each.p50 - 1, 1 - each.p20 / each.p50) for each in times)
 
     @property
     def free(self) -> float:

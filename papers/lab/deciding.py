@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from matplotlib.figure import Figure
@@ -15,13 +15,11 @@ from papers.lab.shelf import Document, Shelf
 
 GRADIENTS = Document(name="gradients", words="python -m papers.gradients --data DATA", quick="--quick")
 """The claims that `checks` decide."""
-BY_PAGE = ("T17", "T18", "T24", "T25")
-"""Claims that a check decides on one network only; the row has what the room's page says of others, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deciding:
-    """Some claims and their judges; a claim without one is open, or was judged by reading a page."""
+    """Some claims and their judges; a claim without one is open."""
 
     names: Sequence[str]
     judges: Mapping[str, Judge]
@@ -58,9 +56,12 @@ class Deciding:
         found = {}
         for name, judge in self.judges.items():
             try:
-                outcome = judge.decide(*(each.read(shelf) for each in judge.evidence))
+                read = [each.read(shelf) for each in judge.evidence]
+                outcome = judge.decide(*read)
             except Absent:
                 continue
+            spreads = (each.spread(what) for each, what in zip(judge.evidence, read, strict=True))
+            outcome = replace(outcome, spread="; ".join(filter(None, dict.fromkeys(spreads))))
             seeds = [seed for each in judge.evidence for seed in each.seeds]
             commands = [command for each in judge.evidence for command in each.commands]
             found[name] = judged(catalogue()[name], outcome, seeds, commands)
@@ -77,7 +78,7 @@ def drawn(papers: Iterable[Paper], shelf: Shelf) -> Iterator[tuple[str, Figure]]
 
 def _checked(paper: Paper) -> dict[str, Judge]:
     """Return a judge for each check, which reads what `papers.gradients` found."""
-    return {name: Judge(evidence=[GRADIENTS], decide=_reader(name)) for name in paper.checks if name not in BY_PAGE}
+    return {name: Judge(evidence=[GRADIENTS], decide=_reader(name)) for name in paper.checks}
 
 
 def _reader(name: str) -> Callable[[Mapping[str, Any]], Outcome]:

@@ -28,8 +28,8 @@ VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN)
 class Outcome:
     """What runs say about a claim.
 
-    note: follows the verdict, such as ": holds on the LSTM". spread: of `measured`, in words. how: workload, links, and
-    by which rule.
+    note: follows the verdict, such as ": holds on the LSTM". spread: of `measured`, as the evidence says. how:
+    workload, links, and by which rule.
     """
 
     verdict: str

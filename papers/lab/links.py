@@ -2,16 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Self
 
 import numpy as np
 
 from papers.lab.shelf import Document, Shelf
 
+
+def _repeats(found: Mapping[str, Any]) -> str:
+    apart = median(row["most"] / row["least"] for row in found["collectives"])
+    return f"sweep: longest of three {apart:.2f} times the shortest"
+
+
 SWEEP = Document(
     name="sweep",
     words="python -m papers.lab.sweep",
     quick="--worlds 2,4 --links 1gbit --largest 1048576 --repeats 1",
+    apart=_repeats,
 )
 ROUTES = Document(
     name="routes", words="python -m papers.lab.routes", quick="--worlds 2,4 --largest 1048576 --repeats 1"
@@ -41,6 +49,10 @@ class Merged:
     def read(self, shelf: Shelf) -> dict[str, Any]:
         """See `shelf.Evidence`."""
         return {key: value for each in self.documents for key, value in each.read(shelf).items()}
+
+    def spread(self, found: Mapping[str, Any]) -> str:
+        """See `shelf.Evidence`."""
+        return "; ".join(filter(None, (each.spread(found) for each in self.documents)))
 
     def shrunk(self) -> Self:
         """See `shelf.Evidence`."""

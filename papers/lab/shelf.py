@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,6 +19,9 @@ from thinwire.tools.machine import processor
 
 RUNS = HOUSE / "runs"
 DATA = "DATA"
+TODAY = version("thinwire")
+FIRST = "0.1.0"
+"""The version of runs that do not name theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,10 @@ class Shelf:
         path = self.folder / "made.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
+    def by_today(self, command: str) -> bool:
+        """Whether today's version ran it, as far as is known."""
+        return self.made().get(command, {}).get("thinwire", FIRST) == TODAY
+
     def run(self, command: str) -> None:
         """Run a command from the checkout's root, and note it. Raises CalledProcessError, and Absent without data."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +63,7 @@ class Shelf:
         note = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - began, 1),
-            "thinwire": version("thinwire"),
+            "thinwire": TODAY,
             "torch": version("torch"),
             "processor": processor(),
         }
@@ -99,18 +106,29 @@ class Evidence(Protocol):
     def read(self, shelf: Shelf) -> Any:
         """Return what they found. Raises Absent."""
 
+    def spread(self, found: Any) -> str:
+        """Return how far repeats of what was `read` lie apart, in words; nothing if each ran once."""
+
     def shrunk(self) -> Self:
         """Return the same runs, short."""
 
 
+def _nothing(_: Any) -> str:
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A program that writes a JSON file. `words`: its command, without --json; `quick`: what makes it short."""
+    """A program that writes a JSON file.
+
+    words: its command, without --json. quick: what makes it short. apart: says how far its repeats lie apart.
+    """
 
     name: str
     words: str
     quick: str = ""
     seeds: tuple[int, ...] = (0,)
+    apart: Callable[[Any], str] = _nothing
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -118,12 +136,17 @@ class Document:
         return (f"{self.words} --json papers/runs/{self.name}.json",)
 
     def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `Evidence`."""
-        return () if (shelf.folder / f"{self.name}.json").exists() else self.commands
+        """See `Evidence`. A document by another version is missing, and is read until there is one by today's."""
+        made = (shelf.folder / f"{self.name}.json").exists() and all(map(shelf.by_today, self.commands))
+        return () if made else self.commands
 
     def read(self, shelf: Shelf) -> Any:
         """See `Evidence`."""
         return shelf.document(f"{self.name}.json")
+
+    def spread(self, found: Any) -> str:
+        """See `Evidence`."""
+        return self.apart(found)
 
     def shrunk(self) -> Self:
         """See `Evidence`."""

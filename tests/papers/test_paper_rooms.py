@@ -17,7 +17,7 @@ from papers.lab.deciding import Deciding
 from papers.lab.judging import by_setting, every, no_worse, worse
 from papers.lab.ledger import DEPENDS, FAILS, HOLDS, OPEN, UNDECIDED, VERDICTS, Outcome
 from papers.lab.material import Absent
-from papers.lab.shelf import Document, Shelf
+from papers.lab.shelf import TODAY, Document, Shelf
 from papers.lab.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
 from papers.rooms import PAPERS
 
@@ -82,6 +82,32 @@ def test_trials_are_found_by_their_settings_and_what_is_missing_is_named(tmp_pat
     assert [trial.seed for trial in found["topk"]] == [0, 1]
     assert found["dense"][1].loss == 2.0
     assert found["dense"][1].accuracy == 50
+
+
+def test_a_training_by_another_version_is_missing_and_read_while_there_is_no_other(tmp_path: Path) -> None:
+    shelf, (way, *_) = Shelf(folder=tmp_path), WAYS.values()
+    old = [json.loads(_line(way, seed, 1.0)) | {"thinwire": "0.0.1"} for seed in (0, 1)]
+    (tmp_path / FILE).write_text("\n".join(map(json.dumps, old)))
+    only = TRIALS.only("dense")
+    assert len(only.missing(shelf)) == 1
+    assert [trial.loss for trial in only.read(shelf)["dense"]] == [1.0, 1.0]
+    new = [json.loads(_line(way, seed, 2.0)) | {"thinwire": TODAY} for seed in (0, 1)]
+    (tmp_path / FILE).write_text("\n".join(map(json.dumps, [*old, *new])))
+    assert only.missing(shelf) == ()
+    assert [trial.loss for trial in only.read(shelf)["dense"]] == [2.0, 2.0]
+
+
+def test_a_document_by_another_version_is_missing_and_read_until_it_is_made_anew(tmp_path: Path) -> None:
+    shelf, three = Shelf(folder=tmp_path), Document(name="three", words=WRITES)
+    (command,) = three.commands
+    shelf.run(command)
+    made = shelf.made()
+    made[command]["thinwire"] = "0.0.1"
+    (tmp_path / "made.json").write_text(json.dumps(made))
+    assert three.missing(shelf) == (command,)
+    assert three.read(shelf) == [3]
+    shelf.run(command)
+    assert three.missing(shelf) == ()
 
 
 def _trial(*losses: float, seed: int = 0) -> Trial:

@@ -1,9 +1,9 @@
 """Send the largest frequencies (Wang et al. 2020)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Annotated, final
+from itertools import accumulate, groupby, pairwise
+from typing import Annotated, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Range, checked
 from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.thresholding import of_each
+from thinwire.kernels.memory import constant
 from thinwire.payloads import Blocks, Narrow, Scratch, Spectral
 from thinwire.payloads.numbers import narrowed_each
 from thinwire.payloads.spectral import forward, spectrum_size
@@ -22,6 +24,8 @@ Block = Annotated[int, Range("2 elements or more, and fewer than 2^31", least=2,
 # Elements transformed at a time. Writing a whole spectrum to memory would take as long as computing it.
 _PART = 1 << 22
 _SAMPLES = 64
+# A CPU takes longer vectors one by one, as their energies are then never written.
+_SEVERAL = 1 << 19
 # Blocks differ, so the sample's threshold aims at this many times k coefficients.
 _SURPLUS = 1.1
 
@@ -55,19 +59,31 @@ class FFT(Codec):
         self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
     ) -> Spectral:
         """Return the same of each. Coefficients of all are narrowed in one call."""
-        like, parts = signals[0], [self._chosen(x) for x in computed(signals)]
-        *starts, end = accumulate((part.numel for part in parts), initial=0)
-        chosen, counts = Blocks.assemble(parts, starts, end), [part.values.numel() for part in parts]
+        like, chosen = signals[0], self._chosen(computed(signals))
+        counts = [2 * k for k in chosen.held]
         values, coded = narrowed_each(chosen.values, counts, self.values, like.dtype, seeds, like.share)
         coefficients = replace(chosen, values=values, coded=coded)
         regions = tuple((offset, signal.numel) for offset, signal in zip(offsets, signals, strict=True))
         return Spectral(coefficients=coefficients, block=self.block, numel=numel, regions=regions)
 
-    def _chosen(self, x: Tensor) -> Blocks:
-        x = (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
-        width, count = max(1, min(self.block, x.numel())), spectrum_size(x.numel(), self.block)
-        keys, pairs = _strongest(x, width, kept(self.density, count), count)
-        return Blocks(keys=keys, values=pairs.view(-1), numel=2 * count, width=2)
+    def _chosen(self, xs: Sequence[Tensor]) -> Blocks:
+        """Return the largest coefficients of each, the spectra side by side."""
+        counts = [spectrum_size(x.numel(), self.block) for x in xs]
+        runs = tuple(kept(self.density, count) for count in counts)
+        rows = [_Row(self._floats(x), max(1, min(self.block, x.numel())), k) for x, k in zip(xs, runs, strict=True)]
+        keys, pairs = _strongest_of_each(rows)
+        *starts, end = accumulate((2 * count for count in counts), initial=0)
+        return Blocks(
+            keys=keys + of_each(constant(tuple(start // 2 for start in starts), torch.int32, keys.device), runs),
+            values=pairs.view(-1),
+            numel=end,
+            width=2,
+            regions=tuple((start, 2 * count) for start, count in zip(starts, counts, strict=True)),
+            held=runs,
+        )
+
+    def _floats(self, x: Tensor) -> Tensor:
+        return (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
 
     def contraction(self, numel: int) -> float | None:
         """δ = k/2c, because every coefficient of a block but the first and the last stands for two."""
@@ -77,10 +93,41 @@ class FFT(Codec):
         return kept(self.density, count) / (2 * count)
 
 
-def _strongest(x: Tensor, width: int, k: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers (int32, ascending) of the k largest of `count` coefficients, and the coefficients (k, 2)."""
+class _Row(NamedTuple):
+    """A vector, the width of its blocks, and how many of its coefficients are wanted."""
+
+    x: Tensor
+    width: int
+    k: int
+
+
+def _strongest_of_each(rows: Iterable[_Row]) -> tuple[Tensor, Tensor]:
+    """Return `_strongest` of each, one after the other's. All but large ones of a CPU are searched together."""
+    found = []
+    for alone, group in groupby(rows, lambda row: on_host(row.x) and row.x.numel() > _SEVERAL):
+        some = list(group)
+        found += [_strongest(*row) for row in some] if alone else [_together(some)]
+    keys, pairs = zip(*found, strict=True)
+    return (keys[0], pairs[0]) if len(found) == 1 else (torch.cat(keys), torch.cat(pairs))
+
+
+def _together(rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+    if len(rows) == 1:
+        return _strongest(*rows[0])
+    *firsts, end = accumulate((spectrum_size(row.x.numel(), row.width) for row in rows), initial=0)
+    pairs = rows[0].x.new_empty(end, 2)
+    for first, row in zip(firsts, rows, strict=True):
+        spectrum = forward(row.x, row.width)
+        pairs[first : first + len(spectrum)] = spectrum
+    sizes, runs = [b - a for a, b in pairwise([*firsts, end])], tuple(row.k for row in rows)
+    keys, _ = kernels.largest_of_each(kernels.block_energies(pairs.view(-1), 2).split(sizes), runs)
+    return keys, pairs.index_select(0, keys + of_each(constant(tuple(firsts), torch.int32, keys.device), runs))
+
+
+def _strongest(x: Tensor, width: int, k: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers (int32, ascending) of the k largest coefficients, and the coefficients (k, 2)."""
     if x.numel() > 2 * max(_PART, width) and on_host(x):
-        keys, pairs, energies = _reaching(x, width, _threshold(x, width, k / count))
+        keys, pairs, energies = _reaching(x, width, _threshold(x, width, k / spectrum_size(x.numel(), width)))
         if keys.numel() >= k:
             best = largest(energies, k)
             return keys.index_select(0, best), pairs.index_select(0, best)
