@@ -107,6 +107,10 @@ class Trials:
         """Return these ways alone."""
         return replace(self, ways={name: self.ways[name] for name in names})
 
+    def on(self, seeds: int) -> Self:
+        """Return the same on as many seeds."""
+        return replace(self, seeds=tuple(range(seeds)))
+
     def shrunk(self) -> Self:
         """See `shelf.Evidence`."""
         return replace(self, steps=4, seeds=(0, 1))

@@ -7,14 +7,24 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from papers.dct import simulate as dct_simulate
 from papers.dragonn import model as dragonn
 from papers.dragonn import simulate as dragonn_simulate
+from papers.fft import simulate as fft_simulate
 from papers.gtopk import model as gtopk
 from papers.gtopk import simulate as gtopk_simulate
+from papers.lab.implied import gain, share
+from papers.s2 import simulate as s2_simulate
 from thinwire.exchanges import AllGather, AllReduce, Link
 from thinwire.planner.published import LINK, XML
 
-APPS = {"gtopk": gtopk_simulate.app, "dragonn": dragonn_simulate.app}
+APPS = {
+    "gtopk": gtopk_simulate.app,
+    "dragonn": dragonn_simulate.app,
+    "fft": fft_simulate.app,
+    "s2": s2_simulate.app,
+    "dct": dct_simulate.app,
+}
 
 
 def test_table_1_of_gtopk() -> None:
@@ -71,12 +81,48 @@ def test_what_dragonns_figures_imply() -> None:
     assert known.dgc_decode > 0
 
 
+def test_a_share_and_a_gain_are_each_others_inverse() -> None:
+    # half a step is communication, of which a quarter is left: 1 / (0.5 + 0.125)
+    assert gain(0.5, 0.25) == pytest.approx(1.6)
+    assert share(1.6, 0.25) == pytest.approx(0.5)
+    assert share(5.0, 0.5) > 1
+
+
+def test_one_share_of_a_dense_step_predicts_all_of_table_2() -> None:
+    for line in fft_simulate.lines():
+        computing, sent = 1 - line.implied, line.implied / fft_simulate.RATIOS[line.method]
+        assert 1 / (computing + sent) == pytest.approx(line.published)
+        assert line.predicted >= line.published * (1 - 1e-9)
+    gather, ring = fft_simulate.exchanges("AlexNet")
+    assert gather == pytest.approx(7 * 250e6 * 8 / 56e9)
+    assert gather / ring == pytest.approx(4)
+
+
+def test_the_computing_that_s2s_gains_want_reproduces_them() -> None:
+    for model in s2_simulate.MODELS:
+        for method, published in model.gains.items():
+            computing = model.computing(method)
+            assert (computing + model.longer(method)) / (computing + 1) == pytest.approx(published)
+    resnet, _ = s2_simulate.MODELS
+    assert resnet.sketch == pytest.approx(30 / 16 * 94.8e6 * (1 / 64 + 1 / 1024) / 125e6)
+
+
+def test_what_dcts_savings_imply_is_within_a_step() -> None:
+    assert all(line.saved < line.implied < 1 for line in dct_simulate.lines())
+
+
 @pytest.mark.parametrize("paper", APPS)
 def test_a_paper_is_printed_drawn_and_written(tmp_path: Path, paper: str) -> None:
     out, plot = tmp_path / "o.json", tmp_path / "o.png"
     done = CliRunner().invoke(APPS[paper], ["--json", str(out), "--plot", str(plot)])
     assert done.exit_code == 0
-    words = {"gtopk": ("231.65", "7.5", "403"), "dragonn": ("22.4", "13.2")}[paper]
+    words = {
+        "gtopk": ("231.65", "7.5", "403"),
+        "dragonn": ("22.4", "13.2"),
+        "fft": ("2.26", "1.99", "250 ms"),
+        "s2": ("4.05", "4.15", "367 ms"),
+        "dct": ("37.1%", "16%"),
+    }[paper]
     assert all(word in done.stdout for word in words)
     assert json.loads(out.read_text())["paper"] == paper
     assert plot.exists()
