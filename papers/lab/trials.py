@@ -184,7 +184,7 @@ class Interval:
         return abs(self.mean) + self.half <= margin
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f} ± {self.half:.2f} %"
+        return f"{self.mean:+.2f} ± {self.half:.2f} %" if math.isfinite(self.half) else "diverged on a seed"
 
 
 def over(series: Series, base: Series) -> Interval:
