@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from convergence_parts.group import VirtualGroup, on_ranks
 from convergence_parts.optimizers import OPTIMIZERS, Make, Schedule, scheduler
+from convergence_parts.whole import Whole
 from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, recipes, reducer, replicate, schedules
 from thinwire.memories import Memory
 from thinwire.outer_steps import OuterSteps
@@ -35,7 +36,7 @@ _PARTS: Mapping[str, Any] = MappingProxyType(
         for room in (codecs, exchanges, formats, memories, reducer, recipes, outer_steps)
         for name in room.__all__
     }
-    | {"schedules": schedules, "torch": torch, "partial": partial}
+    | {"schedules": schedules, "torch": torch, "partial": partial, "Whole": Whole}
 )
 
 
