@@ -42,7 +42,7 @@ from thinwire.reducer import Bucket, Compressed, Reducer, Round, Segment, power_
 from thinwire.waits import Verdict
 
 WORLD = 2
-DEVICE = torch.device("cuda", 0) if torch.backends.cuda.is_built() else torch.device("cpu")
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 NAMES = ["matrix", "vector"]
 aten = torch.ops.aten
 
