@@ -281,6 +281,13 @@ def test_a_report_says_what_failed_in_a_line_to_paste() -> None:
     assert [report.document()[key] for key in ("passed", "issue")] == [False, [line]]
 
 
+def test_a_report_of_a_check_that_was_cut_short_has_not_passed() -> None:
+    report = Report(findings=[found()], versions={}, seconds=1.0, complete=False)
+    assert report.conclusion == "not complete: 1 checks passed so far, in 1.0 s"
+    assert [report.document()[key] for key in ("passed", "complete")] == [False, False]
+    assert "not complete" in report.html()
+
+
 def _check(*args: str) -> tuple[int, str, str]:
     done = CliRunner().invoke(app, ["check", *args])
     return done.exit_code, done.stdout, done.stderr

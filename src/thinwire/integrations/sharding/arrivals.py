@@ -135,10 +135,11 @@ class Arrivals:
     def _spread_bad_news(self, error: Exception | None) -> None:
         """If any shard's mean is not finite, make all of them NaN: every rank then skips the step.
 
-        If an exchange of any shard has failed, raise on every rank: others would wait for this one. Where nothing may
-        wait, a mean that is not finite stays where it is.
+        If an exchange of any shard has failed, or received what is malformed, raise on every rank: others would wait
+        for this one. Where nothing may wait, a mean that is not finite stays where it is.
         """
         steps = self._attachment.steps
+        error = error or steps.failure()
         watched = any(memory.stateful for memory in self._attachment.recipe.memories())
         news = [int(error is not None), int(watched and steps.spoilt), steps.step]
         told = torch.tensor(news, device=self.buckets[0].flat.device)

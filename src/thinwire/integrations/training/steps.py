@@ -105,6 +105,13 @@ class Steps:
         """Whether a mean that has arrived in this reduction is not finite."""
         return any(outcome.bad for outcome in self._read())
 
+    def failure(self) -> Exception | None:
+        """Return, once, what was wrong with what a GPU received in this reduction. All of it is dropped then."""
+        error = next((outcome.error for outcome in self._read() if outcome.error), None)
+        if error is not None:
+            self._outcomes[:] = [Reduced(bad=frozenset(self._seen)) for _ in self._outcomes]
+        return error
+
     def spoil(self) -> None:
         """Take every mean of this reduction for one that is not finite: elsewhere in the model there is one."""
         self._outcomes[:1] = [Reduced(bad=frozenset(self._seen))]

@@ -48,7 +48,12 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
         for section in sections:
             bar.start(section)
             findings += launch.work(section, options.device, bar.found)
-            report = Report(findings=findings, versions=versions(), seconds=time.perf_counter() - started)
+            report = Report(
+                findings=findings,
+                versions=versions(),
+                seconds=time.perf_counter() - started,
+                complete=section is sections[-1],
+            )
             if launch.rank == 0:
                 _write(report, json, html)
     if launch.rank == 0:

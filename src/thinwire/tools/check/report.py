@@ -24,11 +24,12 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All findings, the versions they were made with, and how long that took."""
+    """All findings, the versions they were made with, and how long that took. `complete`: nothing is left to check."""
 
     findings: Sequence[Finding]
     versions: Mapping[str, str]
     seconds: float
+    complete: bool = True
 
     @property
     def failed(self) -> Sequence[Finding]:
@@ -41,6 +42,8 @@ class Report:
         well = sum(found.ok is True for found in self.findings)
         wrong = len(self.failed)
         counts = f"{well} checks passed" + (f", {wrong} failed" if wrong else "")
+        if not self.complete:
+            return f"{'✗ ' if wrong else ''}not complete: {counts} so far, in {duration(self.seconds)}"
         return f"{'✗' if wrong else '✓'} {counts}, in {duration(self.seconds)}"
 
     def pasted(self) -> list[str]:
@@ -63,7 +66,8 @@ class Report:
         """Return the JSON document."""
         return {
             "schema": SCHEMA,
-            "passed": not self.failed,
+            "passed": self.complete and not self.failed,
+            "complete": self.complete,
             "seconds": self.seconds,
             "versions": dict(self.versions),
             "findings": [found.to_json() for found in self.findings],
