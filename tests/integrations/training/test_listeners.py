@@ -17,6 +17,9 @@ class _Listener:
     def __init__(self) -> None:
         self.steps = 0
 
+    def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
+        """See `Observer`."""
+
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         self.steps += 1
 

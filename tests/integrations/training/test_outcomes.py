@@ -1,4 +1,4 @@
-"""On a GPU a step is read once, when it is over. Here the host must not read main memory either: no GPU is needed."""
+"""On a GPU a step is read once, before the optimizer takes it. Main memory is read so here, and no GPU is needed."""
 
 from typing import Any
 
@@ -66,14 +66,16 @@ def test_what_is_read_later_is_no_different(ranks: Ranks, recipe: str, scenario:
         assert sum(reads) <= STEPS, "once a step, however many buckets"
 
 
-def _malformed() -> tuple[str, bool, bool, bool]:
-    """Receive a wrong byte in one step."""
+def _malformed(buckets: int) -> tuple[str, bool, bool, bool]:
+    """Receive a wrong byte in the first `buckets` of a step."""
     received = all_gather.received
-    damage = False
+    damage = 0
 
     def damaged(mine: Payload, buffers: Tensor, verdict: Any) -> Payload:
+        nonlocal damage
         if damage:
             buffers[1, 4] ^= 1
+            damage -= 1
         return received(mine, buffers, verdict)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -81,21 +83,22 @@ def _malformed() -> tuple[str, bool, bool, bool]:
         patch.setattr(dispatch, "_ONLY_REFERENCE", True)
         patch.setattr(all_gather, "received", damaged)
         recipe = Compressed(memory=ErrorFeedback(), codec=SampledThreshold(density=0.1), exchange=AllGather())
-        training = Training("several buckets", recipe, momentum=0.0)
+        training = Training("several buckets", recipe, momentum=0.9)
         training.run(range(2))
         before, waiting = digest(training.model), _waiting(training)
-        damage = True
+        damage = buckets
         with pytest.raises(PayloadError) as raised:
             training.step(2)
         unchanged = digest(training.model) == before
         rolled_back = all(map(torch.equal, waiting, _waiting(training)))
-        damage = False
+        damage = 0
         training.step(3)
         return str(raised.value), unchanged, rolled_back, digest(training.model) != before
 
 
-def test_malformed_payloads_call_the_step_off_at_its_end(ranks: Ranks) -> None:
-    for said, unchanged, rolled_back, goes_on in ranks.run(2, _malformed):
+@pytest.mark.parametrize("buckets", [1, 99])
+def test_malformed_payloads_call_the_step_off(ranks: Ranks, buckets: int) -> None:
+    for said, unchanged, rolled_back, goes_on in ranks.run(2, _malformed, buckets):
         assert said.startswith("rank 1 sent header [")
         assert unchanged
         assert rolled_back

@@ -151,6 +151,10 @@ class Attachment:
 
         return future.then(finish)
 
+    def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise PayloadError if what a GPU has received for these gradients was malformed."""
+        self.steps.refuse_malformed(optimizer)
+
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         """Keep what was staged for this optimizer's gradients. Raises RuntimeError for LBFGS if anything waits.
 

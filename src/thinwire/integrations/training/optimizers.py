@@ -16,6 +16,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class Observer(Protocol):
     """Learns of the gradients that optimizers take."""
 
+    def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the gradients that are in place before the optimizer steps. An exception prevents it."""
+
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         """Note that the optimizer takes its gradients; with `evaluated`, from a closure that it may call again."""
 
@@ -91,9 +94,11 @@ def _register() -> None:
 
 
 def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    for observer in () if callable(closure) else _observers:
+        observer.about_to_take(optimizer)
     for participant in _participants:
         participant.before_step(optimizer)
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if callable(closure):
         return args[:1], kwargs | {"closure": partial(_evaluate, closure, optimizer)}
     for participant in _participants:

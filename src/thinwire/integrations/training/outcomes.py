@@ -1,4 +1,4 @@
-"""What became of a bucket's means? The host looks at once; on a GPU, when the step is over: one read for all of it."""
+"""What became of a bucket's means? The host looks at once; on a GPU, before the optimizer steps: one read for all."""
 
 import math
 from collections.abc import Mapping, Sequence

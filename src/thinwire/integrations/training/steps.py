@@ -168,6 +168,12 @@ class Steps:
         self._outcomes[:] = outcomes
         return outcomes
 
+    def refuse_malformed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read what has arrived before this optimizer takes it, if any of it may be malformed. Raises PayloadError."""
+        unsure = any(isinstance(outcome, Unread) and outcome.verdict.errors for outcome in self._outcomes)
+        if unsure and self._owned_by(optimizer):
+            self.close_if_done()
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Keep what was staged for this optimizer's gradients. Return whether it holds any of the parameters.
 
