@@ -1,7 +1,7 @@
 """Does the host ever wait for a GPU within a step? Every codec, memory and exchange goes through one, without a GPU.
 
-Fake tensors have a shape and no elements, so whatever asks for an element raises. Where torch is built for CUDA they
-lie on a GPU. Elsewhere they lie on the CPU, and `thinwire.waits` is told that the host must not read there.
+Fake tensors have a shape and no elements, so whatever asks for an element raises. Where there is a GPU they
+lie on it. Elsewhere they lie on the CPU, and `thinwire.waits` is told that the host must not read there.
 """
 
 import functools
@@ -30,7 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire import codecs, waits
-from thinwire.codecs import Codec
+from thinwire.codecs import Codec, HashedSlots, RandomK, SampledThreshold, TopK
 from thinwire.errors import PayloadError
 from thinwire.exchanges import AllGather, AllReduce, merging
 from thinwire.exchanges.all_gather import received
@@ -39,6 +39,7 @@ from thinwire.kernels import dispatch
 from thinwire.memories import AppliedMomentum, ErrorFeedback, MomentumCorrection, Noted
 from thinwire.payloads import Keyed, Payload
 from thinwire.reducer import Bucket, Compressed, Reducer, Round, Segment, power_sgd
+from thinwire.schedules import FollowLearningRate
 from thinwire.waits import Verdict
 
 WORLD = 2
@@ -139,6 +140,15 @@ ONE_COLLECTIVE = {f"{name}, all-gather": (case.codec, AllGather()) for name, cas
 def test_the_host_never_waits_within_a_step(sent: str, memory: str, group: dist.ProcessGroup) -> None:
     codec, exchange = ONE_COLLECTIVE[sent]
     _two_steps(Compressed(memory=MEMORIES[memory](), codec=codec, exchange=exchange), group)
+
+
+@pytest.mark.parametrize("codec", [TopK, SampledThreshold, RandomK, HashedSlots])
+@pytest.mark.usefixtures("fakes")
+def test_a_density_that_changes_at_every_step_makes_nobody_wait(
+    codec: Callable[..., Codec], group: dist.ProcessGroup
+) -> None:
+    density = FollowLearningRate(learning_rate=lambda step: 1 / (1 + step), smoothness=1.0)
+    _two_steps(Compressed(memory=ErrorFeedback(), codec=codec(density=density), exchange=AllGather()), group)
 
 
 METHODS = {name: case for name, case in RECIPES.items() if name == case.method.name}

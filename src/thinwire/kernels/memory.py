@@ -1,5 +1,6 @@
 """Memory for results, in huge pages if it is large; and numbers on their way to a device."""
 
+import struct
 from functools import lru_cache
 
 import numpy as np
@@ -26,11 +27,12 @@ def empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers on a device. Cached, because a copy waits for a GPU and layouts stay the same; do not write to it.
-
-    A copy that differs from step to step would make the host wait each time: use `sent`.
-    """
-    return torch.tensor(numbers, dtype=dtype, device=device)
+    """Return numbers on a device. Cached, because layouts stay the same; do not write to it."""
+    if not numbers:
+        return torch.empty(0, dtype=dtype, device=device)
+    wide, code = (torch.float64, "d") if dtype.is_floating_point else (torch.int64, "q")
+    packed = bytearray(struct.pack(f"={len(numbers)}{code}", *numbers))
+    return sent(torch.frombuffer(packed, dtype=wide).to(dtype), device)
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:

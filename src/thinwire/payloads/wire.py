@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thinwire.collectives import room
 from thinwire.errors import PayloadError
+from thinwire.kernels.memory import sent
 from thinwire.waits import refuse_if
 
 HEADER_BYTES = 16
@@ -45,8 +46,8 @@ class Header:
 
 @lru_cache(maxsize=1024)
 def on(packed: bytes, device: torch.device) -> Tensor:
-    """Return bytes as uint8 on a device. Cached, because a copy waits for the device; do not write to it."""
-    return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
+    """Return bytes as uint8 on a device. Cached, because headers stay the same; do not write to it."""
+    return sent(torch.frombuffer(bytearray(packed), dtype=torch.uint8), device)
 
 
 def parse(buffer: Tensor, kind: int) -> Header:
