@@ -21,6 +21,14 @@ def _runs(kit: Kit, n: int, ranks: int = 3) -> tuple[Tensor, Tensor, tuple[int, 
 def _scatter(kit: Kit, n: int) -> Trials:
     indices, values, runs = _runs(kit, n)
     yield Trial((kit.vector(n, 1), ((0, n),), indices, values, runs), (0,))
+    downwards = torch.cat([run.flip(0) for run in indices.split(list(runs))])  # as slots are: in no order
+    yield Trial((kit.vector(n, 1), ((0, n),), framed(downwards), values, runs), (0,))
+    if third := n // 3:
+        ends = [torch.cat([kit.picks(third, rank), kit.picks(third, rank + 3) + (n - third)]) for rank in range(3)]
+        regions, apart = ((0, third), (n - third, third)), framed(torch.cat(ends))
+        yield Trial(
+            (kit.vector(n, 1), regions, apart, kit.vector(apart.numel()), tuple(run.numel() for run in ends)), (0,)
+        )
 
 
 def _scatter_add(kit: Kit, n: int) -> Trials:
