@@ -5,15 +5,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Self
 
-from papers.dct import DCT
-from papers.dct.results import Document, over
+from papers.dct import DCT, results
 from papers.dct.rows import BASELINE, rows
 from papers.dct.training import Run
-from papers.lab import shelf as shelves
 from papers.lab.judging import by_setting, every, no_worse, verdict, worse
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.material import Absent
-from papers.lab.shelf import Shelf
+from papers.lab.shelf import Document, Shelf
 from papers.lab.trials import OVER_SEEDS, Interval, interval
 
 MARGIN = 1.0
@@ -54,7 +52,7 @@ class Boundaries:
         path = shelf.folder / self._name
         if not path.exists():
             raise Absent(f"{self._name} has not been run")
-        document = Document.read(path)
+        document = results.Document.read(path)
         found = {row.name: document.of(self.problem, row.name) for row in rows(self.problem)}
         for name, runs in found.items():
             if not {run.seed for run in runs} >= set(self.seeds):
@@ -78,7 +76,7 @@ class Losses:
 
     def over(self, row: str, other: str = f"{BASELINE} | 0% | none") -> Interval:
         """Return by how many percent the held-out loss is above the other row's, seed by seed."""
-        return interval(list(over(self.runs[row], self.runs[other])))
+        return interval(list(results.over(self.runs[row], self.runs[other])))
 
     def gap(self, row: str) -> float:
         """Return how far the held-out loss is above the training loss, in nats."""
@@ -94,7 +92,7 @@ class Losses:
 
 
 DLRM, TEXT = Boundaries(problem="dlrm"), Boundaries(problem="transformer")
-HYBRID = shelves.Document(
+HYBRID = Document(
     name="hybrid",
     words="python benchmarks/server_hybrid.py --link 100mbit --steps 60 --rounds 5 --rate 0.3",
     quick="--steps 4 --rounds 2",
@@ -114,17 +112,20 @@ def _both(models: Mapping[str, Losses], *named: str) -> str:
     return "; ".join(f"{model} {losses.said(*named)}" for model, losses in models.items())
 
 
+def _same_then_worse(models: Mapping[str, Losses], same: Sequence[str], last: str) -> tuple[str, str]:
+    """Return the verdict on rows that are as good as dense, and a last one that is not, by model."""
+    parts = {
+        model: every({row: no_worse(losses.over(row), MARGIN) for row in same} | {last: worse(losses.over(last))})[0]
+        for model, losses in models.items()
+    }
+    return by_setting(parts)
+
+
 @DCT.judge("T8", DLRM, TEXT)
 def one_cut(dlrm: Losses, text: Losses) -> Outcome:
     """As good as dense up to 95 %, and worse at 98 %."""
     models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_SPLIT, 75, 90, 95, 98)
-    parts = {
-        model: every(
-            {row: no_worse(losses.over(row), MARGIN) for row in named[:3]} | {"98": worse(losses.over(named[3]))}
-        )[0]
-        for model, losses in models.items()
-    }
-    word, note = by_setting(parts)
+    word, note = _same_then_worse(models, named[:3], named[3])
     how = f"exact Top-k, two stages; {_HOW}; holds if at most 1 % above dense up to 95 %, and above it at 98 %"
     return Outcome(verdict=word, note=note, measured=_both(models, *named), how=how)
 
@@ -133,11 +134,7 @@ def one_cut(dlrm: Losses, text: Losses) -> Outcome:
 def two_cuts(dlrm: Losses, text: Losses) -> Outcome:
     """With two cuts as good as dense at 90 %, and worse at 95 %."""
     models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_TWICE, 75, 90, 95)
-    parts = {
-        model: every({"90": no_worse(losses.over(named[1]), MARGIN), "95": worse(losses.over(named[2]))})[0]
-        for model, losses in models.items()
-    }
-    word, note = by_setting(parts)
+    word, note = _same_then_worse(models, named[1:2], named[2])
     how = f"exact Top-k, three stages; {_HOW}; holds if at most 1 % above dense at 90 %, and above it at 95 %"
     return Outcome(verdict=word, note=note, measured=_both(models, *named), how=how)
 
