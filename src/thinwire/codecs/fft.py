@@ -72,13 +72,13 @@ class FFT(Codec):
         runs = tuple(kept(self.density, count) for count in counts)
         rows = [_Row(self._floats(x), max(1, min(self.block, x.numel())), k) for x, k in zip(xs, runs, strict=True)]
         keys, pairs = _strongest_of_each(rows)
-        *starts, end = accumulate((2 * count for count in counts), initial=0)
+        *firsts, end = accumulate(counts, initial=0)
         return Blocks(
-            keys=keys + of_each(constant(tuple(start // 2 for start in starts), torch.int32, keys.device), runs),
+            keys=keys + of_each(constant(tuple(firsts), torch.int32, keys.device), runs),
             values=pairs.view(-1),
-            numel=end,
+            numel=2 * end,
             width=2,
-            regions=tuple((start, 2 * count) for start, count in zip(starts, counts, strict=True)),
+            regions=tuple((2 * first, 2 * count) for first, count in zip(firsts, counts, strict=True)),
             held=runs,
         )
 
