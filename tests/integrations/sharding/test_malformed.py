@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 import thinwire as tw
 from thinwire import waits
+from thinwire.errors import PayloadError
 from thinwire.exchanges import all_gather
 from thinwire.kernels import dispatch
 from thinwire.payloads import Payload
@@ -46,7 +47,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[str, bool
         optimizer.zero_grad()
         model(torch.randn(4, 60)).square().mean().backward()
         optimizer.step()
-    except Exception as error:
+    except (PayloadError, RuntimeError) as error:
         said = f"{type(error).__name__}: {error}"
     return said, any(not torch.equal(a, b) for a, b in zip(before, _held(model), strict=True))
 
