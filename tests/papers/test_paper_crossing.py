@@ -54,6 +54,10 @@ def test_the_papers_losses_make_its_claims_hold() -> None:
     dlrm, text = _losses("dlrm", above), _losses("transformer", above)
     assert {_verdict(claim, dlrm, text) for claim in ("T8", "T9", "T10", "T22", "T23")} == {HOLDS}
     assert _verdict("T8", dlrm, _losses("transformer", {})) == DEPENDS
+    worse_before = {"exact": 0.05}
+    assert {_verdict(c, _losses("dlrm", worse_before), _losses("transformer", worse_before)) for c in ("T8", "T9")} == {
+        FAILS
+    }
 
 
 def test_seeds_that_disagree_decide_nothing() -> None:
