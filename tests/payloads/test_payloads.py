@@ -9,6 +9,7 @@ from cases import CODECS, CodecCase, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._jit_internal import _extract_tensors  # what torch's own futures record
 
 from thinwire import PayloadError
 from thinwire.codecs import FFT, BlockTopK, Cast, ChunkTopK
@@ -255,6 +256,14 @@ def test_damaged_low_bits_are_refused(place: int, flipped: int) -> None:
     bad[24 + 40 + -(-numbering.bits // 8) + place] ^= flipped
     with pytest.raises(PayloadError, match="9 positions of each chunk of 4096"):
         payload.from_buffers(bad[None])
+
+
+@pytest.mark.parametrize("case", CODECS.values(), ids=CODECS)
+def test_every_tensor_of_a_payload_is_named(case: CodecCase) -> None:
+    """One that is not could be given away while another stream still reads it."""
+    payload = case.codec.encode(vector(600).view(20, 30), seed=1)
+    expected = {x.data_ptr() for x in _extract_tensors(payload)}
+    assert {x.data_ptr() for x in payload.tensors()} == expected
 
 
 @pytest.mark.parametrize("damaged", range(4))

@@ -1,7 +1,8 @@
 """What travels between ranks: the one interface that codecs, memories and exchanges share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from typing import ClassVar, Self
 
 import torch
@@ -103,8 +104,8 @@ class Payload(ABC):
         """Return the sum of payloads over the same space."""
 
     def tensors(self) -> Sequence[Tensor]:
-        """Return the tensors that it holds."""
-        return [x for x in vars(self).values() if isinstance(x, Tensor)]
+        """Return the tensors that it holds, those of its codes and coefficients included."""
+        return list(_tensors(self))
 
     def dense(self) -> Tensor:
         """Return the vector as a new flat tensor of the values' dtype."""
@@ -117,3 +118,11 @@ def regions_are_finite(out: Tensor, regions: Regions) -> bool:
     """Whether `out` is finite in all of the regions."""
     ends = [end for offset, length in regions if length for end in out[offset : offset + length].aminmax()]
     return not ends or bool(torch.stack(ends).isfinite().all())  # two numbers a region: no second vector is made
+
+
+def _tensors(holder: object) -> Iterator[Tensor]:
+    for held in getattr(holder, "__dict__", {}).values():
+        if isinstance(held, Tensor):
+            yield held
+        elif is_dataclass(held):
+            yield from _tensors(held)

@@ -12,7 +12,7 @@ from torch.futures import Future
 from thinwire import trace
 from thinwire.checked import checked
 from thinwire.codecs import Codec
-from thinwire.collectives import Group, all_to_all
+from thinwire.collectives import Group, all_to_all, used_here
 from thinwire.exchanges import AllGather, AllReduce
 from thinwire.exchanges.all_gather import received
 from thinwire.memories import Memory
@@ -49,7 +49,8 @@ class ToOwners(Reducer):
         if not bucket.segments:
             return completed(True)
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
-        rank, ranks, watch, listeners, verdict = at.group.rank(), at.group.size(), at.watch, at.listeners, at.verdict
+        rank, ranks, listeners, verdict = at.group.rank(), at.group.size(), at.listeners, at.verdict
+        watch = at.watch and verdict is None  # with a verdict, the caller looks himself
         with trace.span("encode", *listeners):
             payloads = self._encode(bucket, at)
             buffers = [payload.to_buffer() for payload in payloads.values()]
@@ -65,6 +66,7 @@ class ToOwners(Reducer):
         def finish(done: "Future[object]") -> bool:
             done.value()  # raises what the collective raised
             arrived()
+            used_here(arriving, bucket.flat, *(x for payload in payloads.values() for x in payload.tensors()))
             trace.count("sent_bytes", sum(sizes) - sizes[rank], *listeners)
             with trace.span("decode", *listeners):
                 self._retain(bucket, list(payloads.values()))
