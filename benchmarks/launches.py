@@ -51,7 +51,11 @@ from thinwire.tools.show.terminal import print_table
 from thinwire.waits import Verdict
 
 SCHEMA = "thinwire.launches/1"
-RECIPES = "dense,bf16,topk,sampled_topk,dgc,dragonn,fading,randomk,fft,mstopk,qsgd,terngrad,signsgd"
+RECIPES = (
+    "dense,bf16,fp16,topk,sampled_topk,dgc,dragonn,fading,orthogonal,demo,randomk,fft,dct_dp,dct_steered,mstopk,"
+    "qsgd,qsgd_l2,terngrad,signsgd"
+)
+"""Those of one or two collectives. The others take rounds whose sizes only the keys say, and fake tensors have none."""
 BUCKETS = [1 << 20, 25 << 20]  # bytes, as DDP's
 WORLD = 2
 PHASES = ("encode", "exchange", "decode")
@@ -72,6 +76,10 @@ def main(
 ) -> None:
     """Count calls and launches, and time encoding and decoding."""
     names = recipes.split(",")
+    if unknown := [name for name in names if name not in RECIPES.split(",")]:
+        raise typer.BadParameter(
+            f"{unknown[0]!r} cannot be counted; expected some of {RECIPES}", param_hint="--recipes"
+        )
     if before is None:
         rows = {"now": {name: _timed(name, steps) | (_counted(name) if count else {}) for name in names}}
     else:

@@ -24,6 +24,8 @@ _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "stride", "seed_stride", "seed_step", "total"), "i32")
 _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
+_SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
+_LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", "steps": "i32"}
 _THREE = {"LEVELS": 3, "TILE": 4096}
 
 KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
@@ -121,6 +123,14 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         "_gather_each",
         {"values": FLOAT, "indices": LONG, "address": LONG, "size": LONG, "start": LONG, **_TILES},
         {},
+    ),
+    *(
+        ("subsets", name, {**given, "table": LONG, **_SUBSETS}, {"BITS": bits, "DIGITS": digits, "BLOCK": 128})
+        for bits, digits in ((39, 1), (118, 2))
+        for name, given in (
+            ("_number", {"out": BYTE, "positions": "*i16"}),
+            ("_subset", {"rows": BYTE, "positions": "*i16", "wrong": "*i1", **_LIMITS}),
+        )
     ),
     (
         "accumulate",

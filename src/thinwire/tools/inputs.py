@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from zipfile import BadZipFile
 
 
@@ -72,8 +73,16 @@ def check_density(density: float, option: str) -> None:
 def check_writable(paths: Iterable[Path | None]) -> None:
     """Raise BadInput if a file cannot be written. Call it before measuring."""
     for path in paths:
-        if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        if path is not None and (path.is_dir() or not _takes_files(path.absolute().parent)):
             raise BadInput(f"cannot write {path}; expected a file in a directory that exists and may be written to")
+
+
+def _takes_files(folder: Path) -> bool:
+    try:
+        with TemporaryFile(dir=folder):  # what permissions say is not all: /proc says yes, and takes none
+            return True
+    except OSError:
+        return False
 
 
 def write_atomically(path: Path, text: str) -> None:

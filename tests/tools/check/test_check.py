@@ -2,26 +2,31 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import Ranks
 from torch import Tensor
 from typer.testing import CliRunner
 
 from thinwire import kernels
 from thinwire.codecs import TopK
-from thinwire.exchanges import AllGather
+from thinwire.exchanges import AllGather, all_gather
 from thinwire.memories import ErrorFeedback, NoMemory
+from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
 from thinwire.reducer import Compressed, Reducer
-from thinwire.tools.check import supervision, training
+from thinwire.tools.check import exchanges, supervision, training
 from thinwire.tools.check.cases import CASES
 from thinwire.tools.check.findings import Finding, merged
 from thinwire.tools.check.kernels import KERNELS, Limits, check_kernel
@@ -100,6 +105,63 @@ def test_a_size_that_would_take_long_is_left_out(monkeypatch: pytest.MonkeyPatch
     assert finding.ok
     assert finding.figures["largest"] == 1000
     assert "262,144 would take long" in finding.said
+
+
+# --- exchanges ---
+
+
+def _exchanged(name: str) -> Finding:
+    return exchanges.check_exchange("exchanges", name, CPU)
+
+
+def test_every_recipe_that_encodes_has_an_exchange() -> None:
+    for name, method in METHODS.items():
+        assert (name in exchanges.ROWS) == (name != "powersgd"), name
+        if name in exchanges.ROWS:
+            assert isinstance(method.large(), Compressed)
+
+
+@pytest.mark.parametrize("name", exchanges.ROWS)
+def test_exchanges_pass(ranks: Ranks, name: str) -> None:
+    for found in ranks.run(3, _exchanged, name):
+        assert found.ok, found.said
+        assert found.figures["sent_bytes"] > 0
+
+
+def _broken_exchange(how: Callable[[Tensor, int], Tensor]) -> Finding:
+    """Change what a rank makes of the buffers that have arrived."""
+
+    def made(mine: Payload, buffers: Tensor, verdict: object) -> Payload:
+        total = received(mine, buffers, None)
+        return total.with_values(how(total.values, dist.get_rank()))
+
+    received = all_gather.received
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(all_gather, "received", made)
+        return _exchanged("topk")
+
+
+def _one_rank_off(values: Tensor, rank: int) -> Tensor:
+    return values + rank
+
+
+def _too_much(values: Tensor, rank: int) -> Tensor:
+    return values * 1.01
+
+
+@pytest.mark.parametrize(("how", "said"), [(_one_rank_off, "another sum"), (_too_much, "1.0e-02 from what all")])
+def test_a_sum_that_is_wrong_is_found(ranks: Ranks, how: Any, said: str) -> None:
+    assert any(found.ok is False and said in found.said for found in ranks.run(2, _broken_exchange, how))
+
+
+def _boasting() -> Finding:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(all_gather.AllGather, "sent_bytes", lambda self, payload, world_size: payload.nbytes / 2)
+        return _exchanged("qsgd")
+
+
+def test_bytes_that_are_not_the_buffers_are_found(ranks: Ranks) -> None:
+    assert all("bytes were reported; the buffers" in found.said for found in ranks.run(2, _boasting))
 
 
 # --- recipes ---
@@ -257,12 +319,15 @@ def test_sections_by_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def titles(asked: Asked, launched: int | None = None) -> list[str]:
         return [section.title for section in asked.sections(launched)]
 
-    assert titles(Asked(device="cpu")) == ["machine", "kernels", "speed, 2^24 elements", "recipes, gloo of 3"]
+    def both(group: str) -> list[str]:
+        return [f"exchanges, {group}", f"recipes, {group}"]
+
+    assert titles(Asked(device="cpu")) == ["machine", "kernels", "speed, 2^24 elements", *both("gloo of 3")]
     assert titles(Asked(device="cpu", quick=True), 5)[-1] == "recipes, gloo of 5"
-    assert titles(Asked(device="cpu", only=["dgc"]), 5) == ["machine", "recipes, gloo of 5"]
+    assert titles(Asked(device="cpu", only=["dgc"]), 5) == ["machine", *both("gloo of 5")]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    assert titles(Asked(device="cuda"))[-2:] == ["recipes, nccl of 1", "recipes, gloo of 2"]
+    assert titles(Asked(device="cuda"))[-4:] == [*both("nccl of 1"), *both("gloo of 2")]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert titles(Asked(device="cuda"), 2)[-1:] == ["recipes, gloo of 2"]
     assert "recipes, nccl of 2" not in titles(Asked(device="cuda"), 2), "NCCL takes one rank a GPU"
@@ -331,6 +396,24 @@ def test_check_exits_with_1_where_something_fails(monkeypatch: pytest.MonkeyPatc
     assert code == 1
     assert "thinwire check: kernels: raises: RuntimeError: it broke [" in said
     assert "✗ kernels: raises" in wrong
+
+
+def test_a_check_that_is_interrupted_blames_no_row() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-Pm", "thinwire", "check", "--only", "accumulate"],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("kernels"))
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.stdout.read()
+    assert process.returncode == 130
+    assert "✗" not in said
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What a check found: ✓, ✗ or –, with a line that says why, and figures."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -38,6 +39,22 @@ def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+class Wrong(Exception):  # noqa: N818 - it reads better where it is raised and caught
+    """A promise was not kept; the message says which."""
+
+
+def looked_into(section: str, name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
+    """Return what `check` says of a row, with the figures that it fills in. Whatever it raises is what was found."""
+    start, figures = time.perf_counter(), dict[str, Any]()
+    try:
+        ok, said = True, check(figures)
+    except Wrong as wrong:
+        ok, said = False, str(wrong)
+    except Exception as error:  # whatever it is, the other rows are still to be checked
+        ok, said = False, first_line(error)
+    return Finding(section=section, name=name, ok=ok, said=said, figures=figures, seconds=time.perf_counter() - start)
 
 
 def merged(by_rank: Mapping[int, Finding]) -> Finding:

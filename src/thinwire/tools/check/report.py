@@ -102,7 +102,9 @@ _SAID = Column[Finding](heading="found", text=lambda found: found.said, left=Tru
 
 def _table(section: str, found: Sequence[Finding]) -> Table:
     kind = section.partition(",")[0]
-    name = Column[Finding](heading={"kernels": "kernel", "recipes": "recipe"}.get(kind, ""), text=_name, left=True)
+    name = Column[Finding](
+        heading={"kernels": "kernel", "exchanges": "recipe", "recipes": "recipe"}.get(kind, ""), text=_name, left=True
+    )
     columns = [name, _MARK, *(column for column in _FIGURES.get(kind, ()) if _is_there(column, found)), _SAID]
     return tabulated(columns, found, title=section)
 
@@ -137,11 +139,13 @@ def _sent(found: Finding) -> str:
     return human_bytes(figures["sent_bytes"] / figures["steps"]) if "steps" in figures else UNKNOWN
 
 
+_NAMES: Mapping[str, str] = {"kernels": "kernel", "exchanges": "recipe", "recipes": "recipe"}
 _FIGURES: Mapping[str, Sequence[Column[Finding]]] = {
     "kernels": (
         Column(heading="runs in", text=_ran, left=True),
         Column(heading="s", text=lambda found: f"{found.seconds:.1f}"),
     ),
+    "exchanges": (_figure("bytes sent", "sent_bytes", "{:,.0f}"),),
     "recipes": (
         Column(heading="sent a step", text=_sent),
         _figure("ms a step", "step_ms", "{:.1f}"),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire.tools.check import about, speed, training
+from thinwire.tools.check import about, exchanges, speed, training
 from thinwire.tools.check.kernels import KERNELS
 
 
@@ -72,6 +72,14 @@ class Asked:
             )
         steps = 6 if self.quick else 100
         for backend, world in self._groups(launched):
+            yield Section(
+                title=f"exchanges, {backend} of {world}",
+                kind="exchanges",
+                rows=exchanges.ROWS,
+                limit=60,
+                backend=backend,
+                world=world,
+            )
             yield Section(
                 title=f"recipes, {backend} of {world}",
                 kind="recipes",

@@ -27,6 +27,7 @@ WORKER = "thinwire.tools.check.worker"
 """The module that processes run."""
 _STARTING = 180.0  # seconds to import everything and to join
 _AGREEING = 45.0  # seconds for the other ranks to end a row that hangs there
+_LOOKING = 0.5  # seconds until we look whether it is over
 Found = dict[int, dict[int, Finding]]
 """Findings by row and by rank."""
 
@@ -94,6 +95,7 @@ class _Member:
             stdout=errors,
             stderr=errors,
             pass_fds=[inlet],
+            process_group=0,  # ^C is for us: a row that it ended would look like one that failed
             env=os.environ | _environment(place),
         )
         os.close(inlet)
@@ -165,7 +167,7 @@ def _run(section: Section, place: Place, tell: Callable[[Finding], None], over: 
     while row < len(section.rows) and not over.is_set():
         members = [_Member.start(section, place, rank, row) for rank in place.ranks]
         try:
-            _attend(members, section, place, lambda by_row: _tell(found, by_row, tell))
+            _attend(members, section, place, lambda by_row: _tell(found, by_row, tell), over)
         finally:
             for member in members:
                 if member.process.poll() is None:
@@ -184,17 +186,19 @@ def _tell(found: Found, by_row: Found, tell: Callable[[Finding], None]) -> None:
             tell(merged(by_rank))
 
 
-def _attend(members: Sequence[_Member], section: Section, place: Place, done: Callable[[Found], None]) -> None:
-    """Listen until all have ended."""
+def _attend(
+    members: Sequence[_Member], section: Section, place: Place, done: Callable[[Found], None], over: Event
+) -> None:
+    """Listen until all have ended, or until it is over."""
     with selectors.DefaultSelector() as selector:
         for member in members:
             selector.register(member.pipe, selectors.EVENT_READ, member)
-        while open_ := [key.data for key in selector.get_map().values()]:
+        while (open_ := [key.data for key in selector.get_map().values()]) and not over.is_set():
             soonest = min(member.deadline for member in open_) - time.monotonic()
-            ready = [key.data for key, _ in selector.select(max(0.0, soonest))]
-            over = [member for member in ready if not member.hear(section.limit)]
-            over += [member for member in open_ if member not in ready and time.monotonic() >= member.deadline]
-            for member in over:
+            ready = [key.data for key, _ in selector.select(min(_LOOKING, max(0.0, soonest)))]
+            ended = [member for member in ready if not member.hear(section.limit)]
+            ended += [member for member in open_ if member not in ready and time.monotonic() >= member.deadline]
+            for member in ended:
                 selector.unregister(member.pipe)
                 member.end()
                 if member.next is None and section.backend:

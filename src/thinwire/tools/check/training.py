@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 from thinwire.recipes import METHODS
 from thinwire.reducer import Reducer
-from thinwire.tools.check.findings import Finding, first_line
+from thinwire.tools.check.findings import Finding, Wrong, looked_into
 from thinwire.tools.check.waits import Waits, counted
 
 DENSE = "topk, density 1"
@@ -25,10 +25,6 @@ _OPTIONS = {"density": 0.05, "minimum_size": 64, "start": 2, "life": 3}  # of th
 _WIDTH, _BATCH, _RATE, _MOMENTUM = 48, 8, 0.05, 0.9
 _WATCHED = 3  # steps in which waits are counted
 _LOST = 1e-4  # of what was offered may be missing, by float32's rounding
-
-
-class Wrong(Exception):  # noqa: N818 - it reads better where it is raised and caught
-    """A promise was not kept; the message says which."""
 
 
 def recipe(name: str) -> Reducer:
@@ -166,17 +162,12 @@ def _add(sums: dict[str, Tensor], name: str, x: Tensor) -> None:
 
 def check_recipe(section: str, name: str, device: torch.device, steps: int) -> Finding:
     """Train with a recipe for some steps, one of them called off. A collective."""
-    start = time.perf_counter()
-    figures: dict[str, Any] = {}
-    try:
+
+    def check(figures: dict[str, Any]) -> str:
         _check(name, device, steps, figures)
-        ok, said = True, _summary(figures)
-    except Wrong as wrong:
-        ok, said = False, str(wrong)
-    except Exception as error:  # whatever it is, the other recipes are still to be checked
-        ok, said = False, first_line(error)
-    seconds = time.perf_counter() - start
-    return Finding(section=section, name=name, ok=ok, said=said, figures=figures, seconds=seconds)
+        return _summary(figures)
+
+    return looked_into(section, name, check)
 
 
 def _check(name: str, device: torch.device, steps: int, figures: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed has them, its stubs do not
 
 from thinwire.tools.check.about import check_machine
+from thinwire.tools.check.exchanges import check_exchange
 from thinwire.tools.check.findings import Finding, first_line
 from thinwire.tools.check.kernels import Limits, check_kernel
 from thinwire.tools.check.speed import check_speed
@@ -34,6 +35,7 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         "machine": lambda spec, row, device: check_machine(row, device),
         "kernels": lambda spec, row, device: check_kernel(row, device, Limits.of(**spec.options)),
         "speed": lambda spec, row, device: check_speed(row, device, spec.options["size"]),
+        "exchanges": lambda spec, row, device: check_exchange(spec.title, row, device),
         "recipes": lambda spec, row, device: check_recipe(spec.title, row, device, spec.options["steps"]),
     }
 )

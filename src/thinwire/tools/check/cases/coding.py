@@ -89,19 +89,17 @@ def _table_decode(kit: Kit, n: int) -> Trials:
         yield Trial((kit.room(n), kit.whole(n, 0, 128, code), table, _scales(kit, groups), groups), (0,))
 
 
-def _numbering() -> Numbering:
-    found = Numbering.of(256, 6)
-    assert found, "six of 256 can be numbered"
-    return found
-
-
 def _subsets(decode: bool) -> Callable[[Kit, int], Trials]:
+    """Return the trials of numbers of one digit, and of two."""
+
     def trials(kit: Kit, n: int) -> Trials:
-        numbers = -(-n // 256)
-        steps = kit.whole(6 * numbers, 1, 256 // 6).view(-1, 6)
-        positions = framed((steps.cumsum(1) - 1).to(torch.int16).view(-1))
-        buffer = kernels.subsets_encode.reference(positions, _numbering())
-        yield Trial((buffer[None], numbers, _numbering()) if decode else (positions, _numbering()))
+        for kept in (6, 26):
+            numbers, numbering = -(-n // 256), Numbering.of(256, kept)
+            assert numbering, f"{kept} of 256 can be numbered"
+            steps = kit.whole(kept * numbers, 1, numbering.space // kept).view(-1, kept)
+            positions = framed((steps.cumsum(1) - 1).to(torch.int16).view(-1))
+            buffer = kernels.subsets_encode.reference(positions, numbering)
+            yield Trial((buffer[None], numbers, numbering) if decode else (positions, numbering))
 
     return trials
 
