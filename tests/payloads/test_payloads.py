@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._jit_internal import _extract_tensors  # what torch's own futures record
 
 from thinwire import PayloadError
-from thinwire.codecs import FFT, BlockTopK, Cast, ChunkTopK
+from thinwire.codecs import FFT, BlockTopK, Cast, ChunkTopK, TopK
 from thinwire.formats import OffsetFloat
 from thinwire.kernels import Chunking, Numbering
 from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sparse, Spectral
@@ -209,8 +209,20 @@ def test_chunks_cut_in_another_way_are_refused() -> None:
     buffer = mine.encode(x).to_buffer()
     for other in (replace(mine, transform="hadamard"), replace(mine, chunk=8, density=0.0469)):
         theirs = other.encode(x).to_buffer()
-        with pytest.raises(PayloadError, match=r"rank 1 sent header|expected buffers"):
+        with pytest.raises(PayloadError, match=r"rank 1 sent a header with|expected buffers"):
             mine.encode(x).from_buffers(torch.stack([buffer, theirs]) if theirs.shape == buffer.shape else theirs[None])
+
+
+FIELDS = {0: "version 3", 1: "kind 3", 2: "dtype code 1", 3: "bits 1", 4: "count 11", 8: "elements 101", 15: "coding 3"}
+
+
+@pytest.mark.parametrize("place", FIELDS)
+def test_a_header_of_another_rank_is_told_by_its_fields(place: int) -> None:
+    payload = TopK(density=0.1).encode(vector(100))
+    buffers = torch.stack([payload.to_buffer()] * 2)
+    buffers[1, place] ^= 1
+    with pytest.raises(PayloadError, match=f"rank 1 sent a header with {FIELDS[place]}, not .* attach the same recipe"):
+        payload.from_buffers(buffers)
 
 
 def _chunks() -> Chunks:

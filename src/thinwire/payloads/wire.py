@@ -21,6 +21,7 @@ _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 _CODED = 4
 _LAYOUT = struct.Struct("<BBBBIQ")
 _NUMEL_BITS = 56
+_FIELDS = ("version", "kind", "dtype code", "bits", "count", "elements", "coding")
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,17 @@ def check_buffers(buffers: Tensor, expected: Tensor, nbytes: int) -> None:
 
 def _other_header(headers: Tensor, expected: Tensor) -> PayloadError:
     rank = int((headers != expected).any(dim=1).nonzero()[0])
-    got = headers[rank].tolist()
-    return PayloadError(f"rank {rank} sent header {got}; expected {expected.tolist()} as on this rank")
+    pairs = zip(_FIELDS, _fields(headers[rank]), _fields(expected), strict=True)
+    differing = [f"{name} {theirs}, not {mine}" for name, theirs, mine in pairs if theirs != mine]
+    return PayloadError(
+        f"rank {rank} sent a header with {'; '.join(differing) or 'another layout'} as on this rank: attach the same "
+        "recipe on every rank, to the same parameters; if it is the same, the network has changed what was sent"
+    )
+
+
+def _fields(header: Tensor) -> tuple[int, ...]:
+    *fields, last = _LAYOUT.unpack(bytes(header[:HEADER_BYTES].tolist()))
+    return (*fields, last & (1 << _NUMEL_BITS) - 1, last >> _NUMEL_BITS)
 
 
 def _not_padded(nbytes: int) -> PayloadError:

@@ -99,7 +99,7 @@ def _malformed(buckets: int) -> tuple[str, bool, bool, bool]:
 @pytest.mark.parametrize("buckets", [1, 99])
 def test_malformed_payloads_call_the_step_off(ranks: Ranks, buckets: int) -> None:
     for said, unchanged, rolled_back, goes_on in ranks.run(2, _malformed, buckets):
-        assert said.startswith("rank 1 sent header [")
+        assert said.startswith("rank 1 sent a header with ")
         assert unchanged
         assert rolled_back
         assert goes_on
