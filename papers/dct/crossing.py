@@ -24,7 +24,7 @@ class Boundaries:
     """Every row of a problem's comparison, on each seed."""
 
     problem: str
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     options: str = ""
 
     @property

@@ -164,7 +164,7 @@ def _trial(line: Mapping[str, Any]) -> Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean over seeds, and half of its 95 % interval."""
+    """A mean over seeds, and half of its 95 % interval. Where a seed has diverged, the mean is infinite."""
 
     mean: float
     half: float
@@ -184,7 +184,7 @@ class Interval:
         return abs(self.mean) + self.half <= margin
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f} ± {self.half:.2f} %" if math.isfinite(self.half) else "diverged on a seed"
+        return f"{self.mean:+.2f} ± {self.half:.2f} %" if math.isfinite(self.mean) else "diverged on a seed"
 
 
 def over(series: Series, base: Series) -> Interval:
@@ -193,8 +193,14 @@ def over(series: Series, base: Series) -> Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return mean and 95 % interval of a few values, by Student's t."""
-    if not all(map(math.isfinite, values)) or len(values) < 2:
+    """Return mean and 95 % interval of a few values, by Student's t.
+
+    A value that is not finite is of a seed that has diverged. If the others are above 0, so is all of the interval.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < len(values):
+        return Interval(mean=math.inf, half=0.0 if min(finite, default=math.inf) > 0 else math.inf)
+    if len(values) < 2:
         return Interval(mean=fmean(values), half=math.inf)
     return Interval(mean=fmean(values), half=_T[len(values)] * stdev(values) / math.sqrt(len(values)))
 

@@ -126,7 +126,11 @@ def test_an_interval_is_students() -> None:
     assert found.mean == 2.0
     assert found.half == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
     assert over([_trial(1.1), _trial(1.1)], [_trial(1.0), _trial(1.0)]).mean == pytest.approx(10)
-    assert interval([1.0, math.inf]).half == math.inf
+    for diverged in (math.inf, math.nan):
+        above, torn = interval([1.0, diverged]), interval([-1.0, diverged])
+        assert (worse(above), no_worse(above)) == (HOLDS, FAILS)
+        assert (worse(torn), no_worse(torn)) == (UNDECIDED, UNDECIDED)
+        assert str(torn) == "diverged on a seed"
 
 
 def test_verdicts_follow_from_whole_intervals() -> None:
