@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
-from papers.lab.judging import every, losses_over, no_worse, verdict
-from papers.lab.ledger import FAILS, HOLDS, Outcome
+from papers.lab.judging import by_setting, every, losses_over, no_worse, verdict
+from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.trials import RATES, Series, Trials, Way, accuracy, interval, over, steps_to
 from papers.s2 import S2
 
@@ -18,14 +19,11 @@ _DOUBLING = (
     "MinimumSize(minimum_size=1024, small=dense(), "
     "large=Compressed(memory=ErrorFeedback(), codec=TopK(density=0.03125), exchange=RecursiveDoubling()))"
 )
-TEXT = Trials(
-    model="transformer",
-    workers=4,
-    steps=200,
-    rate=RATES["transformer"],
-    ways=_BLOCKS
-    | {f"ratio {ratio:g}": Way(recipe=f"s2_reducer(packed=CountSketch(rows=1, ratio={ratio:g}))") for ratio in RATIOS},
-)
+_RATIOS = {
+    f"ratio {ratio:g}": Way(recipe=f"s2_reducer(packed=CountSketch(rows=1, ratio={ratio:g}))") for ratio in RATIOS
+}
+TEXT = Trials(model="transformer", workers=4, steps=200, rate=RATES["transformer"], ways=_BLOCKS | _RATIOS)
+SLOWLY = replace(TEXT, rate=RATES["transformer"] / 10, ways={"union": _BLOCKS["union"], **_RATIOS})
 CNN = Trials(model="resnet20", workers=4, steps=200, rate=RATES["resnet20"], ways=_BLOCKS)
 SECOND = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=_BLOCKS)
 LM = Trials(model="lstm", workers=4, steps=150, rate=RATES["lstm"], ways=_BLOCKS | {"doubling": Way(recipe=_DOUBLING)})
@@ -39,24 +37,35 @@ def _steps(text: Ways) -> dict[str, float]:
     return {name: steps_to(series, targets) for name, series in text.items()}
 
 
-@S2.judge("S4", TEXT)
-def rate_is_kept(text: Ways) -> Outcome:
-    """Steps to a target grow no faster than the sketch's variance factor, 1 + 1/ratio."""
-    found = _steps(text)
-    times = {ratio: found[f"ratio {ratio:g}"] / found["union"] for ratio in RATIOS}
-    word, note = every({f"ratio {ratio:g}": verdict(times[ratio] <= 1 + 1 / ratio) for ratio in RATIOS})
-    measured = ", ".join(
-        f"{ratio:g}: {times[ratio]:.2f} (bound {1 + 1 / ratio:g})"
-        if math.isfinite(times[ratio])
-        else f"{ratio:g}: {sum(math.isinf(trial.loss) for trial in text[f'ratio {ratio:g}'])} of 3 diverged"
-        for ratio in RATIOS
-    )
+@S2.judge("S4", TEXT, SLOWLY)
+def rate_is_kept(text: Ways, slowly: Ways) -> Outcome:
+    """At a rate small enough, steps to a target grow no faster than the sketch's variance factor, 1 + 1/ratio."""
+    parts, said = {}, []
+    for name, ways in (("dense's best rate", text), ("a tenth of it", slowly)):
+        steps = _steps(ways)
+        found = {
+            ratio: _growth(ways[f"ratio {ratio:g}"], steps[f"ratio {ratio:g}"], steps["union"], ratio)
+            for ratio in RATIOS
+        }
+        parts[name] = every({f"{ratio:g}": word for ratio, (word, _) in found.items()})[0]
+        said.append(f"at {name} " + ", ".join(f"{ratio:g}: {words}" for ratio, (_, words) in found.items()))
+    word, note = by_setting(parts)
     how = (
-        "blocks of a byte-level transformer's gradients instead of embeddings; 4 virtual "
-        "workers, 200 steps, 3 seeds, a sketch of "
-        "one row, all at dense's best learning rate; steps over the exact union's, to what it has after 100"
+        "blocks of a byte-level transformer's gradients instead of embeddings; 4 virtual workers, 200 steps, 3 seeds, "
+        "a sketch of one row; steps over the exact union's, to what it has after 100. The theorem asks for a rate that "
+        "is small enough. Undecided where the bound lies beyond the run's end"
     )
-    return Outcome(verdict=word, note=note, measured=f"steps by ratio {measured}", how=how)
+    return Outcome(verdict=word, note=note, measured=f"steps by ratio {'; '.join(said)}", how=how)
+
+
+def _growth(sketched: Series, steps: float, union: float, ratio: float) -> tuple[str, str]:
+    """Return whether steps have grown within the bound, and by how much, in words."""
+    bound, last = 1 + 1 / ratio, sketched[0].steps[-1]
+    if math.isfinite(steps):
+        return verdict(steps / union <= bound), f"{steps / union:.2f} (bound {bound:g})"
+    if diverged := sum(math.isinf(trial.loss) for trial in sketched):
+        return FAILS, f"{diverged} of {len(sketched)} diverged"
+    return UNDECIDED if bound * union > last else FAILS, f"not within {last} steps (bound {bound:g})"
 
 
 @S2.judge("S10", TEXT)
