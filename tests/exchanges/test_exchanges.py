@@ -132,7 +132,7 @@ def _gather_unequal() -> str:
 def test_ranks_with_other_layouts_are_refused(ranks: Ranks) -> None:
     for message in ranks.run(2, _gather_unequal):
         assert "PayloadError" in message
-        assert "expected" in message
+        assert "attach the same recipe" in message
 
 
 def _reduce_sparse() -> None:

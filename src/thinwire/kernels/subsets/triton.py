@@ -5,12 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.subsets.numbering import DIGIT, Numbering, digits_of
+from thinwire.kernels.subsets.numbering import Numbering, digits_of
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 128
-_DIGIT = tl.constexpr(DIGIT)
-_MOST = tl.constexpr((1 << DIGIT) - 1)
 
 
 def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
@@ -41,7 +39,7 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
 def _number(
     out, positions, table, count, nbytes, kept, space, BITS: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Write bytes, each from the numbers that overlap it. A sum of digits that carries is negative."""
+    """Write bytes, each from the numbers that overlap it. Digits have 63 bits: a sum that carries is negative."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = at * 8 // BITS
     skipped = at * 8 - first * BITS
@@ -54,12 +52,12 @@ def _number(
             low += tl.load(place, mask=there, other=0)
             if DIGITS > 1:
                 high += tl.load(place + kept * space, mask=there, other=0) + (low < 0).to(tl.int64)
-                low &= _MOST
+                low &= 0x7FFFFFFFFFFFFFFF
         ahead = j * BITS - skipped
         back = tl.maximum(-ahead, 0)
-        moved = tl.where(ahead < 0, low >> tl.minimum(back, _DIGIT), low << tl.minimum(tl.maximum(ahead, 0), 8))
+        moved = tl.where(ahead < 0, low >> tl.minimum(back, 63), low << tl.minimum(tl.maximum(ahead, 0), 8))
         if DIGITS > 1:
-            beyond = tl.where(back < _DIGIT, high << (_DIGIT - tl.minimum(back, _DIGIT)), high >> back - _DIGIT)
+            beyond = tl.where(back < 63, high << tl.maximum(-(back - 63), 0), high >> tl.maximum(back - 63, 0))
             moved |= tl.where(ahead < 0, beyond, 0)
         byte |= moved & 0xFF
     tl.store(out + at, byte.to(tl.uint8), mask=at < nbytes)
@@ -93,13 +91,13 @@ def _subset(
         ahead = 8 * j - skipped
         inside = there & (ahead < BITS)
         byte = tl.load(rows + begin + j, mask=inside, other=0).to(tl.int64)
-        rest |= tl.where(ahead < 0, byte >> tl.maximum(-ahead, 0), byte << tl.minimum(tl.maximum(ahead, 0), _DIGIT))
+        rest |= tl.where(ahead < 0, byte >> tl.maximum(-ahead, 0), byte << tl.minimum(tl.maximum(ahead, 0), 63))
         if DIGITS > 1:
-            over = tl.maximum(ahead - _DIGIT, 0)
-            rest_high |= tl.where(ahead < _DIGIT, byte >> tl.minimum(_DIGIT - ahead, 8), byte << over)
+            over = tl.maximum(ahead - 63, 0)
+            rest_high |= tl.where(ahead < 63, byte >> tl.maximum(tl.minimum(-(ahead - 63), 8), 0), byte << over)
     if DIGITS > 1:
-        rest &= _MOST
-        rest_high &= (1 << (BITS - _DIGIT)) - 1
+        rest &= 0x7FFFFFFFFFFFFFFF
+        rest_high &= (1 << (BITS - 63)) - 1
     else:
         rest &= (1 << BITS) - 1
     beyond = (rest_high > subsets_high) | ((rest_high == subsets_high) & (rest >= subsets))
@@ -119,5 +117,5 @@ def _subset(
         rest -= tl.load(binomials + low, mask=there, other=0)
         if DIGITS > 1:
             rest_high -= tl.load(binomials + kept * space + low, mask=there, other=0) + (rest < 0).to(tl.int64)
-            rest &= _MOST
+            rest &= 0x7FFFFFFFFFFFFFFF
         tl.store(positions + at * kept + kept - 1 - i, low.to(tl.int16), mask=there)
