@@ -71,10 +71,13 @@ def check_density(density: float, option: str) -> None:
 
 
 def check_writable(paths: Iterable[Path | None]) -> None:
-    """Raise BadInput if a file cannot be written. Call it before measuring."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not _takes_files(path.absolute().parent)):
+    """Raise BadInput if a file cannot be written, or two are the same. Call it before measuring."""
+    given = [path for path in paths if path is not None]
+    for path in given:
+        if path.is_dir() or not _takes_files(path.absolute().parent):
             raise BadInput(f"cannot write {path}; expected a file in a directory that exists and may be written to")
+    if len({path.resolve() for path in given}) < len(given):
+        raise BadInput(f"cannot write two things to one file; expected other names than {', '.join(map(str, given))}")
 
 
 def _takes_files(folder: Path) -> bool:

@@ -21,6 +21,15 @@ def broken(spec: worker.Spec, row: str, device: torch.device) -> Finding:
     return Finding(section=spec.title, name=row, ok=True)
 
 
+def joining(spec: worker.Spec, device: torch.device) -> object:
+    """Die instead, where the first row says so."""
+    if spec.rows[spec.start] == f"rank {spec.rank} cannot join":
+        os.abort()
+    return join(spec, device)
+
+
 if __name__ == "__main__":
+    join = worker._join
+    worker._join = joining  # type: ignore[assignment]  # returns what the real one does
     worker.HANDLERS = MappingProxyType(dict.fromkeys(worker.HANDLERS, broken))
     worker.main()

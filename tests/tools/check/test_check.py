@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from cases import RECIPES
 from ranks import Ranks
 from torch import Tensor
 from typer.testing import CliRunner
@@ -28,7 +30,7 @@ from thinwire.recipes import METHODS
 from thinwire.reducer import Compressed, Reducer
 from thinwire.tools.check import exchanges, supervision, training
 from thinwire.tools.check.cases import CASES
-from thinwire.tools.check.findings import Finding, merged
+from thinwire.tools.check.findings import Finding, Wrong, merged
 from thinwire.tools.check.kernels import KERNELS, Limits, check_kernel
 from thinwire.tools.check.launch import Launch
 from thinwire.tools.check.report import Report
@@ -38,6 +40,7 @@ from thinwire.tools.cli import app
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+ALL = Asked(device="cuda")
 SMALL = Limits(sizes=(1, 2, 63, 1000))
 
 
@@ -98,6 +101,18 @@ def test_a_write_outside_of_the_result_is_found(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(kernels.mask, "cpu", spills)
     finding = check_kernel("mask", CPU, SMALL)
     assert "wrote outside of its result" in finding.said
+
+
+@pytest.mark.parametrize(("name", "place"), [("mask", 2), ("row_sums", 0), ("select", 0)])
+def test_a_kernel_that_spoils_its_input_is_found(monkeypatch: pytest.MonkeyPatch, name: str, place: int) -> None:
+    kernel = getattr(kernels, name)
+
+    def spoils(*args: Any) -> Any:
+        args[place].mul_(0.5)
+        return kernel.reference(*args)
+
+    monkeypatch.setattr(kernel, "cpu", spoils)
+    assert "changed what it was only to read" in check_kernel(name, CPU, SMALL).said
 
 
 def test_a_size_that_would_take_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +283,15 @@ def test_rows_that_break_their_process_do_not_end_the_check(monkeypatch: pytest.
 
 
 @pytest.mark.slow
+def test_a_process_that_dies_while_joining_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ["rank 1 cannot join", "works", "works too"]
+    section = Section(title="recipes", kind="recipes", rows=rows, limit=3.0, backend="gloo", world=2)
+    every = _worked(section, monkeypatch)
+    assert [finding.ok for finding in every] == [False, True, True]
+    assert every[0].said.startswith("rank 1: killed by SIGABRT")
+
+
+@pytest.mark.slow
 def test_all_ranks_go_on_after_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ["works", "raises on rank 1", "works too"]
     section = Section(title="recipes", kind="recipes", rows=rows, limit=30.0, backend="gloo", world=2)
@@ -312,6 +336,21 @@ def test_waits_are_counted_wherever_they_are_told(monkeypatch: pytest.MonkeyPatc
     assert none.count == 0
 
 
+def test_a_recipe_waits_at_most_once_more_than_plain_ddp() -> None:
+    figures = {"host_waits": 3.0, "plain_ddp_host_waits": 2.0, "waits_at": {"thinwire/a.py:7": 3}}
+    training.refuse_waits(figures, in_rounds=False)
+    figures["host_waits"] = 3.5
+    training.refuse_waits(figures, in_rounds=True)
+    with pytest.raises(Wrong, match=r"waits 3\.5 times a step, expected 3 at most: at thinwire/a\.py:7"):
+        training.refuse_waits(figures, in_rounds=False)
+
+
+def test_recipes_that_may_wait_are_those_of_several_rounds() -> None:
+    assert {name for name in training.NAMES if training.in_rounds(name)} == {
+        name for name, case in RECIPES.items() if name == case.method.name and case.rounds
+    }
+
+
 # --- what is asked, and what is shown ---
 
 
@@ -333,10 +372,27 @@ def test_sections_by_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "recipes, nccl of 2" not in titles(Asked(device="cuda"), 2), "NCCL takes one rank a GPU"
 
 
+def reported(*findings: Finding, asked: Asked = ALL, ranks: int = 1, complete: bool = True) -> Report:
+    began = datetime(2026, 11, 24, 9, 30, tzinfo=UTC)
+    versions = {"torch": "2.11"}
+    return Report(
+        findings=findings, versions=versions, asked=asked, ranks=ranks, began=began, seconds=1.0, complete=complete
+    )
+
+
+def test_a_report_says_what_was_asked() -> None:
+    report = reported(found(), asked=Asked(device="cpu", quick=True, only=["dgc", "mask"]), ranks=3)
+    assert report.conclusion == "✓ 1 checks passed, in 1.0 s (quick, only dgc,mask)"
+    assert "2026-11-24 09:30 UTC, 3 ranks of torchrun, cpu" in report.html()
+    document = report.document()
+    assert document["asked"] == {"device": "cpu", "quick": True, "only": ["dgc", "mask"]}
+    assert (document["ranks"], document["began"]) == (3, "2026-11-24T09:30:00+00:00")
+
+
 def test_a_report_says_what_failed_in_a_line_to_paste() -> None:
     device = Finding(section="machine", name="device", ok=True, said="a GPU")
     bad = found("select", ok=False, said="at 63: <wrong>")
-    report = Report(findings=[device, found(), bad, found(ok=None)], versions={"torch": "2.11"}, seconds=1.0)
+    report = reported(device, found(), bad, found(ok=None))
     (line,) = report.pasted()
     assert line == "thinwire check: kernels: select: at 63: <wrong> [a GPU; torch 2.11]"
     assert report.conclusion == "✗ 2 checks passed, 1 failed, in 1.0 s"
@@ -347,7 +403,7 @@ def test_a_report_says_what_failed_in_a_line_to_paste() -> None:
 
 
 def test_a_report_of_a_check_that_was_cut_short_has_not_passed() -> None:
-    report = Report(findings=[found()], versions={}, seconds=1.0, complete=False)
+    report = reported(found(), complete=False)
     assert report.conclusion == "not complete: 1 checks passed so far, in 1.0 s"
     assert [report.document()[key] for key in ("passed", "complete")] == [False, False]
     assert "not complete" in report.html()
@@ -362,6 +418,9 @@ def _check(*args: str) -> tuple[int, str, str]:
     ("args", "said"),
     [
         (["--only", "nothing"], "--only 'nothing' is part of no row's name"),
+        (["--only", "mask,nothing"], "--only 'nothing' is part of no row's name"),
+        (["--only", ","], "expected parts of names"),
+        (["--json", "one", "--html", "./one"], "cannot write two things to one file"),
         (["--device", "tpu"], "--device 'tpu': expected cpu or cuda"),
         (["--json", "/nowhere/at.json"], "cannot write"),
     ],
@@ -385,7 +444,7 @@ def test_check_alone(tmp_path: Path) -> None:
     assert document["schema"] == "thinwire.check/1"
     assert document["passed"]
     assert {"mask", "dense", "versions"} <= {finding["name"] for finding in document["findings"]}
-    assert paths[1].read_text().count("<table>") == 3
+    assert paths[1].read_text().count("<table>") == 4
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
 
@@ -30,18 +32,19 @@ def asked(*, quick: bool, device: str | None, only: str | None) -> Asked:
         raise BadInput(f"--device {device!r}: expected cpu or cuda")
     if device == "cuda" and not there:
         raise BadInput("--device cuda: torch sees no GPU here; expected cpu, or a build of torch for your GPU")
-    parts = tuple(part.strip() for part in (only or "").split(",") if part.strip())
+    parts = () if only is None else tuple(part.strip() for part in only.split(","))
+    if not all(parts):
+        raise BadInput(f"--only {only!r}: expected parts of names, separated by single commas")
     return Asked(device=device, quick=quick, only=parts)
 
 
 def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
     """Check, print and write; return 1 if anything failed, on every rank, else 0. Raises BadInput before it starts."""
     check_writable((json, html))
-    started = time.perf_counter()
+    began, started = datetime.now(UTC), time.perf_counter()
     launch = Launch.found()
     sections = options.sections(launch.world if is_launched() else None)
-    if len(sections) == 1 and options.only:
-        raise BadInput(f"--only {','.join(options.only)!r} is part of no row's name; run without it to see them all")
+    _refuse_unknown(options.only, [row for section in sections for row in section.rows])
     findings: list[Finding] = []
     progress = Console(stderr=True, quiet=launch.rank != 0)
     with CheckProgress(progress, sum(len(section.rows) for section in sections)) as bar:
@@ -51,6 +54,9 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
             report = Report(
                 findings=findings,
                 versions=versions(),
+                asked=options,
+                ranks=launch.world,
+                began=began,
                 seconds=time.perf_counter() - started,
                 complete=section is sections[-1],
             )
@@ -61,6 +67,12 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
         report.print(console)
         print_written(console, (json, html))
     return launch.verdict(1 if report.failed else 0)
+
+
+def _refuse_unknown(only: Sequence[str], rows: Sequence[str]) -> None:
+    for part in only:
+        if not any(part in row for row in rows):
+            raise BadInput(f"--only {part!r} is part of no row's name; run without it to see them all")
 
 
 def _write(report: Report, json: Path | None, html: Path | None) -> None:

@@ -80,20 +80,24 @@ class Kit:
 
 @dataclass(frozen=True)
 class Trial:
-    """A kernel's arguments. It writes to those at the places `writes`; each run gets copies of these."""
+    """A kernel's arguments. It writes to those at the places `writes`, of which each run gets copies, and no others."""
 
     args: tuple[Any, ...]
     writes: tuple[int, ...] = ()
 
     def run(self, call: Callable[..., Any], device: torch.device) -> list[Any]:
-        """Return what was written and what was returned. Raises RuntimeError for a write outside the results."""
+        """Return what was written and what was returned. Raises RuntimeError for a write anywhere else."""
         args = [_moved(arg, device) for arg in self.args]
         for place in self.writes:
             args[place] = _each_framed(args[place])
+        read = [*_tensors([arg for place, arg in enumerate(args) if place not in self.writes])]
+        before = [x.clone() for x in read]
         returned = call(*args)
         written = [*_flat([args[place] for place in self.writes])]
         if not all(map(intact, written)):
             raise RuntimeError("wrote outside of its result")
+        if not all(map(same_bits, read, before)):
+            raise RuntimeError("changed what it was only to read")
         return [*written, *_flat(returned)]
 
 
@@ -107,6 +111,19 @@ def _moved(arg: Any, device: torch.device) -> Any:
     if isinstance(arg, list):
         return [_moved(each, device) for each in arg]
     return arg
+
+
+def _tensors(arg: Any) -> Iterator[Tensor]:
+    if isinstance(arg, Tensor):
+        yield arg
+    elif isinstance(arg, tuple | list):
+        for each in arg:
+            yield from _tensors(each)
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors of one dtype hold the same bits, be they numbers or not."""
+    return torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
 
 
 def _flat(found: Any) -> Iterator[Any]:
@@ -123,7 +140,7 @@ def _flat(found: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Near:
-    """Floats may differ by `absolute` + `relative` × the expected one; of bits, none may."""
+    """Floats may be off by `absolute` + `relative` × the expected one. −0 is 0, and any NaN is NaN."""
 
     relative: float = 0.0
     absolute: float = 0.0

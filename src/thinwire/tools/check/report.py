@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 
 from rich.console import Console
 
 from thinwire.tools.check.findings import Finding, failures
+from thinwire.tools.check.sections import Asked
 from thinwire.tools.show import page
 from thinwire.tools.show.table import Column, Table, tabulated
 from thinwire.tools.show.terminal import print_raw, print_titled, say
@@ -24,10 +26,17 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All findings, the versions they were made with, and how long that took. `complete`: nothing is left to check."""
+    """All findings, and how they were made.
+
+    asked: with which options. ranks: of torchrun, or 1. began: when. seconds: how long it took. complete: nothing of
+    what was asked is left to check.
+    """
 
     findings: Sequence[Finding]
     versions: Mapping[str, str]
+    asked: Asked
+    ranks: int
+    began: datetime
     seconds: float
     complete: bool = True
 
@@ -38,13 +47,25 @@ class Report:
 
     @property
     def conclusion(self) -> str:
-        """The whole in a line."""
+        """The whole in a line, with the options that leave something out."""
         well = sum(found.ok is True for found in self.findings)
         wrong = len(self.failed)
         counts = f"{well} checks passed" + (f", {wrong} failed" if wrong else "")
         if not self.complete:
             return f"{'✗ ' if wrong else ''}not complete: {counts} so far, in {duration(self.seconds)}"
-        return f"{'✗' if wrong else '✓'} {counts}, in {duration(self.seconds)}"
+        return f"{'✗' if wrong else '✓'} {counts}, in {duration(self.seconds)}{self._left_out}"
+
+    @property
+    def _left_out(self) -> str:
+        only = f"only {','.join(self.asked.only)}" if self.asked.only else ""
+        said = ", ".join(filter(None, ("quick" if self.asked.quick else "", only)))
+        return said and f" ({said})"
+
+    @property
+    def origin(self) -> str:
+        """When and where, in a line."""
+        ranks = "1 process" if self.ranks == 1 else f"{self.ranks} ranks of torchrun"
+        return f"{self.began:%Y-%m-%d %H:%M} UTC, {ranks}, {self.asked.device}"
 
     def pasted(self) -> list[str]:
         """Return a line for each failure that can be pasted into an issue."""
@@ -68,6 +89,9 @@ class Report:
             "schema": SCHEMA,
             "passed": self.complete and not self.failed,
             "complete": self.complete,
+            "asked": {"device": self.asked.device, "quick": self.asked.quick, "only": list(self.asked.only)},
+            "ranks": self.ranks,
+            "began": self.began.isoformat(timespec="seconds"),
             "seconds": self.seconds,
             "versions": dict(self.versions),
             "findings": [found.to_json() for found in self.findings],
@@ -79,7 +103,7 @@ class Report:
         wrong = [page.section("What failed", page.paragraphs(self.pasted(), "alarm"), page.paragraphs([self.way_out]))]
         return page.page(
             "thinwire check",
-            page.chapter("thinwire check", page.paragraphs([self.conclusion])),
+            page.chapter("thinwire check", page.paragraphs([self.conclusion, self.origin])),
             *(wrong if self.failed else ()),
             *(page.section(table.title, page.table(table)) for table in self.tables()),
         )
@@ -102,9 +126,7 @@ _SAID = Column[Finding](heading="found", text=lambda found: found.said, left=Tru
 
 def _table(section: str, found: Sequence[Finding]) -> Table:
     kind = section.partition(",")[0]
-    name = Column[Finding](
-        heading={"kernels": "kernel", "exchanges": "recipe", "recipes": "recipe"}.get(kind, ""), text=_name, left=True
-    )
+    name = Column[Finding](heading=_NAMES.get(kind, ""), text=_name, left=True)
     columns = [name, _MARK, *(column for column in _FIGURES.get(kind, ()) if _is_there(column, found)), _SAID]
     return tabulated(columns, found, title=section)
 

@@ -27,6 +27,7 @@ WORKER = "thinwire.tools.check.worker"
 """The module that processes run."""
 _STARTING = 180.0  # seconds to import everything and to join
 _AGREEING = 45.0  # seconds for the other ranks to end a row that hangs there
+_TRIES = 2  # to join, as a process that dies while joining leaves the others without a group
 _LOOKING = 0.5  # seconds until we look whether it is over
 Found = dict[int, dict[int, Finding]]
 """Findings by row and by rank."""
@@ -163,8 +164,8 @@ def run(section: Section, place: Place, tell: Callable[[Finding], None]) -> Foun
 
 def _run(section: Section, place: Place, tell: Callable[[Finding], None], over: Event) -> Found:
     found: Found = {}
-    row = 0
-    while row < len(section.rows) and not over.is_set():
+    row = without_group = 0
+    while row < len(section.rows) and without_group < _TRIES and not over.is_set():
         members = [_Member.start(section, place, rank, row) for rank in place.ranks]
         try:
             _attend(members, section, place, lambda by_row: _tell(found, by_row, tell), over)
@@ -172,8 +173,7 @@ def _run(section: Section, place: Place, tell: Callable[[Finding], None], over: 
             for member in members:
                 if member.process.poll() is None:
                     member.process.kill()
-        if row == 0 and any(member.unjoined for member in members):
-            break
+        without_group = without_group + 1 if any(member.unjoined for member in members) else 0
         row = max(member.row for member in members) + 1
     return found
 
