@@ -60,7 +60,8 @@ def test_every_kernel_has_a_case() -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_passes(name: str, device: str) -> None:
     finding = check_kernel(name, torch.device(device), SMALL)
-    assert finding.ok, finding.said
+    own = device == "cuda" or KERNELS[name].cpu is not KERNELS[name].reference
+    assert finding.ok is (True if own else None), finding.said
     assert finding.figures["largest"] == 1000
     assert finding.figures["ran"]
 
