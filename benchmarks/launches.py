@@ -127,7 +127,7 @@ def _made(name: str) -> Reducer:
 
 def _steps(name: str, count: int, before_each: Callable[[int], None], *, fake: bool) -> None:
     """Take steps. The group is one whose ranks all send what this one sends."""
-    recipe, buckets, group = _made(name), _segments(), _group()
+    recipe, buckets, group = _made(name), _segments(), fake_group()
     generator = None if fake else torch.Generator().manual_seed(0)
     drawn = [torch.randn(sum(s.length for s in segments), generator=generator) for segments in buckets]
     for step in range(count):
@@ -140,7 +140,8 @@ def _steps(name: str, count: int, before_each: Callable[[int], None], *, fake: b
             memory.commit()
 
 
-def _group() -> dist.ProcessGroup:
+def fake_group() -> dist.ProcessGroup:
+    """Return a group whose collectives do nothing."""
     if not dist.is_initialized():
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
     assert dist.group.WORLD is not None
@@ -191,10 +192,10 @@ class _Count(TorchDispatchMode):
 
 
 def _counted(name: str) -> dict[str, Any]:
-    with _counting() as count:
+    with counting() as count:
         _steps(name, 2, lambda step: count.clear(), fake=False)
         found = {phase: dict(here) for phase, here in count.phases.items()}
-    with _gpu_path(), FakeTensorMode(allow_non_fake_inputs=True), _counting() as count:
+    with gpu_path(), FakeTensorMode(allow_non_fake_inputs=True), counting() as count:
         _steps(name, 2, lambda step: count.clear(), fake=True)
     nbytes = sum(segment.length for segments in _segments() for segment in segments) * 4
     launches = {phase: here["operators"] + here["triton"] for phase, here in count.phases.items()}
@@ -203,7 +204,8 @@ def _counted(name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _counting() -> Iterator[_Count]:
+def counting() -> Iterator[_Count]:
+    """Count operators, calls of our kernels, and Triton's launches, by phase."""
     plain, count = Kernel.__call__, _Count()
 
     def call(self: Kernel[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +245,7 @@ def _place(x: Tensor) -> tuple[int, int]:
 
 
 @contextmanager
-def _gpu_path() -> Iterator[None]:
+def gpu_path() -> Iterator[None]:
     """Have tensors in main memory take a GPU's path: the host must not look at them."""
     for kernel in [each for each in vars(sys.modules["thinwire.kernels"]).values() if isinstance(each, Kernel)]:
         _ = kernel.gpu  # imports what it needs

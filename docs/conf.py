@@ -140,6 +140,7 @@ CONTENTS = {
         "gpu",
         "kernels",
         "launches",
+        "fake_matrix",
         "compiled",
         "loops",
         "outer",
