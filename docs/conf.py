@@ -141,6 +141,7 @@ CONTENTS = {
         "kernels",
         "launches",
         "fake_matrix",
+        "check",
         "compiled",
         "loops",
         "outer",

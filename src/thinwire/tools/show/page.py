@@ -27,7 +27,9 @@ h2 { font-size: 1.1rem; margin-top: 2rem; }
 p { margin: .4rem 0; }
 table { border-collapse: collapse; font-size: .8125rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid var(--line); }
-th { vertical-align: bottom; white-space: pre; font-weight: 600; }
+th { white-space: pre; font-weight: 600; }
+thead th { vertical-align: bottom; }
+tbody th, td { vertical-align: top; }
 th:first-child { text-align: left; }
 .best { color: var(--best); font-weight: 600; }
 .figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr)); }
