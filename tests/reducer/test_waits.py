@@ -8,7 +8,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from thinwire.kernels import dispatch
 from thinwire.memories import AppliedMomentum, ErrorFeedback, MomentumCorrection, Noted
 from thinwire.payloads import Keyed, Payload
 from thinwire.reducer import Bucket, Compressed, Reducer, Round, Segment, power_sgd
+from thinwire.reducer.owners import ToOwners
 from thinwire.schedules import FollowLearningRate
 from thinwire.waits import Verdict
 
@@ -68,6 +69,30 @@ class NoWaits(TorchDispatchMode):
         return out
 
 
+def _refused(self: Any, *args: Any, **kwargs: Any) -> Any:
+    raise WaitError("the host waits for the device")
+
+
+def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if "cpu" in (*args[:1], kwargs.get("device")):  # the device of fakes is never named so
+        raise WaitError("a copy to the CPU")
+    return PLAIN_TO(self, *args, **kwargs)
+
+
+PLAIN_TO: Callable[..., Tensor] = Tensor.to
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """Refuse what makes the host wait: of operators, and of calls that fake tensors on a CPU do not notice."""
+    with pytest.MonkeyPatch.context() as patch, NoWaits():
+        for place in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):
+            patch.setattr(place, "synchronize", _refused)
+        patch.setattr(Tensor, "cpu", _refused)
+        patch.setattr(Tensor, "to", _to)
+        yield
+
+
 class _Generator(torch.Generator):
     """One for any device: a GPU's would need a driver."""
 
@@ -75,11 +100,15 @@ class _Generator(torch.Generator):
         return super().__new__(cls)
 
 
+KEEP_TENSORS = ("thinwire.kernels.", "thinwire.payloads.", "thinwire.formats.")
+"""Modules whose caches may hold tensors. Others note what must happen once in a process."""
+
+
 def _forget_cached_tensors() -> None:
     for name, module in list(sys.modules.items()):
-        if name.startswith("thinwire."):
+        if name.startswith(KEEP_TENSORS):
             for held in vars(module).values():
-                if isinstance(held, functools._lru_cache_wrapper):
+                if isinstance(held, functools._lru_cache_wrapper) and held.__module__.startswith(KEEP_TENSORS):
                     held.cache_clear()
 
 
@@ -104,21 +133,23 @@ def group() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
-def _bucket() -> Bucket:
+def _bucket(dtype: torch.dtype = torch.float32) -> Bucket:
     segments = (
         Segment(name="matrix", offset=100, length=2000, shape=(40, 50)),
         Segment(name="vector", offset=2100, length=500, shape=(500,)),
     )
-    return Bucket(flat=torch.empty(2600, device=DEVICE), segments=segments)
+    return Bucket(flat=torch.empty(2600, device=DEVICE, dtype=dtype), segments=segments)
 
 
-def _two_steps(reducer: Reducer, group: dist.ProcessGroup, done: bool = True) -> None:
+def _two_steps(
+    reducer: Reducer, group: dist.ProcessGroup, done: bool = True, dtype: torch.dtype = torch.float32
+) -> None:
     """Take two steps, or begin them. In the first, constants may be copied to the GPU, where they stay."""
-    watched: list[AbstractContextManager[Any]] = [nullcontext(), NoWaits()]
+    watched: list[AbstractContextManager[Any]] = [nullcontext(), no_waits()]
     for step, watch in enumerate(watched):
         with watch:
             at = Round(step=step, group=group, scale=1 / WORLD, verdict=Verdict())
-            future = reducer.reduce(_bucket(), at)
+            future = reducer.reduce(_bucket(dtype), at)
             assert future.done() == done
             if done:
                 future.wait()
@@ -166,10 +197,17 @@ def _made(name: str) -> Reducer:
     return recipe
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [name for name, case in METHODS.items() if not case.rounds])
 @pytest.mark.usefixtures("fakes")
-def test_no_recipe_of_one_or_two_collectives_waits(name: str, group: dist.ProcessGroup) -> None:
-    _two_steps(_made(name), group)
+def test_no_recipe_of_one_or_two_collectives_waits(name: str, dtype: torch.dtype, group: dist.ProcessGroup) -> None:
+    _two_steps(_made(name), group, dtype=dtype)
+
+
+@pytest.mark.parametrize("codec", ["topk", "topk 8 bits", "sampled threshold", "fft", "qsgd_l2"])
+@pytest.mark.usefixtures("fakes")
+def test_sending_to_owners_does_not_wait(codec: str, group: dist.ProcessGroup) -> None:
+    _two_steps(ToOwners(memory=ErrorFeedback(), codec=CODECS[codec].codec), group)
 
 
 class _Later:
@@ -244,11 +282,37 @@ class _Copies(codecs.Codec):
         return codecs.Identity().encode_signal(signal)
 
 
-@pytest.mark.parametrize(("codec", "said"), [(_Asks(), "_local_scalar_dense"), (_Copies(), "copies numbers")])
+@dataclass(frozen=True)
+class _Waits(codecs.Codec):
+    """Sends everything, after something else."""
+
+    first: Callable[[Tensor], object]
+
+    def encode_signal(self, signal: Any, *, seed: int = 0) -> Payload:
+        self.first(signal.tensor())
+        return codecs.Identity().encode_signal(signal)
+
+
+@pytest.mark.parametrize(
+    ("codec", "said"),
+    [
+        (_Asks(), "_local_scalar_dense"),
+        (_Copies(), "copies numbers"),
+        (_Waits(lambda x: x.cpu()), "the host waits"),
+        (_Waits(lambda x: x.to("cpu")), "a copy to the CPU"),
+    ],
+)
 @pytest.mark.usefixtures("fakes")
 def test_a_wait_is_found(codec: Codec, said: str, group: dist.ProcessGroup) -> None:
     with pytest.raises(Exception, match=said):
         _two_steps(Compressed(memory=ErrorFeedback(), codec=codec, exchange=AllReduce()), group)
+
+
+def test_synchronising_is_a_wait() -> None:
+    places: list[Any] = [torch.cuda, torch.cuda.Event, torch.cuda.Stream]
+    for place in places:
+        with no_waits(), pytest.raises(WaitError):
+            place.synchronize(None)
 
 
 # --- around the recipe: what `attach` does in DDP's hook ---
@@ -298,7 +362,7 @@ def test_an_attached_step_reads_once_when_all_buckets_are_there(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     attachment = _attached(METHODS[name].make(), model, group, optimizer)
     for step in range(3):
-        with NoWaits() if step else nullcontext():
+        with no_waits() if step else nullcontext():
             for p in reversed(list(model.parameters())):  # each in a bucket of its own
                 flat = torch.empty(p.numel(), device=DEVICE)
                 p.grad = flat.view_as(p)
