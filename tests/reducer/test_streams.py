@@ -1,5 +1,6 @@
 """Is memory that crosses streams recorded, and do numbers leave for a GPU without a wait? Seen without a GPU."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -7,11 +8,14 @@ import torch
 import torch.distributed as dist
 from cases import OFFSET_8
 from ranks import Ranks
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import thinwire
 from thinwire.codecs import FFT, Codec, TopK
 from thinwire.collectives import used_here
+from thinwire.exchanges import AllGather, Exchange, GlobalTopKTree, OwnerSharded, UnionAllReduce, all_gather
+from thinwire.integrations.attachments import attachment
 from thinwire.kernels import memory
 from thinwire.memories import ErrorFeedback
 from thinwire.payloads import Payload, wire
@@ -111,3 +115,45 @@ def _unrecorded(codec: Codec) -> int:
 )
 def test_what_a_callback_of_owners_reads_is_recorded(ranks: Ranks, codec: Codec) -> None:
     assert ranks.run(2, _unrecorded, codec) == [0, 0]
+
+
+def _unrecorded_exchange(exchange: Exchange, codec: Codec) -> int:
+    """Return how many of the tensors that an exchange uses on another stream were not recorded before."""
+    used: set[int] = set()
+    group, module = dist.group.WORLD, sys.modules[type(exchange).start.__module__]
+    assert group is not None
+    payload = codec.encode(torch.randn(2000))
+    read = [x.data_ptr() for x in payload.tensors()]
+    received = all_gather.received
+
+    def receiving(mine: Payload, buffers: Tensor, verdict: object) -> Payload:
+        read[:] = [buffers.data_ptr()]  # the payload is the hook's own
+        return received(mine, buffers, None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "used_here", lambda *tensors: used.update(x.data_ptr() for x in tensors))
+        patch.setattr(all_gather, "received", receiving)
+        exchange.prepare(group)
+        exchange.start(payload, group).wait()
+    return len(set(read) - used)
+
+
+@pytest.mark.parametrize("exchange", [AllGather(), OwnerSharded(), UnionAllReduce(), GlobalTopKTree()])
+def test_what_an_exchange_uses_on_another_stream_is_recorded(ranks: Ranks, exchange: Exchange) -> None:
+    assert ranks.run(2, _unrecorded_exchange, exchange, TopK(density=0.05)) == [0, 0]
+
+
+def _recorded_means() -> int:
+    """Return how many means were recorded where gradients accumulate over two reductions."""
+    used: list[int] = []
+    model = nn.parallel.DistributedDataParallel(nn.Linear(30, 40))
+    thinwire.attach(model, thinwire.recipes.topk(density=0.1, minimum_size=8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attachment, "used_here", lambda *tensors: used.extend(x.numel() for x in tensors))
+        for _ in range(2):
+            model(torch.ones(2, 30)).sum().backward()
+    return sum(used)
+
+
+def test_a_mean_that_is_added_to_is_recorded(ranks: Ranks) -> None:
+    assert ranks.run(2, _recorded_means) == [30 * 40 + 40] * 2

@@ -33,7 +33,7 @@ class AllGather(Exchange):
 
         def finish(done: "Future[object]") -> Exchanged:
             done.value()  # raises what the collective raised
-            used_here(buffers)
+            used_here(buffers)  # what is returned, torch itself records for later callbacks' streams
             return Exchanged(total=received(payload, buffers, verdict), delivered=payload, sent_bytes=sent)
 
         return work.get_future().then(finish)
