@@ -1,7 +1,7 @@
 """What a reduction declares to take at most, against what the allocator saw. Kernels' own arrays count too."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import Any
@@ -23,7 +23,8 @@ from thinwire.reducer import Bucket, Reducer, Round, Segment, power_sgd
 # torch 2.11 says once that a profiler forgets its last cycle, which has no other here.
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 
-SHAPES = ((320, 200), (400, 1500))
+Shapes = tuple[tuple[int, int], ...]
+SHAPES: Shapes = ((320, 200), (400, 1500))
 SEVERAL = [  # recipes whose exchange takes several rounds, which need other ranks
     "doubling",
     "gtopk",
@@ -36,11 +37,12 @@ SEVERAL = [  # recipes whose exchange takes several rounds, which need other ran
     "sampled_owner",
 ]
 SLACK = 1 << 16  # bytes: headers, tables and scalars
+OBJECTS = 1200  # bytes that Python takes for a vector
 
 
-def _segments() -> tuple[Segment, ...]:
+def _segments(shapes: Shapes = SHAPES) -> tuple[Segment, ...]:
     found, end = [], 0
-    for i, shape in enumerate(SHAPES):
+    for i, shape in enumerate(shapes):
         length = shape[0] * shape[1]
         found.append(Segment(name=f"p{i}", offset=end, length=length, shape=shape))
         end += length
@@ -77,23 +79,31 @@ def _peak(work: Callable[[], object]) -> int:
     return max(accumulate(amounts, initial=0)) + arrays
 
 
-def _ready(name: str) -> Reducer:
+def _ready(name: str, segments: Sequence[Segment]) -> Reducer:
     recipe = METHODS[name].make()
     for memory in recipe.memories():
         if isinstance(memory, MomentumCorrection):
             memory.adopt(0.9, nesterov=False)
         if isinstance(memory, AppliedMomentum):
-            memory.adopt({segment.name: 0.9 for segment in _segments()})
+            memory.adopt({segment.name: 0.9 for segment in segments})
     return recipe
 
 
-def _declared_and_seen(name: str, group: dist.ProcessGroup | None = None, steps: int = 3) -> tuple[int, int]:
+def _declared_and_seen(
+    name: str,
+    group: dist.ProcessGroup | None = None,
+    steps: int = 3,
+    *,
+    shapes: Shapes = SHAPES,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[int, int]:
     """Return what the last of these steps declared, and what it took."""
     group = group or dist.group.WORLD
     assert group is not None
-    segments, staging, recipe, seen = _segments(), Staging(), _ready(name), 0
+    segments, staging, seen = _segments(shapes), Staging(), 0
+    recipe = _ready(name, segments)
     generator = torch.Generator().manual_seed(group.rank())
-    gradient = torch.randn(sum(s.length for s in segments), generator=generator)
+    gradient = torch.randn(sum(s.length for s in segments), generator=generator).to(dtype)
     for step in range(steps):
         at = Round(step=step, group=group, scale=1 / group.size(), staging=staging)
         recipe.begin(at)
@@ -108,13 +118,25 @@ def _declared_and_seen(name: str, group: dist.ProcessGroup | None = None, steps:
     return staging.needed, seen
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in SEVERAL])
+ONE = [name for name in METHODS if name not in SEVERAL]
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 16])
+@pytest.mark.parametrize("name", ONE)
 def test_a_bucket_takes_what_was_declared(name: str, ranks: int) -> None:
     with _group(ranks) as group:
         declared, seen = _declared_and_seen(name, group)
     assert seen <= declared + SLACK
     assert declared <= 2 * seen + SLACK
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shapes", [((2000, 2000),), ((10, 20),) * 1000], ids=["large", "many"])
+@pytest.mark.parametrize("name", ONE)
+def test_other_buckets_take_no_more_than_was_declared(name: str, shapes: Shapes, dtype: torch.dtype) -> None:
+    with _group(4) as group:
+        declared, seen = _declared_and_seen(name, group, shapes=shapes, dtype=dtype)
+    assert seen <= declared + SLACK + OBJECTS * len(shapes)
 
 
 class _Here:

@@ -40,7 +40,7 @@ class MSTopK(Codec):
     @property
     def scratch(self) -> Scratch:
         """The longest vector in float64, and the payload."""
-        return Scratch(longest=8.5, value=10)
+        return Scratch(longest=9, value=10)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. If something is not finite, they are exactly the largest."""

@@ -44,8 +44,8 @@ class OrthogonalMomentum(AppliedMomentum):
 
     @property
     def scratch(self) -> Scratch:
-        """A matrix at a time, its polynomials and products."""
-        return Scratch(longest=26)
+        """A matrix at a time, its polynomials and products; most where it is square."""
+        return Scratch(longest=29)
 
     momentum: Fraction | None = None
     decay: Fraction = 0.95

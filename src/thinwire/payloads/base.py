@@ -32,7 +32,7 @@ class Payload(ABC):
     @property
     def scratch(self) -> Scratch:
         """What this payload takes from the time it is packed until it is written."""
-        return Scratch(value=24, arriving=25)
+        return Scratch(value=24, arriving=30)
 
     @property
     @abstractmethod

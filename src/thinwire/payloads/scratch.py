@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from thinwire.checked import Amount, checked
 
 
@@ -15,8 +17,8 @@ class Scratch:
     longest vector, where vectors go one by one. value: for each number that this rank sends. arriving: for each number
     that it holds of what ranks sent.
 
-    The rule holds for float32 on a CPU, where it is at most twice what the allocator saw in vectors of 2^15 elements or
-    more.
+    The rule holds on a CPU. There it is at most twice what the allocator saw for float32 in vectors of 2^15 elements or
+    more. Python's own objects, up to a kilobyte a vector, come on top.
     """
 
     element: Amount = 0.0
@@ -28,3 +30,8 @@ class Scratch:
         """Return the bytes for vectors of these lengths, so many numbers that are sent, and so many that arrive."""
         elements = self.element * sum(lengths) + self.longest * max(lengths, default=0)
         return round(elements + self.value * values + self.arriving * arriving)
+
+
+def widening(dtype: torch.dtype, lengths: Sequence[int]) -> int:
+    """Return the bytes of the longest vector in float32, if gradients of this dtype are narrower and so are widened."""
+    return 4 * max(lengths, default=0) if dtype.itemsize < 4 else 0

@@ -15,6 +15,7 @@ from thinwire.collectives import Group, taking
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
+from thinwire.payloads.scratch import widening
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed, note_values
 from thinwire.signals import Signal
 from thinwire.waits import noting, on_host
@@ -89,7 +90,9 @@ class Compressed(Reducer):
         lengths, values = [segment.length for segment in bucket.segments], payload.values.numel()
         arriving = self.exchange.arriving(values, world_size)
         rules = (self.codec.scratch, self.memory.scratch, payload.scratch, self.exchange.scratch)
-        return max(rule.nbytes(lengths, values, arriving) for rule in rules)
+        own = payload.nbytes if self.memory.stateful else 0  # otherwise it may be a view of the gradients
+        most = max(own, *(rule.nbytes(lengths, values, arriving) for rule in rules))
+        return most + widening(bucket.flat.dtype, lengths)
 
     def _signal(self, segment: Segment, gradient: Tensor, at: Round) -> Signal:
         signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))

@@ -17,6 +17,7 @@ from thinwire.exchanges import AllGather, AllReduce
 from thinwire.exchanges.all_gather import received
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, Scratch
+from thinwire.payloads.scratch import widening
 from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed, note_values
 from thinwire.reducer.compressed import Compressed
 from thinwire.reducer.wrappers import MinimumSize, PerTensor, WarmUp
@@ -86,7 +87,7 @@ class ToOwners(Reducer):
         """Return what this bucket takes: all payloads and their buffers, and the whole of what was delivered."""
         lengths, mine = [segment.length for segment in bucket.segments], payloads.get(group.rank())
         values = sum(payload.values.numel() for payload in payloads.values())
-        encoding = self.codec.scratch.nbytes(lengths, values)
+        encoding = self.codec.scratch.nbytes(lengths, values) + widening(bucket.flat.dtype, lengths)
         if mine is None:
             return encoding + _RETAINING.nbytes(lengths, values)
         arriving = mine.values.numel() * group.size()
