@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from papers.lab import ledger, tables
-from papers.lab.catalogue import HOUSE
+from papers.lab.catalogue import HOUSE, ROOMS
 from papers.lab.deciding import Deciding, drawn
 from papers.lab.ledger import LEDGER, OPEN, Row
 from papers.lab.report import environment
@@ -29,7 +29,10 @@ app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=F
 console = Console()
 
 Names = Annotated[list[str] | None, typer.Argument(help="Claims such as D11, or papers; all where left out.")]
-Data = Annotated[Path | None, typer.Option(help="Folder of the data sets, which commands call DATA.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="Folder of the data sets, which commands call DATA."),
+]
 
 
 @app.command("list")
@@ -77,7 +80,7 @@ def judge(names: Names = None) -> None:
 def check() -> None:
     """Exit with status 1 where a table is not what the ledger says, or the ledger not what the runs say."""
     rows, deciding = ledger.read(), _asked(None)
-    wrong = [*tables.stale(rows), *(name for name, row in deciding.rows(Shelf()).items() if row != rows[name])]
+    wrong = [*tables.stale(rows), *deciding.unfounded(rows, Shelf())]
     for name in wrong:
         console.print(f"not up to date: {name}", style="red")
     raise typer.Exit(int(bool(wrong)))
@@ -115,7 +118,7 @@ def _run(deciding: Deciding, shelf: Shelf) -> bool:
 
 def _asked(names: list[str] | None) -> Deciding:
     try:
-        return Deciding.of(PAPERS, names or [])
+        return Deciding.of(PAPERS, [name.lower() if name.lower() in ROOMS else name.upper() for name in names or []])
     except KeyError as unknown:
         sys.exit(f"{unknown.args[0]} is neither a claim nor a paper")
 

@@ -6,6 +6,7 @@ import papers.dct.convex
 import papers.dct.crossing
 import papers.dct.learning
 import papers.dct.redrawn
+import papers.dct.served
 import papers.dct.timing
 import papers.dragonn.claims
 import papers.dragonn.learning

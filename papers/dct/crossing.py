@@ -8,7 +8,7 @@ from typing import Any, Self
 from papers.dct import DCT, results
 from papers.dct.rows import BASELINE, rows
 from papers.dct.training import Run
-from papers.lab.judging import by_setting, every, no_worse, verdict, worse
+from papers.lab.judging import by_setting, every, no_worse, worse
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.material import Absent
 from papers.lab.shelf import Document, Shelf
@@ -179,7 +179,7 @@ def perplexity(text: Losses) -> Outcome:
         f"behind a block's activation function {text.said(*_exact(_INSIDE, 75, 90, 95, 98))}; on the stream between "
         f"blocks, one cut {text.said(*_exact(_SPLIT, 75, 90, 95))}, two {text.said(*_exact(_TWICE, 75, 90, 95))}"
     )
-    how = f"loss for BLEU; {_HOW}; holds if at most 1 % above dense at 90 and 95 %, at the paper's place"
+    how = f"loss for BLEU; {_HOW}; holds if at most 1 % above dense at 90 and 95 %, at the paper's place, with one cut"
     return Outcome(
         verdict=word, note=": better than claimed" if word == HOLDS and better else note, measured=measured, how=how
     )
@@ -239,13 +239,13 @@ def own_mask(dlrm: Losses, text: Losses) -> Outcome:
 
 @DCT.judge("T26", DLRM, TEXT)
 def regularises(dlrm: Losses, text: Losses) -> Outcome:
-    """Held-out loss is better than dense's, by a smaller gap to the training loss."""
+    """Held-out loss is better than dense's."""
     places = {
         "DLRM": (dlrm, _SPLIT),
         "the transformer's stream": (text, _SPLIT),
         "inside its block": (text, _INSIDE),
     }
-    parts = {name: _regularised(losses, _exact(place, 75, 90, 95)) for name, (losses, place) in places.items()}
+    parts = {name: _better(losses, _exact(place, 75, 90, 95)) for name, (losses, place) in places.items()}
     word, note = by_setting(parts)
     dense = f"{BASELINE} | 0% | none"
     measured = "; ".join(
@@ -254,12 +254,14 @@ def regularises(dlrm: Losses, text: Losses) -> Outcome:
         for name, (losses, place) in places.items()
     )
     dropout = dlrm.said(*(f"dropout | {each}% | {_SPLIT}" for each in (75, 90)))
-    how = f"{_HOW}; holds where one of 75, 90, 95 % is below dense beyond noise, and its gap is smaller"
+    how = (
+        f"{_HOW}; holds where one of 75, 90, 95 % is below dense beyond noise. By regularisation, the gap would be "
+        "smaller too: that is not judged"
+    )
     return Outcome(verdict=word, note=note, measured=f"{measured}; dropout on DLRM {dropout}", how=how)
 
 
-def _regularised(losses: Losses, named: Sequence[str]) -> str:
-    smaller = losses.gap(f"{BASELINE} | 0% | none")
-    words = {verdict(losses.over(row).below and losses.gap(row) < smaller) for row in named}
-    narrow = all(losses.over(row).half <= 2 * MARGIN for row in named)
-    return HOLDS if HOLDS in words else FAILS if narrow else UNDECIDED
+def _better(losses: Losses, named: Sequence[str]) -> str:
+    found = [losses.over(row) for row in named]
+    narrow = all(each.half <= 2 * MARGIN for each in found)
+    return HOLDS if any(each.below for each in found) else FAILS if narrow else UNDECIDED

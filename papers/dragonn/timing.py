@@ -1,7 +1,7 @@
 """DRAGONN's claims about the time that one tensor takes, by size, link and number of workers."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from papers.dragonn import DRAGONN
 from papers.lab.benches import CNN_1G, FC_1G, LM_1G, TEXT_1G, XL_1G, XL_100M, Steps
 from papers.lab.judging import by_setting, every, verdict
-from papers.lab.ledger import Outcome
+from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.links import ROUTES, SYNCHRONISING, Found, links, parts, routes, seconds, worlds
 from papers.lab.shelf import Document
 
@@ -60,64 +60,84 @@ def _crossing(found: Found, link: str, density: float) -> int | None:
 @DRAGONN.judge("D2", SYNCHRONISING)
 def dense_wins_below(found: Found) -> Outcome:
     """Small tensors synchronise sooner dense."""
-    ends = {link: _break_even(found, "mask", link) for link in links(found)}
-    measured = ", ".join(f"{link}: {_below(each)}" for link, each in ends.items())
-    word, note = by_setting({link: verdict(each != 0) for link, each in ends.items()})
-    return Outcome(
-        verdict=word, note=note, measured=measured, how=f"density 0.001; {_HOW}; holds where dense wins at some size"
-    )
+    wins = {link: _dense_wins(found, "mask", link) for link in links(found)}
+    word, note = by_setting({link: _any(each.values()) for link, each in wins.items()})
+    how = f"density 0.001; {_HOW}; {_BEYOND}; holds where dense wins at some size"
+    return Outcome(verdict=word, note=note, measured=_where(wins), how=how)
 
 
 @DRAGONN.judge("D3", SYNCHRONISING)
 def topk_never_wins(found: Found) -> Outcome:
     """Exact Top-k loses to dense at every size."""
-    ends = {link: _break_even(found, "topk", link) for link in links(found)}
-    measured = ", ".join(f"{link}: {_below(each)}" for link, each in ends.items())
-    word, note = by_setting({link: verdict(each is None) for link, each in ends.items()})
-    return Outcome(
-        verdict=word, note=note, measured=measured, how=f"`torch.topk`, density 0.001; {_HOW}; holds where no size wins"
-    )
+    wins = {link: _dense_wins(found, "topk", link) for link in links(found)}
+    word, note = by_setting({link: every(_named(each))[0] for link, each in wins.items()})
+    how = f"`torch.topk`, density 0.001; {_HOW}; {_BEYOND}; holds where dense wins at every size"
+    return Outcome(verdict=word, note=note, measured=_where(wins), how=how)
 
 
-def _break_even(found: Found, route: str, link: str) -> int | None:
-    """Return the largest size at which dense is no slower: 0 if there is none, None if it never loses."""
-    wins = [
-        (row["bytes"], seconds(found, "all-reduce", link, _P, row["bytes"]) <= sum(parts(found, row, link)))
-        for row in routes(found, route, _P, 0.001)
-    ]
-    if all(dense for _, dense in wins):
-        return None
-    return max((size for size, dense in wins if dense), default=0)
+_BEYOND = "a size is won where the longest of three repeats is shorter than the other's shortest"
+_RESULTS = {HOLDS: "dense wins at", FAILS: "loses at", UNDECIDED: "neither beyond repeats at"}
 
 
-def _below(size: int | None) -> str:
-    if size is None:
-        return "dense wins at every size"
-    return f"dense wins up to {_size(size)}" if size else "dense wins at no size"
+def _dense_wins(found: Found, route: str, link: str) -> dict[int, str]:
+    """Return by size whether dense is faster in any repeat, in none, or in some."""
+
+    def lasts(row: Mapping[str, Any], of: str) -> tuple[float, float]:
+        gather = seconds(found, "all-gather", link, _P, row["sent"], of)
+        return seconds(found, "all-reduce", link, _P, row["bytes"], of), row["encode"] + gather + row["decode"]
+
+    wins = {}
+    for row in routes(found, route, _P, 0.001):
+        (soonest, other_soonest), (latest, other_latest) = lasts(row, "least"), lasts(row, "most")
+        wins[row["bytes"]] = HOLDS if latest <= other_soonest else FAILS if soonest > other_latest else UNDECIDED
+    return wins
+
+
+def _any(words: Iterable[str]) -> str:
+    there = set(words)
+    return HOLDS if HOLDS in there else UNDECIDED if UNDECIDED in there else FAILS
+
+
+def _named(wins: Mapping[int, str]) -> dict[str, str]:
+    return {_size(size): word for size, word in wins.items()}
+
+
+def _where(wins: Mapping[str, Mapping[int, str]]) -> str:
+    """Return where dense wins and loses, by link."""
+    said = []
+    for link, by_size in wins.items():
+        sizes = {word: [_exponent(size) for size, each in by_size.items() if each == word] for word in _RESULTS}
+        said.append(f"{link}: " + ", ".join(f"{_RESULTS[word]} {' '.join(at)}" for word, at in sizes.items() if at))
+    return "; ".join(said) + " (bytes)"
 
 
 def _size(nbytes: int) -> str:
-    return f"2^{nbytes.bit_length() - 1} bytes"
+    return f"{_exponent(nbytes)} bytes"
+
+
+def _exponent(nbytes: int) -> str:
+    return f"2^{nbytes.bit_length() - 1}"
 
 
 @DRAGONN.judge("D9", SYNCHRONISING)
 def lead_grows(found: Found) -> Outcome:
     """The lead over DGC grows with the number of workers."""
     counts = [world for world in worlds(found) if world in (2, 4, 8)]
-    link = links(found)[-1]
-    as_published = [_lead(found, world, link, "decode one by one") for world in counts]
-    both = [_lead(found, world, link, "decode") for world in counts]
-    rises = all(b > 1.05 * a for a, b in pairwise(as_published))
+    as_published = {link: [_lead(found, p, link, "decode one by one") for p in counts] for link in links(found)}
+    both = [_lead(found, world, links(found)[-1], "decode") for world in counts]
+    word, note = by_setting(
+        {link: verdict(all(b > 1.05 * a for a, b in pairwise(each))) for link, each in as_published.items()}
+    )
     measured = (
         f"DGC's time over hashed slots' for {', '.join(map(str, counts))} workers: "
-        f"{_numbers(as_published)}; with payloads decoded "
-        f"together for both {_numbers(both)}"
+        + ", ".join(f"{link} {_numbers(each)}" for link, each in as_published.items())
+        + f"; with payloads decoded together for both, on the fastest {_numbers(both)}"
     )
     how = (
-        f"a tensor of the largest size, density 0.001, {link}; DGC decodes payloads one by one, "
+        "a tensor of the largest size, density 0.001; DGC decodes payloads one by one, "
         f"as there; {_HOW}; holds if it rises by over 5 %"
     )
-    return Outcome(verdict=verdict(rises), measured=measured, how=how)
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
 def _lead(found: Found, world: int, link: str, decode: str) -> float:
@@ -163,14 +183,14 @@ def every_part_helps(found: Found) -> Outcome:
     gains = {link: gains_of_parts(found, link) for link in links(found)}
     helping = {f"hashing at {link}": verdict(each[0] > 1.05) for link, each in gains.items()}
     helping |= {f"decoding together at {link}": verdict(each[1] > 1.05) for link, each in gains.items()}
-    word, note = every(helping)
+    word, note = every(helping | {"leaving tensors out": UNDECIDED})
     measured = "; ".join(
         f"{link}: hashing alone {each[0]:.2f}, decoding together alone {each[1]:.2f}, both {each[2]:.2f}"
         for link, each in gains.items()
     )
     how = (
         "gain over DGC whose payloads are decoded one by one; a tensor of the largest size, density 0.001; "
-        f"{_HOW}; leaving tensors out is D16"
+        f"{_HOW}; leaving tensors out was not switched alone: D16 judges whether it hurts"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
@@ -178,6 +198,9 @@ def every_part_helps(found: Found) -> Outcome:
 _NOISE = 0.97
 """A gain that is this share of another's is not behind it."""
 _STEPS = "`thinwire bench`, 4 workers on 2 cores, median steps of three rounds; 20th to 80th percentile in brackets"
+
+
+_APART = "brackets apart"
 
 
 def _gain(steps: Steps, label: str) -> str:
@@ -205,7 +228,9 @@ def hashed_first(cnn: Steps, text: Steps, xl: Steps) -> Outcome:
     """Hashed slots are faster than DGC and that than dense, most so on the largest layer."""
     models = {"ResNet-20": cnn, "transformer": text, "XL": xl}
     parts = {
-        name: verdict(steps.faster("dragonn 0.001") > steps.faster("dgc 0.001") > 1) for name, steps in models.items()
+        f"{name}, {label}": steps.ahead(*pair)
+        for name, steps in models.items()
+        for label, pair in (("over DGC", ("dragonn 0.001", "dgc 0.001")), ("DGC over dense", ("dgc 0.001",)))
     }
     word, note = every(parts)
     measured = "; ".join(
@@ -213,7 +238,7 @@ def hashed_first(cnn: Steps, text: Steps, xl: Steps) -> Outcome:
     )
     how = (
         "gain over dense of `dragonn` and `dgc`, density 0.001, 1 Gbit/s; XL: 12.7 M weights; "
-        f"{_STEPS}; holds if in that order on all"
+        f"{_STEPS}; holds if in that order on all, {_APART}"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
@@ -222,12 +247,13 @@ def hashed_first(cnn: Steps, text: Steps, xl: Steps) -> Outcome:
 def order_of_throughput(xl: Steps) -> Outcome:
     """Random-k is faster than DRAGONN, and that than DGC and SignSGD."""
     labels = ("randomk 0.001", "dragonn 0.001", "dgc 0.001", "signsgd")
-    gains = [xl.faster(label) for label in labels]
-    holds = gains[0] > gains[1] > max(gains[2:])
-    measured = ", ".join(f"{label} {_gain(xl, label)}" for label in labels)
-    return Outcome(
-        verdict=verdict(holds), measured=measured, how=f"gain over dense, XL of 12.7 M weights, 1 Gbit/s; {_STEPS}"
+    first, hashed, *others = labels
+    word, note = every(
+        {f"{a} over {b}": xl.ahead(a, b) for a, b in ((first, hashed), *((hashed, each) for each in others))}
     )
+    measured = ", ".join(f"{label} {_gain(xl, label)}" for label in labels)
+    how = f"gain over dense, XL of 12.7 M weights, 1 Gbit/s; {_STEPS}; holds if in that order, {_APART}"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
 @DRAGONN.judge("D19", TEXT_1G)
@@ -251,20 +277,27 @@ def leads_at_each_ratio(text: Steps) -> Outcome:
 @DRAGONN.judge("D20", LM_1G)
 def language_model(lm: Steps) -> Outcome:
     """Faster than DGC, and both than dense, on a model with a large embedding."""
-    hashed, dgc = lm.faster("dragonn 0.001"), lm.faster("dgc 0.001")
-    measured = f"{hashed / dgc:.2f} over DGC, {_gain(lm, 'dragonn 0.001')} over dense"
-    how = f"LSTM of 4.4 M weights on WikiText-2 instead of BERT, 1 Gbit/s; {_STEPS}; direction only"
-    return Outcome(verdict=verdict(hashed > dgc > 1), measured=measured, how=how)
+    hashed, dgc = "dragonn 0.001", "dgc 0.001"
+    word, note = every({"over DGC": lm.ahead(hashed, dgc), "DGC over dense": lm.ahead(dgc)})
+    measured = f"{lm.faster(hashed, dgc):.2f} over DGC, {_gain(lm, hashed)} over dense"
+    how = f"LSTM of 4.4 M weights on WikiText-2 instead of BERT, 1 Gbit/s; {_STEPS}; direction only, {_APART}"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
 @DRAGONN.judge("D26", XL_100M, XL_1G)
 def more_on_faster_links(slow: Steps, fast: Steps) -> Outcome:
     """The lead over DGC is larger on the faster link."""
-    leads = [steps.seconds("dgc 0.001") / steps.seconds("dragonn 0.001") for steps in (slow, fast)]
-    measured = f"DGC's step over DRAGONN's: {leads[0]:.3f} at 100 Mbit/s, {leads[1]:.3f} at 1 Gbit/s"
-    return Outcome(
-        verdict=verdict(leads[1] > leads[0]), measured=measured, how=f"XL of 12.7 M weights, density 0.001; {_STEPS}"
-    )
+    (least, low, most), (least_fast, high, most_fast) = map(_leads, (slow, fast))
+    word = HOLDS if least_fast > most else FAILS if most_fast < least else UNDECIDED
+    measured = f"DGC's step over DRAGONN's: {low:.3f} at 100 Mbit/s, {high:.3f} at 1 Gbit/s"
+    how = f"XL of 12.7 M weights, density 0.001; {_STEPS}; holds if it rises, {_APART}"
+    return Outcome(verdict=word, measured=measured, how=how)
+
+
+def _leads(steps: Steps) -> tuple[float, float, float]:
+    """Return DGC's step over DRAGONN's: at least, by medians, and at most."""
+    dgc, hashed = (steps.rows[f"{name} 0.001"].step_seconds for name in ("dgc", "dragonn"))
+    return dgc.p20 / hashed.p80, dgc.p50 / hashed.p50, dgc.p80 / hashed.p20
 
 
 @DRAGONN.judge("D16", PLAN)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from papers.lab.ledger import FAILS, HOLDS, UNDECIDED
 from papers.lab.material import Absent
 from papers.lab.shelf import DATA, Document, Shelf
 from thinwire.tools.bench.results import SCHEMA, Row
@@ -83,6 +84,11 @@ class Steps:
     def faster(self, label: str, than: str = "dense") -> float:
         """Return how many times shorter its step is."""
         return self.seconds(than) / self.seconds(label)
+
+    def ahead(self, label: str, than: str = "dense") -> str:
+        """Whether its steps are shorter: decided where the 80th percentile of one is below the 20th of the other."""
+        mine, other = (self.rows[each].step_seconds for each in (label, than))
+        return HOLDS if mine.p80 < other.p20 else FAILS if mine.p20 > other.p80 else UNDECIDED
 
     def spread(self, label: str) -> str:
         """Return the 20th and 80th percentile over dense's median step, as gains."""

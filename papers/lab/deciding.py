@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from matplotlib.figure import Figure
 
 from papers.lab.catalogue import ROOMS, catalogue
 from papers.lab.claims import UNTESTABLE, Judge, Paper
-from papers.lab.ledger import Outcome, Row, judged
+from papers.lab.ledger import OPEN, Outcome, Row, judged
 from papers.lab.material import Absent
 from papers.lab.shelf import Document, Shelf
 
@@ -54,18 +54,37 @@ class Deciding:
     def rows(self, shelf: Shelf) -> dict[str, Row]:
         """Judge every claim whose runs are there."""
         found = {}
-        for name, judge in self.judges.items():
-            try:
-                read = [each.read(shelf) for each in judge.evidence]
-                outcome = judge.decide(*read)
-            except Absent:
-                continue
-            spreads = (each.spread(what) for each, what in zip(judge.evidence, read, strict=True))
-            outcome = replace(outcome, spread="; ".join(filter(None, dict.fromkeys(spreads))))
-            seeds = [seed for each in judge.evidence for seed in each.seeds]
-            commands = [command for each in judge.evidence for command in each.commands]
-            found[name] = judged(catalogue()[name], outcome, seeds, commands)
+        for name in self.judges:
+            with suppress(Absent):
+                found[name] = self.row(name, shelf)
         return found
+
+    def row(self, name: str, shelf: Shelf) -> Row:
+        """Judge a claim that has a judge. Raises Absent where a run is missing, ValueError where one is damaged."""
+        judge = self.judges[name]
+        read = [each.read(shelf) for each in judge.evidence]
+        spreads = (each.spread(what) for each, what in zip(judge.evidence, read, strict=True))
+        outcome = replace(judge.decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
+        seeds = [seed for each in judge.evidence for seed in each.seeds]
+        commands = [command for each in judge.evidence for command in each.commands]
+        return judged(catalogue()[name], outcome, seeds, commands)
+
+    def unfounded(self, rows: Mapping[str, Row], shelf: Shelf) -> Iterator[str]:
+        """Yield what is wrong with each row that its runs do not bear out, or that has none."""
+        for name in self.names:
+            problem = self._problem(rows[name], shelf)
+            if problem:
+                yield f"{name}: {problem}"
+
+    def _problem(self, row: Row, shelf: Shelf) -> str:
+        if row.id not in self.judges:
+            return "" if row.verdict == OPEN else f"no judge says that it is {row.verdict!r}"
+        try:
+            found = self.row(row.id, shelf)
+        except (Absent, ValueError) as problem:
+            return "" if row.verdict == OPEN else str(problem)
+        other = [field.name for field in fields(Row) if getattr(found, field.name) != getattr(row, field.name)]
+        return f"its runs say otherwise: {', '.join(other)}" if other else ""
 
 
 def drawn(papers: Iterable[Paper], shelf: Shelf) -> Iterator[tuple[str, Figure]]:

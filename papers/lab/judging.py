@@ -1,12 +1,14 @@
 """From intervals to verdicts, by rules that all rooms share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from papers.lab.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED
-from papers.lab.trials import Interval, Series, over
+from papers.lab.trials import Interval, Series, over, points_lost
 
 MARGIN = 2.0
-"""Percent of the held-out loss that stand for half a point of accuracy, which runs this short cannot resolve."""
+"""Percent of the held-out loss within which two trainings are the same, where a claim has no accuracy in points."""
+HALF_A_POINT = 0.5
+"""Of accuracy: within it two trainings are the same, says the list of claims."""
 
 
 def verdict(holds: bool) -> str:
@@ -21,11 +23,18 @@ def no_worse(found: Interval, margin: float = MARGIN) -> str:
     return FAILS if found.mean - found.half > margin else UNDECIDED
 
 
-def worse(found: Interval) -> str:
+def worse(found: Interval, margin: float = MARGIN) -> str:
     """Whether it is above the other: it is not where the interval reaches below 0 and stays within the margin."""
     if found.above:
         return HOLDS
-    return FAILS if found.mean + found.half <= MARGIN else UNDECIDED
+    return FAILS if found.mean + found.half <= margin else UNDECIDED
+
+
+def rising(parts: Sequence[Interval]) -> str:
+    """Whether what grows by these steps rises all along: decided where whole intervals say so."""
+    if any(each.below for each in parts):
+        return FAILS
+    return HOLDS if all(each.above for each in parts) else UNDECIDED
 
 
 def every(parts: Mapping[str, str]) -> tuple[str, str]:
@@ -48,6 +57,11 @@ def by_setting(parts: Mapping[str, str]) -> tuple[str, str]:
         if word in words
     )
     return DEPENDS if {HOLDS, FAILS} <= words else UNDECIDED, note
+
+
+def points(ways: Mapping[str, Series], base: str, *names: str) -> str:
+    """Return how many points of accuracy each way ends below the base, in words."""
+    return ", ".join(f"{name} {points_lost(ways[name], ways[base])}" for name in names)
 
 
 def losses_over(ways: Mapping[str, Series], base: str, *names: str) -> str:

@@ -64,16 +64,19 @@ SYNCHRONISING = Merged(documents=(SWEEP, ROUTES))
 Found = Mapping[str, Any]
 
 
-def collective(found: Found, kind: str, link: str, world: int) -> tuple[list[int], list[float]]:
-    """Return sizes in bytes, rising, and the seconds of each; without sizes that took too long to be measured."""
+def collective(found: Found, kind: str, link: str, world: int, of: str = "seconds") -> tuple[list[int], list[float]]:
+    """Return sizes in bytes, rising, and the seconds of each; without sizes that took too long to be measured.
+
+    of: "seconds" for the median, or the "least" or the "most" of the repeats.
+    """
     rows = [r for r in found["collectives"] if (r["kind"], r["link"], r["world"]) == (kind, link, world)]
     rows.sort(key=lambda row: row["bytes"])
-    return [row["bytes"] for row in rows], [row["seconds"] for row in rows]
+    return [row["bytes"] for row in rows], [row[of] for row in rows]
 
 
-def seconds(found: Found, kind: str, link: str, world: int, nbytes: float) -> float:
+def seconds(found: Found, kind: str, link: str, world: int, nbytes: float, of: str = "seconds") -> float:
     """Return the seconds of a collective over so many bytes a rank: between two sizes, or on from the two largest."""
-    sizes, times = collective(found, kind, link, world)
+    sizes, times = collective(found, kind, link, world, of)
     if nbytes > sizes[-1]:
         slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
         return times[-1] + slope * (nbytes - sizes[-1])

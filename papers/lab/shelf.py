@@ -35,16 +35,16 @@ class Shelf:
     data: Path | None = None
 
     def document(self, name: str) -> Any:
-        """Return a JSON document. Raises Absent if it has not been made."""
+        """Return a JSON document. Raises Absent if it has not been made, ValueError if it is damaged."""
         path = self.folder / name
         if not path.exists():
             raise Absent(f"{name} has not been run")
-        return json.loads(path.read_text())
+        return _parsed(path, path.read_text())
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Return a file of JSON lines; nothing if there is none."""
         path = self.folder / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [_parsed(path, line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def made(self) -> dict[str, dict[str, Any]]:
         """Return what is known of each command that ran."""
@@ -87,6 +87,13 @@ class Shelf:
         if word.startswith("papers/runs/"):
             return str(self.folder / word.removeprefix("papers/runs/"))
         return word.replace(DATA, str(self.data), 1) if word.startswith(DATA) else word
+
+
+def _parsed(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path.name} is not JSON ({error}); restore it, or delete it and run again") from error
 
 
 class Evidence(Protocol):

@@ -168,6 +168,7 @@ class Interval:
 
     mean: float
     half: float
+    unit: str = "%"
 
     @property
     def above(self) -> bool:
@@ -184,7 +185,7 @@ class Interval:
         return abs(self.mean) + self.half <= margin
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f} ± {self.half:.2f} %" if math.isfinite(self.mean) else "diverged on a seed"
+        return f"{self.mean:+.2f} ± {self.half:.2f} {self.unit}" if math.isfinite(self.mean) else "diverged on a seed"
 
 
 def over(series: Series, base: Series) -> Interval:
@@ -192,17 +193,21 @@ def over(series: Series, base: Series) -> Interval:
     return interval([100 * (a.loss / b.loss - 1) for a, b in zip(series, base, strict=True)])
 
 
-def interval(values: Sequence[float]) -> Interval:
+def points_lost(series: Series, base: Series) -> Interval:
+    """Return by how many points the final accuracy is below the other's, seed by seed."""
+    return interval([b.accuracy - a.accuracy for a, b in zip(series, base, strict=True)], "points lost")
+
+
+def interval(values: Sequence[float], unit: str = "%") -> Interval:
     """Return mean and 95 % interval of a few values, by Student's t.
 
     A value that is not finite is of a seed that has diverged. If the others are above 0, so is all of the interval.
     """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < len(values):
-        return Interval(mean=math.inf, half=0.0 if min(finite, default=math.inf) > 0 else math.inf)
-    if len(values) < 2:
-        return Interval(mean=fmean(values), half=math.inf)
-    return Interval(mean=fmean(values), half=_T[len(values)] * stdev(values) / math.sqrt(len(values)))
+        return Interval(mean=math.inf, half=0.0 if min(finite, default=math.inf) > 0 else math.inf, unit=unit)
+    half = _T[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return Interval(mean=fmean(values), half=half, unit=unit)
 
 
 def loss(series: Series) -> str:

@@ -17,7 +17,7 @@ from papers.lab.deciding import Deciding
 from papers.lab.judging import by_setting, every, no_worse, worse
 from papers.lab.ledger import DEPENDS, FAILS, HOLDS, OPEN, UNDECIDED, VERDICTS, Outcome
 from papers.lab.material import Absent
-from papers.lab.shelf import TODAY, Document, Shelf
+from papers.lab.shelf import RUNS, TODAY, Document, Shelf
 from papers.lab.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
 from papers.rooms import PAPERS
 
@@ -36,8 +36,7 @@ def test_every_claim_has_a_row_and_the_tables_are_the_ledgers() -> None:
 
 
 def test_the_ledger_says_what_the_runs_say() -> None:
-    rows, judged = ledger.read(), Deciding.of(PAPERS, []).rows(Shelf())
-    assert {name: row for name, row in judged.items() if row != rows[name]} == {}
+    assert list(Deciding.of(PAPERS, []).unfounded(ledger.read(), Shelf())) == []
 
 
 def test_every_check_and_judge_is_of_a_claim_in_the_catalogue() -> None:
@@ -171,12 +170,38 @@ def test_a_command_that_needs_data_says_so_and_one_that_fails_leaves_nothing(tmp
         shelf.run("python -c 'raise SystemExit(3)'")
 
 
+def _without(folder: Path, name: str, text: str | None) -> list[str]:
+    """Return what is wrong with the ledger where a document says something else, or is not there."""
+    for document in RUNS.iterdir():
+        (folder / document.name).write_bytes(document.read_bytes())
+    (folder / name).unlink()
+    if text is not None:
+        (folder / name).write_text(text)
+    return list(Deciding.of(PAPERS, []).unfounded(ledger.read(), Shelf(folder=folder)))
+
+
+def test_a_row_whose_run_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
+    assert _without(tmp_path, "sweep.json", None)[0].endswith("sweep.json has not been run")
+    assert all("server.jsonl has 0 of" in problem for problem in _without(tmp_path, "server.jsonl", None))
+    assert "layers.json is not JSON" in _without(tmp_path, "layers.json", "{")[0]
+
+
+def test_a_verdict_without_a_judge_is_named() -> None:
+    rows = ledger.read()
+    deciding = replace(Deciding.of(PAPERS, ["G1"]), judges={})
+    assert list(deciding.unfounded(rows, Shelf())) == [f"G1: no judge says that it is {rows['G1'].verdict!r}"]
+    rows["G2"] = replace(rows["G2"], measured="nothing of the kind")
+    assert list(Deciding.of(PAPERS, ["G2"]).unfounded(rows, Shelf())) == ["G2: its runs say otherwise: measured"]
+
+
 def test_claims_are_asked_for_by_name_or_paper() -> None:
     assert [*Deciding.of(PAPERS, ["D11"]).names] == ["D11"]
     assert len(Deciding.of(PAPERS, ["s2"]).names) == 16
     done = CliRunner().invoke(program.app, ["list", "G1", "--open"])
     assert done.exit_code == 0, done.output
+    assert CliRunner().invoke(program.app, ["list", "g1", "S2"]).exit_code == 0
     assert CliRunner().invoke(program.app, ["list", "Q1"]).exit_code == 1
+    assert CliRunner().invoke(program.app, ["run", "G1", "--data", "/no/such"]).exit_code == 2
 
 
 def test_the_ledger_is_what_the_tables_and_runs_say_by_command() -> None:
