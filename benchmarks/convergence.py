@@ -31,6 +31,7 @@ from convergence_parts.results import append, grouped, read, table, tuned
 from convergence_parts.training import DATA, TODAY, Run, Settings, problem_of, train
 from rich.console import Console
 
+from thinwire.tools.machine import code
 from thinwire.tools.show.table import markdown as page
 from thinwire.tools.show.terminal import print_raw, print_table
 
@@ -62,6 +63,7 @@ def run_all(
     data: Annotated[Path | None, typer.Option(help="Folder that holds cifar10/, wikitext2/ and mnist/.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     scale: Annotated[float, typer.Option(help="Size of the xml model; 1 is 126.7 M parameters.")] = 1.0,
+    anew: Annotated[bool, typer.Option("--anew", help="Run again what other sources of this version wrote.")] = False,
 ) -> None:
     """Train with every combination that the file does not have, and add each to it."""
     torch.set_num_threads(1)
@@ -83,7 +85,8 @@ def run_all(
             device=device,
             scale=scale,
         )
-        if settings in {run.settings for run in read(file) if run.thinwire == TODAY}:
+        there = (run for run in read(file) if run.thinwire == TODAY and (not anew or run.made.get("code") == code()))
+        if settings in {run.settings for run in there}:
             continue
         done = train(settings, problem_of(model, seed, data, scale))
         append(file, done)

@@ -7,6 +7,7 @@ python -m papers check                        # are the tables what the ledger s
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -42,10 +43,14 @@ def show(
     """List claims with their verdicts, and how many commands of each have yet to run."""
     deciding, shelf = _asked(names), Shelf()
     rows = [row for row in _known(deciding).values() if not only_open or row.verdict == OPEN]
+    try:
+        missing = {row.id: str(len(deciding.missing(row.id, shelf))) for row in rows}
+    except ValueError as problem:
+        sys.exit(str(problem))
     columns: list[Column[Row]] = [
         Column(heading="id", text=lambda row: row.id, left=True),
         Column(heading="verdict", text=lambda row: row.verdict, left=True),
-        Column(heading="to run", text=lambda row: str(len(deciding.missing(row.id, shelf)))),
+        Column(heading="to run", text=lambda row: missing[row.id]),
         Column(heading="claim", text=lambda row: row.claim, left=True),
     ]
     print_table(console, tabulated(columns, rows))
@@ -58,13 +63,15 @@ def run(
     data: Data = None,
     json: Annotated[Path, typer.Option(help="The ledger, to be renewed.")] = LEDGER,
     quick: Annotated[bool, typer.Option(help="A few steps of each, elsewhere; no verdict is kept.")] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Run what other sources of this version wrote, too.")] = False,
 ) -> None:
     """Run what is missing, judge, and renew the ledger and the rooms' tables."""
     deciding = _asked(names)
     if quick:
         with TemporaryDirectory() as folder:
             raise typer.Exit(int(_smoke(deciding.shrunk(), Shelf(folder=Path(folder), data=data))))
-    shelf = Shelf(folder=RUNS, data=data)
+    _base(json)  # a file that is no ledger is refused before anything runs
+    shelf = Shelf(folder=RUNS, data=data, anew=anew)
     failed = _run(deciding, shelf)
     _renew(deciding, shelf, json)
     raise typer.Exit(int(failed))
@@ -79,21 +86,29 @@ def judge(names: Names = None) -> None:
 @app.command()
 def check() -> None:
     """Exit with status 1 where a table is not what the ledger says, or the ledger not what the runs say."""
-    rows, deciding = ledger.read(), _asked(None)
-    wrong = [*tables.stale(rows), *deciding.unfounded(rows, Shelf())]
+    rows, deciding = _base(LEDGER), _asked(None)
+    wrong = [*tables.stale(rows), *deciding.unfounded(rows, Shelf()), *_lost()]
     for name in wrong:
         console.print(f"not up to date: {name}", style="red")
     raise typer.Exit(int(bool(wrong)))
 
 
 def _renew(deciding: Deciding, shelf: Shelf, json: Path) -> None:
-    rows = ledger.read(json) | deciding.rows(shelf)
+    rows = _base(json) | deciding.rows(shelf)
     ledger.write(rows, json, environment({}))
     if json == LEDGER:
         tables.renew(rows)
         for name, figure in drawn(PAPERS, shelf):
             figure.savefig(HOUSE / name)
     console.print(tables.counted(list(rows.values())))
+
+
+def _base(json: Path) -> dict[str, Row]:
+    """Return the rows to renew: those of the file, or ours where it is not there yet."""
+    try:
+        return ledger.read(json if json.exists() else LEDGER)
+    except ValueError as problem:
+        sys.exit(str(problem))
 
 
 def _smoke(deciding: Deciding, shelf: Shelf) -> bool:
@@ -116,6 +131,16 @@ def _run(deciding: Deciding, shelf: Shelf) -> bool:
     return failed
 
 
+def _lost() -> Iterator[str]:
+    """Yield the figures, and the notes on runs, that are not there."""
+    for place in [
+        RUNS / "made.json",
+        *(HOUSE / paper.name / f"{name}.png" for paper in PAPERS for name in paper.drawings),
+    ]:
+        if not place.exists():
+            yield f"{place.relative_to(HOUSE.parent)} is not there"
+
+
 def _asked(names: list[str] | None) -> Deciding:
     try:
         return Deciding.of(PAPERS, [name.lower() if name.lower() in ROOMS else name.upper() for name in names or []])
@@ -124,7 +149,7 @@ def _asked(names: list[str] | None) -> Deciding:
 
 
 def _known(deciding: Deciding) -> dict[str, Row]:
-    return {name: row for name, row in ledger.read().items() if name in deciding.names}
+    return {name: row for name, row in _base(LEDGER).items() if name in deciding.names}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,12 +18,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from convergence_parts.group import VirtualGroup, on_ranks
+from convergence_parts.last_writer import last_writer
 from convergence_parts.optimizers import OPTIMIZERS, Make, Schedule, scheduler
 from convergence_parts.whole import Whole
 from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, recipes, reducer, replicate, schedules
 from thinwire.memories import Memory
 from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
+from thinwire.tools.machine import code, processor
 from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.base import Batch
 
@@ -36,7 +39,7 @@ _PARTS: Mapping[str, Any] = MappingProxyType(
         for room in (codecs, exchanges, formats, memories, reducer, recipes, outer_steps)
         for name in room.__all__
     }
-    | {"schedules": schedules, "torch": torch, "partial": partial, "Whole": Whole}
+    | {"schedules": schedules, "torch": torch, "partial": partial, "last_writer": last_writer, "Whole": Whole}
 )
 
 
@@ -97,13 +100,15 @@ FIRST = "0.1.0"
 class Run:
     """What became of a run. `bits`: payload bytes · 8 / parameters, a mean over workers and steps.
 
-    `seconds`: of a step of all workers together, held-out losses included. `thinwire`: the version that ran it.
+    `seconds`: of a step of all workers together, held-out losses included. `thinwire`: the version that ran it, and
+    `made`: when, and with which code, torch and processor. Early runs say neither.
     """
 
     settings: Settings
     looks: list[Look]
     seconds: float
     thinwire: str = TODAY
+    made: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -115,14 +120,14 @@ class Run:
 
     def document(self) -> dict[str, Any]:
         found = {"looks": self.looks, "bits": self.bits, "seconds": self.seconds, "thinwire": self.thinwire}
-        return asdict(self.settings) | found
+        return asdict(self.settings) | found | dict(self.made)
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Run":
         settings = {name: document[name] for name in Settings.__dataclass_fields__ if name in document}
         looks = [Look(*look) for look in document["looks"]]
-        by = document.get("thinwire", FIRST)
-        return cls(settings=Settings(**settings), looks=looks, seconds=document["seconds"], thinwire=by)
+        by, made = document.get("thinwire", FIRST), {name: document[name] for name in _MADE if name in document}
+        return cls(settings=Settings(**settings), looks=looks, seconds=document["seconds"], thinwire=by, made=made)
 
 
 class Watch(Protocol):
@@ -152,7 +157,15 @@ def train(settings: Settings, problem: Problem, every: int | None = None, watch:
     seconds = (time.perf_counter() - began) / logs[0][-1].step
     bits = [sum(look.bits for look in looks) / len(looks) for looks in zip(*logs, strict=True)]
     looks = [look._replace(bits=mean) for look, mean in zip(logs[0], bits, strict=True)]
-    return Run(settings=settings, looks=looks, seconds=seconds)
+    return Run(settings=settings, looks=looks, seconds=seconds, made=_made())
+
+
+_MADE = ("date", "code", "torch", "processor")
+
+
+def _made() -> dict[str, str]:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return dict(zip(_MADE, (now, code(), torch.__version__, processor()), strict=True))
 
 
 def _worker(

@@ -9,7 +9,7 @@ from torch.futures import Future
 
 from thinwire.collectives import Group
 from thinwire.memories import Memory
-from thinwire.reducer import Bucket, Reducer, Round, Segment
+from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
 
 
 @final
@@ -23,7 +23,7 @@ class Whole(Reducer):
         """Prepare it."""
         self.reducer.prepare(group, samples)
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Join the bucket's segments."""
         return self.reducer.reduce(bucket.coalesced(), at)
 

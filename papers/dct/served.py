@@ -6,6 +6,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple, Self
 
 from papers.dct import DCT
+from papers.dct.crossing import MARGIN
 from papers.lab.judging import every, no_worse, worse
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.material import Absent
@@ -38,6 +39,11 @@ class Served:
     seeds: tuple[int, ...] = (0, 1, 2)
 
     @property
+    def more(self) -> str:
+        """See `shelf.Evidence`."""
+        return "more seeds"
+
+    @property
     def commands(self) -> tuple[str, ...]:
         """See `shelf.Evidence`."""
         lists = {"densities": self.densities, "drains": self.drains, "seeds": self.seeds}
@@ -47,11 +53,12 @@ class Served:
 
     def missing(self, shelf: Shelf) -> tuple[str, ...]:
         """See `shelf.Evidence`."""
-        return () if all(len(runs) == len(self.seeds) for runs in self._found(shelf).values()) else self.commands
+        lines = [line for line in shelf.lines(FILE) if shelf.is_current(line)]
+        return () if all(len(runs) == len(self.seeds) for runs in self._found(lines).values()) else self.commands
 
     def read(self, shelf: Shelf) -> Runs:
         """See `shelf.Evidence`."""
-        found = self._found(shelf)
+        found = self._found(shelf.lines(FILE))
         for name, runs in found.items():
             if len(runs) < len(self.seeds):
                 raise Absent(f"{FILE} has {len(runs)} of {len(self.seeds)} seeds of {name:g}")
@@ -65,8 +72,7 @@ class Served:
         """See `shelf.Evidence`."""
         return replace(self, updates=16, seeds=(0, 1))
 
-    def _found(self, shelf: Shelf) -> dict[float, list[Run]]:
-        lines = shelf.lines(FILE)
+    def _found(self, lines: Sequence[Mapping[str, Any]]) -> dict[float, list[Run]]:
         if len(self.drains) > 1:
             return {drain: self._of(lines, self.densities[0], drain) for drain in self.drains}
         return {density: self._of(lines, density, self.drains[0]) for density in self.densities}
@@ -98,7 +104,7 @@ def data_parallel_accuracy(found: Runs) -> Outcome:
     """The same loss up to 98 % sparsity, and a higher one at 99.5 %."""
     above = {name: _over(found[density], found[1.0]) for density, name in _SPARSITIES.items()}
     *same, last = above
-    parts = {name: no_worse(above[name], 1.0) for name in same} | {last: worse(above[last])}
+    parts = {name: no_worse(above[name], MARGIN) for name in same} | {last: worse(above[last], MARGIN)}
     word, note = every(parts)
     dense = [run.loss for run in found[1.0]]
     return Outcome(
@@ -123,7 +129,7 @@ def draining(drained: Runs, long: Runs) -> Outcome:
     """Hogwild threads need what waits to be drained: or its norm grows on, or the loss is higher."""
     growth = interval([100 * (run.norms[-1] / run.norms[len(run.norms) * 3 // 4 - 1] - 1) for run in long[0.005]])
     more = {drain: _over(drained[NEVER], runs) for drain, runs in drained.items() if drain}
-    parts = [_grows(growth), *map(worse, more.values())]
+    parts = [_grows(growth), *(worse(each, MARGIN) for each in more.values())]
     word = HOLDS if HOLDS in parts else UNDECIDED if UNDECIDED in parts else FAILS
     norms = ", ".join(f"{fmean(run.norms[look] for run in long[0.005]):.2f}" for look in (1, 3, 5, 7))
     losses = ", ".join(f"drained every {drain} updates {each}" for drain, each in more.items())

@@ -39,7 +39,8 @@ def crowd(material: Material) -> Finding:
 @FFT_PAPER.claim("F6", "Parallel packing is 689 times a single thread and reaches 34 GB/s")
 def packing(material: Material) -> Finding:
     x = torch.randn(material.many(1 << 16, 1 << 24), generator=torch.Generator().manual_seed(0))
-    copy = x.numel() / seconds(lambda: x.clone())
+    copied = torch.empty_like(x)
+    copy = x.numel() / seconds(lambda: copied.copy_(x))
     few = x[: x.numel() >> 6].tolist()
     rates = {
         "a Python loop": len(few) / seconds(lambda: [value for value in few if abs(value) >= 1.44], repeats=1),

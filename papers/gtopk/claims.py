@@ -1,66 +1,18 @@
 """The tree, its cost model and its losses."""
 
 import math
-from dataclasses import replace
 
 import torch
 
 from papers.gtopk import GTOPK
-from papers.gtopk.model import ALPHA, BETA, LINK, PUBLISHED, gather_seconds, tree_seconds
+from papers.gtopk.model import ALPHA, BETA, PUBLISHED, gather_seconds, tree_seconds
 from papers.gtopk.tree import Outcome, Trial, outcomes, pick
 from papers.lab.claims import Finding
 from papers.lab.material import Material, flat
 from thinwire.codecs import TopK
-from thinwire.exchanges import AllGather, GlobalTopKTree
-from thinwire.exchanges.base import Link
 from thinwire.payloads import Sparse
 
 RANKS = (2, 3, 4, 5, 8, 16)
-PICKS = 25_000
-
-
-@GTOPK.claim("G2", "Sparse all-gather costs alpha log P + 2(P-1)k beta")
-def gather_cost(material: Material) -> Finding:
-    free = Link(latency=0, bandwidth=LINK.bandwidth)
-    ratios, coded = (
-        [AllGather().seconds(nbytes, p, free) / (2 * (p - 1) * PICKS * BETA) for p in range(2, 9)]
-        for nbytes in _message_bytes()
-    )
-    figure = (
-        f"bandwidth term {min(ratios):.4f} to {max(ratios):.4f} of the formula's for P = 2 to 8; with indices coded "
-        f"{coded[0]:.4f}"
-    )
-    how = (
-        "our all-gather's model with real bytes, 32 bits an index as the formula counts them, against Eq. 6, without "
-        "latency; no network measured; within 15 %"
-    )
-    return Finding(holds=all(abs(ratio - 1) <= 0.15 for ratio in ratios), figure=figure, how=how)
-
-
-@GTOPK.claim("G3", "The tree costs 2 alpha log P + 4k beta log P")
-def tree_cost(material: Material) -> Finding:
-    ratios, coded = (
-        {p: GlobalTopKTree().seconds(nbytes, p, LINK) / tree_seconds(p, PICKS) for p in range(2, 9)}
-        for nbytes in _message_bytes()
-    )
-    powers = [ratios[p] for p in (2, 4, 8)]
-    between = max(ratios[p] for p in (3, 5, 6, 7))
-    figure = (
-        f"{min(powers):.4f} to {max(powers):.4f} of the formula's at powers of two, up to {between:.2f} in between; "
-        f"with indices coded {coded[2]:.4f} at powers of two"
-    )
-    how = (
-        "our tree's model with real bytes, 32 bits an index as the formula counts them, against Eq. 7; P between "
-        "powers of two takes the next whole round"
-    )
-    return Finding(holds=all(abs(ratio - 1) <= 0.15 for ratio in powers), figure=figure, how=how)
-
-
-def _message_bytes() -> tuple[int, int]:
-    """Return the length of k picks: with plain indices, as the paper sends them, and coded as we send them."""
-    coded = TopK(density=0.001).encode(torch.randn(1000 * PICKS))
-    assert isinstance(coded, Sparse)
-    return replace(coded, ascending=False).nbytes, coded.nbytes
 
 
 @GTOPK.claim("G9", "At few nodes the all-gather is slightly faster, at 16 much slower (m = 25e6, density 0.001)")

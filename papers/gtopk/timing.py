@@ -1,19 +1,31 @@
 """gTop-k's claims about links and collectives."""
 
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from papers.gtopk import GTOPK
 from papers.lab.benches import CNN_1G, FC_1G, LM_1G, TEXT_1G, TEXT_100M, TEXT_OF_2, TEXT_OF_8, XL_1G, Steps
 from papers.lab.judging import by_setting, every, verdict
-from papers.lab.ledger import Outcome
-from papers.lab.links import ROUTES, SWEEP, Found, collective, links, routes, straight, worlds
+from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
+from papers.lab.links import (
+    EXCHANGES,
+    KEPT_SAID,
+    ROUTES,
+    SWEEP,
+    Found,
+    collective,
+    kept,
+    links,
+    routes,
+    straight,
+    worlds,
+)
 from thinwire.tools.cluster.link import parse_rate
 
 _HOW = "Gloo between network namespaces of one machine, links limited by `tbf`; medians of 3"
-_KEPT = ("100mbit", "1gbit")
-"""Rates that the machine keeps: at 10 Gbit/s two cores are busy with copying, and times jump by a factor of ten."""
 
 
 def _line(found: Found, link: str) -> tuple[float, float, float]:
@@ -32,12 +44,12 @@ def linear_in_size(found: Found) -> Outcome:
         slope, latency, r2 = _line(found, link)
         rate = parse_rate(link)
         wanted = 8 / rate.bits_per_second if rate else slope
-        parts |= {link: verdict(r2 >= 0.99 and abs(slope / wanted - 1) <= 0.1)} if link in _KEPT else {}
+        parts |= {link: verdict(r2 >= 0.99 and abs(slope / wanted - 1) <= 0.1)} if link in kept(found) else {}
         said.append(f"{link}: R² {r2:.4f}, {slope / wanted:.2f} of the rate's, {1e3 * latency:.2f} ms for the smallest")
     word, note = by_setting(parts)
     how = (
         f"ping-pong of 1 kB to 4 MB; {_HOW}; holds if R² is at least 0.99 and the slope within 10 % of the rate, "
-        "at 100 Mbit/s and 1 Gbit/s: two cores do not keep 10"
+        f"{KEPT_SAID}"
     )
     return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
 
@@ -47,26 +59,102 @@ def ring_costs(found: Found) -> Outcome:
     """A dense all-reduce of 1 to 64 MB takes what the formula says."""
     parts, said = dict[str, str](), []
     for link in links(found):
-        off = _off_formula(found, link)
-        parts |= {link: verdict(max(map(abs, off)) <= 0.15)} if link in _KEPT else {}
-        said.append(f"{link}: {min(off):+.0%} to {max(off):+.0%}, median {median(off):+.0%}")
+        off = _off_formula(found, link, "all-reduce", _ring)
+        parts |= {link: _within(off)} if link in kept(found) else {}
+        said.append(f"{link}: {_spread(off)}")
     word, note = by_setting(parts)
     how = (
         "2(P-1) alpha + 2(P-1)/P m beta with alpha and beta of ping-pong, P = "
-        f"{', '.join(map(str, worlds(found)))}; {_HOW}; within 15 %, "
-        "at 100 Mbit/s and 1 Gbit/s: two cores do not keep 10"
+        f"{', '.join(map(str, worlds(found)))}; {_HOW}; within 15 %, and not where every repeat is off by more, "
+        f"{KEPT_SAID}"
     )
     return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
 
 
-def _off_formula(found: Found, link: str) -> list[float]:
+Formula = Callable[[float, float, int, int], float]
+"""Seconds by latency, seconds a byte, workers and bytes of a worker."""
+
+
+def _ring(alpha: float, beta: float, p: int, nbytes: int) -> float:
+    return 2 * (p - 1) * (alpha + nbytes / p * beta)
+
+
+def _gathered(alpha: float, beta: float, p: int, nbytes: int) -> float:
+    return (p - 1) * (alpha + nbytes * beta)
+
+
+class _Off(NamedTuple):
+    """How far a collective is off a formula: by the median, and by the least and the most of its repeats."""
+
+    middle: float
+    least: float
+    most: float
+
+
+def _off_formula(found: Found, link: str, kind: str, formula: Formula) -> list[_Off]:
     beta, alpha, _ = _line(found, link)
-    return [
-        time / (2 * (p - 1) * (alpha + size / p * beta)) - 1
-        for p in worlds(found)
-        for size, time in zip(*collective(found, "all-reduce", link, p), strict=True)
-        if 2**20 <= size <= 2**26
-    ]
+    off = []
+    for p in worlds(found):
+        sizes = collective(found, kind, link, p)[0]
+        times = (collective(found, kind, link, p, of)[1] for of in ("seconds", "least", "most"))
+        for size, *each in zip(sizes, *times, strict=True):
+            if 2**20 <= size <= 2**26:
+                off.append(_Off(*(time / formula(alpha, beta, p, size) - 1 for time in each)))
+    return off
+
+
+def _within(off: Sequence[_Off]) -> str:
+    """Whether all are within 15 %: one is not where even the repeat that is nearest is off by more."""
+    if all(abs(each.middle) <= _FIT for each in off):
+        return HOLDS
+    return FAILS if any(each.least > _FIT or each.most < -_FIT for each in off) else UNDECIDED
+
+
+def _spread(off: Sequence[_Off]) -> str:
+    middles = [each.middle for each in off]
+    return f"{min(middles):+.0%} to {max(middles):+.0%}, median {median(middles):+.0%}"
+
+
+_FIT = 0.15
+
+
+@GTOPK.judge("G2", SWEEP)
+def gather_costs(found: Found) -> Outcome:
+    """An all-gather of 1 MiB and more takes what the formula says."""
+    parts, said = {}, []
+    for link in kept(found):
+        off = _off_formula(found, link, "all-gather", _gathered)
+        parts[link] = _within(off)
+        said.append(f"{link}: {_spread(off)}")
+    word, note = by_setting(parts)
+    how = (
+        "(P-1)(alpha + n beta) for n bytes of picks and indices a worker, as Gloo's ring sends them, with alpha and "
+        "beta "
+        f"of ping-pong, P = {', '.join(map(str, worlds(found)))}; {_HOW}; holds if within 15 %, {KEPT_SAID}; fails "
+        "where "
+        "every repeat is off by more"
+    )
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+@GTOPK.judge("G3", EXCHANGES)
+def tree_costs(found: Mapping[str, Any]) -> Outcome:
+    """The tree takes what the formula says."""
+    parts, said = {}, []
+    for row in found["rows"]:
+        if row["exchange"] == "tree":
+            off = _Off(*(row["seconds"][name] / row["predicted_seconds"] - 1 for name in ("p50", "p20", "p80")))
+            where = f"P = {row['world_size']} at {row['link']}"
+            parts[where] = _within([off])
+            said.append(f"{where} {1e3 * row['seconds']['p50']:.1f} ms, {1 + off.middle:.1f} times the formula's")
+    word, note = every(parts)
+    how = (
+        "2 ceil(log P)(alpha + 2k beta) with the bytes of 10,000 of 10^6 picks; the measured time has the merging of "
+        "rows "
+        "in each round, on two cores that all workers share, which the formula leaves out and which is not told apart; "
+        "so what is above it decides nothing; holds if within 15 %"
+    )
+    return Outcome(verdict=HOLDS if word == HOLDS else UNDECIDED, note=note, measured="; ".join(said), how=how)
 
 
 _STEPS = "`thinwire bench`, workers share 2 cores, median steps of three rounds"

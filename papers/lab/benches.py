@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from papers.lab.ledger import FAILS, HOLDS, UNDECIDED
+from papers.lab.judging import Range, sooner
 from papers.lab.material import Absent
 from papers.lab.shelf import DATA, Document, Shelf
 from thinwire.tools.bench.results import SCHEMA, Row
@@ -27,6 +27,11 @@ class Bench:
     steps: int = 12
     scale: float = 1.0
     seeds: tuple[int, ...] = (0, 1, 2)
+
+    @property
+    def more(self) -> str:
+        """See `shelf.Evidence`."""
+        return "more rounds"
 
     @property
     def document(self) -> Document:
@@ -87,8 +92,12 @@ class Steps:
 
     def ahead(self, label: str, than: str = "dense") -> str:
         """Whether its steps are shorter: decided where the 80th percentile of one is below the 20th of the other."""
-        mine, other = (self.rows[each].step_seconds for each in (label, than))
-        return HOLDS if mine.p80 < other.p20 else FAILS if mine.p20 > other.p80 else UNDECIDED
+        return sooner(self.range(label), self.range(than))
+
+    def range(self, label: str) -> Range:
+        """Return the 20th and the 80th percentile of the seconds of its steps."""
+        found = self.rows[label].step_seconds
+        return found.p20, found.p80
 
     def spread(self, label: str) -> str:
         """Return the 20th and 80th percentile over dense's median step, as gains."""

@@ -5,18 +5,19 @@ from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
-from papers.lab.ledger import FAILS, HOLDS, Outcome
+from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.material import Absent, Material, Run
 from papers.lab.shelf import Evidence
 
 UNTESTABLE = "not testable here"
+_WORDS = {True: HOLDS, False: FAILS, None: UNDECIDED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Whether a claim's criterion is met, the figures in words, and how they were measured."""
+    """Whether a claim's criterion is met (None: undecided), the figures in words, and how they were measured."""
 
-    holds: bool
+    holds: bool | None
     figure: str
     how: str
 
@@ -127,8 +128,7 @@ def judge(checks: Mapping[str, tuple[str, Check]], material: Material) -> Iterat
         except Absent as absent:
             yield Verdict(id=name, claim=text, verdict=UNTESTABLE, figure="none", how=str(absent))
         else:
-            verdict = HOLDS if found.holds else FAILS
-            yield Verdict(id=name, claim=text, verdict=verdict, figure=found.figure, how=found.how)
+            yield Verdict(id=name, claim=text, verdict=_WORDS[found.holds], figure=found.figure, how=found.how)
 
 
 def number(verdict: Verdict) -> int:

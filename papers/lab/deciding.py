@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from papers.lab.catalogue import ROOMS, catalogue
 from papers.lab.claims import UNTESTABLE, Judge, Paper
-from papers.lab.ledger import OPEN, Outcome, Row, judged
+from papers.lab.ledger import OPEN, UNDECIDED, Outcome, Row, judged
 from papers.lab.material import Absent
 from papers.lab.shelf import Document, Shelf
 
@@ -65,6 +65,9 @@ class Deciding:
         read = [each.read(shelf) for each in judge.evidence]
         spreads = (each.spread(what) for each, what in zip(judge.evidence, read, strict=True))
         outcome = replace(judge.decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
+        if outcome.verdict == UNDECIDED:
+            more = " or ".join(dict.fromkeys(each.more for each in judge.evidence))
+            outcome = replace(outcome, how=f"{outcome.how}. What would decide: {more}")
         seeds = [seed for each in judge.evidence for seed in each.seeds]
         commands = [command for each in judge.evidence for command in each.commands]
         return judged(catalogue()[name], outcome, seeds, commands)

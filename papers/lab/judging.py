@@ -7,6 +7,8 @@ from papers.lab.trials import Interval, Series, over, points_lost
 
 MARGIN = 2.0
 """Percent of the held-out loss within which two trainings are the same, where a claim has no accuracy in points."""
+Range = tuple[float, float]
+"""The least and the most of repeats, or their 20th and 80th percentile."""
 HALF_A_POINT = 0.5
 """Of accuracy: within it two trainings are the same, says the list of claims."""
 
@@ -23,7 +25,7 @@ def no_worse(found: Interval, margin: float = MARGIN) -> str:
     return FAILS if found.mean - found.half > margin else UNDECIDED
 
 
-def worse(found: Interval, margin: float = MARGIN) -> str:
+def worse(found: Interval, margin: float) -> str:
     """Whether it is above the other: it is not where the interval reaches below 0 and stays within the margin."""
     if found.above:
         return HOLDS
@@ -35,6 +37,14 @@ def rising(parts: Sequence[Interval]) -> str:
     if any(each.below for each in parts):
         return FAILS
     return HOLDS if all(each.above for each in parts) else UNDECIDED
+
+
+def sooner(mine: Range, other: Range, times: float = 1.0) -> str:
+    """Whether what takes this long takes at most `times` as long as the other: undecided where the ranges overlap."""
+    (soonest, latest), (others_soonest, others_latest) = mine, other
+    if latest < times * others_soonest:
+        return HOLDS
+    return FAILS if soonest > times * others_latest else UNDECIDED
 
 
 def every(parts: Mapping[str, str]) -> tuple[str, str]:

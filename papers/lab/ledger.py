@@ -76,15 +76,23 @@ def unjudged(claim: Claim) -> Row:
 
 
 def read(path: Path = LEDGER) -> dict[str, Row]:
-    """Return the rows by id: all claims, the open ones as the catalogue has them."""
-    written = json.loads(path.read_text())["rows"] if path.exists() else []
-    known = {row["id"]: _row(row) for row in written if row["verdict"] != OPEN}
+    """Return the rows by id: all claims, the open ones as the catalogue has them. Raises ValueError for no ledger."""
+    try:
+        written = json.loads(path.read_text())["rows"] if path.exists() else []
+        known = {row["id"]: _row(row) for row in written if row["verdict"] != OPEN}
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no ledger ({error!r}); restore it, or name a file that is not there yet"
+        ) from error
+    for name, row in known.items():
+        if name not in catalogue() or row.verdict not in VERDICTS:
+            raise ValueError(f"{path} has {name}: {row.verdict!r}; expected claims of the catalogue, and {VERDICTS}")
     return {name: known.get(name, unjudged(claim)) for name, claim in catalogue().items()}
 
 
-def write(rows: Mapping[str, Row], path: Path = LEDGER, environment: Mapping[str, Any] | None = None) -> None:
-    """Write all rows, with what machine and versions they were obtained on."""
-    document = {"schema": SCHEMA, "environment": environment or {}, "rows": [asdict(row) for row in rows.values()]}
+def write(rows: Mapping[str, Row], path: Path = LEDGER, judged_on: Mapping[str, Any] | None = None) -> None:
+    """Write all rows, and with which machine and versions they were judged. What ran says itself where it ran."""
+    document = {"schema": SCHEMA, "judged_on": judged_on or {}, "rows": [asdict(row) for row in rows.values()]}
     write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""What `papers.lab.sweep` and `papers.lab.routes` found, to be looked up by link, number of workers and size."""
+"""What `papers.lab.sweep` and `papers.lab.routes` found, by link, number of workers and size; and exchanges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +24,11 @@ SWEEP = Document(
 ROUTES = Document(
     name="routes", words="python -m papers.lab.routes", quick="--worlds 2,4 --largest 1048576 --repeats 1"
 )
+EXCHANGES = Document(
+    name="exchanges",
+    words="python benchmarks/exchanges.py",
+    quick="--worlds 2 --links none --numel 20000 --repeats 1",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,11 @@ class Merged:
     """Documents that are read as one."""
 
     documents: Sequence[Document]
+
+    @property
+    def more(self) -> str:
+        """See `shelf.Evidence`."""
+        return "more repeats"
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -97,6 +107,16 @@ def parts(found: Found, row: Mapping[str, Any], link: str, decode: str = "decode
 def links(found: Found) -> list[str]:
     """Return the links that were measured, the slowest first."""
     return list(dict.fromkeys(row["link"] for row in found["collectives"]))
+
+
+KEPT = ("100mbit", "1gbit")
+"""Rates that the machine keeps: at 10 Gbit/s two cores are busy with copying, and times jump by a factor of ten."""
+KEPT_SAID = "at 100 Mbit/s and 1 Gbit/s: two cores do not keep 10"
+
+
+def kept(found: Found) -> list[str]:
+    """Return the links that judge: those whose rate the machine keeps, or all where only others were measured."""
+    return [link for link in links(found) if link in KEPT] or links(found)
 
 
 def worlds(found: Found) -> list[int]:

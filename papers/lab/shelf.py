@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,10 +15,11 @@ from typing import Any, Protocol, Self
 from papers.lab.catalogue import HOUSE
 from papers.lab.material import Absent
 from thinwire.tools.inputs import write_atomically
-from thinwire.tools.machine import processor
+from thinwire.tools.machine import code, processor
 
 RUNS = HOUSE / "runs"
 DATA = "DATA"
+TRAIN = "benchmarks/convergence.py"
 TODAY = version("thinwire")
 FIRST = "0.1.0"
 """The version of runs that do not name theirs."""
@@ -28,11 +29,13 @@ FIRST = "0.1.0"
 class Shelf:
     """A folder of documents; `data` is that of data sets, which commands call DATA.
 
-    made.json there says of each command when, by which version and on what it ran, and for how long.
+    made.json there says of each command when, by which version and code and on what it ran, and for how long; lines of
+    trainings say it themselves. anew: what another code of this version has written is missing, too.
     """
 
     folder: Path = RUNS
     data: Path | None = None
+    anew: bool = False
 
     def document(self, name: str) -> Any:
         """Return a JSON document. Raises Absent if it has not been made, ValueError if it is damaged."""
@@ -53,7 +56,11 @@ class Shelf:
 
     def by_today(self, command: str) -> bool:
         """Whether today's version ran it, as far as is known."""
-        return self.made().get(command, {}).get("thinwire", FIRST) == TODAY
+        return self.is_current(self.made().get(command, {}))
+
+    def is_current(self, note: Mapping[str, Any]) -> bool:
+        """Whether what is noted of a run says that it need not run again."""
+        return note.get("thinwire", FIRST) == TODAY and (not self.anew or note.get("code") == code())
 
     def run(self, command: str) -> None:
         """Run a command from the checkout's root, and note it. Raises CalledProcessError, and Absent without data."""
@@ -64,6 +71,7 @@ class Shelf:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - began, 1),
             "thinwire": TODAY,
+            "code": code(),
             "torch": version("torch"),
             "processor": processor(),
         }
@@ -78,7 +86,10 @@ class Shelf:
         return None
 
     def _words(self, command: str) -> Iterator[str]:
-        for word in shlex.split(command):
+        words = shlex.split(command)
+        if self.anew:  # these programs go on where a file of theirs ends
+            words = [word for word in words if word != "--resume"] + ["--anew"] * (TRAIN in words)
+        for word in words:
             if word.startswith(DATA) and self.data is None:
                 raise Absent(f"needs data: {command}")
             yield sys.executable if word == "python" else self._placed(word)
@@ -102,6 +113,10 @@ class Evidence(Protocol):
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds they were run with."""
+
+    @property
+    def more(self) -> str:
+        """More of what would decide a claim that these runs leave undecided."""
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -136,6 +151,7 @@ class Document:
     quick: str = ""
     seeds: tuple[int, ...] = (0,)
     apart: Callable[[Any], str] = _nothing
+    more: str = "more repeats"
 
     @property
     def commands(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, Self
 
 from papers.lab.material import Absent
-from papers.lab.shelf import DATA, FIRST, TODAY, Shelf
+from papers.lab.shelf import DATA, TRAIN, Shelf
 
 FILE = "learning.jsonl"
 RATES = {"mlp": 0.2, "xml": 80.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 0.2, "lstm": 2.0}
@@ -81,13 +81,18 @@ class Trials:
     scale: float = 1.0
 
     @property
+    def more(self) -> str:
+        """See `shelf.Evidence`."""
+        return "more seeds"
+
+    @property
     def commands(self) -> tuple[str, ...]:
         """See `shelf.Evidence`."""
         return tuple(self._command(way) for way in self.ways.values())
 
     def missing(self, shelf: Shelf) -> tuple[str, ...]:
         """See `shelf.Evidence`. A training by another version is missing, and read while there is none by today's."""
-        lines = [line for line in shelf.lines(FILE) if line.get("thinwire", FIRST) == TODAY]
+        lines = [line for line in shelf.lines(FILE) if shelf.is_current(line)]
         return tuple(self._command(way) for way in self.ways.values() if len(self._of(way, lines)) < len(self.seeds))
 
     def read(self, shelf: Shelf) -> dict[str, Series]:
@@ -148,7 +153,7 @@ class Trials:
         extra = {"batch": way.batch} if way.batch else {}
         sized = {"scale": self.scale} if self.scale != 1 else {}
         options = " ".join(f"--{name} {value}" for name, value in (given | extra | sized).items())
-        return f"python benchmarks/convergence.py run papers/runs/{FILE} {options}"
+        return f"python {TRAIN} run papers/runs/{FILE} {options}"
 
 
 def _trial(line: Mapping[str, Any]) -> Trial:

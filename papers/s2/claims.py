@@ -138,7 +138,7 @@ def untouched(material: Material) -> Finding:
     return Finding(holds=one >= 0.95, figure=figure, how=how)
 
 
-@S2.claim("S16", "lambda = 0.5 is the best sketch size (its error, against equal bytes)")
+@S2.claim("S16", "lambda = 0.5 is the best sketch size: its error, against equal bytes. Trainings decide")
 def best_size(material: Material) -> Finding:
     rows = [_equal_bytes(x) for _, x in material.tensors(least=32 * 256)] or [_equal_bytes(_noise(1 << 16, 0))]
     sketch, half, union = (sum(row[place] for row in rows) / len(rows) for place in range(3))

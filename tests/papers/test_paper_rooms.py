@@ -14,7 +14,7 @@ from papers.lab import ledger, tables
 from papers.lab.catalogue import HOUSE, ROOMS, catalogue
 from papers.lab.claims import Paper
 from papers.lab.deciding import Deciding
-from papers.lab.judging import by_setting, every, no_worse, worse
+from papers.lab.judging import by_setting, every, no_worse, sooner, worse
 from papers.lab.ledger import DEPENDS, FAILS, HOLDS, OPEN, UNDECIDED, VERDICTS, Outcome
 from papers.lab.material import Absent
 from papers.lab.shelf import RUNS, TODAY, Document, Shelf
@@ -127,8 +127,8 @@ def test_an_interval_is_students() -> None:
     assert over([_trial(1.1), _trial(1.1)], [_trial(1.0), _trial(1.0)]).mean == pytest.approx(10)
     for diverged in (math.inf, math.nan):
         above, torn = interval([1.0, diverged]), interval([-1.0, diverged])
-        assert (worse(above), no_worse(above)) == (HOLDS, FAILS)
-        assert (worse(torn), no_worse(torn)) == (UNDECIDED, UNDECIDED)
+        assert (worse(above, 2.0), no_worse(above)) == (HOLDS, FAILS)
+        assert (worse(torn, 2.0), no_worse(torn)) == (UNDECIDED, UNDECIDED)
         assert str(torn) == "diverged on a seed"
 
 
@@ -136,9 +136,14 @@ def test_verdicts_follow_from_whole_intervals() -> None:
     assert no_worse(Interval(mean=-5, half=6)) == HOLDS
     assert no_worse(Interval(mean=1, half=3)) == UNDECIDED
     assert no_worse(Interval(mean=6, half=3)) == FAILS
-    assert worse(Interval(mean=6, half=3)) == HOLDS
-    assert worse(Interval(mean=0, half=1)) == FAILS
-    assert worse(Interval(mean=2, half=3)) == UNDECIDED
+    assert worse(Interval(mean=6, half=3), 2.0) == HOLDS
+    assert worse(Interval(mean=0, half=1), 2.0) == FAILS
+    assert worse(Interval(mean=0, half=1), 0.5) == UNDECIDED
+    assert worse(Interval(mean=2, half=3), 2.0) == UNDECIDED
+    assert sooner((1.0, 2.0), (2.5, 3.0)) == HOLDS
+    assert sooner((2.5, 3.0), (1.0, 2.0)) == FAILS
+    assert sooner((1.0, 2.6), (2.5, 3.0)) == UNDECIDED
+    assert sooner((1.0, 2.6), (2.5, 3.0), 1.1) == HOLDS
     assert every({"a": HOLDS, "b": FAILS, "c": UNDECIDED}) == (FAILS, ": b")
     assert by_setting({"a": HOLDS, "b": FAILS}) == (DEPENDS, ": holds on a; does not hold on b")
     assert by_setting({"a": HOLDS, "b": UNDECIDED})[0] == UNDECIDED

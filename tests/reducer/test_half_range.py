@@ -55,7 +55,7 @@ def _step(recipe: Reducer, flat: Tensor, step: int) -> bool:
     group = dist.group.WORLD
     assert group is not None
     at = Round(step=step, group=group, scale=1 / group.size())
-    finite = recipe.reduce(Bucket(flat=flat, segments=SEGMENTS), at).wait()
+    finite = recipe.reduce(Bucket(flat=flat, segments=SEGMENTS), at).wait().finite
     for memory in recipe.memories():
         if finite:
             memory.commit()
@@ -181,7 +181,7 @@ def _beside_one_at_rest(name: str) -> tuple[Tensor, Tensor]:
     first = group.rank() == 0
     flat = torch.zeros(NUMEL, dtype=torch.float16)
     at = Round(step=0, group=group, scale=0.5)
-    assert (recipe if first else _burdened(recipe)).reduce(Bucket(flat=flat, segments=SEGMENTS), at).wait()
+    assert (recipe if first else _burdened(recipe)).reduce(Bucket(flat=flat, segments=SEGMENTS), at).wait().finite
     for memory in recipe.memories():
         memory.commit()
     return flat.double(), _waiting(recipe)

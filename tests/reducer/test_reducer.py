@@ -36,7 +36,7 @@ def _round(step: int = 0) -> Round:
 
 
 def _reduce(recipe: Reducer, flat: Tensor, at: Round) -> bool:
-    return recipe.reduce(Bucket(flat=flat, segments=SEGMENTS), at).wait()
+    return recipe.reduce(Bucket(flat=flat, segments=SEGMENTS), at).wait().finite
 
 
 def _mean_of_everything() -> dict[str, tuple[Tensor, Tensor, Tensor]]:

@@ -1,6 +1,11 @@
 """Is memory that crosses streams recorded, and do numbers leave for a GPU without a wait? Seen without a GPU."""
 
+import math
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -9,17 +14,22 @@ import torch.distributed as dist
 from cases import OFFSET_8
 from ranks import Ranks
 from torch import Tensor, nn
+from torch._jit_internal import _extract_tensors
+from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire
 from thinwire.codecs import FFT, Codec, TopK
-from thinwire.collectives import used_here
+from thinwire.collectives import thread, used_here
+from thinwire.errors import PayloadError
 from thinwire.exchanges import AllGather, Exchange, GlobalTopKTree, OwnerSharded, UnionAllReduce, all_gather
 from thinwire.integrations.attachments import attachment
 from thinwire.kernels import memory
-from thinwire.memories import ErrorFeedback
+from thinwire.memories import AppliedMomentum, ErrorFeedback, MomentumCorrection
 from thinwire.payloads import Payload, wire
-from thinwire.reducer import Bucket, Round, Segment, owners
+from thinwire.recipes import METHODS
+from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, owners
+from thinwire.reducer.base import joined
 from thinwire.reducer.owners import ToOwners
 
 ELSEWHERE = torch.device("meta")  # a device that is not the host, and which every machine has
@@ -157,3 +167,130 @@ def _recorded_means() -> int:
 
 def test_a_mean_that_is_added_to_is_recorded(ranks: Ranks) -> None:
     assert ranks.run(2, _recorded_means) == [30 * 40 + 40] * 2
+
+
+@contextmanager
+def _futures() -> Iterator[list[object]]:
+    """Yield what futures came to hold without any tensor: on a GPU, who waits for such a one waits for no stream."""
+    barren: list[object] = []
+    then, set_result = torch.futures.Future.then, torch.futures.Future.set_result
+
+    def look(value: object) -> None:
+        if not _extract_tensors(value):
+            barren.append(value)
+
+    def watching(self: Any, callback: Any) -> Any:
+        def called(done: Any) -> Any:
+            value = callback(done)
+            look(value)
+            return value
+
+        return then(self, called)
+
+    def watched(self: Any, value: Any) -> None:
+        look(value)
+        set_result(self, value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.futures.Future, "then", watching)
+        patch.setattr(torch.futures.Future, "set_result", watched)
+        yield barren
+
+
+def _group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def _barren(recipe: Reducer) -> list[object]:
+    shapes = {"a": (40, 50), "b": (3,), "c": (30, 40), "d": (20, 50)}
+    ends = list(accumulate(math.prod(shape) for shape in shapes.values()))
+    segments = tuple(
+        Segment(name=name, offset=end - math.prod(shape), length=math.prod(shape), shape=shape)
+        for (name, shape), end in zip(shapes.items(), ends, strict=True)
+    )
+    for memory_ in recipe.memories():
+        if isinstance(memory_, MomentumCorrection):
+            memory_.adopt(0.9, nesterov=False)
+        if isinstance(memory_, AppliedMomentum):
+            memory_.adopt(dict.fromkeys(shapes, 0.9))
+    recipe.prepare(_group())
+    with _futures() as barren:
+        recipe.reduce(
+            Bucket(flat=torch.randn(ends[-1]), segments=segments), Round(step=0, group=_group(), scale=0.5)
+        ).wait()
+    return list(map(repr, barren))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_who_waits_for_a_recipes_future_waits_for_what_wrote_the_mean(ranks: Ranks, name: str) -> None:
+    assert ranks.run(2, _barren, METHODS[name].make()) == [[], []]
+
+
+def test_who_waits_for_owners_waits_for_what_wrote_the_mean(ranks: Ranks) -> None:
+    assert ranks.run(2, _barren, ToOwners(memory=ErrorFeedback(), codec=TopK(density=0.05))) == [[], []]
+
+
+def _barren_in_training() -> list[object]:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(30, 40))
+    thinwire.attach(model, thinwire.recipes.topk(density=0.1, minimum_size=100))
+    with _futures() as barren:
+        model(torch.ones(2, 30)).sum().backward()
+    return list(map(repr, barren))
+
+
+def test_who_waits_for_a_hooks_future_waits_for_what_wrote_the_mean(ranks: Ranks) -> None:
+    assert ranks.run(2, _barren_in_training) == [[], []]
+
+
+def test_parts_of_a_bucket_are_done_when_all_are_and_raise_what_any_raised() -> None:
+    flat = torch.zeros(3)
+    first, second = Future[Mean](), Future[Mean]()
+    whole = joined([first, second], flat)
+    second.set_result(Mean(False, flat))
+    assert not whole.done()
+    first.set_result(Mean(True, flat))
+    assert whole.wait() == (False, flat)
+    first, second = Future[Mean](), Future[Mean]()
+    whole = joined([first, second], flat)
+    second.set_exception(PayloadError("torn"))  # type: ignore[arg-type]  # as its stub has it
+    first.set_result(Mean(True, flat))
+    with pytest.raises(PayloadError, match="torn"):
+        whole.wait()
+
+
+class _Stream:
+    """A GPU's stream: events that it has been told to wait for."""
+
+    def __init__(self) -> None:
+        self.waited: list[object] = []
+
+    def record_event(self) -> str:
+        return "what the hook has queued"
+
+    def wait_event(self, event: object) -> None:
+        self.waited.append(event)
+
+
+def test_the_communication_thread_waits_for_the_hooks_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hooks, threads, gpu = _Stream(), _Stream(), torch.device("cuda", 0)
+    here, plain = threading.current_thread(), torch.futures.Future
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: hooks if threading.current_thread() is here else threads
+    )
+
+    def future(*, devices: list[torch.device]) -> Any:
+        asked.append(devices)
+        return plain()
+
+    asked: list[list[torch.device]] = []
+    monkeypatch.setattr(thread, "Future", future)
+    monkeypatch.setattr(thread, "same_group", lambda group: group)
+    monkeypatch.setattr(thread, "end_group", lambda group: None)
+    line = thread.CommunicationThread("a group")  # type: ignore[arg-type]  # the work does not look at it
+    assert line.submit(lambda group: list(threads.waited), gpu).wait() == ["what the hook has queued"]
+    assert asked == [[gpu]]
+    line.close()

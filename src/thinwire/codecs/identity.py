@@ -1,11 +1,14 @@
 """No compression: send every value."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from thinwire.codecs.base import Codec
 from thinwire.payloads import Dense, Scratch, narrowed
-from thinwire.signals import Signal
+from thinwire.signals import Signal, computed
 
 
 @final
@@ -25,8 +28,18 @@ class Identity(Codec):
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
         """Return all values, in the gradient's dtype."""
-        values, _ = narrowed(signal.tensor(), None, signal.dtype, seed, signal.share)
-        return Dense(values=values)
+        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
+
+    def encode_signals(
+        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
+    ) -> Dense:
+        """Return all values of each, side by side. Small vectors are computed in one call."""
+        like, vectors = signals[0], computed(signals)
+        values, _ = narrowed(
+            vectors[0] if len(vectors) == 1 else torch.cat(vectors), None, like.dtype, seeds[0], like.share
+        )
+        regions = tuple((offset, signal.numel) for offset, signal in zip(offsets, signals, strict=True))
+        return Dense(values=values, numel=numel, regions=regions)
 
     def contraction(self, numel: int) -> float | None:
         """δ = 1, because nothing is lost."""

@@ -1,6 +1,6 @@
 """Reducers: bucket of gradients → its mean over all ranks."""
 
-from thinwire.reducer.base import Bucket, Reducer, Round, Segment
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment
 from thinwire.reducer.compressed import Compressed
 from thinwire.reducer.owners import ToOwners
 from thinwire.reducer.power_sgd import PowerSGD
@@ -10,6 +10,7 @@ from thinwire.reducer.wrappers import MinimumSize, PerTensor, Released, WarmUp
 __all__ = [
     "Bucket",
     "Compressed",
+    "Mean",
     "MinimumSize",
     "PerTensor",
     "PowerSGD",

@@ -5,10 +5,11 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast, final
+from itertools import count
+from typing import Any, ClassVar, NamedTuple, cast, final
 
 from torch import Tensor
-from torch.futures import Future, collect_all
+from torch.futures import Future
 
 from thinwire import trace
 from thinwire.checked import Positive, Size, Whole, checked
@@ -93,6 +94,17 @@ class Round:
         return zlib.crc32(f"{draw}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
 
 
+class Mean(NamedTuple):
+    """A bucket that holds the mean, and whether that is finite (True if not watched).
+
+    `flat` is here for a GPU: who waits for a future waits for the streams on which the tensors that it holds were
+    written, and for no others.
+    """
+
+    finite: bool
+    flat: Tensor
+
+
 class Reducer(ABC):
     """Turns the gradients of a bucket into their mean over all ranks, in place, bit-identical everywhere.
 
@@ -109,8 +121,8 @@ class Reducer(ABC):
         """Decide how the reduction goes that now begins: `memory_of` holds until the next. Maybe with collectives."""
 
     @abstractmethod
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
-        """Start. Once the bucket holds the mean, the future says whether it is finite (True if not watched)."""
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
+        """Start. The future is done once the bucket holds the mean."""
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
         """Start reducing the gradient of a sparse embedding, a COO tensor; the future holds its mean, sparse too.
@@ -169,15 +181,33 @@ def note_rows(gradient: Tensor, at: Round) -> int:
     return nbytes
 
 
-def completed(finite: bool) -> "Future[bool]":
-    """Return a future that is done."""
-    future: Future[bool] = Future()
-    future.set_result(finite)
+def completed(mean: Mean) -> "Future[Mean]":
+    """Return a future that is done, as there was nothing to do."""
+    future: Future[Mean] = Future()
+    future.set_result(mean)
     return future
 
 
-def all_true(futures: "Sequence[Future[bool]]") -> "Future[bool]":
-    """Return a future that says whether all hold True. It raises what any of them raised."""
+def joined(futures: "Sequence[Future[Mean]]", flat: Tensor) -> "Future[Mean]":
+    """Return the future of a bucket that is reduced in several parts. It raises what any of them raised.
+
+    torch's `collect_all` does not say on which of a GPU's streams the parts were written, and this does.
+    """
     if len(futures) == 1:
         return futures[0]
-    return collect_all(list(futures)).then(lambda done: all(future.value() for future in done.value()))
+    whole: Future[Any] = Future(devices=[flat.device] if flat.is_cuda else [])
+    done = count(1)
+
+    def finish(_: "Future[Mean]") -> None:
+        if next(done) < len(futures):
+            return
+        try:
+            parts = [future.wait() for future in futures]  # all are done: on a GPU this stream waits, not the host
+        except Exception as error:
+            whole.set_exception(error)
+        else:
+            whole.set_result(Mean(all(part.finite for part in parts), flat))
+
+    for future in futures:
+        future.add_done_callback(finish)
+    return whole

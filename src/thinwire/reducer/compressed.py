@@ -16,7 +16,7 @@ from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
 from thinwire.payloads.scratch import widening
-from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed, note_values
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed, note_values
 from thinwire.signals import Signal
 from thinwire.waits import noting, on_host
 
@@ -40,10 +40,10 @@ class Compressed(Reducer):
             memory.retain([""], payload)
             payload.from_buffers(payload.to_buffer()[None]).write(torch.empty_like(x))
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Encode now, decode when the exchange is done."""
         if not bucket.segments:
-            return completed(True)
+            return completed(Mean(True, bucket.flat))
         if self.codec.elementwise and not self.memory.stateful:
             bucket = bucket.coalesced()
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
@@ -58,14 +58,14 @@ class Compressed(Reducer):
         with noting(at.verdict), taking(staging) as taken:
             future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
 
-        def finish(done: "Future[Exchanged]") -> bool:
+        def finish(done: "Future[Exchanged]") -> Mean:
             exchanged = done.value()  # raises what the exchange raised
             arrived()
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             with trace.span("decode", *listeners):
                 finite = self._decode(exchanged, bucket, watch=watch, scale=scale, unread=unread)
             staging.keep(taken)
-            return finite
+            return Mean(finite, bucket.flat)
 
         return future.then(finish)
 

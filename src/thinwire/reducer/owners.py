@@ -18,7 +18,7 @@ from thinwire.exchanges.all_gather import received
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, Scratch
 from thinwire.payloads.scratch import widening
-from thinwire.reducer.base import Bucket, Reducer, Round, Segment, completed, note_values
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed, note_values
 from thinwire.reducer.compressed import Compressed
 from thinwire.reducer.wrappers import MinimumSize, PerTensor, WarmUp
 from thinwire.signals import Plain, Signal
@@ -45,10 +45,10 @@ class ToOwners(Reducer):
         """Run one step with a throw-away memory to compile the kernels."""
         Compressed(memory=self.memory, codec=self.codec, exchange=AllGather()).prepare(group, samples)
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Encode now, decode when the exchange is done."""
         if not bucket.segments:
-            return completed(True)
+            return completed(Mean(True, bucket.flat))
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
         rank, ranks, listeners, verdict = at.group.rank(), at.group.size(), at.listeners, at.verdict
         watch = at.watch and verdict is None  # with a verdict, the caller looks himself
@@ -64,14 +64,15 @@ class ToOwners(Reducer):
         arrived = trace.started("exchange", *listeners)
         work = all_to_all(arriving.view(-1), torch.cat(buffers), sizes, at.group)
 
-        def finish(done: "Future[object]") -> bool:
+        def finish(done: "Future[object]") -> Mean:
             done.value()  # raises what the collective raised
             arrived()
             used_here(arriving, bucket.flat, *(x for payload in payloads.values() for x in payload.tensors()))
             trace.count("sent_bytes", sum(sizes) - sizes[rank], *listeners)
             with trace.span("decode", *listeners):
                 self._retain(bucket, list(payloads.values()))
-                return mine is None or _decoded(mine, arriving, bucket.flat, verdict, watch=watch)
+                finite = mine is None or _decoded(mine, arriving, bucket.flat, verdict, watch=watch)
+            return Mean(finite, bucket.flat)
 
         return work.get_future().then(finish)
 

@@ -19,7 +19,7 @@ from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.memories import Memory, Noted
 from thinwire.payloads import Dense, Payload, Scratch, fitted
 from thinwire.payloads.base import regions_are_finite
-from thinwire.reducer.base import Bucket, Reducer, Round, Segment, all_true, completed, note_values
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed, joined, note_values
 from thinwire.signals import Plain
 from thinwire.trace import Listener
 from thinwire.waits import on_host
@@ -50,11 +50,11 @@ class PowerSGD(Reducer):
             one = x.new_zeros(1, 1, dtype=torch.promote_types(x.dtype, torch.float32))
             kernels.outer_sums(one, kernels.orthonormal(one), one.clone())
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Multiply now, exchange and decode on the communication thread."""
         low = [segment for segment in bucket.segments if self._pays(segment)]
         rest = bucket.only(segment for segment in bucket.segments if not self._pays(segment))
-        return all_true([self._low_rank(bucket.only(low), at), self.small.reduce(rest, at)])
+        return joined([self._low_rank(bucket.only(low), at), self.small.reduce(rest, at)], bucket.flat)
 
     def memories(self) -> Sequence[Memory]:
         """Return the memories of `small`, and this one's."""
@@ -68,14 +68,14 @@ class PowerSGD(Reducer):
         rows, columns = _matrix(segment)
         return self.rank * (rows + columns) < rows * columns
 
-    def _low_rank(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def _low_rank(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         if not bucket.segments:
-            return completed(True)
+            return completed(Mean(True, bucket.flat))
         with trace.span("encode", *at.listeners):
             work = [self._multiply(segment, g, at) for segment, g in zip(bucket.segments, bucket.views(), strict=True)]
         at.staging.need(self._scratch(work))
-        told = _Told(at.watch, at.scale, at.listeners)
-        return communication_thread(at.group).submit(lambda own: self._rounds(work, own, told), bucket.flat.device)
+        told, flat = _Told(at.watch, at.scale, at.listeners), bucket.flat
+        return communication_thread(at.group).submit(lambda own: Mean(self._rounds(work, own, told), flat), flat.device)
 
     def _scratch(self, work: Sequence["_Work"]) -> int:
         """Return what this bucket takes: copies of the factors, and one matrix after another as they reproduce it."""

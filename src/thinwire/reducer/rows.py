@@ -14,7 +14,7 @@ from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
 from thinwire.memories import Memory
 from thinwire.payloads import Blocks, Keyed
-from thinwire.reducer.base import Bucket, Reducer, Round, Segment, note_rows
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, note_rows
 
 
 @final
@@ -38,7 +38,7 @@ class WithRows(Reducer):
         self.rows.prepare(group)
         self.dense.prepare(group, samples)
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Hand over to `dense`."""
         return self.dense.reduce(bucket, at)
 

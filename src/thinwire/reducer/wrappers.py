@@ -12,7 +12,7 @@ from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.exchanges import AllReduce
 from thinwire.memories import Memory, NoMemory
-from thinwire.reducer.base import Bucket, Reducer, Round, Segment, all_true
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, joined
 from thinwire.reducer.compressed import Compressed
 
 
@@ -31,7 +31,7 @@ class WarmUp(Reducer):
         self.first.prepare(group, samples)
         self.then.prepare(group, samples)
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Hand over to whichever is due."""
         return self._due(at).reduce(bucket, at)
 
@@ -66,11 +66,11 @@ class MinimumSize(Reducer):
         self.small.prepare(group, samples)
         self.large.prepare(group, samples)
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Give each its share of the segments."""
         large = bucket.only(segment for segment in bucket.segments if segment.length >= self.minimum_size)
         small = bucket.only(segment for segment in bucket.segments if segment.length < self.minimum_size)
-        return all_true([self.large.reduce(large, at), self.small.reduce(small, at)])
+        return joined([self.large.reduce(large, at), self.small.reduce(small, at)], bucket.flat)
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
         """Hand over to `large`."""
@@ -107,7 +107,7 @@ class PerTensor(Reducer):
         for reducer in self._in_use():
             reducer.prepare(group, samples)
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Give each its share of the segments."""
         futures = []
         for name, reducer in self.reducers.items():
@@ -117,7 +117,7 @@ class PerTensor(Reducer):
         rest = [segment for segment in bucket.segments if segment.name not in self.chosen]
         if rest or not futures:
             futures.append(self.otherwise.reduce(bucket.only(rest), at))
-        return all_true(futures)
+        return joined(futures, bucket.flat)
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
         """Hand over to `otherwise`."""
@@ -151,7 +151,7 @@ class Released(Reducer):
         default_factory=lambda: Compressed(memory=NoMemory(), codec=Identity(), exchange=AllReduce())
     )
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Add what waits, and start."""
         releasing = [part for memory in self.waiting for part in memory.parts if part.releases]
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):

@@ -20,7 +20,7 @@ from thinwire.exchanges import AllGather
 from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.training.gradients import shape_in_memory
 from thinwire.memories import ErrorFeedback
-from thinwire.reducer import Bucket, Compressed, Reducer, Round, WarmUp
+from thinwire.reducer import Bucket, Compressed, Mean, Reducer, Round, WarmUp
 from thinwire.schedules import exponential_warmup
 
 STEPS = 4
@@ -195,7 +195,7 @@ class Noting(Reducer):
     def __repr__(self) -> str:
         return f"Noting({self.inner})"
 
-    def reduce(self, bucket: Bucket, at: Round) -> "torch.futures.Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "torch.futures.Future[Mean]":
         self.events.append("bucket")
         return self.inner.reduce(bucket, at)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from thinwire.tools.check.cases import CASES
 from thinwire.tools.check.findings import Finding, Wrong, merged
 from thinwire.tools.check.kernels import KERNELS, Limits, check_kernel
 from thinwire.tools.check.launch import Launch
+from thinwire.tools.check.material import Kit
 from thinwire.tools.check.report import Report
 from thinwire.tools.check.sections import Asked, Section
 from thinwire.tools.check.waits import counted
@@ -114,6 +115,46 @@ def test_a_kernel_that_spoils_its_input_is_found(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(kernel, "cpu", spoils)
     assert "changed what it was only to read" in check_kernel(name, CPU, SMALL).said
+
+
+def _spoilt(x: Tensor, how: str) -> None:
+    """Change the last element of a result, or all signs."""
+    if how == "negated":
+        x.neg_() if x.is_floating_point() else x.add_(1)
+    elif x.is_floating_point():
+        x[-1:] = torch.where(x[-1:].isfinite(), x[-1:] * 1.5 + 1, 0)
+    else:
+        x[-1:] ^= 1
+
+
+def _results(arguments: Sequence[Any], returned: Any) -> list[Tensor]:
+    found = []
+    for each in (*arguments, returned):
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, tuple | list):
+            found += _results(each, None)
+    return found
+
+
+@pytest.mark.parametrize("how", ["last", "negated"])
+@pytest.mark.parametrize("name", [name for name, each in KERNELS.items() if each.cpu is not each.reference])
+def test_whatever_a_kernel_gets_wrong_is_found(monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
+    plain, (trial, *_) = KERNELS[name].cpu, CASES[name].make(Kit(CPU), 1000)
+    args = list(trial.args)
+    count = len(_results([args[place] for place in trial.writes], plain(*args)))
+    for number in range(count):
+        spoilt: set[int] = set()
+
+        def wrong(*args: Any, number: int = number, spoilt: set[int] = spoilt) -> Any:
+            returned = plain(*args)
+            result = _results([args[place] for place in trial.writes], returned)[number]
+            spoilt.add(result.numel())
+            _spoilt(result.view(-1), how)
+            return returned
+
+        monkeypatch.setattr(KERNELS[name], "cpu", wrong)
+        assert check_kernel(name, CPU, SMALL).ok is False or spoilt == {0}, f"result {number}"
 
 
 def test_a_size_that_would_take_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

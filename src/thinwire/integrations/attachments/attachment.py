@@ -21,7 +21,7 @@ from thinwire.integrations.training.gradients import put_in_place, shape_in_memo
 from thinwire.integrations.training.optimizers import observe, stop_observing
 from thinwire.integrations.training.outcomes import Reduced, look, read
 from thinwire.planner import Why
-from thinwire.reducer import Bucket, Reducer, Round, Segment
+from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
 from thinwire.stats import Stats
 from thinwire.waits import Verdict, on_host
 
@@ -283,7 +283,7 @@ class Attachment:
 
     def _finishing(
         self,
-        future: "Future[bool]",
+        future: "Future[Mean]",
         names: Sequence[str],
         bucket: Bucket,
         means: Sequence[tuple[Tensor, Tensor]],
@@ -295,8 +295,8 @@ class Attachment:
         # If no rank used a parameter, DDP leaves its .grad as it is, and an optimizer would take that.
         idle = self._may_be_unused and not self.steps.gradients.added.issuperset(names)
 
-        def finish(done: "Future[bool]") -> Tensor:
-            finite = done.value()  # raises what the reducer raised
+        def finish(done: "Future[Mean]") -> Tensor:
+            finite = done.value().finite  # raises what the reducer raised
             for gradient, mean in means:
                 used_here(mean)
                 gradient.add_(mean)

@@ -11,7 +11,7 @@ from torch.futures import Future
 from thinwire.collectives import Group, used_here
 from thinwire.integrations.training.gradients import local
 from thinwire.memories import Memory
-from thinwire.reducer import Bucket, Reducer, Round, Segment
+from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
 from thinwire.reducer.owners import part_of
 from thinwire.stats import ring_bytes
 
@@ -54,7 +54,7 @@ class Contributions(Reducer):
         whole = self.kept.next_part(rows, torch.Size(others).numel()).to(local(p).dtype)
         self._taken[name] = self._taken[name] + whole if name in self._taken else whole
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Send what was taken for these parameters. Afterwards the bucket holds the means of this rank's shards."""
         whole = self._whole(bucket, at.group)
         for listener in at.listeners:  # an attachment has counted an all-reduce of the shards
@@ -64,11 +64,11 @@ class Contributions(Reducer):
         parts = [part_of(segment, at.group.rank(), at.group.size()) for segment in whole.segments]
         own = [whole.flat[part.offset : part.offset + part.length] for part in parts]
 
-        def finish(done: "Future[bool]") -> bool:
-            finite = done.value()  # raises what the recipe raised
+        def finish(done: "Future[Mean]") -> Mean:
+            mean = done.value()  # raises what the recipe raised
             for shard, part in zip(bucket.views(), own, strict=True):
                 shard.copy_(part)
-            return finite
+            return Mean(mean.finite, bucket.flat)
 
         return self.recipe.reduce(whole, at).then(finish)
 

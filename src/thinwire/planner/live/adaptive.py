@@ -19,7 +19,7 @@ from thinwire.planner.losses import in_words
 from thinwire.planner.plan import Row, Why, reducer
 from thinwire.planner.probe.measure import Ranks
 from thinwire.planner.profile import Profile
-from thinwire.reducer import Bucket, Reducer, Round, Segment
+from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
 
 _log = logging.getLogger("thinwire")
 
@@ -115,7 +115,7 @@ class Adaptive(Reducer):
         if self._log is not None and self._log.buckets:
             self._log = self._next(self._log, at)
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[bool]":
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Start reducing by the current choice. A gradient that comes a second time begins the next reduction."""
         log = self._logged(bucket, at)
         self._release(bucket, at)
@@ -177,7 +177,7 @@ def _raced(row: Row, predicted: str) -> Row:
     return replace(row, reason=f"measured steps decided so; predictions alone were for {predicted}")
 
 
-def _finished(done: "Future[bool]", log: StepLog) -> bool:
-    finite = done.value()
+def _finished(done: "Future[Mean]", log: StepLog) -> Mean:
+    mean = done.value()
     log.finish()
-    return finite
+    return mean

@@ -1,14 +1,16 @@
 """Kernels that transform: chunks by a DCT, Fourier, and the products of matrices. What they are tried on."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.kernels import Chunking
 from thinwire.tools.check.cases.case import DECAY, FINITE, SCALE, Case, Trials
-from thinwire.tools.check.material import Kit, Near, Trial, framed
+from thinwire.tools.check.material import Kit, Near, Trial, difference, framed
 
 _LIBRARY = Near(relative=1e-4, absolute=1e-5)  # a GPU's own libraries choose their order of additions
 
@@ -53,14 +55,24 @@ def _fading_chunk_topk(kit: Kit, n: int) -> Trials:
 
 
 def _same_coefficients(trial: Trial, found: list[Any], expected: list[Any]) -> str:
-    """Compare magnitudes, because sums in another order may swap the last of a chunk."""
+    """Compare what was written, each coefficient with the transform at its place, and magnitudes with the reference's.
+
+    Places may differ, because sums in another order may swap the last of a chunk.
+    """
+    *written, places, values = found
     cut: Chunking = trial.args[-1]
-    places = found[-2].view(-1, cut.kept)
-    if not bool((places.diff(dim=1) > 0).all()) or not bool(((places >= 0) & (places < cut.size)).all()):
+    at = places.view(-1, cut.kept).long()
+    if not bool((at.diff(dim=1) > 0).all()) or not bool(((at >= 0) & (at < cut.size)).all()):
         return "positions do not ascend within a chunk"
-    mine, others = (each[-1].abs().to(found[-1].device).view(-1, cut.kept).sort().values for each in (found, expected))
-    off = int((~torch.isclose(mine, others, rtol=1e-4, atol=1e-5, equal_nan=True)).sum())
-    return f"{off} of {mine.numel()} coefficients differ" if off else ""
+    x = (expected[0] if written else trial.args[0]).to(values.device)
+    _, spectrum = kernels.chunk_topk.reference(x, replace(cut, kept=cut.size))
+    there = spectrum.view(-1, cut.size).gather(1, at).view(-1)
+    mine, others = (each.abs().view(-1, cut.kept).sort().values for each in (values, expected[-1].to(values.device)))
+    return (
+        difference(written, expected[:-2], Near())
+        or difference([values], [there], _LIBRARY)
+        or difference([mine], [others], _LIBRARY)
+    )
 
 
 def _decoding_chunks(kit: Kit, n: int) -> Trials:

@@ -1,0 +1,48 @@
+"""Hashed slots in which whoever writes last wins, as DRAGONN's paper has them (Wang et al. 2022, Alg. 1)."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from thinwire import kernels
+from thinwire.checked import Positive
+from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, side_by_side
+from thinwire.exchanges import AllGather
+from thinwire.memories import MomentumCorrection
+from thinwire.payloads import Sparse
+from thinwire.recipes import dense
+from thinwire.reducer import Compressed, MinimumSize, Reducer
+from thinwire.schedules import Density
+from thinwire.signals import Signal, picked
+
+_LAST = 2**31 - 1
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LastWriter(Codec):
+    """`HashedSlots`, but writers come in an order drawn from the seed, as threads of a GPU come in any."""
+
+    density: Density
+    surplus: Positive = 1.0
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+        """Return m slots, of which about 63 % are filled where m elements were picked."""
+        slots = kept(self.density, signal.numel)
+        wanted = min(signal.numel, math.ceil(self.surplus * slots))
+        drawn = draw(signal.numel, wanted, 2 * wanted + PICKS_IN_SAMPLE, seed)
+        indices, _ = picked([signal], [drawn])
+        order = torch.randint(_LAST, indices.shape, dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
+        found = kernels.hashed_slots_of_each([signal.tensor()], indices, order, [drawn.capacity], [slots], [seed])
+        return side_by_side([signal], found, [slots], None, seeds=[seed], offsets=[0], numel=signal.numel, slots=True)
+
+
+def last_writer(*, density: Density, surplus: float = 1.0) -> Reducer:
+    """Return `recipes.dragonn` with these slots."""
+    memory = MomentumCorrection()
+    codec = LastWriter(density=density, surplus=surplus)
+    large = Compressed(memory=memory, codec=codec, exchange=AllGather())
+    return MinimumSize(minimum_size=1024, small=dense(memory=memory), large=large)
