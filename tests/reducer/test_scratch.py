@@ -79,8 +79,9 @@ def _peak(work: Callable[[], object]) -> int:
     return max(accumulate(amounts, initial=0)) + arrays
 
 
-def _ready(name: str, segments: Sequence[Segment]) -> Reducer:
-    recipe = METHODS[name].make()
+def _ready(name: str, segments: Sequence[Segment], density: float | None = None) -> Reducer:
+    method = METHODS[name]
+    recipe = method.make() if density is None else method.recipe(density=density)
     for memory in recipe.memories():
         if isinstance(memory, MomentumCorrection):
             memory.adopt(0.9, nesterov=False)
@@ -96,12 +97,13 @@ def _declared_and_seen(
     *,
     shapes: Shapes = SHAPES,
     dtype: torch.dtype = torch.float32,
+    density: float | None = None,
 ) -> tuple[int, int]:
     """Return what the last of these steps declared, and what it took."""
     group = group or dist.group.WORLD
     assert group is not None
     segments, staging, seen = _segments(shapes), Staging(), 0
-    recipe = _ready(name, segments)
+    recipe = _ready(name, segments, density)
     generator = torch.Generator().manual_seed(group.rank())
     gradient = torch.randn(sum(s.length for s in segments), generator=generator).to(dtype)
     for step in range(steps):
@@ -136,6 +138,18 @@ def test_a_bucket_takes_what_was_declared(name: str, ranks: int) -> None:
 def test_other_buckets_take_no_more_than_was_declared(name: str, shapes: Shapes, dtype: torch.dtype) -> None:
     with _group(4) as group:
         declared, seen = _declared_and_seen(name, group, shapes=shapes, dtype=dtype)
+    assert seen <= declared + SLACK + OBJECTS * len(shapes)
+
+
+MIXED: Shapes = ((900, 700), (1, 13), (3, 3), (400, 375))
+
+
+@pytest.mark.parametrize("density", [1e-4, 1e-3, 0.3, 1.0])
+@pytest.mark.parametrize("shapes", [MIXED, ((1024, 1024),)], ids=["mixed", "square"])
+@pytest.mark.parametrize("name", [name for name in ONE if METHODS[name].takes("density")])
+def test_other_densities_take_no_more_than_was_declared(name: str, shapes: Shapes, density: float) -> None:
+    with _group(4) as group:
+        declared, seen = _declared_and_seen(name, group, shapes=shapes, density=density)
     assert seen <= declared + SLACK + OBJECTS * len(shapes)
 
 

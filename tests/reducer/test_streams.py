@@ -173,7 +173,7 @@ def test_a_mean_that_is_added_to_is_recorded(ranks: Ranks) -> None:
 def _futures() -> Iterator[list[object]]:
     """Yield what futures came to hold without any tensor: on a GPU, who waits for such a one waits for no stream."""
     barren: list[object] = []
-    then, set_result = torch.futures.Future.then, torch.futures.Future.set_result
+    then, set_result = torch._C.Future.then, torch.futures.Future.set_result
 
     def look(value: object) -> None:
         if not _extract_tensors(value):
@@ -192,7 +192,7 @@ def _futures() -> Iterator[list[object]]:
         set_result(self, value)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.futures.Future, "then", watching)
+        patch.setattr(torch._C.Future, "then", watching)
         patch.setattr(torch.futures.Future, "set_result", watched)
         yield barren
 

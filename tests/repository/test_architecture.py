@@ -167,3 +167,35 @@ def _top_level_imports(path: Path) -> set[str]:
     """A package that a module lies in does not count as imported by it."""
     package = ".".join(("thinwire", *path.parent.relative_to(ROOT).parts))
     return {name for name in _imports(path) if not package.startswith(name)}
+
+
+def _cached(function: ast.FunctionDef) -> bool:
+    return any("cache" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def _copies(tree: ast.AST) -> Iterator[ast.Call]:
+    """Yield calls that copy numbers from the host to the device of another tensor, outside of cached functions."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef) and _cached(node):
+            continue
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            to_device = any(ast.unparse(each).endswith("device") for each in given)
+            if to_device and (name.endswith(".to") or name in ("torch.tensor", "torch.as_tensor")):
+                yield node
+        yield from _copies(node)
+
+
+HOT = ("codecs", "exchanges", "formats", "kernels", "memories", "payloads", "reducer")
+ON_HOST = {"kernels/fourier/reference.py"}  # a GPU transforms by its own library
+SENDS = {"kernels/memory.py"}
+
+
+@pytest.mark.parametrize("room", HOT)
+def test_numbers_are_sent_to_a_gpu_once_or_by_who_knows_how(room: str) -> None:
+    for path in sorted((ROOT / room).rglob("*.py")):
+        if str(path.relative_to(ROOT)) not in ON_HOST | SENDS:
+            tree = ast.parse(path.read_text())
+            found = [f"{path}:{call.lineno} {ast.unparse(call)}" for call in _copies(tree)]
+            assert not found, "kernels.memory.sent leaves from pinned memory, so that the host goes on"

@@ -13,7 +13,7 @@ import torch
 from thinwire import kernels
 from thinwire.checked import Positive, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, side_by_side
+from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, sample_bytes, side_by_side
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signal, picked
@@ -44,7 +44,10 @@ class HashedSlots(Codec):
     @property
     def scratch(self) -> Scratch:
         """A sample, about twice as many candidates as slots, and the slots."""
-        return Scratch(value=210)
+        return Scratch(value=240, alone=lambda numel: sample_bytes(numel, self._picks(kept(self.density, numel))))
+
+    def _picks(self, slots: int) -> int:
+        return math.ceil(self.surplus * slots)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return m slots. NaN counts as largest, so a collision cannot hide it."""
@@ -55,7 +58,7 @@ class HashedSlots(Codec):
     ) -> Sparse:
         """Return the same of each. Small ones are sampled, summed, searched and hashed in one call each."""
         slots = [kept(self.density, signal.numel) for signal in signals]
-        wanted = [min(x.numel, math.ceil(self.surplus * m)) for x, m in zip(signals, slots, strict=True)]
+        wanted = [min(x.numel, self._picks(m)) for x, m in zip(signals, slots, strict=True)]
         draws = [
             draw(x.numel, n, 2 * n + PICKS_IN_SAMPLE, seed) for x, n, seed in zip(signals, wanted, seeds, strict=True)
         ]

@@ -34,10 +34,11 @@ class Identity(Codec):
         self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
     ) -> Dense:
         """Return all values of each, side by side. Small vectors are computed in one call."""
-        like, vectors = signals[0], computed(signals)
-        values, _ = narrowed(
-            vectors[0] if len(vectors) == 1 else torch.cat(vectors), None, like.dtype, seeds[0], like.share
-        )
+        parts = [
+            narrowed(x, None, signal.dtype, seed, signal.share)[0]  # one by one: what that takes is the longest's
+            for x, signal, seed in zip(computed(signals), signals, seeds, strict=True)
+        ]
+        values = parts[0] if len(parts) == 1 else torch.cat(parts)
         regions = tuple((offset, signal.numel) for offset, signal in zip(offsets, signals, strict=True))
         return Dense(values=values, numel=numel, regions=regions)
 

@@ -33,8 +33,8 @@ class KeptThreshold(Codec):
 
     @property
     def scratch(self) -> Scratch:
-        """Candidates, several times as many as are sent. The payload is a part of them, so they stay until the end."""
-        return Scratch(value=135, arriving=13)
+        """What finds τ, and candidates, of which the payload is a part: several times as many as are sent."""
+        return Scratch(element=0.2, value=135, arriving=13)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""

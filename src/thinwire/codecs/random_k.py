@@ -39,7 +39,7 @@ class RandomK(Codec):
     @property
     def scratch(self) -> Scratch:
         """Edges of strata, draws, and the payload."""
-        return Scratch(value=52)
+        return Scratch(value=58)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements. If any element of the vector is not finite, every value sent is NaN."""

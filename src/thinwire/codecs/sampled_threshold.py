@@ -7,7 +7,7 @@ from typing import final
 
 from thinwire.checked import Multiple, checked
 from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import draw, side_by_side
+from thinwire.codecs.thresholding import draw, sample_bytes, side_by_side
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signal, picked
@@ -31,7 +31,10 @@ class SampledThreshold(Codec):
     @property
     def scratch(self) -> Scratch:
         """A sample, candidates, and the payload."""
-        return Scratch(value=60)
+        return Scratch(value=60, alone=lambda numel: sample_bytes(numel, self._picks(kept(self.density, numel))))
+
+    def _picks(self, k: int) -> int:
+        return math.ceil(self.surplus * k)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return k elements, padding included. NaN counts as largest."""
@@ -43,8 +46,7 @@ class SampledThreshold(Codec):
         """Return the same of each. Small ones are sampled, summed and searched in one call."""
         counts = [kept(self.density, signal.numel) for signal in signals]
         draws = [
-            draw(signal.numel, math.ceil(self.surplus * k), k, seed)
-            for signal, k, seed in zip(signals, counts, seeds, strict=True)
+            draw(signal.numel, self._picks(k), k, seed) for signal, k, seed in zip(signals, counts, seeds, strict=True)
         ]
         found = picked(signals, draws)
         return side_by_side(signals, found, counts, self.values, seeds=seeds, offsets=offsets, numel=numel)

@@ -28,10 +28,19 @@ def draw(numel: int, picks: int, capacity: int, seed: int) -> Draw:
     """
     if picks >= numel:  # everything; the smallest of a sample would leave something out
         return Draw(offset=0, stride=1, rank=0, capacity=min(numel, capacity))
-    stride = max(1, picks // PICKS_IN_SAMPLE) | 1  # odd, so that it walks through all columns of a matrix
+    stride = _stride(picks)
     offset = seed % min(stride, numel)
     size = -(-(numel - offset) // stride)
     return Draw(offset, stride, min(size, max(1, math.ceil(picks / numel * size))), min(numel, capacity))
+
+
+def _stride(picks: int) -> int:
+    return max(1, picks // PICKS_IN_SAMPLE) | 1  # odd, so that it walks through all columns of a matrix
+
+
+def sample_bytes(numel: int, picks: int) -> float:
+    """Return what the sample of `draw` takes: numbers, their magnitudes, and what finds the threshold."""
+    return 0 if picks >= numel else 10 * numel / _stride(picks)
 
 
 def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:

@@ -45,7 +45,7 @@ class OrthogonalMomentum(AppliedMomentum):
     @property
     def scratch(self) -> Scratch:
         """A matrix at a time, its polynomials and products; most where it is square."""
-        return Scratch(longest=29)
+        return Scratch(longest=29.5)
 
     momentum: Fraction | None = None
     decay: Fraction = 0.95

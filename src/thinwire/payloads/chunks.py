@@ -103,7 +103,7 @@ class Chunks(Payload):
     @property
     def scratch(self) -> Scratch:
         """Positions and values, packed and unpacked."""
-        return Scratch(value=8, arriving=16)
+        return Scratch(element=0.05, value=14, arriving=16)
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out` with the inverse transform."""

@@ -79,8 +79,8 @@ class Layout:
         """Return the order that groups `keys` by region, ascending in each, and how many fall in each region."""
         ascend = bool((keys[1:] >= keys[:-1]).all())
         ascending, order = (keys, torch.arange(keys.numel(), device=keys.device)) if ascend else keys.sort()
-        edges = torch.tensor([(offset, offset + length) for offset, length in self.regions], device=keys.device)
-        bounds = torch.searchsorted(ascending, edges.to(keys.dtype)).tolist()
+        edges = tuple(edge for offset, length in self.regions for edge in (offset, offset + length))
+        bounds = torch.searchsorted(ascending, constant(edges, keys.dtype, keys.device).view(-1, 2)).tolist()
         return torch.cat([order[low:high] for low, high in bounds]), tuple(high - low for low, high in bounds)
 
     def padded(self, missing: int) -> tuple[int, tuple[int, ...]]:

@@ -1,11 +1,15 @@
 """How much memory an operation takes while it runs: declared by a rule, and held against the allocator by a test."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from thinwire.checked import Amount, checked
+
+
+def _nothing(length: int) -> float:
+    return 0.0
 
 
 @checked
@@ -15,21 +19,24 @@ class Scratch:
 
     It is a sum over the bucket's vectors. element: bytes for each of their elements. longest: for each element of the
     longest vector, where vectors go one by one. value: for each number that this rank sends. arriving: for each number
-    that it holds of what ranks sent.
+    that it holds of what ranks sent. alone: bytes that a vector takes by its length while it is looked at; of all
+    vectors, the most that one takes.
 
-    The rule holds on a CPU. There it is at most twice what the allocator saw for float32 in vectors of 2^15 elements or
-    more. Python's own objects, up to a kilobyte a vector, come on top.
+    The rule holds on a CPU. There it is at most twice what the allocator saw with a recipe's own settings, for float32
+    in vectors of 2^15 elements or more. Python's own objects, up to a kilobyte a vector, come on top.
     """
 
     element: Amount = 0.0
     longest: Amount = 0.0
     value: Amount = 0.0
     arriving: Amount = 0.0
+    alone: Callable[[int], float] = _nothing
 
     def nbytes(self, lengths: Sequence[int], values: int, arriving: float = 0.0) -> int:
         """Return the bytes for vectors of these lengths, so many numbers that are sent, and so many that arrive."""
         elements = self.element * sum(lengths) + self.longest * max(lengths, default=0)
-        return round(elements + self.value * values + self.arriving * arriving)
+        alone = max(map(self.alone, set(lengths)), default=0)
+        return round(elements + self.value * values + self.arriving * arriving + alone)
 
 
 def widening(dtype: torch.dtype, lengths: Sequence[int]) -> int:

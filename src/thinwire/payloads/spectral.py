@@ -89,7 +89,7 @@ class Spectral(Payload):
     @property
     def scratch(self) -> Scratch:
         """The whole spectrum and its inverse transform, beside what arrives."""
-        return Scratch(element=9, arriving=29)
+        return Scratch(element=11.5, arriving=35)
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out` with the inverse transform."""

@@ -52,7 +52,7 @@ class Compressed(Reducer):
         with trace.span("encode", *listeners):
             payload = self._encode(bucket, at)
         note_values(payload, listeners)
-        staging.need(self._scratch(bucket, payload, at.group.size()))
+        staging.need(self._scratch(bucket, payload, at))
         seeds = [at.seed(segment.name) for segment in bucket.segments]
         arrived = trace.started("exchange", *listeners)
         with noting(at.verdict), taking(staging) as taken:
@@ -86,10 +86,10 @@ class Compressed(Reducer):
         _check_computed(codec, signals)
         return payload
 
-    def _scratch(self, bucket: Bucket, payload: Payload, world_size: int) -> int:
+    def _scratch(self, bucket: Bucket, payload: Payload, at: Round) -> int:
         lengths, values = [segment.length for segment in bucket.segments], payload.values.numel()
-        arriving = self.exchange.arriving(values, world_size)
-        rules = (self.codec.scratch, self.memory.scratch, payload.scratch, self.exchange.scratch)
+        arriving = self.exchange.arriving(values, at.group.size())
+        rules = (self.codec.at(at.step).scratch, self.memory.scratch, payload.scratch, self.exchange.scratch)
         own = payload.nbytes if self.memory.stateful else 0  # otherwise it may be a view of the gradients
         most = max(own, *(rule.nbytes(lengths, values, arriving) for rule in rules))
         return most + widening(bucket.flat.dtype, lengths)

@@ -55,7 +55,7 @@ class ToOwners(Reducer):
         with trace.span("encode", *listeners):
             payloads = self._encode(bucket, at)
             buffers = [payload.to_buffer() for payload in payloads.values()]
-        at.staging.need(self._scratch(bucket, payloads, at.group))
+        at.staging.need(self._scratch(bucket, payloads, at))
         for payload in payloads.values():
             note_values(payload, listeners)
         mine = payloads.get(rank)
@@ -84,14 +84,14 @@ class ToOwners(Reducer):
         """Return the memory."""
         return self.memory
 
-    def _scratch(self, bucket: Bucket, payloads: Mapping[int, Payload], group: Group) -> int:
+    def _scratch(self, bucket: Bucket, payloads: Mapping[int, Payload], at: Round) -> int:
         """Return what this bucket takes: all payloads and their buffers, and the whole of what was delivered."""
-        lengths, mine = [segment.length for segment in bucket.segments], payloads.get(group.rank())
+        lengths, mine = [segment.length for segment in bucket.segments], payloads.get(at.group.rank())
         values = sum(payload.values.numel() for payload in payloads.values())
-        encoding = self.codec.scratch.nbytes(lengths, values) + widening(bucket.flat.dtype, lengths)
+        encoding = self.codec.at(at.step).scratch.nbytes(lengths, values) + widening(bucket.flat.dtype, lengths)
         if mine is None:
             return encoding + _RETAINING.nbytes(lengths, values)
-        arriving = mine.values.numel() * group.size()
+        arriving = mine.values.numel() * at.group.size()
         return encoding + max(_RETAINING.nbytes(lengths, values), mine.scratch.nbytes(lengths, values, arriving))
 
     def _encode(self, bucket: Bucket, at: Round) -> Mapping[int, Payload]:
