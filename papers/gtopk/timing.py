@@ -1,6 +1,6 @@
 """gTop-k's claims about links and collectives."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ def ring_costs(found: Found) -> Outcome:
     """A dense all-reduce of 1 to 64 MB takes what the formula says."""
     parts, said = dict[str, str](), []
     for link in links(found):
-        off = _off_formula(found, link, "all-reduce", _ring)
+        off = _off_ring(found, link)
         parts |= {link: _within(off)} if link in kept(found) else {}
         said.append(f"{link}: {_spread(off)}")
     word, note = by_setting(parts)
@@ -71,18 +71,6 @@ def ring_costs(found: Found) -> Outcome:
     return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
 
 
-Formula = Callable[[float, float, int, int], float]
-"""Seconds by latency, seconds a byte, workers and bytes of a worker."""
-
-
-def _ring(alpha: float, beta: float, p: int, nbytes: int) -> float:
-    return 2 * (p - 1) * (alpha + nbytes / p * beta)
-
-
-def _gathered(alpha: float, beta: float, p: int, nbytes: int) -> float:
-    return (p - 1) * (alpha + nbytes * beta)
-
-
 class _Off(NamedTuple):
     """How far a collective is off a formula: by the median, and by the least and the most of its repeats."""
 
@@ -91,15 +79,33 @@ class _Off(NamedTuple):
     most: float
 
 
-def _off_formula(found: Found, link: str, kind: str, formula: Formula) -> list[_Off]:
+_REPEATS = ("seconds", "least", "most")
+
+
+def _off_ring(found: Found, link: str) -> list[_Off]:
+    """Return how far each number of workers and size from 1 to 64 MiB is off the formula."""
     beta, alpha, _ = _line(found, link)
     off = []
     for p in worlds(found):
-        sizes = collective(found, kind, link, p)[0]
-        times = (collective(found, kind, link, p, of)[1] for of in ("seconds", "least", "most"))
+        sizes = collective(found, "all-reduce", link, p)[0]
+        times = (collective(found, "all-reduce", link, p, of)[1] for of in _REPEATS)
         for size, *each in zip(sizes, *times, strict=True):
             if 2**20 <= size <= 2**26:
-                off.append(_Off(*(time / formula(alpha, beta, p, size) - 1 for time in each)))
+                off.append(_Off(*(time / (2 * (p - 1) * (alpha + size / p * beta)) - 1 for time in each)))
+    return off
+
+
+def _off_gather(found: Found, link: str) -> list[_Off]:
+    """Return how far the seconds a byte of each number of workers are off the formula's (P-1) beta."""
+    beta, *_ = _line(found, link)
+    off = []
+    for p in worlds(found):
+        series = (collective(found, "all-gather", link, p, of) for of in _REPEATS)
+        slopes = (
+            straight(*zip(*((n, t) for n, t in zip(*each, strict=True) if n >= 2**18), strict=True))[0]
+            for each in series
+        )
+        off.append(_Off(*(slope / ((p - 1) * beta) - 1 for slope in slopes)))
     return off
 
 
@@ -120,18 +126,16 @@ _FIT = 0.15
 
 @GTOPK.judge("G2", SWEEP)
 def gather_costs(found: Found) -> Outcome:
-    """An all-gather of 1 MiB and more takes what the formula says."""
+    """An all-gather takes as long a byte as the formula says."""
     parts, said = {}, []
     for link in kept(found):
-        off = _off_formula(found, link, "all-gather", _gathered)
+        off = _off_gather(found, link)
         parts[link] = _within(off)
         said.append(f"{link}: {_spread(off)}")
     word, note = by_setting(parts)
     how = (
-        "(P-1)(alpha + n beta) for n bytes of picks and indices a worker, as Gloo's ring sends them, with alpha and "
-        "beta "
-        f"of ping-pong, P = {', '.join(map(str, worlds(found)))}; {_HOW}; holds if within 15 %, {KEPT_SAID}; fails "
-        "where "
+        "the bandwidth term: the slope of an all-gather over its bytes, 256 KiB and more a worker, over (P-1) beta of "
+        f"ping-pong, P = {', '.join(map(str, worlds(found)))}; {_HOW}; holds if within 15 %, {KEPT_SAID}; fails where "
         "every repeat is off by more"
     )
     return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)

@@ -29,6 +29,9 @@ TEXT = Trials(model="transformer", workers=4, steps=200, rate=RATES["transformer
 SLOWLY = replace(TEXT, rate=RATES["transformer"] / 10, ways={"union": _BLOCKS["union"], **_RATIOS})
 CNN = Trials(model="resnet20", workers=4, steps=200, rate=RATES["resnet20"], ways=_BLOCKS)
 SECOND = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=_BLOCKS)
+_WHOLE = {"whole": Way(recipe="Whole(reducer=s2_reducer())")}
+CNN_WHOLE, SECOND_WHOLE = (replace(each, ways=_WHOLE) for each in (CNN, SECOND))
+"""The model's gradients as one vector, as in the paper."""
 LM = Trials(model="lstm", workers=4, steps=150, rate=RATES["lstm"], ways=_BLOCKS | {"doubling": Way(recipe=_DOUBLING)})
 
 Ways = Mapping[str, Series]
@@ -115,13 +118,14 @@ def fewer_steps(text: Ways) -> Outcome:
     return Outcome(verdict=HOLDS if found.below else FAILS, measured=measured, how=how)
 
 
-@S2.judge("S12", SECOND)
-def second_network(second: Ways) -> Outcome:
+@S2.judge("S12", SECOND, SECOND_WHOLE)
+def second_network(second: Ways, whole: Ways) -> Outcome:
     """The same accuracy on a second network."""
     found = points_lost(second["sketch"], second["dense"])
     measured = (
         f"of dense's {accuracy(second['dense'])} {points(second, 'dense', 'sketch', 'union')}; loss "
-        f"{losses_over(second, 'dense', 'sketch', 'union')}"
+        f"{losses_over(second, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
+        f"{points_lost(whole['whole'], second['dense'])}"
     )
     how = (
         "small VGG on CIFAR-10, blocks 1/32, ratio 0.5, 4 virtual workers, 200 steps, 3 seeds; "

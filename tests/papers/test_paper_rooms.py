@@ -20,6 +20,7 @@ from papers.lab.material import Absent
 from papers.lab.shelf import RUNS, TODAY, Document, Shelf
 from papers.lab.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
 from papers.rooms import PAPERS
+from thinwire.tools.machine import code
 
 WAYS = {"dense": Way(recipe="dense()"), "topk": Way(recipe="topk(density=0.01)", batch=8)}
 TRIALS = Trials(model="mlp", workers=2, steps=4, rate=0.1, ways=WAYS, seeds=(0, 1))
@@ -163,7 +164,7 @@ def test_a_document_is_made_once_judged_and_noted(tmp_path: Path) -> None:
     shelf.run(command)
     assert deciding.commands(shelf) == []
     assert deciding.rows(shelf)["G1"].measured == "3"
-    assert set(shelf.made()[command]) == {"date", "seconds", "thinwire", "torch", "processor"}
+    assert set(shelf.made()[command]) == {"date", "seconds", "thinwire", "code", "torch", "processor"}
 
 
 def test_a_command_that_needs_data_says_so_and_one_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -221,3 +222,43 @@ def test_a_smoke_of_every_kind_of_run_is_judged_and_keeps_no_verdict() -> None:
     assert done.exit_code == 0, done.output
     assert "4 of 4 claims could be judged" in done.output
     assert ledger.LEDGER.read_bytes() == before
+
+
+def test_a_ledger_that_is_none_is_refused_and_a_new_one_begins_with_ours(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    for text in ("{", "[]", "{}", '{"rows": [{"id": "G1"}]}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="is no ledger"):
+            ledger.read(path)
+    row = json.loads(ledger.LEDGER.read_text())["rows"][0]
+    for changed in ({"id": "G99"}, {"verdict": "maybe"}):
+        path.write_text(json.dumps({"rows": [row | changed]}))
+        with pytest.raises(ValueError, match="expected claims of the catalogue"):
+            ledger.read(path)
+    new = tmp_path / "new.json"
+    program._renew(Deciding.of(PAPERS, ["G9"]), Shelf(), new)
+    assert ledger.read(new) == ledger.read()
+
+
+def test_what_other_sources_of_this_version_wrote_is_run_anew_if_asked(tmp_path: Path) -> None:
+    way, *_ = WAYS.values()
+    lines = [json.loads(_line(way, seed, 1.0)) | {"thinwire": TODAY, "code": "other"} for seed in (0, 1)]
+    (tmp_path / FILE).write_text("\n".join(map(json.dumps, lines)))
+    only = TRIALS.only("dense")
+    assert only.missing(Shelf(folder=tmp_path)) == ()
+    assert only.missing(Shelf(folder=tmp_path, anew=True)) == only.commands
+    (tmp_path / FILE).write_text("\n".join(json.dumps(line | {"code": code()}) for line in lines))
+    assert only.missing(Shelf(folder=tmp_path, anew=True)) == ()
+
+
+def test_programs_that_go_on_where_a_file_ends_begin_anew(tmp_path: Path) -> None:
+    says = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(' '.join(sys.argv[2:]))"
+    shelf = Shelf(folder=tmp_path, anew=True)
+    shelf.run(f'python -c "{says}" papers/runs/said --resume benchmarks/convergence.py')
+    assert (tmp_path / "said").read_text() == "benchmarks/convergence.py --anew"
+
+
+def test_notes_and_figures_that_are_gone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(program._lost()) == []
+    monkeypatch.setattr(program, "RUNS", HOUSE / "elsewhere")
+    assert list(program._lost()) == ["papers/elsewhere/made.json is not there"]
