@@ -95,7 +95,8 @@ def residual_network(steps: Steps, cnn: Ways, whole: Ways) -> Outcome:
     }
     word, note = every(parts)
     measured = (
-        f"{_said(steps)}; of dense's accuracy {points(cnn, 'dense', 'sketch', 'union')}; the model as one vector, as in "
+        f"{_said(steps)}; of dense's accuracy {points(cnn, 'dense', 'sketch', 'union')}; the model as one vector, as "
+        "in "
         f"the paper, {points_lost(whole['whole'], cnn['dense'])}"
     )
     how = (

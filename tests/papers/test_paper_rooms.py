@@ -218,9 +218,9 @@ def test_the_ledger_is_what_the_tables_and_runs_say_by_command() -> None:
 @pytest.mark.slow
 def test_a_smoke_of_every_kind_of_run_is_judged_and_keeps_no_verdict() -> None:
     before = ledger.LEDGER.read_bytes()
-    done = CliRunner().invoke(program.app, ["run", "S4", "G8", "F2", "D19", "--quick"])
+    done = CliRunner().invoke(program.app, ["run", "S4", "G8", "F2", "D19", "T11", "S14", "D12", "--quick"])
     assert done.exit_code == 0, done.output
-    assert "4 of 4 claims could be judged" in done.output
+    assert "7 of 7 claims could be judged" in done.output
     assert ledger.LEDGER.read_bytes() == before
 
 
