@@ -12,6 +12,7 @@ import papers.dragonn.claims
 import papers.dragonn.learning
 import papers.dragonn.lemmas
 import papers.dragonn.redrawn
+import papers.dragonn.steps
 import papers.dragonn.timing
 import papers.fft.claims
 import papers.fft.convergence
