@@ -36,6 +36,7 @@ from torch import nn
 
 import thinwire
 from thinwire.reducer import Reducer
+from thinwire.tools import machine
 from thinwire.tools.problems import dlrm
 from thinwire.tools.problems.base import Options, Problem
 
@@ -230,6 +231,7 @@ def main(
     fetch_rows: Annotated[bool, typer.Option("--fetch-rows", help="Fetch the rows that a batch looks up")] = False,
     only_table: Annotated[bool, typer.Option(help="Run nothing")] = False,
     to_plot: Annotated[Path | None, typer.Option("--plot", help="Draw loss over bytes and updates here")] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Run what other sources wrote, too")] = False,
 ) -> None:
     """Run what the file does not have yet, add to it, and print the table."""
     torch.set_num_threads(1)
@@ -237,8 +239,9 @@ def main(
     wanted = product(*(each.split(",") for each in (seeds, densities, threads, drains))) if not only_table else ()
     for seed, density, count, drain in wanted:
         row: dict[str, Any] = {"density": float(density), "threads": int(count), "drain": int(drain), "seed": int(seed)}
-        if not any((asdict(setting) | row).items() <= old.items() for old in kept(path)):
-            found = asdict(setting) | row | run(setting, **row)
+        same_sources = {"code": machine.code()} if anew else {}
+        if not any((asdict(setting) | row | same_sources).items() <= old.items() for old in kept(path)):
+            found = asdict(setting) | row | run(setting, **row) | machine.made()
             with path.open("a") as file:
                 file.write(json.dumps(found) + "\n")
     same = [each for each in kept(path) if asdict(setting).items() <= each.items()]

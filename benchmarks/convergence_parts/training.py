@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +24,7 @@ from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, r
 from thinwire.memories import Memory
 from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
-from thinwire.tools.machine import code, processor
+from thinwire.tools.machine import made
 from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.base import Batch
 
@@ -157,15 +156,10 @@ def train(settings: Settings, problem: Problem, every: int | None = None, watch:
     seconds = (time.perf_counter() - began) / logs[0][-1].step
     bits = [sum(look.bits for look in looks) / len(looks) for looks in zip(*logs, strict=True)]
     looks = [look._replace(bits=mean) for look, mean in zip(logs[0], bits, strict=True)]
-    return Run(settings=settings, looks=looks, seconds=seconds, made=_made())
+    return Run(settings=settings, looks=looks, seconds=seconds, made={name: made()[name] for name in _MADE})
 
 
 _MADE = ("date", "code", "torch", "processor")
-
-
-def _made() -> dict[str, str]:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return dict(zip(_MADE, (now, code(), torch.__version__, processor()), strict=True))
 
 
 def _worker(

@@ -10,7 +10,7 @@ from papers.dct.crossing import MARGIN
 from papers.lab.judging import every, no_worse, worse
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.material import Absent
-from papers.lab.shelf import Shelf
+from papers.lab.shelf import SERVE, Shelf
 from papers.lab.trials import OVER_SEEDS, Interval, interval
 
 FILE = "server.jsonl"
@@ -48,7 +48,7 @@ class Served:
         """See `shelf.Evidence`."""
         lists = {"densities": self.densities, "drains": self.drains, "seeds": self.seeds}
         options = " ".join(f"--{name} {','.join(f'{value:g}' for value in values)}" for name, values in lists.items())
-        program = f"python benchmarks/server_clicks.py papers/runs/{FILE}"
+        program = f"python {SERVE} papers/runs/{FILE}"
         return (f"{program} --updates {self.updates} --threads {self.threads} {options}",)
 
     def missing(self, shelf: Shelf) -> tuple[str, ...]:

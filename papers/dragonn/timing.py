@@ -22,19 +22,23 @@ _AT_FOUR = f"4 workers; {_HOW}"
 @DRAGONN.judge("D1", SYNCHRONISING)
 def compressing_is_half(found: Found) -> Outcome:
     """From some size on DGC's encoding is over half of encoding, exchange and decoding; sooner on faster links."""
-    crossings = {link: _crossing(found, link, 0.001) for link in kept(found)}
-    places = [each or math.inf for each in crossings.values()]
-    falls = places == sorted(places, reverse=True) and places[0] > places[-1]
-    largest = {link: f"{_share(found, link, 0.001)[-1][1]:.0%}" for link in crossings}
-    measured = "; ".join(
-        f"{link}: {'from ' + _size(each) if each else 'never'}, {largest[link]} at the largest"
-        for link, each in crossings.items()
-    )
-    at_ten = ", ".join(f"{link} {_share(found, link, 0.01)[-1][1]:.0%}" for link in crossings)
-    how = (
-        f"share of encoding, density 0.001; {_AT_FOUR}; holds if it crosses one half, at smaller sizes on faster links"
-    )
-    return Outcome(verdict=verdict(falls), measured=f"{measured}; at density 0.01 and the largest {at_ten}", how=how)
+    parts, said = {}, []
+    for density in (0.001, 0.01):
+        crossings = {link: _crossing(found, link, density) for link in kept(found)}
+        places = [each or math.inf for each in crossings.values()]
+        falls = places == sorted(places, reverse=True) and places[0] > places[-1]
+        parts[f"density {density:g}"] = verdict(falls)
+        largest = {link: f"{_share(found, link, density)[-1][1]:.0%}" for link in crossings}
+        said.append(
+            f"density {density:g} "
+            + ", ".join(
+                f"{link} {'from ' + _size(each) if each else 'never'}, {largest[link]} at the largest"
+                for link, each in crossings.items()
+            )
+        )
+    word, note = by_setting(parts)
+    how = f"share of encoding; {_AT_FOUR}; holds if it crosses one half, at smaller sizes on faster links"
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
 
 
 def _share(found: Found, link: str, density: float) -> list[tuple[int, float]]:
@@ -187,4 +191,4 @@ def every_part_helps(found: Found) -> Outcome:
         "gain over DGC whose payloads are decoded one by one; a tensor of the largest size, density 0.001; "
         f"{_AT_FOUR}; leaving tensors out was not switched alone: D16 judges whether it hurts"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(more="a run that leaves tensors out", verdict=word, note=note, measured=measured, how=how)

@@ -66,7 +66,7 @@ class Deciding:
         spreads = (each.spread(what) for each, what in zip(judge.evidence, read, strict=True))
         outcome = replace(judge.decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
         if outcome.verdict == UNDECIDED:
-            more = " or ".join(dict.fromkeys(each.more for each in judge.evidence))
+            more = outcome.more or " or ".join(dict.fromkeys(each.more for each in judge.evidence))
             outcome = replace(outcome, how=f"{outcome.how}. What would decide: {more}")
         seeds = [seed for each in judge.evidence for seed in each.seeds]
         commands = [command for each in judge.evidence for command in each.commands]
@@ -108,6 +108,6 @@ def _reader(name: str) -> Callable[[Mapping[str, Any]], Outcome]:
         found = next((row for row in document["claims"] if row["id"] == name), None)
         if found is None or found["verdict"] == UNTESTABLE:
             raise Absent(f"{GRADIENTS.name} has no verdict on {name}")
-        return Outcome(verdict=found["verdict"], measured=found["figure"], how=found["how"])
+        return Outcome(verdict=found["verdict"], measured=found["figure"], how=found["how"], more=found.get("more", ""))
 
     return read

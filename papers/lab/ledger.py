@@ -29,7 +29,7 @@ class Outcome:
     """What runs say about a claim.
 
     note: follows the verdict, such as ": holds on the LSTM". spread: of `measured`, as the evidence says. how:
-    workload, links, and by which rule.
+    workload, links, and by which rule. more: what would decide it, if not more of the same.
     """
 
     verdict: str
@@ -37,6 +37,7 @@ class Outcome:
     how: str
     note: str = ""
     spread: str = ""
+    more: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Itera
         published=claim.published,
         seeds=tuple(sorted(set(seeds))),
         command=tuple(dict.fromkeys(commands)),
-        **asdict(outcome),
+        **{name: value for name, value in asdict(outcome).items() if name != "more"},
     )
 
 

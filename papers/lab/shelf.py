@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -15,11 +14,12 @@ from typing import Any, Protocol, Self
 from papers.lab.catalogue import HOUSE
 from papers.lab.material import Absent
 from thinwire.tools.inputs import write_atomically
-from thinwire.tools.machine import code, processor
+from thinwire.tools.machine import code, made
 
 RUNS = HOUSE / "runs"
 DATA = "DATA"
-TRAIN = "benchmarks/convergence.py"
+TRAIN, SERVE = "benchmarks/convergence.py", "benchmarks/server_clicks.py"
+GOING_ON = (TRAIN, SERVE)
 TODAY = version("thinwire")
 FIRST = "0.1.0"
 """The version of runs that do not name theirs."""
@@ -67,14 +67,7 @@ class Shelf:
         self.folder.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
         subprocess.run(list(self._words(command)), check=True, cwd=HOUSE.parent)
-        note = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(time.perf_counter() - began, 1),
-            "thinwire": TODAY,
-            "code": code(),
-            "torch": version("torch"),
-            "processor": processor(),
-        }
+        note = made() | {"seconds": round(time.perf_counter() - began, 1)}
         write_atomically(self.folder / "made.json", json.dumps(self.made() | {command: note}, indent=1) + "\n")
 
     def try_to_run(self, command: str) -> str | None:
@@ -88,7 +81,7 @@ class Shelf:
     def _words(self, command: str) -> Iterator[str]:
         words = shlex.split(command)
         if self.anew:  # these programs go on where a file of theirs ends
-            words = [word for word in words if word != "--resume"] + ["--anew"] * (TRAIN in words)
+            words = [word for word in words if word != "--resume"] + ["--anew"] * bool({*GOING_ON} & {*words})
         for word in words:
             if word.startswith(DATA) and self.data is None:
                 raise Absent(f"needs data: {command}")

@@ -62,7 +62,7 @@ def rate_is_kept(text: Ways, slowly: Ways) -> Outcome:
         "a sketch of one row; steps over the exact union's, to what it has after 100. The theorem asks for a rate that "
         "is small enough. Undecided where the bound lies beyond the run's end"
     )
-    return Outcome(verdict=word, note=note, measured=f"steps by ratio {'; '.join(said)}", how=how)
+    return Outcome(more="a longer run", verdict=word, note=note, measured=f"steps by ratio {'; '.join(said)}", how=how)
 
 
 @S2.judge("S16", TEXT, SLOWLY, TEXT_1G, GRADIENTS)

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from papers import __main__ as program
+from papers.dragonn import learning, steps
 from papers.lab import ledger, tables
 from papers.lab.catalogue import HOUSE, ROOMS, catalogue
 from papers.lab.claims import Paper
@@ -262,3 +263,10 @@ def test_notes_and_figures_that_are_gone_are_named(monkeypatch: pytest.MonkeyPat
     assert list(program._lost()) == []
     monkeypatch.setattr(program, "RUNS", HOUSE / "elsewhere")
     assert list(program._lost()) == ["papers/elsewhere/made.json is not there"]
+
+
+def test_a_short_run_is_judged() -> None:
+    trial = _trial(2.0, 1.0)  # no look is within a fifth of it
+    assert learning._loss_at_a_fifth(trial) == 2.0
+    cell = {"model": "mlp", "link": "none", "choice": {}, "measured": {"the plan": [1.0, 1.0], "dense": [1.0, 1.0]}}
+    assert steps.choosing_never_hurts({"cells": [cell]}).verdict == HOLDS

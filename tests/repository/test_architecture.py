@@ -182,7 +182,8 @@ def _copies(tree: ast.AST) -> Iterator[ast.Call]:
             name = ast.unparse(node.func)
             given = [*node.args, *(keyword.value for keyword in node.keywords)]
             to_device = any(ast.unparse(each).endswith("device") for each in given)
-            if to_device and (name.endswith(".to") or name in ("torch.tensor", "torch.as_tensor")):
+            copies = name.endswith(".to") or name in ("torch.tensor", "torch.as_tensor")
+            if (to_device and copies) or name.endswith((".new_tensor", ".cuda")):
                 yield node
         yield from _copies(node)
 

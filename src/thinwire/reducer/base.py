@@ -193,6 +193,8 @@ def joined(futures: "Sequence[Future[Mean]]", flat: Tensor) -> "Future[Mean]":
 
     torch's `collect_all` does not say on which of a GPU's streams the parts were written, and this does.
     """
+    if not futures:
+        return completed(Mean(True, flat))
     if len(futures) == 1:
         return futures[0]
     whole: Future[Any] = Future(devices=[flat.device] if flat.is_cuda else [])

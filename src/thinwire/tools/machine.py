@@ -2,7 +2,9 @@
 
 import hashlib
 import platform
+from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import thinwire
@@ -21,5 +23,16 @@ def code() -> str:
     house = Path(thinwire.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(house.rglob("*.py")):
-        digest.update(f"{path.relative_to(house)}\n{path.read_text()}\n".encode())
+        digest.update(str(path.relative_to(house)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def made() -> dict[str, str]:
+    """Return when a result was made: now, and by which version, sources, torch and processor."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "thinwire": version("thinwire"),
+        "code": code(),
+        "torch": version("torch"),
+        "processor": processor(),
+    }
