@@ -363,6 +363,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     **dict.fromkeys(("network", "convert", "transform", "pack", "select"), lambda: 1.0),
     **dict.fromkeys(("name", "summary", "sends", "reason", "track", "label", "decision"), lambda: "words"),
     **dict.fromkeys(("choice",), lambda: "dense"),
+    "finite": lambda: True,
     **dict.fromkeys(("values", "x", "flat", "scales", "codes"), _floats),
     **dict.fromkeys(("keys", "indices"), _ints),
     "positions": lambda: torch.arange(4, dtype=torch.int16),

@@ -130,7 +130,7 @@ def _reduced(adaptive: Adaptive, flat: Tensor, step: int, dropped: frozenset[str
     assert group is not None
     at = Round(step=step, group=group, scale=1 / group.size())
     futures = [adaptive.reduce(Bucket(flat=flat, segments=part), at) for part in (SEGMENTS[:2], SEGMENTS[2:])]
-    finite = torch.futures.wait_all(futures) == [True, True]
+    finite = all(mean.finite for mean in torch.futures.wait_all(futures))
     for memory in adaptive.memories():
         memory.rollback(dropped)
         (memory.commit if finite else memory.rollback)()

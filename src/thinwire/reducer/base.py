@@ -94,6 +94,7 @@ class Round:
         return zlib.crc32(f"{draw}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
 
 
+@checked
 class Mean(NamedTuple):
     """A bucket that holds the mean, and whether that is finite (True if not watched).
 
