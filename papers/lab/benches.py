@@ -130,6 +130,10 @@ CNN_100M, CNN_1G = _pair("resnet20", f"{_SPARSE},{_FFTS},{_BLOCKS}")
 FC_100M, FC_1G = _pair("vgg", f"{_SPARSE},{_FFTS},{_LIVES}")
 LM_100M, LM_1G = _pair("lstm", f"{_SPARSE},{_BLOCKS}", steps=6)
 XL_100M, XL_1G = _pair("xml", f"{_SPARSE},randomk:0.001,signsgd", steps=6, scale=0.1)
+XL_OF_2, XL_OF_8 = (
+    Bench(model="xml", link="1gbit", recipes="topk:0.001,dgc:0.001,dragonn:0.001", workers=workers, steps=6, scale=0.1)
+    for workers in (2, 8)
+)
 TEXT_OF_2, TEXT_OF_8 = (
     Bench(model="transformer", link="100mbit", recipes=f"{_SPARSE},{_FFTS}", workers=workers) for workers in (2, 8)
 )
