@@ -217,9 +217,10 @@ def test_the_ledger_is_what_the_tables_and_runs_say_by_command() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # trainings, collectives over links, a bench, servers: minutes where there is a core for all
 def test_a_smoke_of_every_kind_of_run_is_judged_and_keeps_no_verdict() -> None:
     before = ledger.LEDGER.read_bytes()
-    done = CliRunner().invoke(program.app, ["run", "S4", "G8", "F2", "D19", "T11", "S14", "D12", "--quick"])
+    done = CliRunner().invoke(program.app, ["run", "S10", "G8", "F2", "D19", "T11", "S14", "D12", "--quick"])
     assert done.exit_code == 0, done.output
     assert "7 of 7 claims could be judged" in done.output
     assert ledger.LEDGER.read_bytes() == before
