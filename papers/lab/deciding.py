@@ -13,7 +13,9 @@ from papers.lab.ledger import OPEN, UNDECIDED, Outcome, Row, judged
 from papers.lab.material import Absent
 from papers.lab.shelf import Document, Shelf
 
-GRADIENTS = Document(name="gradients", words="python -m papers.gradients --data DATA", quick="--quick")
+GRADIENTS = Document(
+    name="gradients", words="python -m papers.gradients --data DATA", quick="--quick", more="a longer run"
+)
 """The claims that `checks` decide."""
 
 
@@ -108,6 +110,6 @@ def _reader(name: str) -> Callable[[Mapping[str, Any]], Outcome]:
         found = next((row for row in document["claims"] if row["id"] == name), None)
         if found is None or found["verdict"] == UNTESTABLE:
             raise Absent(f"{GRADIENTS.name} has no verdict on {name}")
-        return Outcome(verdict=found["verdict"], measured=found["figure"], how=found["how"], more=found.get("more", ""))
+        return Outcome(verdict=found["verdict"], measured=found["figure"], how=found["how"])
 
     return read
