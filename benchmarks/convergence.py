@@ -26,6 +26,7 @@ from typing import Annotated
 
 import torch
 import typer
+from convergence_parts.optimizers import Schedule
 from convergence_parts.plot import draw
 from convergence_parts.results import append, grouped, read, table, tuned
 from convergence_parts.training import DATA, TODAY, Run, Settings, problem_of, train
@@ -43,7 +44,7 @@ Only = Annotated[str, typer.Option(help="Rows whose recipe and optimizer contain
 Model = Annotated[str, typer.Option(help=f"transformer, {', '.join(DATA)}, or another of `thinwire bench`.")]
 Steps = Annotated[int, typer.Option(help="Runs of so many steps; 0 for all.")]
 Workers = Annotated[int, typer.Option(help="Runs of so many workers; 0 for all.")]
-Rates = Annotated[str, typer.Option(help="Runs with this schedule, constant or cosine; all where left out.")]
+Rates = Annotated[str, typer.Option(help="Runs with this schedule: constant, cosine or drop; all where left out.")]
 Best = Annotated[bool, typer.Option("--tuned", help="Of each method, the best learning rate alone.")]
 
 
@@ -55,7 +56,7 @@ def run_all(
     rate: Annotated[str, typer.Option(help="Learning rates.")] = "2e-3",
     seeds: Annotated[str, typer.Option(help="Seeds, of initial weights and of batches.")] = "0",
     model: Model = "transformer",
-    schedule: Annotated[str, typer.Option(help="constant or cosine, after the warm-up.")] = "constant",
+    schedule: Annotated[Schedule, typer.Option(help="After the warm-up; drop: to a tenth after 70 %.")] = "constant",
     warm_up: Annotated[int, typer.Option(help="Steps over which the learning rate rises.")] = 20,
     steps: Annotated[int, typer.Option(help="Steps.")] = 300,
     workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
@@ -76,7 +77,7 @@ def run_all(
             recipe=each,
             optimizer=by,
             rate=at,
-            schedule="cosine" if schedule == "cosine" else "constant",
+            schedule=schedule,
             steps=steps,
             workers=workers,
             seed=seed,

@@ -16,7 +16,7 @@ from papers.lab.trials import OVER_SEEDS, Interval, interval
 
 MARGIN = 1.0
 """Percent of the held-out loss within which these count as the same: seeds differ by less than in other trainings."""
-_SPLIT, _TWICE, _INSIDE = "2 workers", "3 workers", "1 activation function"
+_SPLIT, _TWICE, _INSIDE = "2 workers", "3 workers", ("1 activation function", "2 activation functions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,17 +179,18 @@ def both_at_once(found: Mapping[str, Any]) -> Outcome:
 @DCT.judge("T13", TEXT)
 def perplexity(text: Losses) -> Outcome:
     """A transformer's quality is the same at 90 and 95 %, where the paper cuts: behind activation functions."""
-    named = _exact(_INSIDE, 90, 95)
-    found = {row: text.over(row) for row in named}
-    word, note = every({row.split(" | ")[1]: no_worse(each, MARGIN) for row, each in found.items()})
+    found = {row: text.over(row) for place in _INSIDE for row in _exact(place, 90, 95)}
+    word, note = every({row.removeprefix("exact | "): no_worse(each, MARGIN) for row, each in found.items()})
     better = all(each.below for each in found.values())
+    behind = "; ".join(f"{place} {text.said(*_exact(place, 75, 90, 95, 98))}" for place in _INSIDE)
+    (four,) = _exact("3 workers + 2 activation functions", 75)
     measured = (
-        f"behind a block's activation function {text.said(*_exact(_INSIDE, 75, 90, 95, 98))}; on the stream between "
-        f"blocks, one cut {text.said(*_exact(_SPLIT, 75, 90, 95))}, two {text.said(*_exact(_TWICE, 75, 90, 95))}"
+        f"behind {behind}; on the stream between blocks, one cut {text.said(*_exact(_SPLIT, 75, 90, 95))}, two "
+        f"{text.said(*_exact(_TWICE, 75, 90, 95))}; both, which are four cuts, {text.said(four)}"
     )
     how = (
-        f"loss for BLEU; {_HOW}; the GPT alone; holds if at most 1 % above dense at 90 and 95 %, at the paper's place, "
-        "with one cut of the list's one, two and four"
+        f"loss for BLEU; {_HOW}; the GPT alone, whose two blocks have two such places; holds if at most 1 % above "
+        "dense at 90 and 95 %, at the paper's places, with one cut and with two"
     )
     return Outcome(
         verdict=word, note=": better than claimed" if word == HOLDS and better else note, measured=measured, how=how
@@ -256,7 +257,7 @@ def regularises(dlrm: Losses, text: Losses) -> Outcome:
     places = {
         "DLRM": (dlrm, _SPLIT),
         "the transformer's stream": (text, _SPLIT),
-        "inside its block": (text, _INSIDE),
+        "inside its block": (text, _INSIDE[0]),
     }
     parts = {name: _better(losses, _exact(place, 75, 90, 95)) for name, (losses, place) in places.items()}
     word, note = by_setting(parts)

@@ -5,8 +5,24 @@ from statistics import median, quantiles
 from typing import Any
 
 from papers.dragonn import DRAGONN
-from papers.lab.benches import CNN_1G, FC_1G, LM_1G, TEXT_1G, XL_1G, XL_100M, Steps
-from papers.lab.judging import Range, every, sooner, verdict
+from papers.lab.benches import (
+    CNN_STEPS,
+    FC_1G,
+    LINKS,
+    LM_STEPS,
+    PLACES_SAID,
+    TEXT_1G,
+    TEXT_100M,
+    TEXT_STEPS,
+    XL_STEPS,
+    Grid,
+    Place,
+    Steps,
+    at_every,
+    gains,
+    told,
+)
+from papers.lab.judging import Range, by_setting, every, sooner, verdict
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.shelf import Document
 
@@ -18,9 +34,8 @@ PLAN = Document(
 _NOISE = 0.97
 """A gain that is this share of another's is not behind it."""
 _STEPS = "`thinwire bench`, 4 workers on 2 cores, median steps of three rounds; 20th to 80th percentile in brackets"
-
-
-_APART = "brackets apart"
+_APART = "undecided where 20th to 80th percentiles overlap"
+_HASHED, _DGC = "dragonn 0.001", "dgc 0.001"
 
 
 def _gain(steps: Steps, label: str) -> str:
@@ -43,80 +58,96 @@ def encoding_eats_gain(fc: Steps) -> Outcome:
     return Outcome(verdict=verdict(missing > 0 and explained >= 0.8), measured=measured, how=how)
 
 
-@DRAGONN.judge("D8", CNN_1G, TEXT_1G, XL_1G)
-def hashed_first(cnn: Steps, text: Steps, xl: Steps) -> Outcome:
+@DRAGONN.judge("D8", CNN_STEPS, TEXT_STEPS, XL_STEPS)
+def hashed_first(cnn: Grid, text: Grid, xl: Grid) -> Outcome:
     """Hashed slots are faster than DGC and that than dense, most so on the largest layer."""
     models = {"ResNet-20": cnn, "transformer": text, "XL": xl}
+    parts = {f"{name} over DGC": every(at_every(found, _over_dgc))[0] for name, found in models.items()}
+    parts |= {f"{name}, DGC over dense": every(at_every(found, _over_dense))[0] for name, found in models.items()}
+    parts["most on XL"] = verdict(
+        all(steps.faster(_HASHED) >= other[at].faster(_HASHED) for at, steps in xl.items() for other in (cnn, text))
+    )
+    word, note = every(parts)
+    measured = "; ".join(f"{name}: {told(found, _hashed_and_dgc)}" for name, found in models.items())
+    how = (
+        f"gain over dense of `dragonn` / `dgc`, density 0.001; XL: 12.7 M weights; {PLACES_SAID}; holds if in that "
+        f"order on all, {_APART}"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _over_dgc(steps: Steps) -> str:
+    return steps.ahead(_HASHED, _DGC)
+
+
+def _over_dense(steps: Steps) -> str:
+    return steps.ahead(_DGC)
+
+
+def _hashed_and_dgc(steps: Steps) -> str:
+    return f"{steps.faster(_HASHED):.2f} / {steps.faster(_DGC):.2f}"
+
+
+@DRAGONN.judge("D18", XL_STEPS)
+def order_of_throughput(xl: Grid) -> Outcome:
+    """Random-k is faster than DRAGONN, and that than DGC and SignSGD."""
+    pairs = (("randomk 0.001", _HASHED), (_HASHED, _DGC), (_HASHED, "signsgd"))
+    parts = {f"{a} over {b}, {place}": steps.ahead(a, b) for a, b in pairs for place, steps in xl.items()}
+    word, note = every(parts)
+    labels = ("randomk 0.001", _HASHED, _DGC, "signsgd")
+    measured = "; ".join(f"{label}: {gains(xl, label)}" for label in labels)
+    how = f"gain over dense, XL of 12.7 M weights; {PLACES_SAID}; holds if in that order everywhere, {_APART}"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@DRAGONN.judge("D19", TEXT_100M, TEXT_1G)
+def leads_at_each_ratio(slow: Steps, fast: Steps) -> Outcome:
+    """Hashed slots lead DGC at each density, and QSGD."""
+    densities, links = ("0.001", "0.01", "0.1"), {"100 Mbit/s": slow, "1 Gbit/s": fast}
+    pairs = {density: (f"dragonn {density}", f"dgc {density}") for density in densities} | {
+        "QSGD": ("dragonn 0.01", "qsgd")
+    }
     parts = {
-        f"{name}, {label}": steps.ahead(*pair)
-        for name, steps in models.items()
-        for label, pair in (("over DGC", ("dragonn 0.001", "dgc 0.001")), ("DGC over dense", ("dgc 0.001",)))
+        f"{name} at {link}": verdict(text.faster(a) >= _NOISE * text.faster(b))
+        for link, text in links.items()
+        for name, (a, b) in pairs.items()
     }
     word, note = every(parts)
-    measured = "; ".join(
-        f"{name}: {_gain(steps, 'dragonn 0.001')} and {_gain(steps, 'dgc 0.001')}" for name, steps in models.items()
-    )
-    how = (
-        "gain over dense of `dragonn` and `dgc`, density 0.001, 1 Gbit/s; XL: 12.7 M weights; "
-        f"{_STEPS}; holds if in that order on all, {_APART}"
-    )
+    said = {
+        link: "; ".join(f"{d}: {_gain(text, f'dragonn {d}')} and {_gain(text, f'dgc {d}')}" for d in densities)
+        for link, text in links.items()
+    }
+    measured = "; ".join(f"{link}: {said[link]}; QSGD of 4 bits {_gain(text, 'qsgd')}" for link, text in links.items())
+    how = f"gain over dense of `dragonn` and `dgc`, transformer; {_STEPS}; holds if nowhere more than 3 % behind"
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
-@DRAGONN.judge("D18", XL_1G)
-def order_of_throughput(xl: Steps) -> Outcome:
-    """Random-k is faster than DRAGONN, and that than DGC and SignSGD."""
-    labels = ("randomk 0.001", "dragonn 0.001", "dgc 0.001", "signsgd")
-    first, hashed, *others = labels
-    word, note = every(
-        {f"{a} over {b}": xl.ahead(a, b) for a, b in ((first, hashed), *((hashed, each) for each in others))}
-    )
-    measured = ", ".join(f"{label} {_gain(xl, label)}" for label in labels)
-    how = f"gain over dense, XL of 12.7 M weights, 1 Gbit/s; {_STEPS}; holds if in that order, {_APART}"
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
-
-
-@DRAGONN.judge("D19", TEXT_1G)
-def leads_at_each_ratio(text: Steps) -> Outcome:
-    """Hashed slots lead DGC at each density, and QSGD."""
-    densities = ("0.001", "0.01", "0.1")
-    parts = {
-        density: verdict(text.faster(f"dragonn {density}") >= _NOISE * text.faster(f"dgc {density}"))
-        for density in densities
-    } | {"QSGD": verdict(text.faster("dragonn 0.01") >= _NOISE * text.faster("qsgd"))}
-    word, note = every(parts)
-    said = "; ".join(f"{d}: {_gain(text, f'dragonn {d}')} and {_gain(text, f'dgc {d}')}" for d in densities)
-    measured = f"{said}; QSGD of 4 bits {_gain(text, 'qsgd')}"
-    how = (
-        f"gain over dense of `dragonn` and `dgc`, transformer, 1 Gbit/s; {_STEPS}; holds if "
-        "nowhere more than 3 % behind"
-    )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
-
-
-@DRAGONN.judge("D20", LM_1G)
-def language_model(lm: Steps) -> Outcome:
+@DRAGONN.judge("D20", LM_STEPS)
+def language_model(lm: Grid) -> Outcome:
     """Faster than DGC, and both than dense, on a model with a large embedding."""
-    hashed, dgc = "dragonn 0.001", "dgc 0.001"
-    word, note = every({"over DGC": lm.ahead(hashed, dgc), "DGC over dense": lm.ahead(dgc)})
-    measured = f"{lm.faster(hashed, dgc):.2f} over DGC, {_gain(lm, hashed)} over dense"
-    how = f"LSTM of 4.4 M weights on WikiText-2 instead of BERT, 1 Gbit/s; {_STEPS}; direction only, {_APART}"
+    parts = {"over DGC": every(at_every(lm, _over_dgc))[0], "DGC over dense": every(at_every(lm, _over_dense))[0]}
+    word, note = every(parts)
+    measured = f"over DGC: {gains(lm, _HASHED, _DGC)}; over dense: {gains(lm, _HASHED)}"
+    how = f"LSTM of 4.4 M weights on WikiText-2 instead of BERT; {PLACES_SAID}; direction only, {_APART}"
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
-@DRAGONN.judge("D26", XL_100M, XL_1G)
-def more_on_faster_links(slow: Steps, fast: Steps) -> Outcome:
+@DRAGONN.judge("D26", XL_STEPS)
+def more_on_faster_links(xl: Grid) -> Outcome:
     """The lead over DGC is larger on the faster link."""
-    (least, low, most), (least_fast, high, most_fast) = map(_leads, (slow, fast))
-    word = HOLDS if least_fast > most else FAILS if most_fast < least else UNDECIDED
-    measured = f"DGC's step over DRAGONN's: {low:.3f} at 100 Mbit/s, {high:.3f} at 1 Gbit/s"
-    how = f"XL of 12.7 M weights, density 0.001; {_STEPS}; holds if it rises, {_APART}"
-    return Outcome(verdict=word, measured=measured, how=how)
+    parts, said = {}, []
+    for workers in dict.fromkeys(place.workers for place in xl):
+        (least, low, most), (least_fast, high, most_fast) = (_leads(xl[Place(workers, link)]) for link in LINKS)
+        parts[f"P = {workers}"] = HOLDS if least_fast > most else FAILS if most_fast < least else UNDECIDED
+        said.append(f"P = {workers}: {low:.3f} at 100 Mbit/s, {high:.3f} at 1 Gbit/s")
+    word, note = by_setting(parts)
+    how = f"DGC's step over DRAGONN's; XL of 12.7 M weights, density 0.001; {PLACES_SAID}; holds if it rises, {_APART}"
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
 
 
 def _leads(steps: Steps) -> tuple[float, float, float]:
     """Return DGC's step over DRAGONN's: at least, by medians, and at most."""
-    dgc, hashed = (steps.rows[f"{name} 0.001"].step_seconds for name in ("dgc", "dragonn"))
+    dgc, hashed = (steps.rows[name].step_seconds for name in (_DGC, _HASHED))
     return dgc.p20 / hashed.p80, dgc.p50 / hashed.p50, dgc.p80 / hashed.p20
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from papers.dragonn import DRAGONN
-from papers.lab.benches import XL_1G, XL_OF_2, XL_OF_8, Steps
+from papers.lab.benches import XL_STEPS, Grid, gains
 from papers.lab.judging import by_setting, every, verdict
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.links import KEPT_SAID, ROUTES, SYNCHRONISING, Found, kept, links, parts, routes, seconds, worlds
@@ -119,8 +119,8 @@ def _exponent(nbytes: int) -> str:
     return f"2^{nbytes.bit_length() - 1}"
 
 
-@DRAGONN.judge("D9", SYNCHRONISING, XL_OF_2, XL_1G, XL_OF_8)
-def lead_grows(found: Found, *xl: Steps) -> Outcome:
+@DRAGONN.judge("D9", SYNCHRONISING, XL_STEPS)
+def lead_grows(found: Found, xl: Grid) -> Outcome:
     """The lead over DGC grows with the number of workers."""
     counts = [world for world in worlds(found) if world in (2, 4, 8)]
     as_published = {link: [_lead(found, p, link, "decode one by one") for p in counts] for link in links(found)}
@@ -131,10 +131,10 @@ def lead_grows(found: Found, *xl: Steps) -> Outcome:
     measured = (
         f"DGC's time over hashed slots' for {', '.join(map(str, counts))} workers: "
         + ", ".join(f"{link} {_numbers(each)}" for link, each in as_published.items())
-        + f"; with payloads decoded together for both, at {kept(found)[-1]} {_numbers(both)}; whole steps of XL there "
-        + ", ".join(f"{steps.faster('dragonn 0.001', 'dgc 0.001'):.2f}" for steps in xl)
-        + ", Top-k's over hashed slots' "
-        + ", ".join(f"{steps.faster('dragonn 0.001', 'topk 0.001'):.2f}" for steps in xl)
+        + f"; with payloads decoded together for both, at {kept(found)[-1]} {_numbers(both)}; whole steps of XL "
+        + gains(xl, "dragonn 0.001", "dgc 0.001")
+        + "; Top-k's over hashed slots' "
+        + gains(xl, "dragonn 0.001", "topk 0.001")
     )
     how = (
         "a tensor of the largest size, density 0.001; DGC decodes payloads one by one, "

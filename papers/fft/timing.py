@@ -5,7 +5,18 @@ from statistics import median
 from typing import Any
 
 from papers.fft import FFT_PAPER
-from papers.lab.benches import CNN_1G, FC_1G, FC_100M, LM_1G, TEXT_1G, TEXT_100M, TEXT_OF_2, TEXT_OF_8, Steps
+from papers.lab.benches import (
+    CNN_STEPS,
+    FC_STEPS,
+    LM_STEPS,
+    PLACES_SAID,
+    TEXT_STEPS,
+    Grid,
+    Place,
+    Steps,
+    at_every,
+    told,
+)
 from papers.lab.judging import by_setting, every, verdict
 from papers.lab.ledger import Outcome
 from papers.lab.links import KEPT_SAID, SWEEP, Found, kept, links, seconds, straight, worlds
@@ -30,89 +41,116 @@ def gathers_linearly(found: Found) -> Outcome:
 
 
 LAYERS = Document(name="layers", words="python -m papers.fft.layers")
-_STEPS = "`thinwire bench`, workers share 2 cores, median steps of three rounds"
 _FOUR = ("fft 0.15", "topk 0.15", "qsgd", "terngrad")
 
 
-def _gains(steps: Steps) -> str:
-    return ", ".join(f"{label} {steps.faster(label):.2f}" for label in _FOUR)
-
-
-@FFT_PAPER.judge("F1", CNN_1G, FC_1G, LM_1G)
-def heavy_models_wait(cnn: Steps, fc: Steps, lm: Steps) -> Outcome:
-    """A model with more parameters for its computing spends a larger share of its step communicating."""
+@FFT_PAPER.judge("F1", CNN_STEPS, FC_STEPS, LM_STEPS)
+def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
+    """The model with most parameters for its computing spends the largest share of its step communicating."""
     models = {"ResNet-20": cnn, "small VGG": fc, "LSTM": lm}
-    shares = {name: 1 - steps.free / steps.seconds("dense") for name, steps in models.items()}
-    weight = {name: steps.bytes("dense") / steps.free for name, steps in models.items()}
-    order = sorted(models, key=weight.__getitem__)
-    measured = ", ".join(f"{name} {shares[name]:.0%}" for name in models)
-    how = (
-        f"dense, 4 workers, 1 Gbit/s: what the link adds to a step; {_STEPS}; holds if the share "
-        "rises with bytes per second of "
-        f"computing: {', '.join(order)}"
-    )
-    return Outcome(verdict=verdict(sorted(models, key=shares.__getitem__) == order), measured=measured, how=how)
-
-
-@FFT_PAPER.judge("F20", FC_1G, CNN_1G, SWEEP)
-def faster_than_sgd(fc: Steps, cnn: Steps, found: Found) -> Outcome:
-    """All four are faster than SGD, FFT most; also where dense gradients are reduced and not gathered."""
-    models = {"small VGG": fc, "ResNet-20": cnn}
-    gathered = {name: _gathered(steps, found) for name, steps in models.items()}
-    parts = {}
-    for name, steps in models.items():
-        gains = [steps.faster(label) for label in _FOUR]
-        parts[f"{name}, all-reduce"] = verdict(min(gains) > 1 and gains[0] == max(gains))
-        parts[f"{name}, all-gather"] = verdict(min(gains) * gathered[name] > 1 and gains[0] == max(gains))
+    heaviest = {place: max(models, key=lambda name: _weight(models[name][place])) for place in cnn}
+    parts = {
+        str(place): verdict(name == max(models, key=lambda name: _waits(models[name][place])))
+        for place, name in heaviest.items()
+    }
     word, note = by_setting(parts)
-    measured = "; ".join(
-        f"{name}: {_gains(steps)} over all-reduce, {gathered[name]:.2f} times that over all-gather"
-        for name, steps in models.items()
-    )
+    measured = "; ".join(f"{name}: {told(found, _share)}" for name, found in models.items())
     how = (
-        f"4 workers, 1 Gbit/s; {_STEPS}; a dense all-gather's longer time from the sweep; holds "
-        "if all are above 1 and FFT is first"
+        f"dense: the share of a step that the link adds; {PLACES_SAID}; holds if the model with most bytes per second "
+        f"of computing, the {' or '.join(dict.fromkeys(heaviest.values()))}, has the largest"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
-def _gathered(steps: Steps, found: Found) -> float:
+def _waits(steps: Steps) -> float:
+    return 1 - steps.free / steps.seconds("dense")
+
+
+def _share(steps: Steps) -> str:
+    return f"{_waits(steps):.0%}"
+
+
+def _weight(steps: Steps) -> float:
+    return steps.bytes("dense") / steps.free
+
+
+@FFT_PAPER.judge("F20", FC_STEPS, CNN_STEPS, SWEEP)
+def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
+    """All four are faster than SGD, FFT most; also where dense gradients are reduced and not gathered."""
+    models = {"small VGG": fc, "ResNet-20": cnn}
+    parts = {}
+    for name, grid in models.items():
+        for place, steps in grid.items():
+            gains = [steps.faster(label) for label in _FOUR]
+            gathered = _gathered(steps, found, place)
+            parts[f"{name}, {place}, all-reduce"] = verdict(min(gains) > 1 and gains[0] == max(gains))
+            parts[f"{name}, {place}, all-gather"] = verdict(min(gains) * gathered > 1 and gains[0] == max(gains))
+    word, note = by_setting(parts)
+    more = {name: [_gathered(steps, found, place) for place, steps in grid.items()] for name, grid in models.items()}
+    measured = "; ".join(
+        f"{name}: {told(grid, _numbers)}; over all-gather {min(more[name]):.2f} to {max(more[name]):.2f} times that"
+        for name, grid in models.items()
+    )
+    how = (
+        f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; a dense all-gather's longer time from the "
+        "sweep; holds if all are above 1 and FFT is first"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _numbers(steps: Steps) -> str:
+    return " / ".join(f"{steps.faster(label):.2f}" for label in _FOUR)
+
+
+def _gathered(steps: Steps, found: Found, place: Place) -> float:
     """Return how many times longer a dense step is whose gradients are gathered."""
-    nbytes = steps.rows["dense"].wire_bytes_per_step.dense / 1.5  # of 4 ranks: an all-reduce sends 2 · 3/4 of them
-    link = "1gbit" if "1gbit" in links(found) else links(found)[-1]
-    more = seconds(found, "all-gather", link, 4, nbytes) - seconds(found, "all-reduce", link, 4, nbytes)
+    world, link = place.workers, place.link if place.link in links(found) else links(found)[-1]
+    nbytes = steps.rows["dense"].wire_bytes_per_step.dense * world / (2 * (world - 1))  # what an all-reduce sends
+    more = seconds(found, "all-gather", link, world, nbytes) - seconds(found, "all-reduce", link, world, nbytes)
     return 1 + more / steps.seconds("dense")
 
 
-@FFT_PAPER.judge("F24", TEXT_OF_2, TEXT_100M, TEXT_OF_8)
-def scales(two: Steps, four: Steps, eight: Steps) -> Outcome:
+@FFT_PAPER.judge("F24", FC_STEPS, CNN_STEPS, TEXT_STEPS)
+def scales(*found: Grid) -> Outcome:
     """From four workers on FFT has the highest rate of the four."""
-    worlds = {"2": two, "4": four, "8": eight}
-    parts = {
-        f"P = {p}": verdict(steps.faster("fft 0.15") >= 0.97 * max(map(steps.faster, _FOUR)))
-        for p, steps in worlds.items()
-        if p != "2"
-    }
+    models = dict(zip(_MODELS, found, strict=True))
+    parts = {name: every(at_every(grid, _first, (4, 8)))[0] for name, grid in models.items()}
     word, note = every(parts)
-    measured = "; ".join(f"P = {p}: {_gains(steps)}" for p, steps in worlds.items())
-    how = f"gain over dense, transformer, 100 Mbit/s; {_STEPS}; holds if FFT is at most 3 % behind at 4 and 8"
+    measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
+    how = (
+        f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if FFT is at most 3 % behind at 4 and "
+        "8"
+    )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
-@FFT_PAPER.judge("F25", TEXT_100M, TEXT_1G, FC_100M, FC_1G)
-def slower_is_better(text_slow: Steps, text: Steps, fc_slow: Steps, fc: Steps) -> Outcome:
+def _first(steps: Steps) -> str:
+    return verdict(steps.faster("fft 0.15") >= 0.97 * max(map(steps.faster, _FOUR)))
+
+
+_MODELS = ("small VGG", "ResNet-20", "transformer")
+
+
+@FFT_PAPER.judge("F25", FC_STEPS, CNN_STEPS, TEXT_STEPS)
+def slower_is_better(*found: Grid) -> Outcome:
     """Gains are larger on the slower link."""
-    pairs = {"transformer": (text_slow, text), "small VGG": (fc_slow, fc)}
+    models = dict(zip(_MODELS, found, strict=True))
     parts = {
-        f"{label} on {name}": verdict(slow.faster(label) > fast.faster(label))
-        for name, (slow, fast) in pairs.items()
+        f"{label} on {name}, P = {workers}": verdict(slow.faster(label) > fast.faster(label))
+        for name, grid in models.items()
+        for workers, (slow, fast) in _by_link(grid).items()
         for label in _FOUR
     }
     word, note = every(parts)
-    measured = "; ".join(
-        f"{name}: 100 Mbit/s {_gains(slow)}; 1 Gbit/s {_gains(fast)}" for name, (slow, fast) in pairs.items()
-    )
-    return Outcome(verdict=word, note=note, measured=measured, how=f"gain over dense, 4 workers; {_STEPS}")
+    measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
+    how = f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if larger at 100 Mbit/s, by medians"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _by_link(found: Grid) -> dict[int, list[Steps]]:
+    """Return the steps of each number of workers, the slowest link first."""
+    workers = dict.fromkeys(place.workers for place in found)
+    return {each: [steps for place, steps in found.items() if place.workers == each] for each in workers}
 
 
 @FFT_PAPER.judge("F2", LAYERS)

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from papers.gtopk import GTOPK
 from papers.gtopk.learning import CNN, FC, LM, Ways
-from papers.lab.benches import TEXT_100M, TEXT_OF_2, TEXT_OF_8, Steps
+from papers.lab.benches import TEXT_STEPS, Grid
 from papers.lab.links import SWEEP, Found, links
 from papers.lab.redrawn import Bars, Lines, Words, beside, curve
 
@@ -62,20 +62,23 @@ def figure_8(found: Found) -> Figure:
     )
 
 
-@GTOPK.redraws("figure_10", TEXT_OF_2, TEXT_100M, TEXT_OF_8)
-def figure_10(two: Steps, four: Steps, eight: Steps) -> Figure:
+@GTOPK.redraws("figure_10", TEXT_STEPS)
+def figure_10(text: Grid) -> Figure:
     """Gains by number of workers."""
     published = {
         "32 GPUs, mean": {"over dense": 6.7, "over Top-k": 1.4},
         "AlexNet": {"over dense": 12, "over Top-k": 1.7},
     }
     ours = {
-        f"P = {p}": {"over dense": steps.faster("gtopk 0.001"), "over Top-k": steps.faster("gtopk 0.001", "topk 0.001")}
-        for p, steps in ((2, two), (4, four), (8, eight))
+        f"P = {place.workers}, {place.link.removesuffix('bit')}": {
+            "over dense": steps.faster("gtopk 0.001"),
+            "over Top-k": steps.faster("gtopk 0.001", "topk 0.001"),
+        }
+        for place, steps in text.items()
     }
     up = "gTop-k: times as fast"
     return beside(
         Bars(title="Fig. 10: 1 Gbit/s", up=up, groups=published),
-        Bars(title="Ours: transformer, 100 Mbit/s, workers share 2 cores", up=up, groups=ours),
+        Bars(title="Ours: transformer, workers share 2 cores", up=up, groups=ours),
         "Gains of gTop-k, density 0.001",
     )

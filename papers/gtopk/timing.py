@@ -7,7 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from papers.gtopk import GTOPK
-from papers.lab.benches import CNN_1G, FC_1G, LM_1G, TEXT_1G, TEXT_100M, TEXT_OF_2, TEXT_OF_8, XL_1G, Steps
+from papers.lab.benches import (
+    CNN_1G,
+    CNN_STEPS,
+    FC_1G,
+    FC_STEPS,
+    LM_STEPS,
+    PLACES_SAID,
+    TEXT_STEPS,
+    XL_STEPS,
+    Grid,
+    Steps,
+    at_every,
+    gains,
+)
 from papers.lab.judging import by_setting, every, verdict
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.links import (
@@ -172,41 +185,43 @@ _STEPS = "`thinwire bench`, workers share 2 cores, median steps of three rounds"
 _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 
 
-@GTOPK.judge("G11", TEXT_OF_2, TEXT_100M, TEXT_OF_8)
-def scales(two: Steps, four: Steps, eight: Steps) -> Outcome:
+@GTOPK.judge("G11", TEXT_STEPS)
+def scales(text: Grid) -> Outcome:
     """Faster than dense at any number of workers, and as fast as an all-gather at 8, where the model says so."""
-    worlds = {2: two, 4: four, 8: eight}
-    parts = {f"P = {p} over dense": verdict(steps.faster(_TREE) > 1) for p, steps in worlds.items()}
-    parts["P = 8 over Top-k"] = verdict(abs(eight.faster(_TREE, _GATHER) - 1) <= 0.17)
-    word, note = every(parts)
-    note = note or ": over dense; ahead of Top-k nowhere up to 8 workers, where the model expects little"
-    measured = "; ".join(
-        f"P = {p}: {steps.faster(_TREE):.2f} dense, {steps.faster(_TREE, _GATHER):.2f} Top-k"
-        for p, steps in worlds.items()
-    )
+    parts = at_every(text, lambda steps: steps.ahead(_TREE))
+    parts = {f"{place} over dense": word for place, word in parts.items()} | {
+        f"{place} over Top-k": word for place, word in at_every(text, _as_the_model, workers=(8,)).items()
+    }
+    word, note = by_setting(parts)
+    measured = f"over dense {gains(text, _TREE)}; over Top-k {gains(text, _TREE, _GATHER)}"
     how = (
-        f"transformer, 100 Mbit/s, density 0.001; {_STEPS}; the model's limit over Top-k is 1.17 "
-        "at P = 8; holds if within that of 1"
+        f"transformer, density 0.001; {PLACES_SAID}; the model's limit over Top-k is 1.17 at P = 8; holds if "
+        "faster than dense, undecided where the 20th to 80th percentiles of steps overlap, and over Top-k within that "
+        "of 1"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
-@GTOPK.judge("G22", CNN_1G, FC_1G, TEXT_1G, LM_1G, XL_1G)
-def efficiency(*found: Steps) -> Outcome:
+def _as_the_model(steps: Steps) -> str:
+    return verdict(abs(steps.faster(_TREE, _GATHER) - 1) <= 0.17)
+
+
+@GTOPK.judge("G22", CNN_STEPS, FC_STEPS, TEXT_STEPS, LM_STEPS, XL_STEPS)
+def efficiency(*found: Grid) -> Outcome:
     """Faster than dense and than Top-k, on every model."""
-    names = ("ResNet-20", "small VGG", "transformer", "LSTM", "XL")
-    dense = {name: steps.faster(_TREE) for name, steps in zip(names, found, strict=True)}
-    topk = {name: steps.faster(_TREE, _GATHER) for name, steps in zip(names, found, strict=True)}
-    by_name = dict(zip(names, found, strict=True))
-    parts = {f"{name} over dense": steps.ahead(_TREE) for name, steps in by_name.items()} | {
-        f"{name} over Top-k": steps.ahead(_TREE, _GATHER) for name, steps in by_name.items()
+    models = dict(zip(("ResNet-20", "small VGG", "transformer", "LSTM", "XL"), found, strict=True))
+    others = {"dense": lambda steps: steps.ahead(_TREE), "Top-k": lambda steps: steps.ahead(_TREE, _GATHER)}
+    parts = {
+        f"{name} over {other}": every(at_every(grid, rule))[0]
+        for name, grid in models.items()
+        for other, rule in others.items()
     }
     word, note = every(parts)
-    measured = "; ".join(f"{name} {dense[name]:.2f} dense, {topk[name]:.2f} Top-k" for name in names)
-    how = (
-        f"4 workers, 1 Gbit/s, density 0.001; {_STEPS}; direction only, decided where the 20th to 80th percentiles of "
-        "steps lie apart"
+    measured = "; ".join(
+        f"{name}: over dense {gains(grid, _TREE)}; over Top-k {gains(grid, _TREE, _GATHER)}"
+        for name, grid in models.items()
     )
+    how = f"density 0.001; {PLACES_SAID}; direction only, decided where the 20th to 80th percentiles of steps lie apart"
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 

@@ -1,8 +1,9 @@
 """Steps over limited links, by `thinwire bench`: three rounds of every row, medians."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from itertools import product
+from typing import Any, NamedTuple, Self
 
 from papers.lab.judging import Range, sooner
 from papers.lab.material import Absent
@@ -13,6 +14,7 @@ _DATA = {"resnet20": "cifar10/cifar10_jpeg.npz", "vgg": "cifar10/cifar10_jpeg.np
 _SPARSE = "topk:0.001,dgc:0.001,dragonn:0.001,gtopk:0.001"
 _FFTS = "fft:0.15,topk:0.15,qsgd,terngrad"
 _BLOCKS = "s2_reducer:0.03125,s2_union:0.03125,topk:0.03125"
+WORKERS, LINKS = (2, 4, 8), ("100mbit", "1gbit")
 _LIVES = "dct_dp:0.25,dct_dp:0.1,dct_dp:0.05,dct_dp:0.02,dct_dp:0.005"
 
 
@@ -121,19 +123,94 @@ class Steps:
         return found.measured or found.declared or found.dense
 
 
-def _pair(model: str, recipes: str, **options: Any) -> tuple[Bench, Bench]:
-    return tuple(Bench(model=model, link=link, recipes=recipes, **options) for link in ("100mbit", "1gbit"))  # type: ignore[return-value]
+class Place(NamedTuple):
+    """How many workers, and behind which link."""
+
+    workers: int
+    link: str
+
+    def __str__(self) -> str:
+        return f"P = {self.workers} at {self.link}"
 
 
-TEXT_100M, TEXT_1G = _pair("transformer", f"{_SPARSE},{_FFTS},{_BLOCKS},dgc:0.01,dragonn:0.01,dgc:0.1,dragonn:0.1")
-CNN_100M, CNN_1G = _pair("resnet20", f"{_SPARSE},{_FFTS},{_BLOCKS}")
-FC_100M, FC_1G = _pair("vgg", f"{_SPARSE},{_FFTS},{_LIVES}")
-LM_100M, LM_1G = _pair("lstm", f"{_SPARSE},{_BLOCKS}", steps=6)
-XL_100M, XL_1G = _pair("xml", f"{_SPARSE},randomk:0.001,signsgd", steps=6, scale=0.1)
-XL_OF_2, XL_OF_8 = (
-    Bench(model="xml", link="1gbit", recipes="topk:0.001,dgc:0.001,dragonn:0.001", workers=workers, steps=6, scale=0.1)
-    for workers in (2, 8)
+Grid = Mapping[Place, Steps]
+"""The steps of one model, by place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benches:
+    """Runs of one model at every place."""
+
+    places: Mapping[Place, Bench]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    more: str = "more rounds"
+
+    @classmethod
+    def of(cls, model: str, recipes: str, more: str = "", **options: Any) -> Self:
+        """Make them; those of four workers have `more` recipes, if any."""
+        every = [Place(*place) for place in product(WORKERS, LINKS)]
+        return cls(
+            places={
+                place: Bench(model=model, recipes=recipes + more * (place.workers == 4), **place._asdict(), **options)
+                for place in every
+            }
+        )
+
+    def __getitem__(self, place: tuple[int, str]) -> Bench:
+        return self.places[Place(*place)]
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """See `shelf.Evidence`."""
+        return tuple(command for bench in self.places.values() for command in bench.commands)
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """See `shelf.Evidence`."""
+        return tuple(command for bench in self.places.values() for command in bench.missing(shelf))
+
+    def read(self, shelf: Shelf) -> Grid:
+        """See `shelf.Evidence`."""
+        return {place: bench.read(shelf) for place, bench in self.places.items()}
+
+    def spread(self, found: Grid) -> str:
+        """See `shelf.Evidence`."""
+        apart = [steps.apart for steps in found.values()]
+        model = next(iter(self.places.values())).model
+        return f"{model}, {len(apart)} settings \N{PLUS-MINUS SIGN} {min(apart):.0%} to {max(apart):.0%}"
+
+    def shrunk(self) -> Self:
+        """See `shelf.Evidence`: the places where every recipe is."""
+        return replace(self, places={place: each.shrunk() for place, each in self.places.items() if place.workers == 4})
+
+
+def at_every(found: Grid, rule: Callable[[Steps], str], workers: Sequence[int] = WORKERS) -> dict[str, str]:
+    """Return a verdict for each place with so many workers."""
+    return {str(place): rule(steps) for place, steps in found.items() if place.workers in workers}
+
+
+def told(found: Grid, say: Callable[[Steps], str]) -> str:
+    """Return what is said of each place, by link and in the order of workers."""
+    links = dict.fromkeys(place.link for place in found)
+    said = {link: [(place.workers, say(found[place])) for place in found if place.link == link] for link in links}
+    return ", ".join(
+        f"{link} (P = {', '.join(str(workers) for workers, _ in each)}) {', '.join(words for _, words in each)}"
+        for link, each in said.items()
+    )
+
+
+def gains(found: Grid, label: str, than: str = "dense") -> str:
+    """Return how many times as fast as the other it is, by place."""
+    return told(found, lambda steps: f"{steps.faster(label, than):.2f}")
+
+
+PLACES_SAID = "`thinwire bench`, 2, 4 and 8 workers on 2 cores, 100 Mbit/s and 1 Gbit/s, median steps of three rounds"
+
+CNN_STEPS = Benches.of("resnet20", f"{_SPARSE},{_FFTS},{_BLOCKS}")
+FC_STEPS = Benches.of("vgg", f"{_SPARSE},{_FFTS}", f",{_LIVES}")
+TEXT_STEPS = Benches.of("transformer", f"{_SPARSE},{_FFTS}", f",{_BLOCKS},dgc:0.01,dragonn:0.01,dgc:0.1,dragonn:0.1")
+LM_STEPS = Benches.of("lstm", f"{_SPARSE},{_BLOCKS}", steps=6)
+XL_STEPS = Benches.of("xml", f"{_SPARSE},randomk:0.001,signsgd", steps=6, scale=0.1)
+CNN_1G, FC_1G, TEXT_1G, LM_1G, XL_1G = (
+    benches[4, "1gbit"] for benches in (CNN_STEPS, FC_STEPS, TEXT_STEPS, LM_STEPS, XL_STEPS)
 )
-TEXT_OF_2, TEXT_OF_8 = (
-    Bench(model="transformer", link="100mbit", recipes=f"{_SPARSE},{_FFTS}", workers=workers) for workers in (2, 8)
-)
+FC_100M, TEXT_100M = FC_STEPS[4, "100mbit"], TEXT_STEPS[4, "100mbit"]

@@ -21,6 +21,8 @@ DATA = "DATA"
 TRAIN, SERVE = "benchmarks/convergence.py", "benchmarks/server_clicks.py"
 GOING_ON = (TRAIN, SERVE)
 TODAY = version("thinwire")
+_OURS = {"python": [sys.executable], "thinwire": [sys.executable, "-m", "thinwire"]}
+"""Programs of this very environment, whether or not it is on the path."""
 FIRST = "0.1.0"
 """The version of runs that do not name theirs."""
 
@@ -85,7 +87,7 @@ class Shelf:
         for word in words:
             if word.startswith(DATA) and self.data is None:
                 raise Absent(f"needs data: {command}")
-            yield sys.executable if word == "python" else self._placed(word)
+            yield from _OURS.get(word, [self._placed(word)])
 
     def _placed(self, word: str) -> str:
         if word.startswith("papers/runs/"):

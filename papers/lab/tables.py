@@ -1,11 +1,13 @@
-"""The tables of the rooms' pages, written from the ledger."""
+"""The tables of the rooms' pages and of the docs, written from the ledger and from the runs."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from papers.lab import choosing
 from papers.lab.catalogue import HOUSE, ROOMS
 from papers.lab.ledger import BEYOND, DEPENDS, FAILS, HOLDS, NOTHING, OPEN, UNDECIDED, VERDICTS, Row, counts
+from papers.lab.shelf import Shelf
 from thinwire.tools.inputs import write_atomically
 
 RECIPES = "docs/explanation/recipes.md"
@@ -65,6 +67,8 @@ def _pages(rows: Mapping[str, Row], house: Path) -> Iterator[tuple[Path, str]]:
     yield path, text
     path, (head, lines) = house.parent / RECIPES, _names(rows)
     yield path, _put(path.read_text(), head, lines.replace("](", "](../../papers/"))
+    path = house.parent / choosing.PAGE
+    yield path, _put(path.read_text(), choosing.HEAD, choosing.lines(Shelf()))
 
 
 def _count(text: str, rows: Sequence[Row]) -> str:

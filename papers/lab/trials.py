@@ -58,7 +58,10 @@ Series = Sequence[Trial]
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A recipe, as benchmarks/convergence.py reads it, and what differs from the other rows."""
+    """A recipe, as benchmarks/convergence.py reads it, and what differs from the other rows.
+
+    schedule: of the learning rate.
+    """
 
     recipe: str
     optimizer: str = "sgd()"
@@ -66,6 +69,7 @@ class Way:
     warm_up: int = 20
     batch: int | None = None
     workers: int | None = None
+    schedule: str = "constant"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,7 +141,7 @@ class Trials:
             "warm_up": way.warm_up,
             "batch": way.batch,
             "scale": self.scale,
-            "schedule": "constant",
+            "schedule": way.schedule,
         }
 
     def _command(self, way: Way) -> str:
@@ -151,8 +155,9 @@ class Trials:
             "seeds": ",".join(map(str, self.seeds)),
         }
         extra = {"batch": way.batch} if way.batch else {}
+        falls = {"schedule": way.schedule} if way.schedule != "constant" else {}
         sized = {"scale": self.scale} if self.scale != 1 else {}
-        options = " ".join(f"--{name} {value}" for name, value in (given | extra | sized).items())
+        options = " ".join(f"--{name} {value}" for name, value in (given | extra | sized | falls).items())
         return f"python {TRAIN} run papers/runs/{FILE} {options}"
 
 

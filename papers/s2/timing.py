@@ -5,7 +5,19 @@ from itertools import pairwise
 from math import exp
 from typing import Any, NamedTuple
 
-from papers.lab.benches import CNN_1G, LM_1G, TEXT_1G, Steps
+from papers.lab.benches import (
+    CNN_STEPS,
+    LM_1G,
+    LM_STEPS,
+    PLACES_SAID,
+    TEXT_STEPS,
+    Grid,
+    Place,
+    Steps,
+    at_every,
+    gains,
+    told,
+)
 from papers.lab.judging import HALF_A_POINT, Range, by_setting, every, no_worse, points, sooner, verdict
 from papers.lab.ledger import Outcome
 from papers.lab.links import EXCHANGES, KEPT_SAID, SWEEP, Found, collective, kept, links, worlds
@@ -45,6 +57,7 @@ def gather_over_reduce(found: Found, link: str, world: int) -> float:
 
 _RULE = "undecided where the 20th to 80th percentiles of steps overlap"
 _STEPS = "`thinwire bench`, 4 workers on 2 cores, 1 Gbit/s, median steps of three rounds"
+_FOUR, _AT = Place(4, "1gbit"), "4 workers at 1 Gbit/s:"
 SKETCH, UNION, GATHER = "s2_reducer 0.0312", "s2_union 0.0312", "topk 0.0312"
 
 
@@ -60,49 +73,68 @@ def _said(steps: Steps) -> str:
 _THREE = {"sketch": SKETCH, "exact union": UNION, "all-gather": GATHER}
 
 
-@S2.judge("S9", LM_1G)
-def faster_than_gathering(lm: Steps) -> Outcome:
+@S2.judge("S9", LM_STEPS)
+def faster_than_gathering(lm: Grid) -> Outcome:
     """On a model with a large embedding it is faster than all-gathers of values and indices."""
-    gain = lm.faster(SKETCH, GATHER)
-    how = f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {_STEPS}; {_RULE}"
-    return Outcome(verdict=lm.ahead(SKETCH, GATHER), measured=f"{gain:.2f} times faster; {_said(lm)}", how=how)
-
-
-@S2.judge("S13", LM_1G, TEXT_1G)
-def blocks_save(lm: Steps, text: Steps) -> Outcome:
-    """Fewer bytes and shorter steps than sending blocks' values exactly."""
-    models = {"LSTM": lm, "transformer": text}
-    parts = {
-        name: every({"bytes": verdict(steps.bytes(SKETCH) < steps.bytes(UNION)), "time": steps.ahead(SKETCH, UNION)})[0]
-        for name, steps in models.items()
-    }
-    word, note = by_setting(parts)
-    measured = "; ".join(
-        f"{name}: {steps.bytes(SKETCH) / steps.bytes(UNION) - 1:+.0%} bytes, "
-        f"{steps.faster(SKETCH, UNION):.2f} times as fast; {_said(steps)}"
-        for name, steps in models.items()
-    )
-    how = f"against the exact union of the same blocks, packed, which is what OmniReduce sends; {_STEPS}; {_RULE}"
+    word, note = by_setting(at_every(lm, _before_gather))
+    measured = f"times as fast: {gains(lm, SKETCH, GATHER)}; {_AT} {_said(lm[_FOUR])}"
+    how = f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {PLACES_SAID}; {_RULE}"
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
-@S2.judge("S11", CNN_1G, CNN, CNN_WHOLE)
-def residual_network(steps: Steps, cnn: Ways, whole: Ways) -> Outcome:
+def _before_gather(steps: Steps) -> str:
+    return steps.ahead(SKETCH, GATHER)
+
+
+def _before_union(steps: Steps) -> str:
+    return steps.ahead(SKETCH, UNION)
+
+
+@S2.judge("S13", LM_STEPS, TEXT_STEPS)
+def blocks_save(lm: Grid, text: Grid) -> Outcome:
+    """Fewer bytes and shorter steps than sending blocks' values exactly."""
+    models = {"LSTM": lm, "transformer": {place: steps for place, steps in text.items() if SKETCH in steps.rows}}
+    parts = {f"{name}, {place}": word for name, found in models.items() for place, word in _saves(found).items()}
+    word, note = by_setting(parts)
+    measured = "; ".join(
+        f"{name}: bytes {told(found, _fewer)}; times as fast: "
+        f"{gains(found, SKETCH, UNION)}; {_AT} {_said(found[_FOUR])}"
+        for name, found in models.items()
+    )
+    how = f"against the exact union of the same blocks, packed, which is what OmniReduce sends; {PLACES_SAID}; {_RULE}"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _saves(found: Grid) -> dict[str, str]:
+    return at_every(found, lambda steps: every({"bytes": _smaller(steps, UNION), "time": _before_union(steps)})[0])
+
+
+def _smaller(steps: Steps, *others: str) -> str:
+    return verdict(steps.bytes(SKETCH) < min(map(steps.bytes, others)))
+
+
+def _fewer(steps: Steps) -> str:
+    return f"{steps.bytes(SKETCH) / steps.bytes(UNION) - 1:+.0%}"
+
+
+@S2.judge("S11", CNN_STEPS, CNN, CNN_WHOLE)
+def residual_network(found: Grid, cnn: Ways, whole: Ways) -> Outcome:
     """Fewer bytes, shorter steps, and the same accuracy."""
     parts = {
-        "bytes": verdict(steps.bytes(SKETCH) < min(steps.bytes(UNION), steps.bytes(GATHER))),
-        "time against the union": steps.ahead(SKETCH, UNION),
-        "time against all-gather": steps.ahead(SKETCH, GATHER),
+        "bytes": every(at_every(found, lambda steps: _smaller(steps, UNION, GATHER)))[0],
+        "time against the union": every(at_every(found, _before_union))[0],
+        "time against all-gather": every(at_every(found, _before_gather))[0],
         "accuracy": no_worse(points_lost(cnn["sketch"], cnn["dense"]), HALF_A_POINT),
     }
     word, note = every(parts)
     measured = (
-        f"{_said(steps)}; of dense's accuracy {points(cnn, 'dense', 'sketch', 'union')}; the model as one vector, as "
-        "in "
-        f"the paper, {points_lost(whole['whole'], cnn['dense'])}"
+        f"times as fast as the union: {gains(found, SKETCH, UNION)}; as all-gather: "
+        f"{gains(found, SKETCH, GATHER)}; {_AT} {_said(found[_FOUR])}; "
+        f"of dense's accuracy {points(cnn, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
+        f"{points_lost(whole['whole'], cnn['dense'])}"
     )
     how = (
-        f"ResNet-20, blocks of 32, 1/32 of them; {_STEPS}, {_RULE}; accuracy after 200 steps of 4 virtual "
+        f"ResNet-20, blocks of 32, 1/32 of them; {PLACES_SAID}, {_RULE}; accuracy after 200 steps of 4 virtual "
         "workers, 3 seeds, the same within half a point"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from convergence_parts.group import VirtualGroup, on_ranks, ring_sum
+from convergence_parts.optimizers import Schedule, scheduler
 from convergence_parts.results import append, grouped, read, tuned
 from convergence_parts.training import Look, Run, Settings, train
 from ranks import Ranks
@@ -110,6 +111,29 @@ def _ddp(settings: Settings) -> list[float]:
         with torch.no_grad():
             losses.append(float(problem.loss(model.module, problem.held_out(0, 1)[0])))
     return losses
+
+
+def test_schedules_stay_fall_or_drop() -> None:
+    def rates(schedule: Schedule) -> list[float]:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        made, found = scheduler(optimizer, schedule, 10, 2), list[float]()
+        for _ in range(10):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            made.step()
+        return found
+
+    assert rates("constant") == [0.5] + [1.0] * 9
+    assert rates("drop") == pytest.approx([0.5] + [1.0] * 6 + [0.1] * 3)
+    falling = rates("cosine")[1:]
+    assert falling == sorted(falling, reverse=True)
+    assert 0.1 < falling[-1] < 0.15
+
+
+def test_an_unknown_schedule_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(convergence.app, ["run", str(tmp_path / "runs.jsonl"), "--schedule", "dorp"])
+    assert done.exit_code == 2
+    assert "dorp" in done.output
 
 
 @pytest.mark.parametrize("recipe", ["dense()", "topk(density=0.05, minimum_size=100)"])

@@ -3,6 +3,7 @@
 import json
 import math
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 
 from papers import __main__ as program
 from papers.dragonn import learning, steps
-from papers.lab import ledger, tables
+from papers.lab import choosing, ledger, tables
+from papers.lab.benches import Benches, Place, Steps, at_every, gains
 from papers.lab.catalogue import HOUSE, ROOMS, catalogue
 from papers.lab.claims import Paper
 from papers.lab.deciding import Deciding
@@ -21,6 +23,7 @@ from papers.lab.material import Absent
 from papers.lab.shelf import RUNS, TODAY, Document, Shelf
 from papers.lab.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
 from papers.rooms import PAPERS
+from thinwire.tools.bench.results import Row
 from thinwire.tools.machine import code
 
 WAYS = {"dense": Way(recipe="dense()"), "topk": Way(recipe="topk(density=0.01)", batch=8)}
@@ -48,7 +51,8 @@ def test_every_check_and_judge_is_of_a_claim_in_the_catalogue() -> None:
 
 def test_a_table_that_strays_is_named(tmp_path: Path) -> None:
     house, root = tmp_path / HOUSE.name, HOUSE.parent
-    for page in (*(HOUSE / room / "README.md" for room in ROOMS), HOUSE / "README.md", root / tables.RECIPES):
+    docs = (root / tables.RECIPES, root / choosing.PAGE)
+    for page in (*(HOUSE / room / "README.md" for room in ROOMS), HOUSE / "README.md", *docs):
         copy = tmp_path / page.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(page.read_text())
@@ -177,6 +181,34 @@ def test_a_command_that_needs_data_says_so_and_one_that_fails_leaves_nothing(tmp
         shelf.run("python -c 'raise SystemExit(3)'")
 
 
+def test_programs_need_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert Shelf(folder=tmp_path).try_to_run("thinwire bench --list") is None
+
+
+def test_steps_are_judged_and_told_place_by_place(tmp_path: Path) -> None:
+    def steps(seconds: float) -> Steps:
+        times = {"p20": seconds, "p50": seconds, "p80": seconds}
+        return Steps(environment={}, rows={"dense": _row(times), "topk 0.01": _row(dict.fromkeys(times, 1.0))})
+
+    found = {Place(*place): steps(factor) for place, factor in (((2, "1gbit"), 2.0), ((4, "1gbit"), 0.5))}
+    assert gains(found, "topk 0.01") == "1gbit (P = 2, 4) 2.00, 0.50"
+    rule = at_every(found, lambda each: each.ahead("topk 0.01"))
+    assert rule == {"P = 2 at 1gbit": HOLDS, "P = 4 at 1gbit": FAILS}
+    assert list(at_every(found, lambda each: each.ahead("topk 0.01"), workers=(4,))) == ["P = 4 at 1gbit"]
+    benches = Benches.of("transformer", "topk", ",dgc")
+    assert len(benches.missing(Shelf(folder=tmp_path))) == len(benches.commands) == 6
+    assert "dense,topk,dgc" in benches[4, "1gbit"].commands[0]
+    assert "dense,topk " in benches[2, "1gbit"].commands[0]
+    assert [place.workers for place in benches.shrunk().places] == [4, 4]
+
+
+def _row(times: Mapping[str, float]) -> Row:
+    """Return a recipe's row of a real document with other times."""
+    document = json.loads((RUNS / "bench-xml-4-1gbit.json").read_text())
+    return Row.from_json(document["rows"][0] | {"step_seconds": times})
+
+
 def _without(folder: Path, name: str, text: str | None) -> list[str]:
     """Return what is wrong with the ledger where a document says something else, or is not there."""
     for document in RUNS.iterdir():
@@ -224,6 +256,14 @@ def test_a_smoke_of_every_kind_of_run_is_judged_and_keeps_no_verdict() -> None:
     assert done.exit_code == 0, done.output
     assert "7 of 7 claims could be judged" in done.output
     assert ledger.LEDGER.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_smoke_of_pipelines_boundaries_plans_and_servers_is_judged() -> None:
+    done = CliRunner().invoke(program.app, ["run", "T13", "T14", "T16", "D16", "T12", "--quick"])
+    assert done.exit_code == 0, done.output
+    assert "5 of 5 claims could be judged" in done.output
 
 
 def test_a_ledger_that_is_none_is_refused_and_a_new_one_begins_with_ours(tmp_path: Path) -> None:
