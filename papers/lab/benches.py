@@ -92,6 +92,11 @@ class Steps:
         """Return how many times shorter its step is."""
         return self.seconds(than) / self.seconds(label)
 
+    def gain(self, label: str, than: str = "dense") -> Range:
+        """Return the same at least and at most, by the 20th and the 80th percentile of both."""
+        (soonest, latest), (others_soonest, others_latest) = self.range(label), self.range(than)
+        return others_soonest / latest, others_latest / soonest
+
     def ahead(self, label: str, than: str = "dense") -> str:
         """Whether its steps are shorter: decided where the 80th percentile of one is below the 20th of the other."""
         return sooner(self.range(label), self.range(than))
