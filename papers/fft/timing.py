@@ -49,7 +49,7 @@ _FOUR = ("fft 0.15", "topk 0.15", "qsgd", "terngrad")
 def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
     """The model with most parameters for its computing spends the largest share of its step communicating."""
     models = {"ResNet-20": cnn, "small VGG": fc, "LSTM": lm}
-    heaviest = {place: max(models, key=lambda name: _weight(models[name][place])) for place in cnn}
+    heaviest = {place: max(models, key=lambda name: _weight(models[name][place])) for place in lm}
     parts = {
         str(place): verdict(name == max(models, key=lambda name: _waits(models[name][place])))
         for place, name in heaviest.items()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from papers.lab.benches import CNN_STEPS, FC_STEPS, LINKS, LM_STEPS, TEXT_STEPS, WORKERS, XL_STEPS, Grid, Place, Steps
+from papers.lab.ledger import NOTHING
 from papers.lab.shelf import Shelf
 
 PAGE = Path("docs/how-to/choose-a-recipe.md")
@@ -28,7 +29,8 @@ def lines(shelf: Shelf) -> str:
 def _line(name: str, found: Grid) -> str:
     four = found[Place(4, LINKS[0])]
     megabytes = f"{four.rows['dense'].wire_bytes_per_step.dense / 1.5 / 1e6:.2g} MB"  # a ring sends 3/2 of the gradient
-    cells = [_span(found[Place(workers, link)]) for link in reversed(LINKS) for workers in WORKERS]
+    places = [Place(workers, link) for link in reversed(LINKS) for workers in WORKERS]
+    cells = [_span(found[place]) if place in found else NOTHING for place in places]
     return f"| {' | '.join((name, megabytes, *cells))} |\n"
 
 
