@@ -25,7 +25,7 @@ _GENTLY = {
     f"{name}, at 80": Way(recipe=WAYS[name].recipe, rate=80.0)
     for name in ("dense", "topk", "dgc", "hashed", "as printed")
 }
-"""A quarter of dense's best rate."""
+"""An eighth of dense's best rate."""
 _UNMASKED = {
     "unmasked": Way(
         recipe="Compressed(memory=MomentumCorrection(masking=False), codec=SampledThreshold(density=0.001), "
@@ -85,7 +85,7 @@ def closer_than_dgc(xl: Ways, mlp: Ways) -> Outcome:
     )
     as_printed = " ".join(by_setting(printed)).replace(" : ", ": ")
     measured += (
-        f"; XL at a quarter of the rate, to what `dgc` ends at there: {_gently(xl)}; at the full rate, DGC that "
+        f"; XL at an eighth of the rate, to what `dgc` ends at there: {_gently(xl)}; at the full rate, DGC that "
         f"leaves the momentum of what was sent as it is: {_said(found['XL'], 'unmasked')}; as printed: {as_printed}"
     )
     how = (
@@ -97,7 +97,7 @@ def closer_than_dgc(xl: Ways, mlp: Ways) -> Outcome:
 
 
 def _gently(xl: Ways) -> str:
-    """Return how many steps each way needs at a quarter of the rate."""
+    """Return how many steps each way needs at an eighth of the rate."""
     ways = {name.removesuffix(", at 80"): xl[name] for name in _GENTLY}
     return _said(steps(ways), *ways)
 

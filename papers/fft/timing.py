@@ -79,13 +79,12 @@ def _weight(steps: Steps) -> float:
 def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
     """All four are faster than SGD, FFT most; also where dense gradients are reduced and not gathered."""
     models = {"small VGG": fc, "ResNet-20": cnn}
-    parts = {}
-    for name, grid in models.items():
-        for place, steps in grid.items():
-            parts[f"{name}, {place}, all-reduce"] = _all_sooner(steps)
-            parts[f"{name}, {place}, all-gather"] = _all_sooner(steps, _gathered(steps, found, place))
-    word, note = by_setting(parts)
     more = {name: [_gathered(steps, found, place) for place, steps in grid.items()] for name, grid in models.items()}
+    parts = {f"{name} over all-reduce": every(at_every(grid, _all_sooner))[0] for name, grid in models.items()}
+    for name, grid in models.items():
+        gathered = zip(grid.items(), more[name], strict=True)
+        parts[f"{name} over all-gather"] = every({str(at): _all_sooner(each, x) for (at, each), x in gathered})[0]
+    word, note = every(parts)
     measured = "; ".join(
         f"{name}: {told(grid, _numbers)}; over all-gather {min(more[name]):.2f} to {max(more[name]):.2f} times that"
         for name, grid in models.items()

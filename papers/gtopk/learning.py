@@ -78,7 +78,8 @@ def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
     word, note = every(parts)
     measured = "; ".join(
         f"{name}: {points_lost(ways['density warm-up'], ways['dense'])} of dense's {accuracy(ways['dense'])}, "
-        f"loss {over(ways['density warm-up'], ways['dense'])}; chosen from the whole model, as the paper does, "
+        f"loss {over(ways['density warm-up'], ways['dense'])}; without a warm-up "
+        f"{points_lost(ways['0.001'], ways['dense'])}; chosen from the whole model, as the paper does, "
         f"{points_lost(whole['whole'], ways['dense'])}, loss {over(whole['whole'], ways['dense'])}"
         for name, ways, whole in (("ResNet-20", cnn, cnn_whole), ("small VGG", fc, fc_whole))
     )

@@ -70,11 +70,13 @@ def figure_10(text: Grid) -> Figure:
         "AlexNet": {"over dense": 12, "over Top-k": 1.7},
     }
     ours = {
-        f"P = {place.workers}, {place.link.removesuffix('bit')}": {
+        f"P = {place.workers}\n{said}": {
             "over dense": steps.faster("gtopk 0.001"),
             "over Top-k": steps.faster("gtopk 0.001", "topk 0.001"),
         }
+        for link, said in (("100mbit", "100 Mbit/s"), ("1gbit", "1 Gbit/s"))
         for place, steps in text.items()
+        if place.link == link
     }
     up = "gTop-k: times as fast"
     return beside(
