@@ -182,7 +182,8 @@ def perplexity(text: Losses) -> Outcome:
     found = {row: text.over(row) for place in _INSIDE for row in _exact(place, 90, 95)}
     word, note = every({row.removeprefix("exact | "): no_worse(each, MARGIN) for row, each in found.items()})
     better = all(each.below for each in found.values())
-    behind = "; ".join(f"{place} {text.said(*_exact(place, 75, 90, 95, 98))}" for place in _INSIDE)
+    one, two = _INSIDE
+    behind = f"{one} {text.said(*_exact(one, 75, 90, 95, 98))}, behind {two} {text.said(*_exact(two, 90, 95))}"
     (four,) = _exact("3 workers + 2 activation functions", 75)
     measured = (
         f"behind {behind}; on the stream between blocks, one cut {text.said(*_exact(_SPLIT, 75, 90, 95))}, two "

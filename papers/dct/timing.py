@@ -22,7 +22,7 @@ def _rounds(found: Mapping[str, Any]) -> str:
 PIPELINE = Document(
     name="pipeline",
     words="python benchmarks/pipeline.py --rounds 3 --steps 24",
-    quick="--steps 6",
+    quick="--steps 3 --rounds 1 --problem transformer --link 100mbit",
     apart=_rounds,
 )
 TIMED = (0.25, 0.1, 0.05, 0.02, 0.005)
