@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from papers.dragonn import DRAGONN
-from papers.lab.benches import XL_STEPS, Grid, gains
-from papers.lab.judging import by_setting, every, verdict
+from papers.lab.benches import LINKS, XL_STEPS, Grid, at_every, gains
+from papers.lab.judging import by_setting, every, larger, verdict
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.links import KEPT_SAID, ROUTES, SYNCHRONISING, Found, kept, links, parts, routes, seconds, worlds
 
@@ -121,13 +121,19 @@ def _exponent(nbytes: int) -> str:
 
 @DRAGONN.judge("D9", SYNCHRONISING, XL_STEPS)
 def lead_grows(found: Found, xl: Grid) -> Outcome:
-    """The lead over DGC grows with the number of workers."""
+    """The lead over DGC grows with the number of workers, and exact Top-k's steps are the longest."""
     counts = [world for world in worlds(found) if world in (2, 4, 8)]
     as_published = {link: [_lead(found, p, link, "decode one by one") for p in counts] for link in links(found)}
     both = [_lead(found, world, kept(found)[-1], "decode") for world in counts]
-    word, note = by_setting(
-        {link: verdict(all(b > 1.05 * a for a, b in pairwise(as_published[link]))) for link in kept(found)}
-    )
+    parts = {
+        f"one tensor at {link}": verdict(all(b > 1.05 * a for a, b in pairwise(as_published[link])))
+        for link in kept(found)
+    }
+    parts |= {f"whole steps of XL at {link}": word for link, word in _leads_of_steps(xl).items()}
+    parts["Top-k last"] = every(
+        at_every(xl, lambda steps: every({name: steps.ahead(name, "topk 0.001") for name in _LEADERS})[0])
+    )[0]
+    word, note = by_setting(parts)
     measured = (
         f"DGC's time over hashed slots' for {', '.join(map(str, counts))} workers: "
         + ", ".join(f"{link} {_numbers(each)}" for link, each in as_published.items())
@@ -138,9 +144,19 @@ def lead_grows(found: Found, xl: Grid) -> Outcome:
     )
     how = (
         "a tensor of the largest size, density 0.001; DGC decodes payloads one by one, "
-        f"as there; {_HOW}; holds if it rises by over 5 %"
+        f"as there; {_HOW}; holds if it rises by over 5 %, whole steps of XL, which decode together, beyond their 20th "
+        "to 80th percentiles, and if Top-k's are longest"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+_LEADERS = ("dragonn 0.001", "dgc 0.001")
+
+
+def _leads_of_steps(xl: Grid) -> dict[str, str]:
+    """Judge for each link whether the lead over DGC rises from each number of workers to the next."""
+    leads = {link: [steps.gain(*_LEADERS) for place, steps in xl.items() if place.link == link] for link in LINKS}
+    return {link: every({f"{b}": larger(b, a) for a, b in pairwise(each)})[0] for link, each in leads.items()}
 
 
 def _lead(found: Found, world: int, link: str, decode: str) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 from papers.fft import FFT_PAPER
 from papers.lab.benches import (
+    APART_SAID,
     CNN_STEPS,
     FC_STEPS,
     LM_STEPS,
@@ -15,9 +16,10 @@ from papers.lab.benches import (
     Place,
     Steps,
     at_every,
+    by_workers,
     told,
 )
-from papers.lab.judging import by_setting, every, sooner, verdict
+from papers.lab.judging import by_setting, every, larger, sooner, verdict
 from papers.lab.ledger import Outcome
 from papers.lab.links import KEPT_SAID, SWEEP, Found, kept, links, seconds, straight, worlds
 from papers.lab.shelf import Document
@@ -41,7 +43,6 @@ def gathers_linearly(found: Found) -> Outcome:
 
 
 LAYERS = Document(name="layers", words="python -m papers.fft.layers")
-_APART = "undecided where 20th to 80th percentiles overlap"
 _FOUR = ("fft 0.15", "topk 0.15", "qsgd", "terngrad")
 
 
@@ -49,29 +50,34 @@ _FOUR = ("fft 0.15", "topk 0.15", "qsgd", "terngrad")
 def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
     """The model with most parameters for its computing spends the largest share of its step communicating."""
     models = {"ResNet-20": cnn, "small VGG": fc, "LSTM": lm}
-    heaviest = {place: max(models, key=lambda name: _weight(models[name][place])) for place in lm}
+    places = {place: {name: found[place] for name, found in models.items() if place in found} for place in cnn}
+    heaviest = {place: max(there, key=lambda name: _weight(there[name])) for place, there in places.items()}
     parts = {
-        str(place): verdict(name == max(models, key=lambda name: _waits(models[name][place])))
-        for place, name in heaviest.items()
+        str(place): every(
+            {
+                name: larger(there[heaviest[place]].waits, each.waits)
+                for name, each in there.items()
+                if name != heaviest[place]
+            }
+        )[0]
+        for place, there in places.items()
     }
     word, note = by_setting(parts)
     measured = "; ".join(f"{name}: {told(found, _share)}" for name, found in models.items())
     how = (
         f"dense: the share of a step that the link adds; {PLACES_SAID}; holds if the model with most bytes per second "
-        f"of computing, the {' or '.join(dict.fromkeys(heaviest.values()))}, has the largest"
+        f"of computing, the {' or '.join(dict.fromkeys(heaviest.values()))}, has the largest, {APART_SAID}"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
-def _waits(steps: Steps) -> float:
-    return 1 - steps.free / steps.seconds("dense")
-
-
 def _share(steps: Steps) -> str:
-    return f"{_waits(steps):.0%}"
+    share = 1 - steps.free / steps.seconds("dense")
+    return f"{share:.0%}" if share > 0 else "none"
 
 
 def _weight(steps: Steps) -> float:
+    """Return bytes sent per second of computing."""
     return steps.bytes("dense") / steps.free
 
 
@@ -79,9 +85,10 @@ def _weight(steps: Steps) -> float:
 def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
     """All four are faster than SGD, FFT most; also where dense gradients are reduced and not gathered."""
     models = {"small VGG": fc, "ResNet-20": cnn}
-    more = {name: [_gathered(steps, found, place) for place, steps in grid.items()] for name, grid in models.items()}
-    parts = {f"{name} over all-reduce": every(at_every(grid, _all_sooner))[0] for name, grid in models.items()}
-    for name, grid in models.items():
+    asked = {name: {at: steps for at, steps in grid.items() if at.workers in (4, 8)} for name, grid in models.items()}
+    more = {name: [_gathered(steps, found, place) for place, steps in grid.items()] for name, grid in asked.items()}
+    parts = {f"{name} over all-reduce": every(at_every(grid, _all_sooner))[0] for name, grid in asked.items()}
+    for name, grid in asked.items():
         gathered = zip(grid.items(), more[name], strict=True)
         parts[f"{name} over all-gather"] = every({str(at): _all_sooner(each, x) for (at, each), x in gathered})[0]
     word, note = every(parts)
@@ -91,7 +98,7 @@ def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
     )
     how = (
         f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; a dense all-gather's longer time from the "
-        f"sweep; holds if all are above 1 and FFT is first, {_APART}"
+        f"sweep; holds if all are above 1 and FFT is first with 4 and with 8, {APART_SAID}"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
@@ -110,7 +117,7 @@ def _numbers(steps: Steps) -> str:
 def _gathered(steps: Steps, found: Found, place: Place) -> float:
     """Return how many times longer a dense step is whose gradients are gathered."""
     world, link = place.workers, place.link if place.link in links(found) else links(found)[-1]
-    nbytes = steps.rows["dense"].wire_bytes_per_step.dense * world / (2 * (world - 1))  # what an all-reduce sends
+    nbytes = steps.gradient(world)
     more = seconds(found, "all-gather", link, world, nbytes) - seconds(found, "all-reduce", link, world, nbytes)
     return 1 + more / steps.seconds("dense")
 
@@ -124,7 +131,7 @@ def scales(*found: Grid) -> Outcome:
     measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
     how = (
         f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if FFT is at most 3 % behind at 4 and "
-        f"8, {_APART}"
+        f"8, {APART_SAID}"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
@@ -142,21 +149,17 @@ def slower_is_better(*found: Grid) -> Outcome:
     """Gains are larger on the slower link."""
     models = dict(zip(_MODELS, found, strict=True))
     parts = {
-        f"{label} on {name}, P = {workers}": sooner(fast.gain(label), slow.gain(label))
+        f"{label} on {name}, P = {workers}": larger(slow.gain(label), fast.gain(label))
         for name, grid in models.items()
-        for workers, (slow, fast) in _by_link(grid).items()
+        for workers, (slow, fast) in by_workers(grid).items()
         for label in _FOUR
     }
     word, note = every(parts)
     measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
-    how = f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if larger at 100 Mbit/s, {_APART}"
+    how = (
+        f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if larger at 100 Mbit/s, {APART_SAID}"
+    )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
-
-
-def _by_link(found: Grid) -> dict[int, list[Steps]]:
-    """Return the steps of each number of workers, the slowest link first."""
-    workers = dict.fromkeys(place.workers for place in found)
-    return {each: [steps for place, steps in found.items() if place.workers == each] for each in workers}
 
 
 @FFT_PAPER.judge("F2", LAYERS)

@@ -27,8 +27,7 @@ def lines(shelf: Shelf) -> str:
 
 
 def _line(name: str, found: Grid) -> str:
-    four = found[Place(4, LINKS[0])]
-    megabytes = f"{four.rows['dense'].wire_bytes_per_step.dense / 1.5 / 1e6:.2g} MB"  # a ring sends 3/2 of the gradient
+    megabytes = f"{found[Place(4, LINKS[0])].gradient(4) / 1e6:.2g} MB"
     places = [Place(workers, link) for link in reversed(LINKS) for workers in WORKERS]
     cells = [_span(found[place]) if place in found else NOTHING for place in places]
     return f"| {' | '.join((name, megabytes, *cells))} |\n"

@@ -47,6 +47,11 @@ def sooner(mine: Range, other: Range, times: float = 1.0) -> str:
     return FAILS if soonest > times * others_latest else UNDECIDED
 
 
+def larger(mine: Range, other: Range) -> str:
+    """Whether it is above the other: undecided where the ranges overlap."""
+    return sooner(other, mine)
+
+
 def every(parts: Mapping[str, str]) -> tuple[str, str]:
     """Return the verdict on a claim all of whose parts must hold, and a note that names the others."""
     for word in (FAILS, UNDECIDED):
