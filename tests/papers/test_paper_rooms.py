@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from papers import __main__ as program
 from papers.dragonn import learning, steps
 from papers.lab import choosing, ledger, tables
-from papers.lab.benches import Benches, Place, Steps, at_every, gains
+from papers.lab.benches import Benches, Place, Steps, at_every, by_workers, gains
 from papers.lab.catalogue import HOUSE, ROOMS, catalogue
 from papers.lab.claims import Paper
 from papers.lab.deciding import Deciding
-from papers.lab.judging import by_setting, every, no_worse, sooner, worse
+from papers.lab.judging import by_setting, every, larger, no_worse, sooner, worse
 from papers.lab.ledger import DEPENDS, FAILS, HOLDS, OPEN, UNDECIDED, VERDICTS, Outcome
 from papers.lab.material import Absent
 from papers.lab.shelf import RUNS, TODAY, Document, Shelf
@@ -195,9 +195,14 @@ def test_steps_are_judged_and_told_place_by_place(tmp_path: Path) -> None:
     assert gains(found, "topk 0.01") == "1gbit (P = 2, 4) 2.00, 0.50"
     rule = at_every(found, lambda each: each.ahead("topk 0.01"))
     assert rule == {"P = 2 at 1gbit": HOLDS, "P = 4 at 1gbit": FAILS}
+    assert at_every(found, lambda each: each.ahead("topk 0.01"), links=("100mbit",)) == {}
+    assert by_workers(found) == {}, "there is one link alone"
+    assert found[Place(2, "1gbit")].gain("topk 0.01") == (2.0, 2.0)
+    assert larger((2.0, 3.0), (1.0, 1.5)) == HOLDS
+    assert larger((1.0, 2.0), (1.5, 3.0)) == UNDECIDED
     assert list(at_every(found, lambda each: each.ahead("topk 0.01"), workers=(4,))) == ["P = 4 at 1gbit"]
-    benches = Benches.of("transformer", "topk", ",dgc")
-    assert len(benches.missing(Shelf(folder=tmp_path))) == len(benches.commands) == 6
+    benches = Benches.of("transformer", "topk", at_four="dgc", without=[Place(8, "100mbit")])
+    assert len(benches.missing(Shelf(folder=tmp_path))) == len(benches.commands) == 5
     assert "dense,topk,dgc" in benches[4, "1gbit"].commands[0]
     assert "dense,topk " in benches[2, "1gbit"].commands[0]
     assert [place.workers for place in benches.shrunk().places] == [4, 4]
