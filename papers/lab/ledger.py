@@ -1,6 +1,7 @@
 """The ledger: a row for every claim, with its verdict, what we measured, and the command that did."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from papers.lab.catalogue import HOUSE, Claim, catalogue
+from thinwire.tools.cluster.link import parse_rate
 from thinwire.tools.inputs import write_atomically
 
 SCHEMA = "thinwire.papers/1"
@@ -20,6 +22,8 @@ HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN = (
     "out of reach",
     "open",
 )
+_RATE = re.compile(r"\b\d+[mg]bit\b")
+"""As commands have it, such as `100mbit`."""
 NOTHING = "\N{EN DASH}"
 VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN)
 
@@ -66,8 +70,12 @@ def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Itera
         published=claim.published,
         seeds=tuple(sorted(set(seeds))),
         command=tuple(dict.fromkeys(commands)),
-        **{name: value for name, value in asdict(outcome).items() if name != "more"},
+        **{name: _RATE.sub(_in_words, value) for name, value in asdict(outcome).items() if name != "more"},
     )
+
+
+def _in_words(rate: re.Match[str]) -> str:
+    return str(parse_rate(rate[0]))
 
 
 def unjudged(claim: Claim) -> Row:

@@ -53,7 +53,7 @@ def _images(arrays: Arrays, file: Path) -> Cifar:
     require(fits, file, f"images of type uint8 and shape {(labels.size, *SHAPE)}, one per label")
     order = np.arange(labels.size)
     cut = labels.size - labels.size // 10
-    source = f"{labels.size:,} images in {file}"
+    source = f"{labels.size:,} images in {file.name}"
     return Cifar(pixels=images.__getitem__, labels=labels, train=order[:cut], rest=order[cut:], source=source)
 
 
@@ -66,7 +66,7 @@ def _jpegs(arrays: Arrays, file: Path) -> Cifar:
         return np.stack([_decode(stream[bounds[i] : bounds[i + 1]].tobytes(), file, i) for i in indices.tolist()])
 
     train, rest = np.flatnonzero(split == 0), np.flatnonzero(split == 1)
-    return Cifar(pixels=pixels, labels=labels, train=train, rest=rest, source=f"{labels.size:,} JPEGs in {file}")
+    return Cifar(pixels=pixels, labels=labels, train=train, rest=rest, source=f"{labels.size:,} JPEGs in {file.name}")
 
 
 def _decode(jpeg: bytes, file: Path, index: int) -> Pixels:

@@ -69,7 +69,7 @@ def _make(options: Options, name: str, title: str, network: Callable[[int], Word
         model = network(len(ids))
     return Problem(
         name=name,
-        description=f"{title}, {size(model)}, on {len(words):,} tokens of {folder}, {len(ids):,} distinct",
+        description=f"{title}, {size(model)}, on {len(words):,} tokens of {folder.name}, {len(ids):,} distinct",
         model=model,
         batch=batches(options.seed, partial(train.draw, count=BATCH)),
         loss=cross_entropy,
