@@ -205,7 +205,7 @@ def test_steps_are_judged_and_told_place_by_place(tmp_path: Path) -> None:
     assert larger((1.0, 2.0), (1.5, 3.0)) == UNDECIDED
     assert list(at_every(found, lambda each: each.ahead("topk 0.01"), workers=(4,))) == ["P = 4 at 1gbit"]
     benches = Benches.of("transformer", "topk", at_four="dgc")
-    assert len(benches.missing(Shelf(folder=tmp_path))) == len(benches.commands) == 5
+    assert len(benches.missing(Shelf(folder=tmp_path))) == len(benches.commands) == 6
     assert "dense,topk,dgc" in benches[4, "1gbit"].commands[0]
     assert "dense,topk " in benches[2, "1gbit"].commands[0]
     assert [place.workers for place in benches.shrunk().places] == [4, 4]
