@@ -43,7 +43,8 @@ class Bars:
         if self.line is not None:
             axes.axhline(self.line, color=INK, linewidth=0.9, linestyle=":")
         label(axes, self.title, "", self.up)
-        axes.legend(frameon=False, fontsize=9)
+        axes.margins(y=0.3)  # room for the legend above the bars
+        axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper left")
 
 
 @dataclass(frozen=True, kw_only=True)
