@@ -213,7 +213,9 @@ def twenty_times(material: Material) -> Finding:
         "one needs neither"
     )
     return Finding(
-        holds=max(masked, both) >= 19.5, figure=figure, how="payloads of 2^20 float32 elements at density 0.05"
+        holds=max(masked, both) >= 19.5,
+        figure=figure,
+        how="payloads of 2^20 float32 elements at density 0.05; holds from 19.5 on",
     )
 
 

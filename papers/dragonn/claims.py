@@ -27,7 +27,9 @@ def operations(material: Material) -> Finding:
         if not (right and hashed and counts == {"compare": 2 * d, "add": 2 * (d - 1), "swap": d - 1}):
             wrong.append(f"d = {d}: {dict(counts)}")
     figure = f"exact at {len(sizes) - len(wrong)} of {len(sizes)} sizes {'; '.join(wrong)}".strip()
-    return Finding(holds=not wrong, figure=figure, how="instrumented up- and down-sweep, d = 2^4 to 2^12")
+    return Finding(
+        holds=not wrong, figure=figure, how="instrumented up- and down-sweep, d = 2^4 to 2^12; holds if exact"
+    )
 
 
 @DRAGONN.claim("D6", "Selection by prefix sum touches memory about 7 times as often as the lower bound")
@@ -102,7 +104,10 @@ def any_order(material: Material) -> Finding:
         f"{len(ours)} distinct payload with a fixed winner, {len(latest)} when the last writer wins, in "
         f"{repeats} orders"
     )
-    how = "2,000 writers, 1,000 slots; count and length constant, payload equal with a fixed winner only"
+    how = (
+        "2,000 writers, 1,000 slots; holds if indices are valid, each is kept once, and a fixed winner makes all payloads "
+        "equal"
+    )
     return Finding(holds=once and len(lengths) == 1 and len(ours) == 1, figure=figure, how=how)
 
 
@@ -152,7 +157,9 @@ def batched_equals_each(material: Material) -> Finding:
     eps = 2.0**-52
     figure = f"largest difference {worst:.1e}, {worst / eps:.0f} units of float64"
     return Finding(
-        holds=worst <= 64 * eps, figure=figure, how="up to 8 payloads with indices in common, in reverse order"
+        holds=worst <= 64 * eps,
+        figure=figure,
+        how="up to 8 payloads with indices in common, in reverse order; holds if equal up to float64 rounding",
     )
 
 

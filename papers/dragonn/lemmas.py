@@ -47,7 +47,8 @@ def hashing_error(material: Material) -> Finding:
         f"never violated on {len(rows)} tensors by more than {max(0.0, worst):.1g}; bound above 0.99 on {tight:.0%}"
     )
     how = (
-        f"density 0.05, m = n, last index wins; the bound exceeds the error by {kept[len(kept) // 2]:.2f} in the median"
+        "density 0.05, m = n, last index wins; holds if never violated by more than 0.001; the bound exceeds the error "
+        f"by {kept[len(kept) // 2]:.2f} in the median"
     )
     return Finding(holds=worst <= 1e-3, figure=figure, how=how)
 
@@ -78,7 +79,9 @@ def empty_share(material: Material) -> Finding:
         f"probability {p:.2f} and {q:.2f}; mean {first.mean():.5f} (s.d. {first.std():.5f}) and {second.mean():.5f} "
         f"(s.d. {second.std():.5f}); our hash {ours.mean():.5f}"
     )
-    return Finding(holds=p >= 0.95 and q >= 0.8, figure=figure, how=f"{draws:,} draws of a random hash")
+    return Finding(
+        holds=p >= 0.95 and q >= 0.8, figure=figure, how=f"{draws:,} draws of a random hash; holds if both examples do"
+    )
 
 
 def _empty(m: int, n: int, draws: int) -> Tensor:
@@ -112,5 +115,7 @@ def descent_floor(material: Material) -> Finding:
         f"10^{math.log10(bound / norms[-1]):.0f} times more"
     )
     return Finding(
-        holds=min(norms) <= bound, figure=figure, how=f"logistic regression on MNIST, L known, {steps} steps, K = 4"
+        holds=min(norms) <= bound,
+        figure=figure,
+        how=f"logistic regression on MNIST, L known, {steps} steps, K = 4; holds if below the bound",
     )

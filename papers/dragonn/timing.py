@@ -175,7 +175,10 @@ def encodes_sooner(found: Found) -> Outcome:
     holds = all(ratio <= 0.5 for size, ratio, _ in rows if size >= min(2**26, rows[-1][0]))
     measured = ", ".join(f"{_size(size)}: {ratio:.2f}" for size, ratio, _ in rows[-3:])
     ours = ", ".join(f"{sampled:.2f}" for _, _, sampled in rows[-3:])
-    how = f"time of `HashedSlots` over that of a mask and `nonzero`, density 0.001; no network; {_ENCODING}"
+    how = (
+        f"time of `HashedSlots` over that of a mask and `nonzero`, density 0.001; no network; {_ENCODING}; holds if at "
+        "most half from 64 MB on"
+    )
     return Outcome(
         verdict=verdict(holds), measured=f"{measured}; our own sampled threshold without slots {ours}", how=how
     )

@@ -114,7 +114,10 @@ def alpha(material: Material) -> Finding:
     worst = {theta: max(a.value for _, a in found if a.theta == theta) for theta in sorted({a.theta for _, a in found})}
     added = max(abs(a.value - b.value) for (_, a), (_, b) in zip(found[::2], found[1::2], strict=True))
     figure = "largest " + ", ".join(f"{value:.3f} at {theta:g}" for theta, value in worst.items())
-    how = f"P = 4 simulated workers over training, v_bar their mean; 10-bit numbers change it by at most {added:.4f}"
+    how = (
+        f"P = 4 simulated workers over training, v_bar their mean; 10-bit numbers change it by at most {added:.4f}; "
+        "holds if never above 1"
+    )
     return Finding(holds=max(worst.values()) <= 1, figure=figure, how=how)
 
 
@@ -166,7 +169,7 @@ def drift(material: Material) -> Finding:
     apart = max(float((replica - replicas[0]).abs().max()) for replica in replicas)
     figure = f"replicas differ by {apart:g} after 20 steps without any broadcast"
     return Finding(
-        holds=apart == 0, figure=figure, how="4 ranks decode the same buffers; trivially enough if the drift is 0"
+        holds=apart == 0, figure=figure, how="4 ranks decode the same buffers; holds, trivially, if the drift is 0"
     )
 
 

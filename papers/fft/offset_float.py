@@ -59,7 +59,10 @@ def tuning(material: Material) -> Finding:
         f"ends at the closed form, P = 2^(N-1) - 1, in {settled} of {settled + len(off)} cases; no eps exists "
         f"in {len(missing)}"
     )
-    how = f"N = 4 to 12, every mantissa below N - 1, max 1; none exists for (N, m) {missing[:4]} and so on"
+    how = (
+        f"N = 4 to 12, every mantissa below N - 1, max 1; none exists for (N, m) {missing[:4]} and so on; holds if it "
+        "ends at the closed form where there is one"
+    )
     return Finding(holds=not off, figure=figure, how=how)
 
 

@@ -46,12 +46,13 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A claim, and what became of it. `command`: the programs that ran, one a line; DATA is the folder of data."""
+    """A claim, when it holds, and what became of it. `command`: what ran, one a line; DATA is the folder of data."""
 
     id: str
     paper: str
     claim: str
     published: str
+    criterion: str
     verdict: str
     note: str
     measured: str
@@ -68,6 +69,7 @@ def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Itera
         paper=claim.paper,
         claim=f"{claim.place}: {claim.claim}",
         published=claim.published,
+        criterion=claim.criterion,
         seeds=tuple(sorted(set(seeds))),
         command=tuple(dict.fromkeys(commands)),
         **{name: _RATE.sub(_in_words, value) for name, value in asdict(outcome).items() if name != "more"},

@@ -32,7 +32,9 @@ def summable(material: Material) -> Finding:
         unequal.append(error(total, apart))
     figure = f"err2 at most {worst:.0e} with equal seeds, at least {min(unequal):.2f} with unequal ones"
     return Finding(
-        holds=worst < 1e-12, figure=figure, how="P = 2 to 8, 3,000 elements; holds up to float32 summation order"
+        holds=worst < 1e-12,
+        figure=figure,
+        how="P = 2 to 8, 3,000 elements; holds if equal up to float32 summation order",
     )
 
 
@@ -47,7 +49,11 @@ def zeros(material: Material) -> Finding:
         without += kernels.sketch_insert.cpu(alone, 3, 100, 7)
     same = torch.equal(full, without)
     figure = f"bit-equal: {'yes' if same else 'no'}, with {int((x == 0).sum())} of {x.numel()} elements zero"
-    return Finding(holds=same, figure=figure, how="the same sketch built from single non-zero elements, in order")
+    return Finding(
+        holds=same,
+        figure=figure,
+        how="the same sketch built from single non-zero elements, in order; holds if bit-equal",
+    )
 
 
 @S2.claim("S3", "The queried gradient is unbiased")

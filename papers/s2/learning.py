@@ -119,7 +119,7 @@ def fewer_steps(text: Ways) -> Outcome:
     measured = f"steps of the sketch over the exact union's: {found}; losses at the end, seed by seed: {losses}"
     how = (
         "byte-level transformer, 4 virtual workers, 200 steps, 3 seeds; only the number of "
-        "steps, as the published 11 epochs against 16"
+        "steps, as the published 11 epochs against 16; holds if the sketch's 95 % interval is below the union's"
     )
     return Outcome(verdict=HOLDS if found.below else FAILS, measured=measured, how=how)
 
