@@ -105,8 +105,8 @@ def any_order(material: Material) -> Finding:
         f"{repeats} orders"
     )
     how = (
-        "2,000 writers, 1,000 slots; holds if indices are valid, each is kept once, and a fixed winner makes all payloads "
-        "equal"
+        "2,000 writers, 1,000 slots; holds if indices are valid, each is kept once, and a fixed winner makes all "
+        "payloads equal"
     )
     return Finding(holds=once and len(lengths) == 1 and len(ours) == 1, figure=figure, how=how)
 
