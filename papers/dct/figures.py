@@ -37,14 +37,14 @@ def trainings() -> dict[str, Make]:
 
 def figures(
     json: Annotated[Path, typer.Option(help="Write what is drawn here, after each training.")],
-    folder: Annotated[Path, typer.Option(help="Write the figures here, as PNG.")],
+    folder: Annotated[Path | None, typer.Option(help="Write the figures here, as PNG.")] = None,
     problem: Annotated[str, typer.Option(help="One that falls into stages.")] = "dlrm",
     data: Annotated[Path | None, typer.Option(help="The problem's data, where it is not generated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     resume: Annotated[bool, typer.Option(help="Skip the trainings that the document has.")] = False,
 ) -> None:
-    """Train with and without a boundary at the first cut, and draw what the activations did."""
+    """Train with and without a boundary at the first cut, and note what the activations did, or draw it, too."""
     console = Console(width=None if sys.stdout.isatty() else 150)
     try:
         built = build(problem, seed=seed, data=data)
@@ -58,8 +58,9 @@ def figures(
             with console.status(f"{name}, {count} steps"):
                 _record(document, material, name, make())
             write_atomically(json, js.dumps(document, allow_nan=False) + "\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    draw(document, folder)
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(document, folder)
     print_titled(console, _laws(document))
 
 

@@ -148,3 +148,9 @@ def test_activations_are_judged_at_the_end_of_the_training() -> None:
     assert _verdict("T18", _followed(1.0, passed=0.19), CHECKED) == DEPENDS
     assert _verdict("T24", _followed(1.0, zeros=0.6), CHECKED) == HOLDS
     assert _verdict("T24", _followed(1.0, zeros=0.8), CHECKED) == DEPENDS
+
+
+def test_seeds_that_disagree_leave_a_claim_on_activations_undecided() -> None:
+    assert _verdict("T16", _followed(1.0), _followed(3.0)) == UNDECIDED
+    assert _verdict("T18", _followed(1.0, passed=0.1), _followed(1.0, passed=0.19), CHECKED) == UNDECIDED
+    assert _verdict("T24", _followed(1.0, zeros=0.6), _followed(1.0, zeros=0.8), CHECKED) == UNDECIDED

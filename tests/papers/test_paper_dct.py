@@ -282,6 +282,13 @@ def test_figures_are_drawn_and_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     assert CliRunner().invoke(app, [*arguments, "--steps", "13", "--resume"]).exit_code == 2
 
 
+def test_figures_are_not_drawn_without_a_folder(tmp_path: Path) -> None:
+    arguments = ["figures", "--json", str(tmp_path / "f.json"), "--problem", "tiny", "--steps", "12", "--seed", "1"]
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 0, ran.output
+    assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
+
+
 def test_the_page_has_the_rows_and_columns_that_are_printed() -> None:
     page = PAGE.read_text()
     head = "| " + " | ".join(HEADINGS) + " |"
