@@ -130,8 +130,8 @@ def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
     )
     how = (
         f"{_HOW}`dragonn` has after a fifth of its run; not: not within the run, which is five times as long. Random-k "
-        "diverges at dense's rate, so it is tried at a tenth, too, and SignSGD at an eighth; holds if SignSGD needs more "
-        "steps and Random-k over five times as many, each at both of its rates"
+        "diverges at dense's rate, so it is tried at a tenth, too, and SignSGD at an eighth; holds if SignSGD needs "
+        "more steps and Random-k over five times as many, each at both of its rates"
     )
     return Outcome(verdict=word, note=note, measured=f"{'; '.join(said)}; losses at the end: {ends}", how=how)
 
