@@ -7,8 +7,8 @@ from typing import Any
 from papers.dct import DCT
 from papers.dct.looking import DENSITIES
 from papers.lab.deciding import GRADIENTS
-from papers.lab.judging import by_setting, every
-from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
+from papers.lab.judging import agreed, by_setting, every
+from papers.lab.ledger import Outcome
 from papers.lab.shelf import Document
 
 _FIGURES = "python -m papers.dct.model_parallel figures"
@@ -28,12 +28,6 @@ _HOW = "`papers.dct.model_parallel figures`, DLRM, first cut, three seeds, undec
 Found = Mapping[str, Any]
 
 
-def _agreed(holds: Iterable[bool]) -> str:
-    """Return what all seeds say."""
-    said = set(holds)
-    return UNDECIDED if len(said) > 1 else HOLDS if said == {True} else FAILS
-
-
 def _spread(values: Iterable[float], form: str) -> str:
     """Return the mean over seeds, and in brackets from where to where they reach."""
     all_of = list(values)
@@ -48,7 +42,7 @@ def teaches_sparsity(*seeds: Found) -> Outcome:
         runs = (f"exact {density:g}", "dense")
         with_one, dense = ([_end(found["runs"][run], place) for found in seeds] for run in runs)
         if max(*with_one, *dense) > _NOTHING:
-            parts[f"{1 - density:.0%}"] = _agreed(a < b for a, b in zip(with_one, dense, strict=True))
+            parts[f"{1 - density:.0%}"] = agreed(a < b for a, b in zip(with_one, dense, strict=True))
         said.append(f"{_spread(with_one, '.4f')} against {_spread(dense, '.4f')} at {1 - density:.0%}")
     word, note = every(parts)
     how = f"the last tenth of the training, against a dense one; {_HOW}; holds if lower wherever it is above 0.01"
@@ -66,7 +60,7 @@ def laplace(*found: Found) -> Outcome:
     *seeds, checked = found
     before = [each["shapes"]["before the ReLU"]["aic"] for each in seeds]
     other = _checked(checked, "T17")
-    dlrm = _agreed(aic["Laplace"] < aic["normal"] for aic in before)
+    dlrm = agreed(aic["Laplace"] < aic["normal"] for aic in before)
     word, note = every({"DLRM": dlrm, "MNIST": other["verdict"]})
     zeros = (each["shapes"]["at the cut"]["zeros"] for each in seeds)
     laws = " against ".join(_spread((aic[law] for aic in before), ".3f") for law in ("Laplace", "normal"))
@@ -85,7 +79,7 @@ def strays(*found: Found) -> Outcome:
     other = _checked(checked, "T18")
     looks = [each["runs"]["Laplace 0.25"] for each in seeds]
     drifts = (each[-1]["fitted"][0] - each[0]["fitted"][0] for each in looks)
-    parts = {"DLRM": _agreed(abs(drift) >= 0.05 for drift in drifts), "the MNIST network": other["verdict"]}
+    parts = {"DLRM": agreed(abs(drift) >= 0.05 for drift in drifts), "the MNIST network": other["verdict"]}
     word, note = by_setting(parts)
     fitted, one_sided = (
         " to ".join(_spread((each[at][which][0] for each in looks), ".1%") for at in (0, -1))
@@ -101,7 +95,7 @@ def half_zero(*found: Found) -> Outcome:
     *seeds, checked = found
     zeros = [[look["zeros"] for look in each["runs"]["dense"]] for each in seeds]
     other = _checked(checked, "T24")
-    dlrm = _agreed(min(each) >= 0.35 and max(each) <= 0.65 for each in zeros)
+    dlrm = agreed(min(each) >= 0.35 and max(each) <= 0.65 for each in zeros)
     word, note = by_setting({"DLRM": dlrm, "the MNIST network": other["verdict"]})
     first, last = (_spread((each[at] for each in zeros), ".0%") for at in (0, -1))
     measured = (

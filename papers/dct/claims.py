@@ -50,7 +50,7 @@ def stray(material: Material) -> Finding:
     steps = max(len(found) for run in material.recorded() for found in run.thresholds.values())
     how = (
         f"gradient plus error memory, exact Top-5 %, first {steps} steps of training at a constant rate, the first 5 % "
-        "left out; holds if every layer does"
+        "left out; holds if every layer does; a drop of the rate was not tried"
     )
     return Finding(holds=fine == len(largest), figure=figure, how=how)
 

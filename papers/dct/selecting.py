@@ -19,8 +19,8 @@ DENSITY = 0.05
 WAYS: dict[str, Callable[[Tensor, int], object]] = {
     "sort": lambda x, k: x.abs().sort(descending=True).values[k - 1],
     "topk": lambda x, k: torch.topk(x.abs(), k).values[-1],
-    "exact, ours": kth_largest,
-    "one pass, ours": lambda x, k: SampledThreshold(density=DENSITY).encode(x),
+    "our exact one": kth_largest,
+    "our single pass": lambda x, k: SampledThreshold(density=DENSITY).encode(x),
 }
 
 

@@ -1,6 +1,6 @@
 """From intervals to verdicts, by rules that all rooms share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from papers.lab.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED
 from papers.lab.trials import Interval, Series, over, points_lost
@@ -16,6 +16,12 @@ HALF_A_POINT = 0.5
 def verdict(holds: bool) -> str:
     """Return the word."""
     return HOLDS if holds else FAILS
+
+
+def agreed(holds: Iterable[bool]) -> str:
+    """Return what all repeats say: undecided where they disagree."""
+    said = set(holds)
+    return UNDECIDED if len(said) > 1 else verdict(said == {True})
 
 
 def no_worse(found: Interval, margin: float = MARGIN) -> str:

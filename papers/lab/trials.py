@@ -39,6 +39,10 @@ class Trial:
         """At the end, in percent."""
         return 100 * self.accuracies[-1]
 
+    def accuracy_at(self, step: int) -> float:
+        """Return that of the first look from a step on, in percent."""
+        return 100 * next(found for at, found in zip(self.steps, self.accuracies, strict=True) if at >= step)
+
     def steps_to(self, target: float) -> float:
         """Return after how many steps the loss first is at most `target`, between two looks; infinite if never."""
         before = (0, math.inf)
