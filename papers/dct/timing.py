@@ -48,8 +48,7 @@ def knee(slow: Steps, fast: Steps) -> Outcome:
     )
     how = (
         f"small VGG, `dct_dp` at 75, 90, 95, 98, 99.5 %; {_STEPS}; holds if 95 % is over 5 % "
-        "faster than 75 %, and at most 10 % slower than 99.5 %, undecided where the 20th to 80th percentiles reach "
-        "across. "
+        "faster than 75 %, and at most 10 % slower than 99.5 %, undecided where the 20th to 80th percentiles overlap. "
         "What the bytes take at the link's rate is the model's knee: beyond it they are a small part of the step"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)

@@ -86,12 +86,12 @@ def closer_than_dgc(xl: Ways, mlp: Ways) -> Outcome:
     measured = "; ".join(
         f"{model}: steps {_said(n, *_BY_SIZE)}; hashed {_in_words(more[model])}" for model, n in found.items()
     )
-    ends = ", ".join(f"{name} {fmean(trial.loss for trial in mlp[name]):.3f}" for name in ("dgc", "hashed", "topk"))
+    ends = ", ".join(f"{name} {fmean(t.loss for t in mlp[name]):.3f}" for name in ("dgc", "hashed", "topk"))
     as_printed = " ".join(by_setting(printed)).replace(" : ", ": ")
     measured += (
         f"; XL at an eighth of the rate, to what `dgc` ends at there: {_gently(xl)}; at the full rate, DGC that "
-        f"leaves the momentum of what was sent as it is: {_said(found['XL'], 'unmasked')}; as printed: {as_printed}; MLP's "
-        f"losses at the end: {ends}"
+        f"leaves the momentum of what was sent as it is: {_said(found['XL'], 'unmasked')}; as printed: {as_printed}; "
+        f"MLP's losses at the end: {ends}"
     )
     how = (
         f"{_HOW}`dgc` ends at; equal bytes: 1.6 times the density; as printed: whoever writes last keeps a slot, at "

@@ -61,7 +61,7 @@ def encoding_eats_gain(fc: Steps) -> Outcome:
     how = (
         f"small VGG, 1 Gbit/s; expected: a step with the link lifted and DGC's bytes at that rate; {_STEPS}; holds if "
         "less is gained than expected, and encoding and decoding are at least four fifths of what is missing, "
-        "undecided where these percentiles reach across"
+        "undecided where these percentiles overlap"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 

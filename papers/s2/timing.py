@@ -220,6 +220,6 @@ def faster_than_doubling(found: Mapping[str, Any], lm: Ways, steps: Steps) -> Ou
     how = (
         "exchange of 10^6 elements at density 0.01, 4 workers; LSTM on WikiText-2 with blocks "
         f"for its weights, 150 steps, 5 seeds; steps: {_STEPS}; holds if the exchange is faster and the perplexity at "
-        "most 1 % higher, undecided where repeats or intervals reach across"
+        "most 1 % higher, undecided where repeats or intervals overlap"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
