@@ -132,8 +132,8 @@ def sparser_still(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcome:
     }
     word, note = by_setting(parts)
     measured = "; ".join(
-        f"{name}: {points(ways, '0.001', '0.0005')} of 0.001's {accuracy(ways['0.001'])}, "
-        f"after a warm-up {points_lost(ways[after[0]], ways[after[1]])} of {accuracy(ways[after[1]])}; "
+        f"{name}: {points(ways, '0.001', '0.0005')} to 0.001's {accuracy(ways['0.001'])}, "
+        f"after a warm-up {points_lost(ways[after[0]], ways[after[1]])} to {accuracy(ways[after[1]])}; "
         "on 3 seeds losses at 0.01, 0.001, 0.0005, 0.0001: "
         + ", ".join(f"{fmean(t.loss for t in every[each]):.3f}" for each in ("0.01", "0.001", "0.0005", "0.0001"))
         + f", dense {fmean(t.loss for t in every['dense']):.3f}"
@@ -218,7 +218,7 @@ def more_updates_close_the_gap(*found: Ways) -> Outcome:
     measured = "; ".join(
         f"{name}: "
         + ", ".join(
-            f"batch {size} {gap} of {accuracy(ways['topk'])}"
+            f"batch {size} {gap} to {accuracy(ways['topk'])}"
             for size, gap, ways in zip(_SIZES, each, by_size[name], strict=True)
         )
         for name, each in gaps.items()

@@ -17,13 +17,14 @@ HEAD = (
     "--- | --- | --- | --- | --- |\n"
 )
 _WORDS = {
-    HOLDS: "{} hold",
-    FAILS: "{} do not",
-    DEPENDS: "{} depend on the setting",
-    UNDECIDED: "{} were looked at and could not be decided",
-    BEYOND: "{} are out of reach here",
-    OPEN: "{} are open",
+    HOLDS: ("holds", "hold"),
+    FAILS: ("does not", "do not"),
+    DEPENDS: ("depends on the setting", "depend on the setting"),
+    UNDECIDED: ("was looked at and could not be decided", "were looked at and could not be decided"),
+    BEYOND: ("is out of reach here", "are out of reach here"),
+    OPEN: ("is open", "are open"),
 }
+"""Of one claim, and of several."""
 TITLES = {
     "dragonn": "[DRAGONN](dragonn/README.md)",
     "fft": "[FFT sparsification and the offset float](fft/README.md)",
@@ -48,12 +49,10 @@ def stale(rows: Mapping[str, Row], house: Path = HOUSE) -> list[str]:
 
 def counted(rows: Sequence[Row]) -> str:
     """Return how many claims have which verdict, as a sentence."""
-    found = counts(rows)
-    return (
-        f"Of {len(rows)} claims "
-        + ", ".join(words.format(found[verdict]) for verdict, words in _WORDS.items() if found[verdict])
-        + "."
-    )
+    numbers = counts(rows)
+    found = [(numbers[verdict], words) for verdict, words in _WORDS.items() if numbers[verdict]]
+    said = ", ".join(f"{number} {several if number > 1 else one}" for number, (one, several) in found)
+    return f"Of {len(rows)} claims {said}."
 
 
 def _pages(rows: Mapping[str, Row], house: Path) -> Iterator[tuple[Path, str]]:

@@ -122,6 +122,14 @@ def test_step_times_that_flatten_and_add_up() -> None:
     assert _verdict("T15", _steps(1, 0.9, 0.8, 0.79, 0.5, 0.6, 1)) == FAILS
 
 
+def test_rounds_that_disagree_decide_nothing() -> None:
+    found = _steps(1, 0.9, 0.8, 0.79, 0.7, 0.5, 1)
+    lines = found["runs"]["dlrm"]["100mbit"]
+    lines["DCT-MP 90 %"][0] = {"total": 1.2}
+    lines["both"] = [{"total": 0.5}, {"total": 0.5}, {"total": 0.9}]
+    assert [_verdict(claim, found) for claim in ("T14", "T15")] == [UNDECIDED] * 2
+
+
 def _look(thresholds: float, *, zeros: float = 0.5, passed: float = 0.2) -> dict[str, Any]:
     return {
         "rms": 2.0, "zeros": zeros, "kept": passed, "thresholds": [0.0, thresholds, thresholds],

@@ -129,6 +129,25 @@ def test_steps_to_a_target_lie_between_two_looks() -> None:
     assert steps_to([_trial(4.0, 2.0), _trial(4.0, 3.0)], [2.0, 3.0]) == 20
 
 
+def test_an_accuracy_is_that_of_the_first_look_from_a_step_on() -> None:
+    trial = replace(_trial(4.0, 2.0, 1.0), accuracies=[0.1, 0.2, 0.3])
+    assert [trial.accuracy_at(step) for step in (1, 10, 11, 30)] == pytest.approx([10, 10, 20, 30])
+
+
+def _accurate(*accuracies: float) -> list[Trial]:
+    return [replace(_trial(1.0, seed=seed), accuracies=[found]) for seed, found in enumerate(accuracies)]
+
+
+def test_what_lost_no_accuracy_has_none_to_bring_back() -> None:
+    (paper,) = (each for each in PAPERS if each.name == "fft")
+    dense = _accurate(0.5, 0.51, 0.52)
+    lost = {"dense": dense, "theta 0.9": _accurate(0.4, 0.41, 0.42), "recovery": dense}
+    free = {"dense": dense, "theta 0.9": dense, "recovery": _accurate(0.3, 0.31, 0.32)}
+    assert paper.judges["F16"].decide(lost, free, free, free).verdict == HOLDS
+    assert paper.judges["F16"].decide(lost | {"recovery": lost["theta 0.9"]}, free, free, free).verdict == FAILS
+    assert paper.judges["F16"].decide(free, free, free, free).verdict == UNDECIDED
+
+
 def test_an_interval_is_students() -> None:
     found = interval([1.0, 2.0, 3.0])
     assert found.mean == 2.0
