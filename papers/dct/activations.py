@@ -1,10 +1,12 @@
 """The claims about activations: thresholds that fall, the law they follow, and how far a fitted threshold strays."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from papers.dct import DCT
+from papers.dct.figures import trainings
 from papers.dct.looking import DENSITIES
 from papers.lab.deciding import GRADIENTS
 from papers.lab.judging import agreed, by_setting, every
@@ -12,12 +14,18 @@ from papers.lab.ledger import Outcome
 from papers.lab.shelf import Document
 
 _FIGURES = "python -m papers.dct.model_parallel figures"
+_DRAWN = Document(
+    name="activations",
+    words=f"{_FIGURES} --folder papers/dct",
+    quick="--steps 20 --folder papers/runs/figures",
+    complete=lambda found: found["runs"].keys() >= trainings().keys(),
+)
 ACTIVATIONS = (
-    Document(
-        name="activations", words=f"{_FIGURES} --folder papers/dct", quick="--steps 20 --folder papers/runs/figures"
-    ),
+    _DRAWN,
     *(
-        Document(name=f"activations-{seed}", words=f"{_FIGURES} --seed {seed}", quick="--steps 20", seeds=(seed,))
+        replace(
+            _DRAWN, name=f"activations-{seed}", words=f"{_FIGURES} --seed {seed}", quick="--steps 20", seeds=(seed,)
+        )
         for seed in (1, 2)
     ),
 )

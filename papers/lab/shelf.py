@@ -134,11 +134,16 @@ def _nothing(_: Any) -> str:
     return ""
 
 
+def _whole(_: Any) -> bool:
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """A program that writes a JSON file.
 
     words: its command, without --json. quick: what makes it short. apart: says how far its repeats lie apart.
+    complete: whether it is all there, where the program writes it bit by bit.
     """
 
     name: str
@@ -146,6 +151,7 @@ class Document:
     quick: str = ""
     seeds: tuple[int, ...] = (0,)
     apart: Callable[[Any], str] = _nothing
+    complete: Callable[[Any], bool] = _whole
     more: str = "more repeats"
 
     @property
@@ -154,13 +160,21 @@ class Document:
         return (f"{self.words} --json papers/runs/{self.name}.json",)
 
     def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `Evidence`. A document by another version is missing, and is read until there is one by today's."""
-        made = (shelf.folder / f"{self.name}.json").exists() and all(map(shelf.by_today, self.commands))
-        return () if made else self.commands
+        """See `Evidence`. One by another version is missing, and is read until there is one by today's."""
+        if not all(map(shelf.by_today, self.commands)):
+            return self.commands
+        try:
+            self.read(shelf)
+        except Absent:
+            return self.commands
+        return ()
 
     def read(self, shelf: Shelf) -> Any:
-        """See `Evidence`."""
-        return shelf.document(f"{self.name}.json")
+        """See `Evidence`. Raises Absent where the run was cut off, too."""
+        found = shelf.document(f"{self.name}.json")
+        if not self.complete(found):
+            raise Absent(f"{self.name} was cut off")
+        return found
 
     def spread(self, found: Any) -> str:
         """See `Evidence`."""

@@ -118,6 +118,17 @@ def test_a_document_by_another_version_is_missing_and_read_until_it_is_made_anew
     assert three.missing(shelf) == ()
 
 
+def test_a_document_that_was_cut_off_is_missing_and_not_read(tmp_path: Path) -> None:
+    shelf, three = Shelf(folder=tmp_path), Document(name="three", words=WRITES, complete=lambda found: len(found) == 1)
+    (command,) = three.commands
+    shelf.run(command)
+    assert three.missing(shelf) == ()
+    (tmp_path / "three.json").write_text("[]")
+    assert three.missing(shelf) == (command,)
+    with pytest.raises(Absent, match="three was cut off"):
+        three.read(shelf)
+
+
 def _trial(*losses: float, seed: int = 0) -> Trial:
     steps = range(10, 10 * len(losses) + 1, 10)
     return Trial(seed=seed, steps=steps, losses=losses, accuracies=[math.nan] * len(losses), bits=1.0)
