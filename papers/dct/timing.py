@@ -5,12 +5,11 @@ from statistics import median
 from typing import Any
 
 from papers.dct import DCT
-from papers.lab.benches import APART_SAID, FC_1G, FC_100M, Steps
+from papers.lab.benches import APART_SAID, FC_1G, FC_100M, FC_LIVES, Grid, Place, Steps
 from papers.lab.judging import agreed, by_setting, every, sooner
 from papers.lab.ledger import Outcome
 from papers.lab.shelf import Document
 
-_STEPS = "`thinwire bench`, 4 workers on 2 cores, median steps of three rounds"
 SELECTING = Document(name="selecting", words="python -m papers.dct.selecting")
 
 
@@ -26,28 +25,33 @@ PIPELINE = Document(
     apart=_rounds,
 )
 TIMED = (0.25, 0.1, 0.05, 0.02, 0.005)
+_KEPT = "dct_dp 0.05"
+_RATES = {"100mbit": 1e8, "1gbit": 1e9}
 
 
-@DCT.judge("T5", FC_100M, FC_1G)
-def knee(slow: Steps, fast: Steps) -> Outcome:
+_PLACES = "`thinwire bench`, 2, 4 and 8 workers on 2 cores, median steps of three rounds"
+
+
+def _by_place(slow: Steps, fast: Steps, lives: Grid) -> Grid:
+    """Return the steps of two, four and eight workers on both links."""
+    found = {Place(4, "100mbit"): slow, Place(4, "1gbit"): fast, **lives}
+    return {place: found[place] for place in sorted(found)}
+
+
+@DCT.judge("T5", FC_100M, FC_1G, FC_LIVES)
+def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
     """The step shortens with sparsity up to a knee, beyond which it is flat."""
-    found = {"100 Mbit/s": slow, "1 Gbit/s": fast}
-    times = {link: [steps.seconds(f"dct_dp {density:g}") for density in TIMED] for link, steps in found.items()}
-    parts = {link: every(_falls_then_flat(steps))[0] for link, steps in found.items()}
-    word, note = by_setting(parts)
-    on_link = {
-        link: [8e3 * found[link].bytes(f"dct_dp {density:g}") / rate for density in TIMED]
-        for link, rate in (("100 Mbit/s", 1e8), ("1 Gbit/s", 1e9))
-    }
+    found = _by_place(slow, fast, lives)
+    word, note = by_setting({str(place): every(_falls_then_flat(steps))[0] for place, steps in found.items()})
     measured = "; ".join(
-        f"{link}: dense {1e3 * found[link].seconds('dense'):.0f} ms, then "
-        + ", ".join(f"{1e3 * each:.0f}" for each in t)
+        f"{place}: dense {1e3 * steps.seconds('dense'):.0f} ms, then "
+        + ", ".join(f"{1e3 * steps.seconds(f'dct_dp {density:g}'):.0f}" for density in TIMED)
         + ", of which the bytes take "
-        + ", ".join(f"{each:.0f}" for each in on_link[link])
-        for link, t in times.items()
+        + ", ".join(f"{8e3 * steps.bytes(f'dct_dp {density:g}') / _RATES[place.link]:.0f}" for density in TIMED)
+        for place, steps in found.items()
     )
     how = (
-        f"small VGG, `dct_dp` at 75, 90, 95, 98, 99.5 %; {_STEPS}; holds if 95 % is over 5 % "
+        f"small VGG, `dct_dp` at 75, 90, 95, 98, 99.5 %; {_PLACES}; holds if 95 % is over 5 % "
         "faster than 75 %, and at most 10 % slower than 99.5 %, undecided where the 20th to 80th percentiles overlap. "
         "What the bytes take at the link's rate is the model's knee: beyond it they are a small part of the step"
     )
@@ -59,29 +63,37 @@ def _falls_then_flat(steps: Steps) -> dict[str, str]:
     return {"falls": sooner(knee, most, 1 / 1.05), "is flat": sooner(knee, least, 1.1)}
 
 
-@DCT.judge("T3", FC_1G, SELECTING, FC_100M)
-def rare_thresholds(fc: Steps, found: Mapping[str, Any], slow: Steps) -> Outcome:
+@DCT.judge("T3", FC_1G, SELECTING, FC_100M, FC_LIVES)
+def rare_thresholds(fc: Steps, found: Mapping[str, Any], slow: Steps, lives: Grid) -> Outcome:
     """A threshold found anew by a sort at each step makes it slower than dense; one kept for 1,000 steps, faster."""
-    kept, dense, took = fc.seconds("dct_dp 0.05"), fc.seconds("dense"), found["seconds"]
-    soonest, latest = fc.range("dct_dp 0.05")
-    sorted_anew = (soonest + took["sort"], latest + took["sort"])
-    parts = {
-        "L = 1 by a sort loses": sooner(fc.range("dense"), sorted_anew),
-        "L = 1000 wins": fc.ahead("dct_dp 0.05"),
-    }
-    word, note = every(parts)
-    lives = ", ".join(f"L = {life} {(kept + took['sort'] / life) / dense - 1:+.0%}" for life in (1, 10, 100, 1000))
-    measured = (
-        f"over dense's step of {1e3 * dense:.0f} ms, by a sort: {lives}; to find a threshold: "
-        + ", ".join(f"{name} {1e3 * each:.1f} ms" for name, each in took.items())
-        + f"; at 100 Mbit/s L = 1000 {slow.seconds('dct_dp 0.05') / slow.seconds('dense') - 1:+.0%}"
+    took, grid = found["seconds"], _by_place(slow, fc, lives)
+    word, note = by_setting({str(place): every(_rare_pays(steps, took["sort"]))[0] for place, steps in grid.items()})
+    at = "; ".join(
+        f"{place} {1e3 * steps.seconds('dense'):.0f} ms, "
+        + ", ".join(f"L = {life} {_longer(steps, took['sort'] / life):+.0%}" for life in (1, 10, 100, 1000))
+        for place, steps in grid.items()
+    )
+    measured = f"over dense's step, by a sort: {at}. To find a threshold: " + ", ".join(
+        f"{name} {1e3 * each:.1f} ms" for name, each in took.items()
     )
     how = (
-        f"small VGG, 95 %, 1 Gbit/s; {_STEPS}; L = 1: the kept threshold's step and a sort of every tensor, alone on "
-        "one core, timed by itself; a life of 10,000 adds nothing that can be timed; holds if L = 1 is slower than "
-        f"dense and L = 1000 faster, {APART_SAID}"
+        f"small VGG, 95 %; {_PLACES}; L = 1: the kept threshold's step and a sort of every tensor, alone on one core, "
+        "timed by itself; a life of 10,000 adds nothing that can be timed; holds if L = 1 is slower than dense and "
+        f"L = 1000 faster, {APART_SAID}"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _rare_pays(steps: Steps, sort: float) -> dict[str, str]:
+    soonest, latest = steps.range(_KEPT)
+    return {
+        "L = 1 by a sort loses": sooner(steps.range("dense"), (soonest + sort, latest + sort)),
+        "L = 1000 wins": steps.ahead(_KEPT),
+    }
+
+
+def _longer(steps: Steps, more: float) -> float:
+    return (steps.seconds(_KEPT) + more) / steps.seconds("dense") - 1
 
 
 _ROUNDS_SAID = "undecided where rounds disagree"

@@ -21,7 +21,7 @@ _LIVES = "dct_dp:0.25,dct_dp:0.1,dct_dp:0.05,dct_dp:0.02,dct_dp:0.005"
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A run of `thinwire bench`. link: such as 100mbit. recipes: besides dense."""
+    """A run of `thinwire bench`. link: such as 100mbit. recipes: besides dense. part: of what runs at this place."""
 
     model: str
     link: str
@@ -29,6 +29,7 @@ class Bench:
     workers: int = 4
     steps: int = 12
     scale: float = 1.0
+    part: str = ""
     seeds: tuple[int, ...] = (0, 1, 2)
 
     @property
@@ -45,7 +46,7 @@ class Bench:
             f"thinwire bench --model {self.model}{data}{scale} --workers {self.workers} --link {self.link} "
             f"--recipes dense,{self.recipes} --steps {self.steps} --seeds {len(self.seeds)} --extend 1"
         )
-        return Document(name=f"bench-{self.model}-{self.workers}-{self.link}", words=words)
+        return Document(name=f"bench-{self.model}-{self.workers}-{self.link}{self.part}", words=words)
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -166,13 +167,15 @@ class Benches:
         return MORE
 
     @classmethod
-    def of(cls, model: str, recipes: str, *, at_four: str = "", **options: Any) -> Self:
+    def of(
+        cls, model: str, recipes: str, *, at_four: str = "", workers: Sequence[int] = WORKERS, **options: Any
+    ) -> Self:
         """Make them. at_four: recipes that four workers run besides."""
         all_of = dict.fromkeys(WORKERS, recipes) | {4: ",".join(filter(None, (recipes, at_four)))}
         return cls(
             places={
                 place: Bench(model=model, recipes=all_of[place.workers], **place._asdict(), **options)
-                for place in map(Place._make, product(WORKERS, LINKS))
+                for place in map(Place._make, product(workers, LINKS))
             }
         )
 
@@ -199,8 +202,11 @@ class Benches:
         return f"{model}, {len(apart)} settings \N{PLUS-MINUS SIGN} {min(apart):.0%} to {max(apart):.0%}"
 
     def shrunk(self) -> Self:
-        """See `shelf.Evidence`: both links, as if of four workers."""
-        return replace(self, places={place: each.shrunk() for place, each in self.places.items() if place.workers == 4})
+        """See `shelf.Evidence`: both links of one number of workers, four where they are among them."""
+        one = min((place.workers for place in self.places), key=lambda workers: abs(workers - 4))
+        return replace(
+            self, places={place: each.shrunk() for place, each in self.places.items() if place.workers == one}
+        )
 
 
 def at_every(
@@ -246,4 +252,6 @@ XL_STEPS = Benches.of("xml", f"{_SPARSE},randomk:0.001,signsgd", steps=6, scale=
 CNN_1G, FC_1G, TEXT_1G, LM_1G, XL_1G = (
     benches[4, "1gbit"] for benches in (CNN_STEPS, FC_STEPS, TEXT_STEPS, LM_STEPS, XL_STEPS)
 )
+FC_LIVES = Benches.of("vgg", _LIVES, workers=(2, 8), part="-lives")
+"""What four workers run among the others."""
 FC_100M, TEXT_100M = FC_STEPS[4, "100mbit"], TEXT_STEPS[4, "100mbit"]
