@@ -9,6 +9,7 @@ from papers.lab.benches import APART_SAID, FC_1G, FC_100M, FC_LIVES, Grid, Place
 from papers.lab.judging import agreed, by_setting, every, sooner
 from papers.lab.ledger import Outcome
 from papers.lab.shelf import Document
+from thinwire.planner.texts import parse_link
 
 SELECTING = Document(name="selecting", words="python -m papers.dct.selecting")
 
@@ -26,7 +27,6 @@ PIPELINE = Document(
 )
 TIMED = (0.25, 0.1, 0.05, 0.02, 0.005)
 _KEPT = "dct_dp 0.05"
-_RATES = {"100mbit": 1e8, "1gbit": 1e9}
 
 
 _PLACES = "`thinwire bench`, 2, 4 and 8 workers on 2 cores, median steps of three rounds"
@@ -47,7 +47,7 @@ def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
         f"{place}: dense {1e3 * steps.seconds('dense'):.0f} ms, then "
         + ", ".join(f"{1e3 * steps.seconds(f'dct_dp {density:g}'):.0f}" for density in TIMED)
         + ", of which the bytes take "
-        + ", ".join(f"{8e3 * steps.bytes(f'dct_dp {density:g}') / _RATES[place.link]:.0f}" for density in TIMED)
+        + ", ".join(f"{1e3 * _on_the_link(steps, place, density):.0f}" for density in TIMED)
         for place, steps in found.items()
     )
     how = (
@@ -56,6 +56,11 @@ def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
         "What the bytes take at the link's rate is the model's knee: beyond it they are a small part of the step"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _on_the_link(steps: Steps, place: Place, density: float) -> float:
+    """Return the seconds that its bytes take at the link's rate."""
+    return steps.bytes(f"dct_dp {density:g}") / parse_link(place.link).bandwidth
 
 
 def _falls_then_flat(steps: Steps) -> dict[str, str]:
