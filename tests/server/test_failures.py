@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from served import Table, Vector, closed, dense, gradients, joined, started
+from served import Table, Vector, closed, crash, dense, gradients, joined, started
 from torch import nn
 
 from thinwire import recipes
@@ -195,7 +195,7 @@ def test_closing_lets_a_step_go_that_waits_for_room_in_the_log(tmp_path: Path) -
     stuck.join(10)
     assert not stuck.is_alive()
     assert "closed" in ends[0]
-    server._shared.saving.durable = None
+    crash(server)
 
 
 def test_a_recipe_serves_one_trainer_at_a_time() -> None:
@@ -272,7 +272,7 @@ def test_two_servers_with_one_checkpoint_are_told(tmp_path: Path) -> None:
     servers[0].save()
     with pytest.raises(FileExistsError, match="a checkpoint of its own"):
         servers[1].save()
-    servers[1]._shared.saving.durable = None
+    crash(servers[1])
 
 
 def test_rows_without_elements_are_refused() -> None:

@@ -15,6 +15,7 @@ from served import (
     Table,
     Vector,
     closed,  # noqa: F401 - a fixture
+    crash,
     dense,
     joined,
     started,
@@ -297,8 +298,7 @@ def test_rows_are_fetched_from_a_server_that_started_again(tmp_path: Path) -> No
     _trained(trainer, batches[:10])
     server.save()
     _trained(trainer, batches[10:20])
-    server._shared.saving.durable = None
-    server.close()
+    crash(server)
     central = Table()
     with _started(central, checkpoint=path, address=address) as server, trainer:
         _trained(trainer, batches[20:])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served import closed, dense, gradients, joined, started, thresholded, waiting
+from served import closed, crash, dense, gradients, joined, started, thresholded, waiting
 from torch import Tensor, nn
 
 from thinwire import recipes
@@ -25,12 +25,6 @@ def _cut(server: Server) -> None:
     """Break all connections, as a network does."""
     for session in list(server._shared.sessions.values()):
         session.wire.close()
-
-
-def _end_unsaved(server: Server) -> None:
-    """End a server as a kill would."""
-    server._shared.saving.durable = None
-    server.close()
 
 
 def _train(trainer: Trainer, some: Sequence[Tensor]) -> None:
@@ -89,7 +83,7 @@ def test_synchronous_trainers_that_come_back_one_after_the_other_stay_in_step(
     _in_threads(*(lambda t=t, g=g: _train(t, g[:2]) for t, g in zip(both, theirs, strict=True)))
     server.save()
     _in_threads(*(lambda t=t, g=g: _train(t, g[2:6]) for t, g in zip(both, theirs, strict=True)))
-    _end_unsaved(server)
+    crash(server)
     late, call, begin = both[1]._channels[0]._settings.trainer, calling._called_once, time.monotonic()
 
     def one_late(settings: calling.Settings) -> tuple[object, Frame]:
@@ -111,7 +105,7 @@ def test_a_trainer_that_never_comes_back_is_waited_for_no_longer_than_the_timeou
     both = [joined(server, dense()) for _ in range(2)]
     _in_threads(*(lambda t=t: _train(t, gradients(1)) for t in both))
     server.save()
-    _end_unsaved(server)
+    crash(server)
     again = started(recipe=dense(), **options)
     _train(joined(again, dense()), gradients(1))
     assert again.status().version == 2
@@ -139,7 +133,7 @@ def test_staleness_counts_from_what_the_server_went_back_to(tmp_path: Path) -> N
     server.save()
     _train(other, gradients(5))
     _train(one, gradients(1))  # its next update will be computed on version 7
-    _end_unsaved(server)
+    crash(server)
     again = started(recipe=dense(), address=server.address, **options)
     _train(other, gradients(20))
     one.model.give(gradients(1)[0])  # type: ignore[operator]
@@ -176,7 +170,7 @@ def test_a_state_that_cannot_be_read_back_is_never_taken_for_saved(tmp_path: Pat
         server.save()
     assert trainer.traffic().saved == 0
     assert not list(tmp_path.iterdir())
-    server._shared.saving.durable = None
+    crash(server)
 
 
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
@@ -273,7 +267,7 @@ def test_sums_survive_servers_that_end_unsaved_again_and_again(staleness: int | 
         each.start()
     for _ in range(3):
         time.sleep(0.7)
-        _end_unsaved(server)
+        crash(server)
         server = started(recipe=dense(), address=address, **options)
     for each in threads:
         each.join(60)

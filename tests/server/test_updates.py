@@ -15,6 +15,7 @@ from served import (
     Table,
     Vector,
     closed,  # noqa: F401 - a fixture
+    crash,
     dense,
     gradients,
     joined,
@@ -100,18 +101,12 @@ def test_a_server_that_starts_again_applies_what_it_had_not_saved(tmp_path: Path
     _trained(trainer, model, steps[:10])
     server.save()
     _trained(trainer, model, steps[10:20])
-    _crash(server)
+    crash(server)
     server_model = Vector()
     with started(server_model, checkpoint=path, address=address) as server, trainer:
         _trained(trainer, model, steps[20:])
         torch.testing.assert_close(waiting(recipe) - server_model.large, sum(steps))
         assert list(server.status().updates.values()) == [30]
-
-
-def _crash(server: Server) -> None:
-    """End a server as if it were killed: it saves nothing more."""
-    server._shared.saving.durable = None
-    server.close()
 
 
 def test_an_update_counts_once_however_often_it_comes() -> None:
