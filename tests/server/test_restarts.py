@@ -38,6 +38,14 @@ def _step_in_vain(trainer: Trainer) -> None:
         trainer.step()
 
 
+def _soon(so: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Wait until it is so, at most so long. Return whether it is."""
+    deadline = time.monotonic() + seconds
+    while not so() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return so()
+
+
 def _in_threads(*jobs: Callable[[], None]) -> None:
     threads = [threading.Thread(target=job, daemon=True) for job in jobs]
     for each in threads:
@@ -62,10 +70,7 @@ def test_many_threads_catch_up_and_each_loss_has_its_own_patience() -> None:
     for _ in range(3):
         time.sleep(2.0)
         _cut(server)
-        deadline = time.monotonic() + 10
-        while not channel._direct and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert channel._direct
+        assert _soon(lambda: channel._direct)
     stop.set()
     running.join(20)
     assert not running.is_alive()
@@ -136,6 +141,7 @@ def test_staleness_counts_from_what_the_server_went_back_to(tmp_path: Path) -> N
     crash(server)
     again = started(recipe=dense(), address=server.address, **options)
     _train(other, gradients(20))
+    assert _soon(lambda: sorted(again.status().updates.values()) == [2, 25])  # what was lost has come again
     one.model.give(gradients(1)[0])  # type: ignore[operator]
     before = again.status().staleness
     assert one.step()
@@ -229,10 +235,7 @@ def test_a_trainer_killed_within_a_step_is_noticed_soon() -> None:
     threading.Thread(target=_step_in_vain, args=(trainer,), daemon=True).start()
     time.sleep(0.5)
     trainer.close(goodbye=False)
-    deadline = time.monotonic() + 5
-    while server.status().trainers and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not server.status().trainers
+    assert _soon(lambda: not server.status().trainers, 5.0)
 
 
 def test_a_second_server_of_a_process_wants_an_address_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
