@@ -5,8 +5,9 @@
 The workers share this machine, each behind its own link. Vectors are random, so the ranks' picks are independent, as
 the formulas assume. For each exchange you see: the bytes per worker, as declared, as the formula predicts, and as the
 link counts them, with the packets' headers (66 each) counted apart; the time, beside the model's prediction from a
-latency and a bandwidth that two workers found by ping-pong; whether all ranks hold the same bits; and whether these are
-the float64 sum. The models know messages only. Computing, and waiting for a turn on the shared cores, come on top.
+latency and a bandwidth that two workers found by ping-pong; the time of the same exchange with the links lifted;
+whether all ranks hold the same bits; and whether these are the float64 sum. The models know messages only. Computing,
+and waiting for a turn on the shared cores, come on top: they are what is left with the links lifted.
 
 Without permission for network namespaces it says so, and runs unthrottled, with no bytes counted on the link.
 """
@@ -14,6 +15,7 @@ Without permission for network namespaces it says so, and runs unthrottled, with
 import json as js
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -33,7 +35,7 @@ from thinwire.tools.show.terminal import print_titled
 from thinwire.tools.show.units import UNKNOWN, human_bytes, milliseconds
 
 HANDLER = "exchanges_parts.worker:handle"
-SCHEMA = "thinwire.exchanges/1"
+SCHEMA = "thinwire.exchanges/2"
 SIZES = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]  # bytes of ping-pong messages
 CLOSE = 0.03  # how far bytes may deviate from the formula
 
@@ -84,15 +86,18 @@ def _rates(links: str) -> list[Rate | None]:
 def _compare(rate: Rate | None, worlds: list[int], job: dict[str, Any]) -> tuple[Fit, list[Row]]:
     """Measure the link with the workers of every cluster, then the exchanges on it."""
     pings: list[Event] = []
-    emitted: list[tuple[str, int, list[Event]]] = []
+    emitted: list[tuple[str, int, list[Event], list[Event]]] = []
     for world in worlds:
         with Cluster(world, rate, HANDLER) as cluster:
             console.print(f"{world} workers, {cluster.label}", style="dim", highlight=False)
             link = str(rate) if cluster.throttled else "unthrottled"
             pings += _events(cluster, task="ping", sizes=SIZES, repeats=job["repeats"])
-            emitted += [(way, world, _events(cluster, task="measure", way=way, **job)) for way in WAYS]
+            limited = [_events(cluster, task="measure", way=way, **job) for way in WAYS]
+            cluster.limit(None)
+            lifted = [_events(cluster, task="measure", way=way, **job) for way in WAYS]
+            emitted += zip(WAYS, [world] * len(WAYS), limited, lifted, strict=True)
     found = fit(pings, link=link)
-    return found, [row(way, world, events, found) for way, world, events in emitted]
+    return found, [row(*each, found) for each in emitted]
 
 
 def _events(cluster: Cluster, **job: Any) -> list[Event]:
@@ -126,8 +131,8 @@ def _bare(each: Row) -> float | None:
     return each.measured_bytes - each.header_bytes
 
 
-def _spread(each: Row) -> str:
-    low, middle, high = (milliseconds(each.seconds[name]) for name in ("p20", "p50", "p80"))
+def _spread(seconds: Mapping[str, float]) -> str:
+    low, middle, high = (milliseconds(seconds[name]) for name in ("p20", "p50", "p80"))
     return f"{middle} ({low}-{high})"
 
 
@@ -155,7 +160,8 @@ COLUMNS: tuple[Column[Row], ...] = (
         text=lambda each: _share(each.off_measured),
         wrong=lambda each: _far(each.off_measured),
     ),
-    Column(heading="ms p50\n(p20-p80)", text=_spread),
+    Column(heading="ms p50\n(p20-p80)", text=lambda each: _spread(each.seconds)),
+    Column(heading="links lifted\nms p50 (p20-p80)", text=lambda each: _spread(each.lifted_seconds)),
     Column(heading="model\nms", text=lambda each: milliseconds(each.predicted_seconds)),
     Column(
         heading="same\nbits", text=lambda each: "yes" if each.identical else "NO", wrong=lambda each: not each.identical

@@ -19,7 +19,8 @@ Event = Mapping[str, Any]
 class Row:
     """One exchange at one number of workers. Bytes are means per worker; `excess`: measured over declared + headers.
 
-    `identical`: all ranks hold the same bits. `right`: they are the float64 sum; None if that is not promised.
+    `lifted_seconds`: without the links' limits. `identical`: all ranks hold the same bits. `right`: they are the
+    float64 sum; None if that is not promised.
     """
 
     exchange: str
@@ -31,6 +32,7 @@ class Row:
     header_bytes: float | None
     excess: float | None
     seconds: dict[str, float]
+    lifted_seconds: dict[str, float]
     predicted_seconds: float
     identical: bool
     right: bool | None
@@ -76,9 +78,9 @@ def fit(events: Iterable[Event], *, link: str) -> Fit:
     return Fit(link=link, latency=latency, bandwidth=float(1 / slope), r2=r2)
 
 
-def row(way: str, world_size: int, events: Sequence[Event], found: Fit) -> Row:
-    """Sum up what all ranks emitted about one exchange."""
-    rounds = [event for event in events if event["kind"] == "round"]
+def row(way: str, world_size: int, events: Sequence[Event], lifted: Sequence[Event], found: Fit) -> Row:
+    """Sum up what all ranks emitted about one exchange, behind their links and with these lifted."""
+    rounds = _rounds(events)
     sums = [event for event in events if event["kind"] == "sum"]
     declared = fmean(event["declared"] for event in rounds)
     counted = all("measured" in event for event in rounds)
@@ -96,10 +98,15 @@ def row(way: str, world_size: int, events: Sequence[Event], found: Fit) -> Row:
         header_bytes=headers,
         excess=None if measured is None or headers is None else measured / (declared + headers) - 1,
         seconds=asdict(percentiles(_durations(rounds))),
+        lifted_seconds=asdict(percentiles(_durations(_rounds(lifted)))),
         predicted_seconds=WAYS[way].exchange.seconds(payload, world_size, link),
         identical=len({event["digest"] for event in sums}) == 1,
         right=next((event["right"] for event in sums if event["right"] is not None), None),
     )
+
+
+def _rounds(events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if event["kind"] == "round"]
 
 
 def _durations(rounds: Iterable[Event]) -> list[float]:

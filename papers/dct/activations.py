@@ -63,56 +63,51 @@ def _end(looks: list[Mapping[str, Any]], place: int) -> float:
 
 
 @DCT.judge("T17", *ACTIVATIONS, GRADIENTS)
-def laplace(*found: Found) -> Outcome:
+def laplace(*found: Any) -> Outcome:
     """Before a ReLU, Laplace's law describes activations better than a normal one."""
     *seeds, checked = found
     before = [each["shapes"]["before the ReLU"]["aic"] for each in seeds]
-    other = _checked(checked, "T17")
+    other = checked["T17"]
     dlrm = agreed(aic["Laplace"] < aic["normal"] for aic in before)
-    word, note = every({"DLRM": dlrm, "MNIST": other["verdict"]})
+    word, note = every({"DLRM": dlrm, "MNIST": other.verdict})
     zeros = (each["shapes"]["at the cut"]["zeros"] for each in seeds)
     laws = " against ".join(_spread((aic[law] for aic in before), ".3f") for law in ("Laplace", "normal"))
     measured = (
         f"DLRM: criterion {laws} before the ReLU, behind it {_spread(zeros, '.0%')} are 0 and neither fits; MNIST: "
-        f"{other['figure']}"
+        f"{other.measured}"
     )
-    how = f"Akaike's criterion per element, after training; {_HOW}, and `papers.gradients`; {other['how']}"
+    how = f"Akaike's criterion per element, after training; {_HOW}, and `papers.gradients`; {other.how}"
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
 
 @DCT.judge("T18", *ACTIVATIONS, GRADIENTS)
-def strays(*found: Found) -> Outcome:
+def strays(*found: Any) -> Outcome:
     """Aimed at a quarter, a fitted threshold ends five points or more from where it began."""
     *seeds, checked = found
-    other = _checked(checked, "T18")
+    other = checked["T18"]
     looks = [each["runs"]["Laplace 0.25"] for each in seeds]
     drifts = (each[-1]["fitted"][0] - each[0]["fitted"][0] for each in looks)
-    parts = {"DLRM": agreed(abs(drift) >= 0.05 for drift in drifts), "the MNIST network": other["verdict"]}
+    parts = {"DLRM": agreed(abs(drift) >= 0.05 for drift in drifts), "the MNIST network": other.verdict}
     word, note = by_setting(parts)
     fitted, one_sided = (
         " to ".join(_spread((each[at][which][0] for each in looks), ".1%") for at in (0, -1))
         for which in ("fitted", "one_sided")
     )
-    measured = f"DLRM: {fitted}, by the paper's one-sided formula {one_sided}; MNIST: {other['figure']}"
-    return Outcome(verdict=word, note=note, measured=measured, how=f"{_HOW}, and `papers.gradients`; {other['how']}")
+    measured = f"DLRM: {fitted}, by the paper's one-sided formula {one_sided}; MNIST: {other.measured}"
+    return Outcome(verdict=word, note=note, measured=measured, how=f"{_HOW}, and `papers.gradients`; {other.how}")
 
 
 @DCT.judge("T24", *ACTIVATIONS, GRADIENTS)
-def half_zero(*found: Found) -> Outcome:
+def half_zero(*found: Any) -> Outcome:
     """Behind a ReLU, 35 to 65 % of the activations are 0 at every look."""
     *seeds, checked = found
     zeros = [[look["zeros"] for look in each["runs"]["dense"]] for each in seeds]
-    other = _checked(checked, "T24")
+    other = checked["T24"]
     dlrm = agreed(min(each) >= 0.35 and max(each) <= 0.65 for each in zeros)
-    word, note = by_setting({"DLRM": dlrm, "the MNIST network": other["verdict"]})
+    word, note = by_setting({"DLRM": dlrm, "the MNIST network": other.verdict})
     first, last = (_spread((each[at] for each in zeros), ".0%") for at in (0, -1))
     measured = (
-        f"DLRM: {first} at the first step, {last} at the end; MNIST: {other['figure']}. Where "
+        f"DLRM: {first} at the first step, {last} at the end; MNIST: {other.measured}. Where "
         "fewer than k of a row are not 0, the boundary sends k all the same, zeros among them"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=f"{_HOW}, and `papers.gradients`; {other['how']}")
-
-
-def _checked(found: Found, claim: str) -> Mapping[str, str]:
-    """Return what the check on the MNIST network said."""
-    return next(row for row in found["claims"] if row["id"] == claim)
+    return Outcome(verdict=word, note=note, measured=measured, how=f"{_HOW}, and `papers.gradients`; {other.how}")

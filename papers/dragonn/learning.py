@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from papers.dragonn import DRAGONN
-from papers.lab.benches import XL_1G, Steps
+from papers.lab.benches import FC_1G, XL_1G, Steps
 from papers.lab.judging import MARGIN, Range, by_setting, every, no_worse, sooner, worse
 from papers.lab.ledger import Outcome
 from papers.lab.trials import RATES, Interval, Series, Trial, Trials, Way, interval, steps_to
@@ -46,13 +46,14 @@ XL = Trials(model="xml", scale=0.05, workers=8, steps=150, rate=RATES["xml"], wa
 MLP = Trials(model="mlp", workers=8, steps=200, rate=RATES["mlp"], ways=_ways("mlp")).on(5)
 _BY_SIZE = ("dense", "topk", "dgc", "hashed", "hashed, equal bytes", "as printed")
 XL_BY_SIZE, MLP_BY_SIZE = XL.only(*_BY_SIZE, *_GENTLY, *_UNMASKED), MLP.only(*_BY_SIZE)
+VGG_BY_SIZE = Trials(model="vgg", workers=8, steps=200, rate=RATES["vgg"], ways={name: WAYS[name] for name in _BY_SIZE})
 """Those that send the largest elements. `as printed`: in each slot whoever writes last stays, in a random order."""
 
 Ways = Mapping[str, Series]
 _ON_XL = "a linear layer of 6.3 M weights (XL, 150 steps, 3 seeds)"
-_HOW = (
-    f"8 virtual workers, density 0.001: {_ON_XL} and MNIST (200 steps, 5 seeds); steps to the loss that, seed by seed, "
-)
+_MODELS = f"8 virtual workers, density 0.001: {_ON_XL} and MNIST (200 steps, 5 seeds)"
+_VGG = "the small VGG (200 steps, 3 seeds)"
+_TARGETS = "steps to the loss that, seed by seed, "
 
 
 def steps(ways: Ways) -> dict[str, float]:
@@ -75,10 +76,10 @@ def _said(found: Mapping[str, float], *names: str) -> str:
     return ", ".join(f"{name} {found[name]:.0f}" if math.isfinite(found[name]) else f"{name} never" for name in names)
 
 
-@DRAGONN.judge("D11", XL_BY_SIZE, MLP_BY_SIZE)
-def closer_than_dgc(xl: Ways, mlp: Ways) -> Outcome:
+@DRAGONN.judge("D11", XL_BY_SIZE, MLP_BY_SIZE, VGG_BY_SIZE)
+def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
     """Hashed slots need no more steps than DGC; a result in their favour must survive equal bytes."""
-    models = {"XL": xl, "MLP": mlp}
+    models = {"XL": xl, "MLP": mlp, "VGG": vgg}
     more = {model: _more(ways["hashed"], ways["dgc"], _ends(ways)) for model, ways in models.items()}
     word, note = by_setting({model: no_worse(each) for model, each in more.items()})
     printed = {m: no_worse(_more(ways["as printed"], ways["dgc"], _ends(ways))) for m, ways in models.items()}
@@ -86,17 +87,19 @@ def closer_than_dgc(xl: Ways, mlp: Ways) -> Outcome:
     measured = "; ".join(
         f"{model}: steps {_said(n, *_BY_SIZE)}; hashed {_in_words(more[model])}" for model, n in found.items()
     )
-    ends = ", ".join(f"{name} {fmean(t.loss for t in mlp[name]):.3f}" for name in ("dgc", "hashed", "topk"))
+    ends = "; ".join(
+        f"{model} " + ", ".join(f"{name} {fmean(t.loss for t in ways[name]):.3f}" for name in ("dgc", "hashed", "topk"))
+        for model, ways in (("MLP", mlp), ("VGG", vgg))
+    )
     as_printed = " ".join(by_setting(printed)).replace(" : ", ": ")
     measured += (
         f"; XL at an eighth of the rate, to what `dgc` ends at there: {_gently(xl)}; at the full rate, DGC that "
         f"leaves the momentum of what was sent as it is: {_said(found['XL'], 'unmasked')}; as printed: {as_printed}; "
-        f"MLP's losses at the end: {ends}"
+        f"losses at the end: {ends}"
     )
     how = (
-        f"{_HOW}`dgc` ends at; equal bytes: 1.6 times the density; as printed: whoever writes last keeps a slot, at "
-        "the "
-        "paper's one pick a slot; holds if within 2 % of DGC's steps"
+        f"{_MODELS}, {_VGG}; {_TARGETS}`dgc` ends at; equal bytes: 1.6 times the density; as printed: whoever writes "
+        "last keeps a slot, at the paper's one pick a slot; holds if within 2 % of DGC's steps"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
@@ -131,8 +134,9 @@ def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
         for model, ways in models.items()
     )
     how = (
-        f"{_HOW}`dragonn` has after a fifth of its run; never: not within the run, five times as long. Random-k "
-        "diverges at dense's rate, so it is tried at a tenth, too, and SignSGD at an eighth; holds if SignSGD needs "
+        f"{_MODELS}; {_TARGETS}`dragonn` has after a fifth of its run; never: not within the run, five times as "
+        "long. Random-k diverges at dense's rate, so it is tried at a tenth, too, and SignSGD at an eighth; holds if "
+        "SignSGD needs "
         "more steps and Random-k over five times as many, each at both of its rates"
     )
     return Outcome(verdict=word, note=note, measured=f"{'; '.join(said)}; losses at the end: {ends}", how=how)
@@ -144,33 +148,37 @@ def _loss_at_a_fifth(trial: Trial) -> float:
     return looks[-1] if looks else trial.losses[0]
 
 
-@DRAGONN.judge("D10", XL_BY_SIZE, XL_1G)
-def time_to_target(xl: Ways, bench: Steps) -> Outcome:
+@DRAGONN.judge("D10", XL_BY_SIZE, XL_1G, VGG_BY_SIZE, FC_1G)
+def time_to_target(xl: Ways, xl_steps: Steps, vgg: Ways, vgg_steps: Steps) -> Outcome:
     """Dense takes longest to a target, then DGC, then hashed slots."""
-    labels = {"dense": "dense", "dgc": "dgc 0.001", "hashed": "dragonn 0.001", "topk": "topk 0.001"}
-    needed = steps(xl)
-    times = {name: needed[name] * bench.seconds(label) for name, label in labels.items()}
-    ranges = {name: _range(xl[name], _ends(xl), bench.range(label)) for name, label in labels.items()}
-    order = ("hashed", "dgc", "dense")
-    word, note = every({f"{a} before {b}": sooner(ranges[a], ranges[b]) for a, b in pairwise(order)})
-    ranges["hashed"] = _range(xl["as printed"], _ends(xl), bench.range(labels["hashed"]))
-    printed, _ = every({f"{a} before {b}": sooner(ranges[a], ranges[b]) for a, b in pairwise(order)})
-    measured = (
-        f"DGC's time over hashed slots' {times['dgc'] / times['hashed']:.2f}, dense's "
-        f"{times['dense'] / times['hashed']:.2f}, exact "
-        f"Top-k's {times['topk'] / times['hashed']:.2f}; steps "
-        f"{_said(needed, *_BY_SIZE)}, so no fewer than dense; with slots as printed it {printed}, if their step is as "
-        "long"
-    )
+    parts, said = {}, []
+    for model, ways, bench in (("XL", xl, xl_steps), ("VGG", vgg, vgg_steps)):
+        needed = steps(ways)
+        times = {name: needed[name] * bench.seconds(label) for name, label in _TIMED.items()}
+        parts[model] = _in_order(ways, bench, "hashed")
+        others = ", ".join(f"{name}'s {times[name] / times['hashed']:.2f}" for name in ("dgc", "dense", "topk"))
+        said.append(
+            f"{model}: time over hashed slots', {others}; steps {_said(needed, *_BY_SIZE)}; with slots as printed it "
+            f"{_in_order(ways, bench, 'as printed')}, if their step is as long"
+        )
+    word, note = by_setting(parts)
     how = (
-        f"8 virtual workers, density 0.001: {_ON_XL}; steps to the loss that, seed by seed, `dgc` ends at, "
-        "times "
-        "the median step of XL at twice the size, 4 workers, 1 Gbit/s; undecided where fewest steps at the 20th and "
-        "most "
-        "at the 80th percentile overlap; holds if hashed slots are sooner than DGC and that than dense; one of the "
-        "paper's four models"
+        f"8 virtual workers, density 0.001: {_ON_XL} and {_VGG}; {_TARGETS}`dgc` ends at, "
+        "times the median step, with XL at twice the size, 4 workers, 1 Gbit/s; undecided "
+        "where fewest steps at the 20th and most at the 80th percentile overlap; holds if hashed slots are sooner than "
+        "DGC and that than dense; two models instead of the paper's four"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+_TIMED = {"dense": "dense", "dgc": "dgc 0.001", "hashed": "dragonn 0.001", "topk": "topk 0.001"}
+
+
+def _in_order(ways: Ways, bench: Steps, first: str) -> str:
+    """Judge whether these slots get there before DGC, and DGC before dense."""
+    labels = {first: _TIMED["hashed"], "dgc": _TIMED["dgc"], "dense": _TIMED["dense"]}
+    ranges = [_range(ways[name], _ends(ways), bench.range(label)) for name, label in labels.items()]
+    return every({f"{place}": sooner(*pair) for place, pair in enumerate(pairwise(ranges))})[0]
 
 
 def _range(series: Series, targets: Sequence[float], step: Range) -> Range:

@@ -254,4 +254,5 @@ CNN_1G, FC_1G, TEXT_1G, LM_1G, XL_1G = (
 )
 FC_LIVES = Benches.of("vgg", _LIVES, workers=(2, 8), part="-lives")
 """What four workers run among the others."""
+TEXT_SPARSER = Benches.of("transformer", "dgc:0.0001,dragonn:0.0001", workers=(4,), part="-sparser")
 FC_100M, TEXT_100M = FC_STEPS[4, "100mbit"], TEXT_STEPS[4, "100mbit"]

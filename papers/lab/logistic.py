@@ -23,7 +23,7 @@ class Logistic:
     @classmethod
     def mnist(cls, material: Material) -> Self:
         """Return the problem on 2,048 digits. Raises Absent without MNIST."""
-        images, labels = _digits(material.folder("mnist"))
+        images, labels = _digits(material.folder("mnist"), material.seed)
         return cls(images=images, labels=labels)
 
     def zeros(self) -> Tensor:
@@ -52,6 +52,6 @@ class Logistic:
 
 
 @lru_cache(maxsize=1)
-def _digits(folder: Path) -> tuple[Tensor, Tensor]:
-    batches = [build("mlp", seed=0, data=folder).batch(step, 0, 1) for step in range(32)]
+def _digits(folder: Path, seed: int) -> tuple[Tensor, Tensor]:
+    batches = [build("mlp", seed=seed, data=folder).batch(step, 0, 1) for step in range(32)]
     return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])

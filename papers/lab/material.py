@@ -52,12 +52,16 @@ class Stale:
 
 @dataclass(kw_only=True, eq=False)
 class Run:
-    """What was recorded while one model trained. `thresholds` are the 95 % ones per layer, one per step."""
+    """What was recorded while one model trained.
+
+    `thresholds` are the 95 % ones per layer, one per step; `after_drop` those of the steps after the rate has dropped.
+    """
 
     model: str
     problem: Problem | None = None
     snapshots: list[Snapshot] = field(default_factory=list)
     thresholds: dict[str, list[float]] = field(default_factory=dict)
+    after_drop: dict[str, list[float]] = field(default_factory=dict)
     stale: list[Stale] = field(default_factory=list)
     alphas: list[Alpha] = field(default_factory=list)
 

@@ -14,7 +14,7 @@ from papers.lab import figures
 from papers.lab.claims import Paper, Verdict, judge, number
 from papers.lab.errors import Measured, compressors, measure
 from papers.lab.material import Material, Run
-from papers.lab.recording import available, record
+from papers.lab.recording import all_steps, available, record
 from papers.lab.report import Report, environment
 from thinwire.tools.bench.results import Results
 from thinwire.tools.inputs import write_atomically
@@ -95,7 +95,7 @@ def train(options: Options, console: Console, progress: Progress) -> list[Run]:
         if not isinstance(problem, Problem):
             console.print(f"skipping {model}: {problem}")
             continue
-        tick = _ticks(progress, f"train {model}", options.steps)
+        tick = _ticks(progress, f"train {model}", all_steps(options.steps))
         runs.append(record(problem, model, options.steps, options.quick, tick))
     return runs
 

@@ -33,7 +33,7 @@ def available(data: Path | None, seed: int) -> Iterator[tuple[str, Problem | str
 
 
 def record(problem: Problem, model: str, steps: int, quick: bool, tick: Callable[[], None]) -> Run:
-    """Train for `steps` and return what was recorded; `tick` is called after each step."""
+    """Train for `steps`, and half as many at a tenth of the rate. Return what was recorded; `tick` is for each step."""
     layers: dict[str, _Layer] = {}
     run = Run(model=model, problem=problem)
     workers = _workers(steps, quick)
@@ -47,7 +47,20 @@ def record(problem: Problem, model: str, steps: int, quick: bool, tick: Callable
         if step in _snapshots(steps):
             run.snapshots.append(Snapshot(step=step, workers=seen))
         tick()
+    for group in optimizer.param_groups:
+        group["lr"] /= 10
+    for step in range(steps, all_steps(steps)):
+        seen = [gradients(problem, step, 0, LATE_WORKERS)]
+        _apply(problem, optimizer, seen[0])
+        for name, x in _matrices(seen[0]):
+            run.after_drop.setdefault(name, []).append(_send_exact(layers[name], x))
+        tick()
     return run
+
+
+def all_steps(steps: int) -> int:
+    """Return how many steps `record` takes, those after the drop of the rate among them."""
+    return steps + steps // 2
 
 
 def gradients(problem: Problem, step: int, rank: int, world: int) -> Gradients:
@@ -97,15 +110,24 @@ class _Layer:
 
 def _follow_thresholds(run: Run, layers: dict[str, _Layer], step: int, seen: Gradients) -> None:
     """Note each layer's exact threshold, and what a threshold measured less than LIFE steps ago would have sent."""
-    for name, gradient in seen.items():
-        if gradient.numel() < SMALLEST_LAYER or gradient.dim() < 2:
-            continue
-        x = gradient.reshape(-1)
+    for name, x in _matrices(seen):
         layer = layers.setdefault(name, _Layer(waiting=torch.zeros_like(x), waiting_stale=torch.zeros_like(x)))
-        exact = _cut(layer.waiting.add_(x))
-        run.thresholds.setdefault(name, []).append(exact)
-        layer.waiting.masked_fill_(layer.waiting.abs() >= exact, 0)
+        run.thresholds.setdefault(name, []).append(_send_exact(layer, x))
         run.stale.append(_send_stale(layer, step, name, x))
+
+
+def _matrices(seen: Gradients) -> Iterator[tuple[str, Tensor]]:
+    """Yield the gradients of layers that are worth sparsifying, flat."""
+    for name, gradient in seen.items():
+        if gradient.numel() >= SMALLEST_LAYER and gradient.dim() >= 2:
+            yield name, gradient.reshape(-1)
+
+
+def _send_exact(layer: _Layer, x: Tensor) -> float:
+    """Send what the exact threshold lets pass, and return that threshold."""
+    exact = _cut(layer.waiting.add_(x))
+    layer.waiting.masked_fill_(layer.waiting.abs() >= exact, 0)
+    return exact
 
 
 def _send_stale(layer: _Layer, step: int, name: str, x: Tensor) -> Stale:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from papers.lab.benches import TEXT_1G, Steps
 from papers.lab.deciding import GRADIENTS
@@ -66,7 +65,7 @@ def rate_is_kept(text: Ways, slowly: Ways) -> Outcome:
 
 
 @S2.judge("S16", TEXT, SLOWLY, TEXT_1G, GRADIENTS)
-def best_size(text: Ways, slowly: Ways, bench: Steps, gradients: Mapping[str, Any]) -> Outcome:
+def best_size(text: Ways, slowly: Ways, bench: Steps, gradients: Mapping[str, Outcome]) -> Outcome:
     """A sketch of half the size gets to a target soonest: of all sizes, and sooner than the exact union."""
     targets = [trial.losses[len(trial.losses) // 2] for trial in slowly["union"]]
     names = ["union", *(f"ratio {ratio:g}" for ratio in RATIOS)]
@@ -75,12 +74,12 @@ def best_size(text: Ways, slowly: Ways, bench: Steps, gradients: Mapping[str, An
     apart = [edge / bench.seconds(_BENCHED) for edge in bench.range(_BENCHED)]
     ranges = {name: (apart[0] * seconds, apart[1] * seconds) for name, seconds in took.items()}
     first = every({name: sooner(ranges["ratio 0.5"], each) for name, each in ranges.items() if name != "ratio 0.5"})[0]
-    error = next(row for row in gradients["claims"] if row["id"] == "S16")
-    word, note = every({"soonest": first, "error at equal bytes": error["verdict"]})
+    error = gradients["S16"]
+    word, note = every({"soonest": first, "error at equal bytes": error.verdict})
     measured = (
         "steps and seconds: "
         + ", ".join(f"{name} {counts[name]:.0f} and {took[name]:.1f}" for name in names if math.isfinite(took[name]))
-        + f"; errors of gradients: {error['figure']}"
+        + f"; errors of gradients: {error.measured}"
     )
     how = (
         "byte-level transformer, 4 virtual workers, 200 steps, 3 seeds; steps to what the exact union has after 100 at "

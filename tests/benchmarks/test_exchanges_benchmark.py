@@ -19,7 +19,7 @@ def test_bytes_are_those_of_the_formulas_and_sums_are_right(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads((tmp_path / "x.json").read_text())
-    assert document["schema"] == "thinwire.exchanges/1"
+    assert document["schema"] == "thinwire.exchanges/2"
     assert {row["exchange"] for row in document["rows"]} >= {"dense", "all-gather", "tree", "doubling", "owner-sharded"}
     for row in document["rows"]:
         assert row["identical"]
