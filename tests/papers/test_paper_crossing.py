@@ -11,7 +11,7 @@ from papers.dct.crossing import Boundaries, Losses
 from papers.dct.results import Document
 from papers.dct.rows import rows
 from papers.dct.training import Run
-from papers.lab.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED
+from papers.lab.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.material import Absent
 from papers.lab.shelf import Shelf
 from papers.rooms import PAPERS
@@ -137,7 +137,7 @@ def _look(thresholds: float, *, zeros: float = 0.5, passed: float = 0.2) -> dict
     }  # fmt: skip
 
 
-CHECKED = {"claims": [{"id": name, "verdict": HOLDS, "figure": "", "how": ""} for name in ("T17", "T18", "T24")]}
+CHECKED = {name: Outcome(verdict=HOLDS, measured="", how="") for name in ("T17", "T18", "T24")}
 
 
 def _followed(end: float, **look: float) -> dict[str, Any]:

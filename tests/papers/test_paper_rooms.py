@@ -4,23 +4,26 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from papers import __main__ as program
+from papers.dct.claims import stray
 from papers.dragonn import learning, steps
+from papers.gtopk import timing
 from papers.lab import choosing, ledger, tables
 from papers.lab.benches import Benches, Place, Steps, at_every, by_workers, gains
 from papers.lab.catalogue import HOUSE, ROOMS, catalogue
-from papers.lab.claims import Paper
-from papers.lab.deciding import Deciding
+from papers.lab.claims import UNTESTABLE, Paper
+from papers.lab.deciding import Deciding, OfSeeds, spread_out, together
 from papers.lab.judging import by_setting, every, larger, no_worse, sooner, worse
 from papers.lab.ledger import DEPENDS, FAILS, HOLDS, OPEN, UNDECIDED, VERDICTS, Outcome
-from papers.lab.material import Absent
+from papers.lab.material import Absent, Material, Run
 from papers.lab.shelf import RUNS, TODAY, Document, Shelf
 from papers.lab.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
 from papers.rooms import PAPERS
@@ -186,6 +189,80 @@ def test_verdicts_follow_from_whole_intervals() -> None:
     assert every({"a": HOLDS, "b": FAILS, "c": UNDECIDED}) == (FAILS, ": b")
     assert by_setting({"a": HOLDS, "b": FAILS}) == (DEPENDS, ": holds on a; does not hold on b")
     assert by_setting({"a": HOLDS, "b": UNDECIDED})[0] == UNDECIDED
+
+
+def test_seeds_that_agree_give_a_verdict_and_from_where_to_where_their_figures_go() -> None:
+    rows = [
+        {"verdict": HOLDS, "figure": f"{x} at 0.5, {y} % of 2^27", "how": "so"} for x, y in ((3, 7), (1, 7), (2, 7))
+    ]
+    found = together(rows)
+    assert (found.verdict, found.measured, found.note) == (HOLDS, "2 (1 to 3) at 0.5, 7 % of 2^27", "")
+    found = together([*rows, {**rows[0], "verdict": FAILS}])
+    assert (found.verdict, found.note) == (UNDECIDED, ": seed by seed holds, holds, holds, does not hold")
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        (("1.1e+00, 2", "9.0e-01, 2", "1.3e+00, 2"), "1.1e+00 (9.0e-01 to 1.3e+00), 2"),
+        (("-5%", "+5%", "12%"), "+5% (-5% to 12%)"),
+        (("1,000", "200"), "1,000 (200 to 1,000)"),
+        (("worst 3 (a)", "worst 2 (b)"), "seed by seed worst 3 (a) / worst 2 (b)"),
+        (("yes", "yes"), "yes"),
+    ],
+)
+def test_figures_of_several_seeds_become_one(figures: Sequence[str], said: str) -> None:
+    assert spread_out(figures) == said
+
+
+def test_a_claim_that_one_seed_could_not_judge_is_open(tmp_path: Path) -> None:
+    documents = [Document(name=name, words="x", seeds=(seed,)) for seed, name in enumerate("ab")]
+    row = {"id": "F8", "verdict": HOLDS, "figure": "", "how": ""}
+    for each, rows in zip(documents, ([row], [{**row, "verdict": UNTESTABLE}]), strict=True):
+        (tmp_path / f"{each.name}.json").write_text(json.dumps({"claims": rows}))
+    shelf = Shelf(folder=tmp_path)
+    assert not OfSeeds(documents=documents).read(shelf)
+    assert OfSeeds(documents=documents[:1]).read(shelf)["F8"].verdict == HOLDS
+    assert OfSeeds(documents=documents).seeds == (0, 1)
+
+
+def _cell(link: str, choice: Mapping[str, str], plan: float) -> dict[str, Any]:
+    measured = {"the plan": [plan, plan, 1.01 * plan], "sampled_topk:0.01": [1.0, 1.0, 1.0]}
+    return {"link": link, "choice": choice, "measured": measured}
+
+
+def test_leaving_tensors_out_is_judged_where_a_plan_does() -> None:
+    some = {"a": "sampled_topk:0.01", "b": "sampled_topk:0.01"}
+    cells = [_cell("1gbit", some, 0.8), _cell("100mbit", some, 1.0), _cell("none", {}, 1.0)]
+    cells += [_cell("300mbit", {"a": "sampled_topk:0.01"}, 0.5), _cell("300mbit", {**some, "c": "fp16"}, 0.5)]
+    found = list(steps.leaving_out({"cells": cells}))
+    assert [(each.link, each.compressed, each.verdict) for each in found] == [
+        ("1gbit", 2, HOLDS),
+        ("100mbit", 2, UNDECIDED),
+    ]
+    assert found[0].gain == pytest.approx(1.25)
+
+
+def test_the_target_is_what_both_dgc_and_hashed_slots_reach() -> None:
+    ways = {"dgc": [_trial(2.0, 1.0), _trial(2.0, 1.0)], "hashed": [_trial(2.0, 1.5), _trial(2.0, math.nan)]}
+    assert learning.steps(ways)["dgc"] == steps_to(ways["dgc"], [1.5, 1.0])
+    assert math.isinf(learning.steps(ways)["hashed"])
+
+
+def test_what_a_drop_of_the_rate_does_to_thresholds_is_told_layer_by_layer() -> None:
+    dropped = {"a": [9.0, 9.0, 1.0, 1.0], "b": [9.0, 9.0, 3.0, 3.0]}
+    run = Run(model="any", thresholds=dict.fromkeys("ab", [8.0] * 6 + [2.0] * 2), after_drop=dropped)
+    assert "multiplies a layer's by 1.00 in the median, 0.50 to 1.50" in stray(Material(runs=[run])).figure
+    assert "no drop" in stray(Material(runs=[Run(model="any", thresholds={"a": [1.0] * 40})])).figure
+
+
+def test_a_tree_is_judged_without_what_it_takes_with_the_links_lifted() -> None:
+    def judged(behind: float, lifted: float) -> str:
+        times = [dict.fromkeys(("p20", "p50", "p80"), each) for each in (behind, lifted)]
+        row = {"exchange": "tree", "world_size": 4, "link": "1gbit", "predicted_seconds": 1.0}
+        return timing.tree_costs({"rows": [{**row, "seconds": times[0], "lifted_seconds": times[1]}]}).verdict
+
+    assert [judged(3.0, 2.0), judged(3.0, 1.0), judged(1.0, 0.0)] == [HOLDS, FAILS, HOLDS]
 
 
 def test_a_document_is_made_once_judged_and_noted(tmp_path: Path) -> None:
