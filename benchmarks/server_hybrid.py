@@ -38,12 +38,12 @@ from thinwire.tools.problems.stages import parts_of
 SCHEMA = "thinwire.server_hybrid/1"
 STAGES, TRAINERS, MICRO_BATCHES, SECRET = 2, 2, 4, "bench"
 LINES = {
-    "neither": ("dense", 1.0, 1.0),
-    "DCT-MP": ("dense", 1.0, 0.1),
-    "DCT-DP": ("dct_dp", 0.01, 1.0),
-    "both": ("dct_dp", 0.01, 0.1),
+    "neither": ("dense", 1.0, False),
+    "DCT-MP": ("dense", 1.0, True),
+    "DCT-DP": ("dct_dp", 0.01, False),
+    "both": ("dct_dp", 0.01, True),
 }
-"""Recipe, its density, and the share of activations that crosses."""
+"""Recipe, its density, and whether boundaries are sparsified."""
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
@@ -146,17 +146,21 @@ def main(
     link: Annotated[str, typer.Option(help="Rate of each process's link")] = "100mbit",
     problem: Annotated[str, typer.Option(help="transformer or dlrm")] = "transformer",
     steps: Annotated[int, typer.Option(help="Steps of each trainer")] = 60,
-    rounds: Annotated[int, typer.Option(help="In each, all four train in turn, with a seed of its own")] = 3,
+    rounds: Annotated[int, typer.Option(help="In each, all train in turn, with a seed of its own")] = 3,
     rate: Annotated[float, typer.Option(help="Learning rate, over the model's over the number of trainers")] = 1.0,
+    boundary: Annotated[float, typer.Option(help="Share of activations that crosses a sparsified boundary")] = 0.1,
+    lines: Annotated[str, typer.Option(help="What to train: neither, and others of these")] = ",".join(LINES),
     json: Annotated[Path | None, typer.Option(help="Write every run here, after each round")] = None,
 ) -> None:
     """Train neither, each and both, round by round, and print a line for each run; then means."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in LINES}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in _asked(lines)}
     with Cluster(STAGES * (1 + TRAINERS), parse_rate(link), "server_hybrid:handle") as cluster:
         print(f"{problem}, {steps} steps, {cluster.label}", flush=True)
         for seed in range(rounds):
-            for name, (recipe, density, boundary) in LINES.items():
-                job = {"recipe": recipe, "density": density, "boundary": boundary, "steps": steps, "problem": problem}
+            for name in found:
+                recipe, density, sparsified = LINES[name]
+                share = boundary if sparsified else 1.0
+                job = {"recipe": recipe, "density": density, "boundary": share, "steps": steps, "problem": problem}
                 ((_, event),) = cluster.run(job | {"rate": rate, "seed": seed, "ports": free_ports(STAGES)})
                 found[name].append(event)
                 print(f"seed {seed} {name}: {event}", flush=True)
@@ -167,6 +171,14 @@ def main(
         spread = f" ± {stdev(losses):.4f}" if losses[1:] and math.isfinite(sum(losses)) else ""
         times = [event["seconds"] / other["seconds"] for event, other in zip(events, found["neither"], strict=True)]
         print(f"| {name} | {mean(losses):.4f}{spread} | {median(times):.2f} | {events[0]['bytes'] / 1e3:.0f} kB |")
+
+
+def _asked(lines: str) -> list[str]:
+    """Return the lines by name. Raises BadParameter for one that there is not, or without the one to compare with."""
+    asked = lines.split(",")
+    if asked[0] != "neither" or not {*asked} <= LINES.keys():
+        raise typer.BadParameter(f"--lines is {lines!r}; expected neither, and then some of {', '.join(LINES)}")
+    return asked
 
 
 if __name__ == "__main__":

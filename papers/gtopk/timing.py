@@ -178,8 +178,8 @@ def tree_costs(found: Mapping[str, Any]) -> Outcome:
     how = (
         "the exchange less the same with the links lifted, which is merging and a turn on two shared cores, over the "
         "formula's 2 ceil(log P)(alpha + 2k beta) with the bytes of 10,000 of 10^6 picks, alpha and beta of ping-pong; "
-        "medians of 7; holds if within 15 %, and not where even the 20th to 80th percentiles of both are above by more; "
-        "less decides nothing, as one worker merges while another waits for its link"
+        "medians of 7; holds if within 15 %, and not where even the 20th to 80th percentiles of both are above by "
+        "more; less decides nothing, as one worker merges while another waits for its link"
     )
     return Outcome(more=MORE, verdict=word, note=note, measured="; ".join(said), how=how)
 
