@@ -180,10 +180,9 @@ def both_at_once(*found: Mapping[str, Any]) -> Outcome:
 
 def _over_neither(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Interval]:
     """Return by how many percent each line's loss is above that of neither, seed by seed."""
+    base = [run["loss"] for run in runs["neither"]]
     return {
-        name: interval(
-            [100 * (run["loss"] / other["loss"] - 1) for run, other in zip(each, runs["neither"], strict=True)]
-        )
+        name: interval([100 * (run["loss"] / other - 1) for run, other in zip(each, base, strict=True)])
         for name, each in runs.items()
         if name != "neither"
     }
