@@ -46,13 +46,15 @@ XL = Trials(model="xml", scale=0.05, workers=8, steps=150, rate=RATES["xml"], wa
 MLP = Trials(model="mlp", workers=8, steps=200, rate=RATES["mlp"], ways=_ways("mlp")).on(5)
 _BY_SIZE = ("dense", "topk", "dgc", "hashed", "hashed, equal bytes", "as printed")
 XL_BY_SIZE, MLP_BY_SIZE = XL.only(*_BY_SIZE, *_GENTLY, *_UNMASKED), MLP.only(*_BY_SIZE)
-VGG_BY_SIZE = Trials(model="vgg", workers=8, steps=200, rate=RATES["vgg"], ways={name: WAYS[name] for name in _BY_SIZE})
+VGG_BY_SIZE = Trials(
+    model="vgg", workers=8, steps=200, rate=RATES["vgg"], ways={name: WAYS[name] for name in _BY_SIZE}
+).on(5)
 """Those that send the largest elements. `as printed`: in each slot whoever writes last stays, in a random order."""
 
 Ways = Mapping[str, Series]
 _ON_XL = "a linear layer of 6.3 M weights (XL, 150 steps, 3 seeds)"
 _MODELS = f"8 virtual workers, density 0.001: {_ON_XL} and MNIST (200 steps, 5 seeds)"
-_VGG = "the small VGG (200 steps, 3 seeds)"
+_VGG = "the small VGG (200 steps, 5 seeds)"
 _SEEDS = "steps to the loss that, seed by seed, "
 _TARGETS = f"{_SEEDS}both DGC and hashed slots have reached at the end"
 

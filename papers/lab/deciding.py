@@ -16,7 +16,8 @@ from papers.lab.material import Absent
 from papers.lab.shelf import Document, Shelf
 
 _CHECKS = "python -m papers.gradients --data DATA"
-_NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?%?")
+_NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?%?(?![\d.]*[A-Za-z_])")
+"""Not those in the names of layers."""
 
 
 @dataclass(frozen=True, kw_only=True)

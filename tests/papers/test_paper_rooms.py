@@ -209,6 +209,11 @@ def test_seeds_that_agree_give_a_verdict_and_from_where_to_where_their_figures_g
         (("1,000", "200"), "1,000 (200 to 1,000)"),
         (("worst 3 (a)", "worst 2 (b)"), "seed by seed worst 3 (a) / worst 2 (b)"),
         (("yes", "yes"), "yes"),
+        (
+            ("0.5 (3.body.0.weight), 12.", "0.7 (3.body.0.weight), 14."),
+            "0.7 (0.5 to 0.7) (3.body.0.weight), 14 (12 to 14).",
+        ),
+        (("0.5 (13.body.weight)", "0.7 (15.body.weight)"), "seed by seed 0.5 (13.body.weight) / 0.7 (15.body.weight)"),
     ],
 )
 def test_figures_of_several_seeds_become_one(figures: Sequence[str], said: str) -> None:
