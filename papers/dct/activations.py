@@ -93,8 +93,9 @@ def strays(*found: Any) -> Outcome:
         " to ".join(_spread((each[at][which][0] for each in looks), ".1%") for at in (0, -1))
         for which in ("fitted", "one_sided")
     )
-    measured = f"DLRM: {fitted}, by the paper's one-sided formula {one_sided}; MNIST: {other.measured}"
-    return Outcome(verdict=word, note=note, measured=measured, how=f"{_HOW}, and `papers.gradients`; {other.how}")
+    measured = f"DLRM: {fitted}, by the paper's one-sided formula {one_sided}; MNIST: {other.measured}{other.note}"
+    how = f"{_HOW}, and `papers.gradients`; {other.how}"
+    return Outcome(more="more seeds", verdict=word, note=note, measured=measured, how=how)
 
 
 @DCT.judge("T24", *ACTIVATIONS, GRADIENTS)

@@ -139,7 +139,7 @@ def sparser_still(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcome:
     )
     how = (
         f"warm-up of 20 steps at each of the four densities; {_HOW}; holds if at most a point of accuracy is lost; to "
-        "find where it breaks, sparser ones are held against 0.01"
+        "find where it breaks, sparser ones are held against 0.01, there and at all that are sparser still"
     )
     return Outcome(verdict=word, note=note, measured=measured, how=how)
 
@@ -148,9 +148,10 @@ _SPARSER = ("0.001", "0.0005", "0.0001")
 
 
 def _breaks(ways: Ways) -> str:
-    """Say at which densities accuracy is lost to 0.01, beyond noise."""
-    broken = [density for density in _SPARSER if points_lost(ways[density], ways["0.01"]).above]
-    return f"beyond noise at {', '.join(broken) or 'none'}"
+    """Say from which density on accuracy is lost to 0.01 beyond noise, there and at all that are sparser."""
+    lost = [points_lost(ways[density], ways["0.01"]).above for density in _SPARSER]
+    broken = [density for place, density in enumerate(_SPARSER) if all(lost[place:])]
+    return f"beyond noise from {broken[0]} on" if broken else "from none on beyond noise"
 
 
 @GTOPK.judge("G20", CNN.only(*_WARMED).on(5), FC.only(*_WARMED).on(5), CNN, FC)

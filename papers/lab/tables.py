@@ -49,6 +49,8 @@ def stale(rows: Mapping[str, Row], house: Path = HOUSE) -> list[str]:
 
 def counted(rows: Sequence[Row]) -> str:
     """Return how many claims have which verdict, as a sentence."""
+    if not rows:
+        return "None."
     numbers = counts(rows)
     found = [(numbers[verdict], words) for verdict, words in _WORDS.items() if numbers[verdict]]
     said = ", ".join(f"{number} {several if number > 1 else one}" for number, (one, several) in found)

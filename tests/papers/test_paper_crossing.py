@@ -79,7 +79,9 @@ def test_both_at_once_is_judged_seed_by_seed() -> None:
         losses = [2.0 + noise for noise in NOISE]
         return {"runs": {"neither": _events(losses), "both": _events([factor * loss for loss in losses])}}
 
-    assert [_verdict("T12", *[found(1.01)] * 2, found(factor)) for factor in (1.01, 1.05)] == [HOLDS, FAILS]
+    good, bad = found(0.995), found(1.05)
+    given = ((good, good, bad), (bad, good, bad), (good, good, good), (good, bad, bad))
+    assert [_verdict("T12", *each) for each in given] == [HOLDS, FAILS, FAILS, HOLDS]
 
 
 def _events(losses: list[float]) -> list[dict[str, float]]:
