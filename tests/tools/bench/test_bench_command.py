@@ -209,7 +209,7 @@ def _state(pid: int) -> str:
 def test_whatever_ends_a_run_keeps_finished_rows_and_leaves_nothing_behind(tmp_path: Path, end: str, code: int) -> None:
     file = tmp_path / "o.json"
     with _start(file) as bench:
-        _wait(file.exists)
+        _wait(file.exists, 150)  # half a minute where nothing else runs
         children = _descendants(bench.pid)
         victim, blow = (bench.pid, signal.SIGINT) if end == "interrupt" else (max(children), signal.SIGKILL)
         os.kill(victim, blow)
