@@ -8,9 +8,9 @@ from typing import Any
 from papers.dct import DCT
 from papers.dct.figures import trainings
 from papers.dct.looking import DENSITIES
-from papers.lab.deciding import GRADIENTS
 from papers.lab.judging import agreed, by_setting, every
 from papers.lab.ledger import Outcome
+from papers.lab.seeds import GRADIENTS
 from papers.lab.shelf import Document
 
 _FIGURES = "python -m papers.dct.model_parallel figures"

@@ -25,7 +25,6 @@ from papers.lab.benches import (
     at_every,
     gains,
 )
-from papers.lab.deciding import GRADIENTS
 from papers.lab.judging import by_setting, every, verdict
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from papers.lab.links import (
@@ -41,6 +40,7 @@ from papers.lab.links import (
     straight,
     worlds,
 )
+from papers.lab.seeds import GRADIENTS
 from thinwire.tools.cluster.link import parse_rate
 
 _HOW = "Gloo between network namespaces of one machine, links limited by `tbf`; medians of 3"

@@ -1,113 +1,18 @@
 """Which claims are asked for, what has yet to run for them, and what the runs say."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import zip_longest
 from typing import Self
 
 from matplotlib.figure import Figure
 
 from papers.lab.catalogue import ROOMS, catalogue
-from papers.lab.claims import UNTESTABLE, Judge, Paper
+from papers.lab.claims import Judge, Paper
 from papers.lab.ledger import OPEN, UNDECIDED, Outcome, Row, judged
 from papers.lab.material import Absent
-from papers.lab.shelf import Document, Shelf
-
-_CHECKS = "python -m papers.gradients --data DATA"
-_NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?%?(?![\d.]*[A-Za-z_])")
-"""Not those in the names of layers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfSeeds:
-    """The claims that `checks` decide, on several seeds; `documents` has one for each."""
-
-    documents: Sequence[Document]
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """See `shelf.Evidence`."""
-        return tuple(seed for each in self.documents for seed in each.seeds)
-
-    @property
-    def more(self) -> str:
-        """See `shelf.Evidence`."""
-        return "a longer run"
-
-    @property
-    def commands(self) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
-        return tuple(command for each in self.documents for command in each.commands)
-
-    def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
-        return tuple(command for each in self.documents for command in each.missing(shelf))
-
-    def read(self, shelf: Shelf) -> dict[str, Outcome]:
-        """Return what the seeds say together, by claim; claims without a verdict are left out. Raises Absent."""
-        by_seed = [{row["id"]: row for row in each.read(shelf)["claims"]} for each in self.documents]
-        found = {name: [rows[name] for rows in by_seed if name in rows] for name in by_seed[0]}
-        decided = {
-            name: rows
-            for name, rows in found.items()
-            if len(rows) == len(by_seed) and all(row["verdict"] != UNTESTABLE for row in rows)
-        }
-        return {name: together(rows) for name, rows in decided.items()}
-
-    def spread(self, found: Mapping[str, Outcome]) -> str:
-        """See `shelf.Evidence`: it is in the figures."""
-        return ""
-
-    def shrunk(self) -> Self:
-        """See `shelf.Evidence`."""
-        return replace(self, documents=[self.documents[0].shrunk()])
-
-
-def together(rows: Sequence[Mapping[str, str]]) -> Outcome:
-    """Return one outcome of a claim's rows, one a seed: undecided where they disagree."""
-    words = [row["verdict"] for row in rows]
-    alike = len(set(words)) == 1
-    note = "" if alike else f": seed by seed {', '.join(words)}"
-    return Outcome(
-        verdict=words[0] if alike else UNDECIDED,
-        note=note,
-        measured=spread_out([row["figure"] for row in rows]),
-        how=rows[0]["how"],
-    )
-
-
-def spread_out(figures: Sequence[str]) -> str:
-    """Return one figure of several: each number's median, and from where to where it goes if it differs.
-
-    If they differ in more than numbers, return all of them.
-    """
-    numbers = [_NUMBER.findall(figure) for figure in figures]
-    words = {tuple(_NUMBER.split(figure)) for figure in figures}
-    if len(words) > 1:
-        return f"seed by seed {' / '.join(figures)}"
-    (between,) = words
-    values = [_spread(each) for each in zip(*numbers, strict=True)]
-    return "".join(part for pair in zip_longest(between, values, fillvalue="") for part in pair)
-
-
-def _spread(numbers: Sequence[str]) -> str:
-    ordered = sorted(numbers, key=_value)
-    middle = ordered[len(ordered) // 2]
-    return middle if len(set(numbers)) == 1 else f"{middle} ({ordered[0]} to {ordered[-1]})"
-
-
-def _value(number: str) -> float:
-    return float(number.rstrip("%").replace(",", ""))
-
-
-GRADIENTS = OfSeeds(
-    documents=[
-        Document(name="gradients", words=_CHECKS, quick="--quick"),
-        *(Document(name=f"gradients-{seed}", words=f"{_CHECKS} --seed {seed}", seeds=(seed,)) for seed in (1, 2)),
-    ]
-)
+from papers.lab.seeds import GRADIENTS
+from papers.lab.shelf import Shelf
 
 
 @dataclass(frozen=True, kw_only=True)

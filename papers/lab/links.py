@@ -1,13 +1,12 @@
 """What `papers.lab.sweep` and `papers.lab.routes` found, by link, number of workers and size; and exchanges."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from papers.lab.shelf import Document, Shelf
+from papers.lab.shelf import Combined, Document
 
 
 def _repeats(found: Mapping[str, Any]) -> str:
@@ -40,45 +39,11 @@ EXCHANGES = Document(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    """Documents that are read as one."""
-
-    documents: Sequence[Document]
-
-    @property
-    def more(self) -> str:
-        """See `shelf.Evidence`."""
-        return "more repeats"
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """See `shelf.Evidence`."""
-        return (0,)
-
-    @property
-    def commands(self) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
-        return tuple(command for each in self.documents for command in each.commands)
-
-    def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
-        return tuple(command for each in self.documents for command in each.missing(shelf))
-
-    def read(self, shelf: Shelf) -> dict[str, Any]:
-        """See `shelf.Evidence`."""
-        return {key: value for each in self.documents for key, value in each.read(shelf).items()}
-
-    def spread(self, found: Mapping[str, Any]) -> str:
-        """See `shelf.Evidence`."""
-        return "; ".join(filter(None, (each.spread(found) for each in self.documents)))
-
-    def shrunk(self) -> Self:
-        """See `shelf.Evidence`."""
-        return replace(self, documents=[each.shrunk() for each in self.documents])
+def _merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {key: value for each in documents for key, value in each.items()}
 
 
-SYNCHRONISING = Merged(documents=(SWEEP, ROUTES))
+SYNCHRONISING = Combined(documents=(SWEEP, ROUTES), combine=_merged)
 
 Found = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -183,3 +183,38 @@ class Document:
     def shrunk(self) -> Self:
         """See `Evidence`."""
         return replace(self, words=f"{self.words} {self.quick}".strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combined:
+    """Documents that are read as one; `combine` takes what each of them found."""
+
+    documents: Sequence[Document]
+    combine: Callable[[Sequence[Any]], Any]
+    more: str = "more repeats"
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """See `Evidence`."""
+        return tuple(dict.fromkeys(seed for each in self.documents for seed in each.seeds))
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """See `Evidence`."""
+        return tuple(command for each in self.documents for command in each.commands)
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """See `Evidence`."""
+        return tuple(command for each in self.documents for command in each.missing(shelf))
+
+    def read(self, shelf: Shelf) -> Any:
+        """See `Evidence`."""
+        return self.combine([each.read(shelf) for each in self.documents])
+
+    def spread(self, found: Any) -> str:
+        """See `Evidence`."""
+        return "; ".join(filter(None, (each.spread(found) for each in self.documents)))
+
+    def shrunk(self) -> Self:
+        """See `Evidence`."""
+        return replace(self, documents=[each.shrunk() for each in self.documents])

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from papers.lab.benches import TEXT_1G, Steps
-from papers.lab.deciding import GRADIENTS
 from papers.lab.judging import HALF_A_POINT, by_setting, every, losses_over, no_worse, points, sooner, verdict
 from papers.lab.ledger import FAILS, HOLDS, UNDECIDED, Outcome
+from papers.lab.seeds import GRADIENTS
 from papers.lab.trials import RATES, Series, Trials, Way, accuracy, interval, points_lost, steps_to
 from papers.s2 import S2
 

@@ -20,11 +20,12 @@ from papers.lab import choosing, ledger, tables
 from papers.lab.benches import Benches, Place, Steps, at_every, by_workers, gains
 from papers.lab.catalogue import HOUSE, ROOMS, catalogue
 from papers.lab.claims import UNTESTABLE, Paper
-from papers.lab.deciding import Deciding, OfSeeds, spread_out, together
+from papers.lab.deciding import Deciding
 from papers.lab.judging import by_setting, every, larger, no_worse, sooner, worse
 from papers.lab.ledger import DEPENDS, FAILS, HOLDS, OPEN, UNDECIDED, VERDICTS, Outcome
 from papers.lab.material import Absent, Material, Run
-from papers.lab.shelf import RUNS, TODAY, Document, Shelf
+from papers.lab.seeds import over_seeds, spread_out, together
+from papers.lab.shelf import RUNS, TODAY, Combined, Document, Shelf
 from papers.lab.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
 from papers.rooms import PAPERS
 from thinwire.tools.bench.results import Row
@@ -225,10 +226,10 @@ def test_a_claim_that_one_seed_could_not_judge_is_open(tmp_path: Path) -> None:
     row = {"id": "F8", "verdict": HOLDS, "figure": "", "how": ""}
     for each, rows in zip(documents, ([row], [{**row, "verdict": UNTESTABLE}]), strict=True):
         (tmp_path / f"{each.name}.json").write_text(json.dumps({"claims": rows}))
-    shelf = Shelf(folder=tmp_path)
-    assert not OfSeeds(documents=documents).read(shelf)
-    assert OfSeeds(documents=documents[:1]).read(shelf)["F8"].verdict == HOLDS
-    assert OfSeeds(documents=documents).seeds == (0, 1)
+    both = Combined(documents=documents, combine=over_seeds)
+    assert not both.read(Shelf(folder=tmp_path))
+    assert replace(both, documents=documents[:1]).read(Shelf(folder=tmp_path))["F8"].verdict == HOLDS
+    assert both.seeds == (0, 1)
 
 
 def _cell(link: str, choice: Mapping[str, str], plan: float) -> dict[str, Any]:
