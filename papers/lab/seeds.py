@@ -61,11 +61,9 @@ _CHECKS = "python -m papers.gradients --data DATA"
 GRADIENTS = Combined(
     documents=[
         Document(name="gradients", words=_CHECKS, quick="--quick"),
-        *(
-            Document(name=f"gradients-{seed}", words=f"{_CHECKS} --seed {seed}", quick="--quick", seeds=(seed,))
-            for seed in (1, 2)
-        ),
+        *(Document(name=f"gradients-{seed}", words=f"{_CHECKS} --seed {seed}", seeds=(seed,)) for seed in (1, 2)),
     ],
     combine=over_seeds,
     more="a longer run",
+    enough=1,
 )

@@ -187,11 +187,12 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Combined:
-    """Documents that are read as one; `combine` takes what each of them found."""
+    """Documents that are read as one; `combine` takes what each of them found. enough: so many for a short run."""
 
     documents: Sequence[Document]
     combine: Callable[[Sequence[Any]], Any]
     more: str = "more repeats"
+    enough: int | None = None
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -217,4 +218,4 @@ class Combined:
 
     def shrunk(self) -> Self:
         """See `Evidence`."""
-        return replace(self, documents=[each.shrunk() for each in self.documents])
+        return replace(self, documents=[each.shrunk() for each in self.documents[: self.enough]])

@@ -230,6 +230,7 @@ def test_a_claim_that_one_seed_could_not_judge_is_open(tmp_path: Path) -> None:
     assert not both.read(Shelf(folder=tmp_path))
     assert replace(both, documents=documents[:1]).read(Shelf(folder=tmp_path))["F8"].verdict == HOLDS
     assert both.seeds == (0, 1)
+    assert replace(both, enough=1).shrunk().seeds == (0,)
 
 
 def _cell(link: str, choice: Mapping[str, str], plan: float) -> dict[str, Any]:
