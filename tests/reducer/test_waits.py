@@ -32,6 +32,7 @@ from thinwire.codecs import Codec, HashedSlots, RandomK, SampledThreshold, TopK
 from thinwire.exchanges import AllGather, AllReduce, merging
 from thinwire.exchanges.merging import Rounds
 from thinwire.integrations.attachments.attachment import Attachment
+from thinwire.integrations.membership import state
 from thinwire.integrations.momentum.correction import Correction
 from thinwire.integrations.momentum.fading import Fading, fading
 from thinwire.integrations.training import outcomes
@@ -335,8 +336,8 @@ def _attached(recipe: Reducer, model: _Model, group: dist.ProcessGroup, optimize
     )
 
 
-def _everyone_says(everyone: list[object], mine: object, group: object) -> None:
-    everyone[:] = [mine] * len(everyone)
+def _everyone_says(mine: object, group: dist.ProcessGroup) -> list[object]:
+    return [mine] * group.size()
 
 
 @pytest.fixture
@@ -349,7 +350,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return [[0.0] * x.numel() for x in found]
 
     monkeypatch.setattr(outcomes, "_numbers", numbers)
-    monkeypatch.setattr(dist, "all_gather_object", _everyone_says)
+    monkeypatch.setattr(state, "all_gather_plain", _everyone_says)
     return counts
 
 

@@ -1,6 +1,7 @@
 """The floors of the house: a level imports only lower ones, and siblings never each other."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +118,13 @@ def test_every_room_has_a_floor() -> None:
 def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:
     users = {_room(path) for path in FILES if any(f"{name}.".startswith(f"{library}.") for name in _imports(path))}
     assert users <= rooms
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_unpickles_what_a_peer_sends(path: Path) -> None:
+    """torch's object collectives do: `collectives.messages` carries plain values and states in their place."""
+    names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    assert not {name for name in names | set(_imports(path)) if re.search(r"[a-z]_object(_list)?$", name)}
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])

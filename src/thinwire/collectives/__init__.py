@@ -1,7 +1,8 @@
 """Collectives: the parts of torch.distributed that the rest of the package uses.
 
-`groups` has the collectives, `peers` sends messages between two ranks, `staging` keeps buffers, `thread` runs exchanges
-of several rounds, and `exit` waits for all of them to finish before the interpreter ends.
+`groups` has the collectives, `messages` carries plain values and states without pickle, `peers` sends bytes between two
+ranks, `staging` keeps buffers, `thread` runs exchanges of several rounds, and `exit` waits for all of them to finish
+before the interpreter ends.
 """
 
 from thinwire.collectives.groups import (
@@ -13,6 +14,7 @@ from thinwire.collectives.groups import (
     all_to_all,
     forget_group,
 )
+from thinwire.collectives.messages import all_gather_plain, broadcast_state, receive_state, send_state
 from thinwire.collectives.peers import Peers
 from thinwire.collectives.staging import Staging, room, taking, used_here
 from thinwire.collectives.thread import communication_thread
@@ -23,12 +25,16 @@ __all__ = [
     "Staging",
     "adopt_group",
     "all_gather",
+    "all_gather_plain",
     "all_or",
     "all_reduce",
     "all_to_all",
+    "broadcast_state",
     "communication_thread",
     "forget_group",
+    "receive_state",
     "room",
+    "send_state",
     "taking",
     "used_here",
 ]

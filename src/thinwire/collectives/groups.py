@@ -48,6 +48,12 @@ def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:
     return kernels.unpack_bits(bits, flags.numel(), 1).bool(), bits.nbytes
 
 
+def plain_device(group: Group) -> str:
+    """Return the kind of device from which the group's backend takes tensors, main memory if it can."""
+    found: str = dist.distributed_c10d._get_object_coll_device(group)
+    return found
+
+
 def same_group(group: Group) -> Group:
     """Return a new group of the same ranks. A collective among these ranks only.
 
@@ -99,8 +105,9 @@ def end_group(group: Group) -> None:
 
 
 def _check_names_agree(group: Group) -> None:
-    counts: list[int] = [0] * group.size()
-    dist.all_gather_object(counts, len(dist.distributed_c10d._world.pg_names), group=group)
+    found = torch.empty(group.size(), dtype=torch.int64, device=plain_device(group))
+    all_gather(found, found.new_tensor([len(dist.distributed_c10d._world.pg_names)]), group).wait()
+    counts = found.tolist()
     if len(set(counts)) > 1:
         raise RuntimeError(
             f"ranks of this subgroup are in {counts} process groups, and torch needs equal numbers to make another: "

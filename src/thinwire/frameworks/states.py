@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from thinwire.collectives import all_gather_plain, receive_state, send_state
 from thinwire.errors import StateError
 from thinwire.integrations import Attachment, Checkpoint
 
@@ -56,16 +56,12 @@ def gathered(handle: Attachment) -> list[Mapping[str, Any]]:
     states = [mine] if group.rank() == 0 else []
     for rank in range(1, group.size()):  # one at a time: over NCCL each passes through rank 0's GPU
         if group.rank() == rank:
-            dist.send_object_list([mine], group=group, group_dst=0)
+            send_state(mine, group, 0)
         elif group.rank() == 0:
-            received: list[Any] = [None]
-            dist.recv_object_list(received, group=group, group_src=rank)
-            states += received
+            states.append(receive_state(group, rank))
     return states
 
 
 def _seen(handle: Attachment, folder: Path) -> list[bool]:
     """Return for each rank whether it sees a checkpoint in this folder. A collective."""
-    seen = [False] * handle.group.size()
-    dist.all_gather_object(seen, (folder / ".metadata").exists(), group=handle.group)
-    return seen
+    return all_gather_plain((folder / ".metadata").exists(), handle.group)

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from thinwire.collectives import Group
+from thinwire.collectives import Group, all_gather_plain
 from thinwire.errors import FingerprintError, MomentumError
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor
@@ -88,8 +87,7 @@ def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], grou
     mine = {"recipe": words(recipe), "what DDP or the optimizer is set to": settings} | {
         f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()
     }
-    everyone: list[dict[str, str]] = [{} for _ in range(group.size())]
-    dist.all_gather_object(everyone, mine, group=group)
+    everyone = all_gather_plain(mine, group)
     for rank, theirs in enumerate(everyone):
         for key in everyone[0] | theirs:
             first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")

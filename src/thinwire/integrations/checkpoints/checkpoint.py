@@ -123,7 +123,9 @@ class _Loading:
         self._storage = _together(groups, lambda: Storage(saved, key))
         # one rank reads all headers, or each would be read as often as there are ranks
         read = _together(groups, lambda: _headers(self._storage, mine) if dist.get_rank() == mine[0] else None)
-        self._headers, self._lost = first_found(groups, read) or ({}, {})
+        pairs: Any = read and [list(each.items()) for each in read]
+        found, lost = first_found(groups, pairs) or ([], [])
+        self._headers, self._lost = dict(found), dict(lost)
 
     def state(self) -> State:
         """Return the state with which this rank goes on. Raises StateError if there is none."""

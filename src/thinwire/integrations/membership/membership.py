@@ -128,8 +128,10 @@ class Membership:
         place = state.Place(saved["rank"], saved["world_size"])
         state.check(saved, self.recipe, self.parameters, place)
         self._go_on_from(saved)
-        for memory, theirs in zip(self.recipe.memories(), saved["memories"], strict=True):
-            memory.restore(noting_from(memory.state(), theirs, place.world_size / self.group.size()))
+        memories, factor = self.recipe.memories(), place.world_size / self.group.size()
+        pairs = zip(memories, saved["memories"], strict=True)
+        noted = [noting_from(memory.state(), theirs, factor) for memory, theirs in pairs]
+        state.load({"memories": noted}, memories, self.parameters)
         self.handover.restore(saved["momentum"], {})
         self.handover.accept()  # what waits there tells nothing of what waits here
         self.meter.end()

@@ -8,10 +8,9 @@ from itertools import chain, repeat
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinwire.collectives import Group
+from thinwire.collectives import Group, all_gather_plain
 from thinwire.errors import StateError
 from thinwire.integrations.momentum.correction import corrections
 from thinwire.integrations.training.gradients import local, segment_of
@@ -98,8 +97,7 @@ def agree(group: Group, mine: Callable[[], Standing]) -> None:
         standing = asdict(mine())
     except ValueError as raised:
         error = raised
-    everyone: list[tuple[str, dict[str, Any]]] = [("", {})] * group.size()
-    dist.all_gather_object(everyone, (str(error or ""), standing), group=group)
+    everyone = all_gather_plain((str(error or ""), standing), group)
     if error is not None:
         raise error
     for rank, (message, theirs) in enumerate(everyone):
@@ -114,9 +112,8 @@ def agree(group: Group, mine: Callable[[], Standing]) -> None:
 
 def latest(group: Group, mine: Standing) -> Standing:
     """Return the latest step and draw that any rank has come to. A collective."""
-    everyone = [mine] * group.size()
-    dist.all_gather_object(everyone, mine, group=group)
-    return Standing(step=max(each.step for each in everyone), draw=max(each.draw for each in everyone))
+    steps, draws = zip(*all_gather_plain((mine.step, mine.draw), group), strict=True)
+    return Standing(step=max(steps), draw=max(draws))
 
 
 def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], place: Place) -> Standing:
@@ -155,9 +152,7 @@ def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mappi
 def hold_alike(group: Group, memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
     """Hold zeros for whatever another rank holds: where a recipe changes, what is held decides. A collective."""
     mine = [{name: sorted(fields.keys() - m.free) for name, fields in m.state().items()} for m in memories]
-    everyone: list[Any] = [None] * group.size()
-    dist.all_gather_object(everyone, mine, group=group)
-    for memory, held in zip(memories, zip(*everyone, strict=True), strict=True):
+    for memory, held in zip(memories, zip(*all_gather_plain(mine, group), strict=True), strict=True):
         wanted, have = dict(ChainMap(*held)), memory.state()
         if missing := wanted.keys() - have.keys():
             memory.restore({**have, **{name: _zeros(memory, parameters[name], wanted[name]) for name in missing}})

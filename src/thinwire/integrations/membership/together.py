@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from thinwire.checked import Told
-from thinwire.collectives import Group
+from thinwire.collectives import Group, all_gather_plain
 
 T = TypeVar("T")
 
@@ -83,10 +83,12 @@ def given_group(given: Mapping[str, object]) -> list[Group]:
 
 
 def first_found(groups: Sequence[Group], mine: T | None) -> T | None:
-    """Return what some rank of the mesh has found, first of all this one, else None. A collective of the mesh."""
+    """Return what some rank of the mesh has found, first of all this one, else None. A collective of the mesh.
+
+    What another rank has found comes as JSON has it: tuples as lists, keys as strings.
+    """
     for group in groups:  # along columns, then along rows: that reaches everybody
-        everyone: list[T | None] = [None] * group.size()
-        dist.all_gather_object(everyone, mine, group=group)
+        everyone = all_gather_plain(mine, group)
         mine = mine if mine is not None else next((each for each in everyone if each is not None), None)
     return mine
 
@@ -94,9 +96,7 @@ def first_found(groups: Sequence[Group], mine: T | None) -> T | None:
 def union(groups: Sequence[Group], mine: dict[int, str]) -> dict[int, str]:
     """Return what all ranks of the mesh have found. A collective of all of them."""
     for group in groups:
-        everyone: list[dict[int, str]] = [{}] * group.size()
-        dist.all_gather_object(everyone, mine, group=group)
-        mine = {rank: what for each in everyone for rank, what in each.items()}
+        mine = {rank: what for each in all_gather_plain([*mine.items()], group) for rank, what in each}
     return mine
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.collectives import Group
+from thinwire.collectives import Group, broadcast_state
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.buckets import buckets, own_length, used_anywhere
 
@@ -125,9 +125,8 @@ class Arrivals:
         """
         self._arranged = True
         names, group = self._attachment.names, self._attachment.group
-        order = [[*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]]
-        dist.broadcast_object_list(order, group=group, group_src=0)
-        self._arrange(order[0])
+        order = [*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]
+        self._arrange(broadcast_state(order, group, 0))
         several = torch.tensor([int(max(self._arrived.values()) > 1)], device=self.buckets[0].flat.device)
         dist.all_reduce(several, dist.ReduceOp.MAX, group)
         self.overlaps = self._may_overlap and not several

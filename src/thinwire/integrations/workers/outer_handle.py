@@ -5,11 +5,10 @@ from typing import Any, final
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.checked import checked
-from thinwire.collectives import Group
+from thinwire.collectives import Group, broadcast_state
 from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.membership.state import Standing, agree
@@ -259,14 +258,12 @@ class Outer:
 
     def _admit(self, first: int, *, joining: bool) -> None:
         """Give those who join what they need, from the worker of this rank in the group. A collective."""
-        told: list[Any] = [None]
+        told: Any = None
         if self.group.rank() == first:
-            saved = outer_state.without_waiting(self._state())
-            told = [(saved, [x.clone() for x in self._running.tensors], [x.clone() for x in self._frozen])]
-        dist.broadcast_object_list(told, group=self.group, group_src=first)
+            told = outer_state.without_waiting(self._state()), self._running.tensors, self._frozen
+        saved, running, frozen = broadcast_state(told, self.group, first)
         if not joining:
             return
-        saved, running, frozen = told[0]
         self.ticks = outer_state.join(saved, self.fragments, self.steps)
         self._running.take(running)
         for mine, theirs in zip(self._frozen, frozen, strict=True):

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from thinwire.collectives import Group
+from thinwire.collectives import Group, all_gather_plain
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.outer_steps import OuterSteps
 
@@ -46,9 +46,8 @@ def verdicts(mine: Sequence[Part] | None, group: Group) -> tuple[list[Verdict], 
     `mine` is None on a worker that joins. A collective. Raises RuntimeError, on all, if all join, or some where an
     exchange must be repeated.
     """
-    everyone: list[Sequence[Part] | None] = [None] * group.size()
-    dist.all_gather_object(everyone, mine, group=group)
-    old = [each for each in everyone if each is not None]
+    everyone = all_gather_plain(mine, group)
+    old = [[Part(*part) for part in each] for each in everyone if each is not None]
     if not old:
         raise RuntimeError("all workers of this group are joining; expected one at least that goes on")
     first = next(rank for rank, each in enumerate(everyone) if each is not None)

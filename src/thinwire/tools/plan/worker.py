@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinwire.collectives import Group
+from thinwire.collectives import Group, all_gather_plain
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.replicas.profiling import borne, profile
 from thinwire.pipeline.profiling import probe_crossings
@@ -97,13 +97,7 @@ def _measured_stages(
     micros = _micros(feeds, outputs, neighbours.rank(), parts)
     several = optimizers(subject["optimizer"], modules[neighbours.rank()], problem)
     own = _profile(problem, modules[neighbours.rank()], several, micros, replicas, Budget(**budget))
-    return {"crossings": crossings.to_json(), "profiles": _gathered(own.to_json(), neighbours)}
-
-
-def _gathered(text: str, group: Group) -> list[str]:
-    texts = [""] * group.size()
-    dist.all_gather_object(texts, text, group=group)
-    return texts
+    return {"crossings": crossings.to_json(), "profiles": all_gather_plain(own.to_json(), neighbours)}
 
 
 def _micro_batches(feed: Feed, count: int) -> list[Feed]:
