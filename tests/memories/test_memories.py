@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +79,23 @@ def test_momentum_correction_follows_its_equations(case: CodecCase, nesterov: bo
             u[delivered != 0] = 0
     torch.testing.assert_close(memory.state()["w"]["residual"].double(), v, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(memory.state()["w"]["velocity"].double(), u, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("values", [None, torch.bfloat16, torch.float16, formats.OffsetFloat.balanced()])
+@pytest.mark.parametrize("make", [codecs.TopK, codecs.SampledThreshold, codecs.BlockTopK])
+def test_what_is_chosen_whole_keeps_its_momentum_however_it_is_rounded(
+    make: Callable[..., codecs.Codec], values: Any, dtype: torch.dtype
+) -> None:
+    gradient = vector(4000, dtype=dtype)
+    gradient[::7] = 1e-7  # 0 in coarser numbers
+    for density in (1.0, 0.5):
+        memory = memories.MomentumCorrection(momentum=0.9)
+        codec = make(density=density, **({} if values is None else {"values": values}))
+        memory.retain(["w"], codec.encode_signal(memory.compensate("w", gradient.clone(), 1.0), seed=0))
+        memory.commit()
+        moving = memory.state()["w"]["velocity"] == gradient.float()
+        assert bool(moving.all()) == (density == 1.0)
 
 
 @pytest.mark.grid
@@ -408,6 +426,20 @@ def test_orthogonal_momentum_follows_its_equations(shape: tuple[int, ...], decay
         torch.testing.assert_close(memory.state()["w"]["update"], e, rtol=1e-8, atol=1e-8)
     (waiting,) = memory.waiting()
     assert torch.equal(waiting, memory.state()["w"]["update"])
+
+
+@pytest.mark.parametrize("parts", [[0.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+def test_without_a_gradient_a_rank_adds_nothing_orthogonal(parts: list[float]) -> None:
+    memory, update = memories.OrthogonalMomentum(momentum=0.9), []
+    for step in ([1.0], parts):
+        for factor in step:
+            signal = memory.compensate("w", factor * vector(400, dtype=torch.float64), 0.5)
+            signal.shape = (20, 20)
+            signal.tensor()
+        memory.commit()
+        update.append(memory.state()["w"]["update"].clone())
+    added = update[1] - 0.95 * update[0]
+    assert float(added.norm()) == pytest.approx(float(update[0].norm()) if any(parts) else 0, rel=1e-9, abs=1e-15)
 
 
 def _step_of(memory: memories.OrthogonalMomentum, received: torch.Tensor, when: int) -> dict[str, torch.Tensor]:

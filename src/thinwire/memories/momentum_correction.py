@@ -24,8 +24,8 @@ class MomentumCorrection(Memory):
     """u ← m·u + g;  v ← v + u;  send from v. With `masking`, u is set to 0 where v was sent.
 
     Momentum is applied here, before sparsification, so the optimizer itself must have none. If `momentum` is None,
-    `adopt` has to set it. With `nesterov`, g + m·u is added to v instead of u. If everything is sent, nothing is
-    masked, and the result is SGD with momentum. Momentum is applied once per step: any further part of a step's
+    `adopt` has to set it. With `nesterov`, g + m·u is added to v instead of u. If everything is sent, rounded or not,
+    nothing is masked, and the result is SGD with momentum. Momentum is applied once per step: any further part of a step's
     gradient is added to u as it is.
 
     `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
@@ -71,7 +71,7 @@ class MomentumCorrection(Memory):
         residuals = [self._residual.staged(name) for name in names]
         delivered.subtract_from(residuals)
         if self.masking and delivered.masks:
-            went = list(map(_all_went, delivered.counts(), residuals))
+            went = _all_went(delivered, residuals)
             moving = [None if all_ is True else self._velocity.staged(n) for n, all_ in zip(names, went, strict=True)]
             unread = [
                 (v, v.clone(), x) for v, x in zip(moving, went, strict=True) if v is not None and isinstance(x, Tensor)
@@ -115,11 +115,18 @@ class MomentumCorrection(Memory):
         self._velocity.restore({n: fields["velocity"] for n, fields in state.items() if "velocity" in fields})
 
 
-def _all_went(count: int, residual: Tensor) -> bool | Tensor:
-    """Whether everything was delivered; a 0-dim tensor where only a GPU knows."""
-    if count < residual.numel():
-        return False
-    return not bool(residual.any()) if on_host(residual) else ~residual.any()
+def _all_went(delivered: Payload, residuals: Sequence[Tensor]) -> list[bool | Tensor]:
+    """Whether everything was delivered of each region; a 0-dim tensor where only a GPU knows.
+
+    What was chosen may leave a remainder, as 16 bits and codes round. So what counts is what was not chosen, other than
+    what is 0 in the dtype, or by the code, in which values travel.
+    """
+    left = [x.clone() if n >= x.numel() else None for n, x in zip(delivered.counts(), residuals, strict=True)]
+    if any(x is not None for x in left):
+        coded, values = getattr(delivered, "coded", None) is not None, delivered.values
+        (delivered.with_values(torch.ones_like(values)) if coded else delivered).mask(left)
+    found = [x if x is None else x.to(delivered.values.dtype).any() for x in left]
+    return [x is not None and (not bool(x) if on_host(x) else ~x) for x in found]
 
 
 @final

@@ -14,6 +14,7 @@ from thinwire.memories.applied_momentum import AppliedMomentum
 from thinwire.memories.base import Staged, State
 from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Signal
+from thinwire.waits import known
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # singular values from 0.01 on come to lie between 0.68 and 1.14
 _ITERATIONS = 5
@@ -26,10 +27,11 @@ class OrthogonalMomentum(AppliedMomentum):
     """m ← μ·m + g;  E ← β·E + O(μ·m + g)/K;  after the exchange E ← E − delivered.
 
     O brings the singular values of a matrix close to 1, on each of the K ranks by itself, so no rank and no direction
-    outweighs the others. A large gradient still sets where m points, until it has faded. Where gradients end, O keeps
-    its length, as Muon's update does. E is what waits and is sent; it fades by `decay`, β. The law
-    of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more dimensions is taken for a matrix
-    of its first, and a vector for one of a single row.
+    outweighs the others: however small its gradient is, and however its loss is weighted. A large gradient still sets
+    where m points, until it has faded. A rank whose gradient of the step is all zeros, as out of data within Join,
+    adds no O. E is what waits and is sent; it fades by `decay`, β. The law of `FadingMomentum` holds with O/K in the
+    place of the gradient. A tensor of more dimensions is taken for a matrix of its first, and a vector for one of a
+    single row.
 
     If `momentum` is None, each parameter's μ is the one that the optimizer has for it: `attach(..., optimizer=)` moves
     m out of the optimizer. What arrives has lost the gradient's length, so the optimizer must not need it, as AdamW
@@ -71,9 +73,9 @@ class OrthogonalMomentum(AppliedMomentum):
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Return β·E + scale · O. Raises RuntimeError when no momentum is known."""
         factors = _Factors(self._decay(name), self.decay, scale, self._loss_scale * scale)
-        continues = self.begun(name)
+        earlier = self._begun.get(name) if self.begun(name) else None
         parts = self._momentum.open(name, gradient), self._update.open(name, gradient)
-        self._begun[name] = _Update(*parts, gradient, factors, continues=continues)
+        self._begun[name] = _Update(*parts, gradient, factors, earlier)
         return self._begun[name]
 
     def receive(self, name: str, momentum: Tensor) -> None:
@@ -162,7 +164,10 @@ class _Factors(NamedTuple):
 
 @final
 class _Update(Signal):
-    """β·E + O, computed into the staged E, and the staged m with it. `continues`: for a further part of g."""
+    """β·E + O, computed into the staged E, and the staged m with it. `earlier`: of what g this is a further part.
+
+    `moves`: whether g has anything but zeros, or there is no O; a 0-dim tensor where only a GPU knows.
+    """
 
     def __init__(
         self,
@@ -170,23 +175,25 @@ class _Update(Signal):
         updates: tuple[Tensor, Tensor],
         gradient: Tensor,
         factors: _Factors,
-        *,
-        continues: bool,
+        earlier: "_Update | None",
     ) -> None:
         self._momenta, self._updates = momenta, updates
         self._gradient: Tensor | None = gradient  # until it has been added
-        self._factors, self._continues = factors, continues
+        self._factors, self._earlier = factors, earlier
+        self.moves: bool | Tensor = False
         self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
 
     def tensor(self) -> Tensor:
         (before, m), (waited, update), factors = self._momenta, self._updates, self._factors
         if self._gradient is None:
             return update
-        if self._continues:  # the first part's O has been added: add what it lacks
-            self.add_ahead(-1)
+        if self._earlier is not None:  # its O has been added: add what that lacks
+            self._earlier.add_ahead(-1)
+            self.moves, self._earlier = self._earlier.moves, None
         else:
             torch.mul(before, factors.momentum, out=m)
             torch.mul(waited, factors.decay, out=update)
+        self.moves = self.moves | known(self._gradient.any())
         m.add_(self._gradient, alpha=factors.of_gradient)
         self._gradient, self.computed = None, True
         return self.add_ahead(1)
@@ -194,7 +201,11 @@ class _Update(Signal):
     def add_ahead(self, times: int) -> Tensor:
         """Add O of what is staged now, so many times, and return E."""
         (before, m), (_, update) = self._momenta, self._updates
-        return update.add_(self._ahead(m, before), alpha=times * self._factors.of_update)
+        if self.moves is False:
+            return update
+        ahead = self._ahead(m, before)
+        ahead = ahead if self.moves is True else torch.where(self.moves, ahead, 0)
+        return update.add_(ahead, alpha=times * self._factors.of_update)
 
     def sample(self, offset: int, stride: int) -> Tensor:
         return self.tensor()[offset::stride]

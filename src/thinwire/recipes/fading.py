@@ -74,7 +74,8 @@ def orthogonal(
     For AdamW with betas (0.9, 0.9): attach with `optimizer=`. Its β₁ moves into the memory (`momentum`, if that is
     given), and its second moment normalises what arrives. `decay` is of what waits. A rank's momentum is multiplied
     with itself 15 times a step, as in Muon, and takes four float32 an element. Tensors below `minimum_size` elements
-    go uncompressed, and the optimizer keeps their momentum.
+    go uncompressed, and the optimizer keeps their momentum. All ranks weigh alike: a weight on a rank's loss is lost,
+    other than 0.
     """
     memory = OrthogonalMomentum(momentum=momentum, decay=decay)
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
