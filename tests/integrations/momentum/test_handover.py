@@ -194,6 +194,27 @@ def test_several_optimizers_may_hold_the_model(ranks: Ranks, recipe: str) -> Non
     assert max(ranks.run(2, _several, recipe)) < 1e-12
 
 
+class _Clipping(torch.optim.SGD):
+    """Clips within its step."""
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1e9)
+        return super().step(closure)
+
+
+def _subclassed(recipe: str) -> float:
+    plain, ours = _pair("several buckets", recipe, weight_decay=0.1)
+    for training in (plain, ours):
+        training.optimizer.__class__ = _Clipping  # its groups are as they were, and torch.optim.SGD has been made
+    _Clipping([nn.Parameter(torch.zeros(1))])
+    return _apart(plain.run(range(10)), ours.run(range(10)))
+
+
+@either
+def test_a_subclass_may_step_by_its_base_class(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _subclassed, recipe)) < 1e-12
+
+
 def _sharded(recipe: str) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, at import

@@ -258,6 +258,35 @@ def test_optimizers_may_step_at_different_times(ranks: Ranks, recipe: str) -> No
     assert max(ranks.run(2, _one_steps_less_often, recipe)) < 1e-12
 
 
+def _blocks(recipe: str, in_place: bool) -> float:
+    """Train one block at a time: the optimizer's parameters are exchanged for as many others."""
+    training = _training(recipe)
+    named = training.parameters()
+    blocks = {name: [named[f"{name}.weight"], named[f"{name}.bias"]] for name in ("0", "2", "4")}
+    optimizer = torch.optim.SGD(blocks["0"], lr=RATE)
+    books = Books(training)
+    for step in range(9):
+        only = str(step // 2 % 3 * 2)
+        if in_place:
+            optimizer.param_groups[0]["params"][:] = blocks[only]
+        else:
+            optimizer.param_groups.clear()
+            optimizer.add_param_group({"params": blocks[only]})
+        training.optimizer.zero_grad()
+        books.offer(step, only)
+        training.backward(step)
+        optimizer.step()
+    training.attachment.drop_step()
+    return books.missing()
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_the_parameters_of_an_optimizer_may_change(ranks: Ranks, recipe: str, in_place: bool) -> None:
+    assert max(ranks.run(2, _blocks, recipe, in_place)) < 1e-12
+
+
 def _mended(recipe: str) -> float:
     """Step with gradients of which those that were not finite are set to zero: what else there was is applied."""
     training = _training(recipe)

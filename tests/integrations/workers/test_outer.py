@@ -137,6 +137,25 @@ def test_global_parameters_are_the_same_everywhere_and_own_ones_are_not(ranks: R
         assert apart
 
 
+class _Clipping(torch.optim.AdamW):
+    """Clips within its step."""
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1e9)
+        return super().step(closure)
+
+
+def _subclassed() -> tuple[int, int]:
+    if dist.get_rank() == 0:  # torch wraps the step of classes that have been made
+        torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+    worker = Worker(METHODS["diloco"](), inner=_Clipping).train(range(2 * H))
+    return worker.handle.inner_steps, worker.handle.stats().total.steps
+
+
+def test_a_step_by_the_base_class_counts_once(ranks: Ranks) -> None:
+    assert ranks.run(2, _subclassed) == [(2 * H, 2)] * 2
+
+
 def _plain(recipe: str) -> tuple[float, int]:
     """Return how far outer steps after every step end from replicas that reduce gradients, and the steps of either."""
     inner = partial(SGD, lr=0.05)

@@ -1,9 +1,11 @@
 """How do we learn that an optimizer steps? Hooks on torch.optim tell observers and participants."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from threading import RLock
+from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -56,6 +58,23 @@ def take_part(participant: Participant) -> None:
     _participants.add(participant)
 
 
+def nested(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step whose hook calls this is part of another step of the same optimizer.
+
+    torch wraps `step` of every class that has been instantiated. Where a subclass calls `super().step()`, hooks fire
+    for both. We ask the stack: a count would stay wrong after a step that raised, and in another thread.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    steps = 0
+    while frame is not None and steps < 2:
+        steps += frame.f_code is _STEP and frame.f_locals["args"][0] is optimizer
+        frame = frame.f_back
+    return steps > 1
+
+
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__  # what torch wraps around any step
+
+
 def skipped_by_scaler(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the GradScaler has told this fused optimizer to skip a step whose gradients are not finite."""
     found = getattr(optimizer, "found_inf", None)
@@ -88,12 +107,14 @@ _participants: _Alive[Participant] = _Alive()
 
 @cache
 def _register() -> None:
-    # Once for good: a handle cannot be removed while the hooks run.
-    register_optimizer_step_pre_hook(_before)
-    register_optimizer_step_post_hook(_after)
+    # Once for good: a handle cannot be removed while the hooks run. In a compiled step, Dynamo must not trace them.
+    register_optimizer_step_pre_hook(torch.compiler.disable(_before))
+    register_optimizer_step_post_hook(torch.compiler.disable(_after))
 
 
-def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    if nested(optimizer):
+        return None
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     for observer in () if callable(closure) else _observers:
         observer.about_to_take(optimizer)
@@ -121,6 +142,8 @@ def _evaluate(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> A
 
 
 def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if nested(optimizer):
+        return
     for participant in _participants:
         participant.after_step(optimizer)
     for observer in _observers:

@@ -47,9 +47,7 @@ class Steps:
         self._witnesses: list[Witness] = []
         self._known: set[str] = set()  # held by an optimizer that has stepped
         self._unclaimed = 0
-        self._owned: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, list[str]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._names = {id(p): name for name, p in parameters.items()}
         self._nodes = [accumulator(p) for p in parameters.values()]
         me = weakref.ref(self)  # otherwise the parameters would keep this object alive
         self._handles = [
@@ -221,13 +219,9 @@ class Steps:
         self.settle(set(self.pending), keep=True)
 
     def _owned_by(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Return which of the parameters this optimizer holds."""
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        found = self._owned.get(optimizer)
-        if found is None or found[0] != count:
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            found = self._owned[optimizer] = count, [n for n, p in self.parameters.items() if id(p) in held]
-        return found[1]
+        """Return which of the parameters this optimizer holds now: its groups may change at any time."""
+        held = (id(p) for group in optimizer.param_groups for p in group["params"])
+        return [self._names[each] for each in held if each in self._names]
 
     def restart(self, step: int, draw: int) -> None:
         """Go on from this step and draw, and drop what is pending."""

@@ -14,6 +14,7 @@ from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import local
+from thinwire.integrations.training.optimizers import nested
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
 from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
@@ -187,6 +188,8 @@ class Outer:
 
     def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Count an inner step once all optimizers have stepped."""
+        if nested(optimizer):
+            return
         self._stepped.add(optimizer)
         if len(self._stepped) == len(self._optimizers):
             self._stepped.clear()
