@@ -25,8 +25,8 @@ class MomentumCorrection(Memory):
 
     Momentum is applied here, before sparsification, so the optimizer itself must have none. If `momentum` is None,
     `adopt` has to set it. With `nesterov`, g + m·u is added to v instead of u. If everything is sent, rounded or not,
-    nothing is masked, and the result is SGD with momentum. Momentum is applied once per step: any further part of a step's
-    gradient is added to u as it is.
+    nothing is masked, and the result is SGD with momentum. Momentum is applied once per step: any further part of a
+    step's gradient is added to u as it is.
 
     `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
     it is added (local gradient clipping).

@@ -496,11 +496,14 @@ def test_a_dense_state_that_comes_in_the_middle_of_a_step_is_not_lost(ranks: Ran
     assert max(ranks.run(2, _loaded_between)) < 1e-14
 
 
-def _resumed(optimizer: str, attachment_first: bool) -> bool:
+def _resumed(optimizer: str, attachment_first: bool, earlier: bool) -> bool:
     old = Run(optimizer).steps(range(2))
     old.attach(_recipe(0.05, minimum_size=MINIMUM))
     old.steps(range(2, 5))
     state, waits = old.state(), old.attachment.state_dict()
+    marked = [group for saved in state[1] for group in saved["param_groups"] if group["momentum_in_memory"]]
+    for group in marked if earlier else ():  # earlier versions marked whole groups
+        group["momentum_in_memory"] = "token"
     new = Run(optimizer)
     attachment = new.attach(_recipe(0.05, minimum_size=MINIMUM))
     if attachment_first:
@@ -514,9 +517,9 @@ def _resumed(optimizer: str, attachment_first: bool) -> bool:
 
 
 @kinds
-@pytest.mark.parametrize("attachment_first", [False, True])
-def test_a_checkpoint_resumes_to_the_bit(ranks: Ranks, optimizer: str, attachment_first: bool) -> None:
-    assert all(ranks.run(2, _resumed, optimizer, attachment_first))
+@pytest.mark.parametrize(("attachment_first", "earlier"), [(False, False), (True, False), (False, True), (True, True)])
+def test_a_checkpoint_resumes_to_the_bit(ranks: Ranks, optimizer: str, attachment_first: bool, earlier: bool) -> None:
+    assert all(ranks.run(2, _resumed, optimizer, attachment_first, earlier))
 
 
 def _optimizer_alone(forget: bool) -> str:
@@ -554,6 +557,82 @@ def _attached_again() -> tuple[float, bool]:
 
 def test_an_attachment_takes_over_what_waits(ranks: Ranks) -> None:
     assert ranks.run(2, _attached_again) == [(0, True)] * 2
+
+
+def _split(optimizer: torch.optim.Optimizer) -> None:
+    (group,) = optimizer.param_groups
+    settings = {key: group[key] for key in ("lr", "betas", "weight_decay")}
+    first, *rest = group["params"]
+    group["params"] = [first]
+    optimizer.add_param_group({"params": rest} | settings)
+
+
+def _made_anew(optimizer: torch.optim.Optimizer) -> None:
+    (group,) = optimizer.param_groups
+    optimizer.param_groups.clear()
+    for part in (group["params"][:1], group["params"][1:]):
+        optimizer.add_param_group({"params": part} | {key: group[key] for key in ("lr", "betas", "weight_decay")})
+
+
+def _regrouped(regroup: Callable[[torch.optim.Optimizer], None], then: str) -> float:
+    one, other = (Run("adamw") for _ in range(2))
+    for run in (one, other):
+        run.attach(_recipe(0.05, minimum_size=MINIMUM))
+        run.steps(range(4))
+    (optimizer,) = other.optimizers
+    regroup(optimizer)
+    if then == "load":
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    if then == "attach":
+        for run in (one, other):
+            run.training.model = _wrapped(run.training.model.module)
+            run.attach(_recipe(0.05, minimum_size=MINIMUM))
+    return _apart(one.steps(range(4, 8)), other.steps(range(4, 8)))
+
+
+@pytest.mark.parametrize("then", ["step", "load", "attach"])
+@pytest.mark.parametrize("regroup", [_split, _made_anew])
+def test_however_parameters_are_grouped_momentum_has_moved(
+    ranks: Ranks, regroup: Callable[[torch.optim.Optimizer], None], then: str
+) -> None:
+    assert ranks.run(2, _regrouped, regroup, then) == [0.0] * 2
+
+
+def _two_models(groups: int, restart: bool) -> tuple[list[Tensor], bool, list[str]]:
+    """Train two models, one upon the other, with an optimizer of one group or of two."""
+    models = [_wrapped(nn.Sequential(nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 20)).double()) for _ in range(2)]
+    with torch.no_grad():
+        for i, p in enumerate(p for model in models for p in model.parameters()):
+            p.copy_(torch.linspace(-0.3, 0.3, p.numel(), dtype=p.dtype).roll(7 * i).view_as(p))
+    parameters = [p for model in models for p in model.parameters()]
+    cut = [parameters[:4], parameters[4:]] if groups == 2 else [parameters]
+    optimizer = torch.optim.AdamW([{"params": each} for each in cut], **ADAM)
+    handles = [tw.attach(model, _recipe(0.05, minimum_size=MINIMUM), optimizer=optimizer) for model in models]
+    refused = []
+    for step in range(6):
+        if step == 3 and restart:
+            states = copy.deepcopy((optimizer.state_dict(), *(handle.state_dict() for handle in handles)))
+            for group in states[0]["param_groups"]:  # as another process would have saved it
+                group["momentum_in_memory"] = [mark and mark + "'" for mark in group["momentum_in_memory"]]
+            optimizer.load_state_dict(states[0])
+            handles[0].load_state_dict(states[1])
+            refused = [told(handles[1].membership.handover.prepare, 1.0)]
+            handles[1].load_state_dict(states[2])
+        optimizer.zero_grad()
+        x = torch.linspace(-1, 1, 80, dtype=torch.float64).view(4, 20) + step + dist.get_rank()
+        (models[1](models[0](x)) - x).square().mean().backward()
+        optimizer.step()
+    kept = [id(p) for group in optimizer.param_groups for p in group["params"]] == list(map(id, parameters))
+    return [p.detach() for p in parameters], kept, refused
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_two_models_may_share_a_group(ranks: Ranks, restart: bool) -> None:
+    for one, two in zip(ranks.run(2, _two_models, 1, restart), ranks.run(2, _two_models, 2, False), strict=True):
+        assert all(map(torch.equal, one[0], two[0]))
+        assert one[1], "the order of parameters, by which a state is loaded"
+        assert all("load that attachment's state" in each for each in one[2])
+        assert len(one[2]) == restart
 
 
 def _another_recipe() -> tuple[float, bool]:

@@ -103,7 +103,7 @@ class Correction(Handover):
         """Put momentum and weight decay back, and mark the optimizer's state: its momentum is in the memories."""
         if optimizer in self._held:
             self.give_back()
-            self._held.mark(optimizer)
+            self._held.mark(self._names)
 
     def give_back(self) -> None:
         """Put back whatever is still laid aside, because a step raised."""

@@ -13,10 +13,8 @@ from thinwire.integrations.momentum.first_moments import check_movable, filled, 
 from thinwire.integrations.momentum.handover import (
     Handover,
     Holdings,
-    Settings,
     first_moment_of,
     from_elsewhere,
-    marked,
     refuse_second_momentum,
     summed,
 )
@@ -50,7 +48,7 @@ class Fading(Handover):
     p ← p − η·(d + λ·p) and Muon orthogonalises d; neither looks ahead as Nesterov's momentum does. In `maximize`, M has
     the gradient's sign.
 
-    Parameters whose memory is another, such as small ones, keep their momentum, even in the same group. Groups whose
+    Parameters whose memory is another, such as small ones, keep their momentum, even in the same group. Those whose
     buffers have been moved are marked. Where there is no mark, at first or after a dense checkpoint has been loaded,
     they are moved before the next reduction.
 
@@ -83,7 +81,7 @@ class Fading(Handover):
         for optimizer in optimizers:
             self._lost_length.meets(optimizer)
             _say_if_unknown(optimizer, self._memory, group.rank())
-        self._begin({p for _, settings, p in self._held.parameters() if not marked(settings)})
+        self._begin({p for optimizer, _, p in self._held.parameters() if not self._held.marked(optimizer, p)})
         if self.active:
             take_part(self)
 
@@ -112,7 +110,7 @@ class Fading(Handover):
     def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
         """Accept the optimizers' state. What faded is what the memories have now, whatever the marks say.
 
-        Marks are by group. Where the model is cut anew, parameters of a group may fade that did not before.
+        Where the model is cut anew, marks may be of other ranks' shards; earlier versions had one for a whole group.
         """
         self.accept()
         self._loaded = {name for memory in self._memories for name in memory.state()}
@@ -185,7 +183,7 @@ class Fading(Handover):
         self._memory = dict(chosen)
         self._move(arrived)
         self._follow()
-        self._held.mark_those_of(self._in_memory())
+        self._held.mark(self._in_memory())
 
     def _return(self, leaving: Mapping[nn.Parameter, str], group: Group) -> None:
         """Put what waits for these back into the optimizers' buffers. A collective."""
@@ -194,7 +192,7 @@ class Fading(Handover):
         given = {
             leaving[p]
             for o, g, p in self._held.parameters()
-            if p in leaving and filled(o, g, p, momenta.get(p)) and p in free
+            if p in leaving and filled(o, g, p, momenta.get(p), moved=self._held.marked(o, p)) and p in free
         }
         for memory in self._memories:
             memory.drop(given)
@@ -208,17 +206,18 @@ class Fading(Handover):
                 self._held.lay_aside_for(optimizer, group, ours, **kind.without(group))
 
     def _take_over(self) -> None:
-        """Adopt the optimizers' decays, and move what is in the buffers of groups that are not marked."""
+        """Adopt the optimizers' decays, and move what is in the buffers of parameters that are not marked."""
         self._follow()
-        arrived = {p for _, group, p in self._held.parameters() if p in self._memory and self._is_dense(group, p)}
-        self._begin(arrived)
-        self._move(arrived)
-        self._held.mark_those_of(self._in_memory())
-        self._loaded = set()
+        arrived = {p for each, _, p in self._held.parameters() if p in self._memory and self._is_dense(each, p)}
+        if arrived or self._held.accepted:
+            self._begin(arrived)
+            self._move(arrived)
+            self._held.mark(self._in_memory())
+            self._loaded = set()
 
-    def _is_dense(self, group: Settings, p: nn.Parameter) -> bool:
+    def _is_dense(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:
         """Whether the momentum of `p` is with the optimizer still."""
-        return self._names[p] not in self._loaded if self._loaded else not marked(group)
+        return self._names[p] not in self._loaded if self._loaded else not self._held.marked(optimizer, p)
 
     def _begin(self, parameters: Collection[nn.Parameter]) -> None:
         """Say what it means for the optimizers' second moments that these, which were dense, fade from now on."""

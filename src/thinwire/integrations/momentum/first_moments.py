@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import MomentumError
-from thinwire.integrations.momentum.handover import Settings, first_moment_of, has_momentum, marked, steps_as
+from thinwire.integrations.momentum.handover import Settings, first_moment_of, has_momentum, steps_as
 from thinwire.integrations.training.gradients import local, shaped_like
 
 
@@ -67,16 +67,21 @@ def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[
 
 
 @torch.no_grad()
-def filled(optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, momentum: Tensor | None) -> bool:
-    """Put momentum back into the buffer of `p`, if the optimizer has one; none leaves the buffer without."""
+def filled(
+    optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, momentum: Tensor | None, *, moved: bool
+) -> bool:
+    """Put momentum back into the buffer of `p`, if the optimizer has one; none leaves the buffer without.
+
+    `moved`: whether the optimizer has put there what was delivered last.
+    """
     kind, state = kind_of(optimizer), optimizer.state.get(p, {})
     if kind is None or not first_moment_of(group) or not (kind.alone or kind.buffer in state):
         return False
     buffer = state.get(kind.buffer)
     if buffer is None:
         buffer = optimizer.state[p][kind.buffer] = torch.zeros_like(p, memory_format=torch.preserve_format)
-    if marked(group):
-        buffer.zero_()  # Adam has put there what was delivered last
+    if moved:
+        buffer.zero_()
     if momentum is not None:
         local(buffer).add_(shaped_like(p, momentum), alpha=kind.unit(group))
     return True

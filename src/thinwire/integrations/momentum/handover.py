@@ -4,7 +4,7 @@ import inspect
 import uuid
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -21,6 +21,8 @@ Settings = dict[str, Any]
 """One of an optimizer's param_groups."""
 
 _MARK = "momentum_in_memory"
+_marks: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[nn.Parameter, str]] = weakref.WeakKeyDictionary()
+"""By optimizer: whose momentum is in memories, and in which, by parameter. Groups have it for its state alone."""
 
 
 class Handover(ABC):
@@ -67,18 +69,22 @@ class Handover(ABC):
 class Holdings:
     """The optimizers' groups that hold any of these parameters.
 
-    `laid_aside`: the groups whose settings are changed while the optimizer steps, with what they were.
+    `laid_aside`: the groups whose settings are changed while the optimizer steps, with what they were. `accepted`:
+    whether marks of other attachments are accepted until the next `mark`.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]) -> None:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers)
         self._names = names
         self.laid_aside: list[tuple[Settings, Settings]] = []
-        self._parts: list[tuple[torch.optim.Optimizer, Settings]] = []
-        self._token, self._accepted = uuid.uuid4().hex, False
+        self._parts: list[tuple[torch.optim.Optimizer, Settings, Settings]] = []
+        self._token, self.accepted = uuid.uuid4().hex, False
         for optimizer in optimizers:
-            optimizer.register_state_dict_pre_hook(partial(_give_back_first, weakref.ref(self)))
-            optimizer.register_load_state_dict_pre_hook(partial(_give_back_first, weakref.ref(self)))
+            if optimizer not in _marks:
+                _read(optimizer)
+                optimizer.register_load_state_dict_post_hook(_read)
+            optimizer.register_state_dict_pre_hook(partial(_before_state, weakref.ref(self)))
+            optimizer.register_load_state_dict_pre_hook(partial(_before_state, weakref.ref(self)))
 
     def __contains__(self, optimizer: torch.optim.Optimizer) -> bool:
         return optimizer in self._optimizers
@@ -116,9 +122,11 @@ class Holdings:
         rest = [p for p in group["params"] if p not in ours]
         if not rest:
             return self.lay_aside(group, **instead)
+        held: list[nn.Parameter] = group["params"]
+        whole = held.whole if isinstance(held, _Rest) else held
         part = group | instead | {"params": list(ours)}
-        self.lay_aside(group, params=rest)
-        self._parts.append((optimizer, part))
+        group["params"] = _Rest(rest, whole)
+        self._parts.append((optimizer, group, part))
         optimizer.param_groups.append(part)
 
     def give_back(self) -> None:
@@ -127,44 +135,47 @@ class Holdings:
             group, kept = self.laid_aside.pop()
             group.update(kept)
         while self._parts:
-            optimizer, part = self._parts.pop()
-            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group is not part]
+            optimizer, group, part = self._parts.pop()
+            optimizer.param_groups[:] = [each for each in optimizer.param_groups if each is not part]
+            group["params"] = _rejoined(group["params"], part["params"])
 
     def check_mark(self) -> None:
         """Raise MomentumError if an optimizer's state was saved with memories that have not been loaded."""
-        if not self._accepted and any((group.get(_MARK) or self._token) != self._token for _, group in self.groups()):
+        marks = [each for optimizer in self._optimizers for each in _marks[optimizer].items()]
+        if not self.accepted and any(mark != self._token and p in self._names for p, mark in marks):
             raise MomentumError(
                 "when this optimizer's state was saved, its momentum was in the memory of an attachment: load that "
                 "attachment's state too, with load_state_dict, or go on without what it held: attachment.forget()"
             )
 
-    def mark(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Mark the state of an optimizer, or of all: its momentum is in the memories."""
-        for _, group in self.groups(optimizer):
-            group[_MARK] = self._token
-        self._accepted = False
+    def marked(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:
+        """Whether the momentum of `p` is in memories, and not with the optimizer."""
+        return p in _marks[optimizer]
 
-    def mark_those_of(self, parameters: Collection[nn.Parameter]) -> None:
-        """Mark the groups that hold any of these: momentum of theirs is in the memories, and that of no others."""
-        self.say_unmarked()
-        for _, group in self.groups():
-            group[_MARK] = self._token if any(p in parameters for p in group["params"]) else False
-        self._accepted = False
+    def mark(self, parameters: Collection[nn.Parameter]) -> None:
+        """Say of which of these parameters momentum is in the memories, however they are grouped."""
+        for optimizer in self._optimizers:
+            before = _marks[optimizer]
+            here = before.keys() | {p for _, group in self.groups(optimizer) for p in group["params"]}
+            others = {p: mark for p, mark in before.items() if p not in self._names}
+            self._note(optimizer, others | {p: self._token for p in parameters if p in here})
+        self.accepted = False
 
     def say_unmarked(self) -> None:
         """Have groups without a mark say so: which are marked depends on how a model is cut, and keys must not."""
-        for group in self._every_group():
-            group.setdefault(_MARK, False)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group.setdefault(_MARK, False)
 
     def accept(self) -> None:
         """Accept marks of other attachments until the next `mark`, also those of a state that is yet to be loaded."""
-        self._accepted = True
+        self.accepted = True
 
     def unmark(self) -> None:
         """Say that the optimizers' state has all of their momentum."""
-        held = [group for _, group in self.groups()]
-        for group in self._every_group():
-            if any(group is each for each in held) or not marked(group):
+        for optimizer in self._optimizers:
+            self._note(optimizer, {p: mark for p, mark in _marks[optimizer].items() if p not in self._names})
+            for group in optimizer.param_groups if not _marks[optimizer] else ():
                 group.pop(_MARK, None)
 
     def end(self) -> None:
@@ -172,13 +183,42 @@ class Holdings:
         self.give_back()
         self._optimizers = weakref.WeakSet()
 
-    def _every_group(self) -> list[Settings]:
-        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+    def _note(self, optimizer: torch.optim.Optimizer, marks: dict[nn.Parameter, str]) -> None:
+        if marks != _marks[optimizer]:
+            _marks[optimizer] = marks
+            _write(optimizer)
 
 
-def marked(group: Settings) -> bool:
-    """Whether the momentum of this group is in memories."""
-    return bool(group.get(_MARK))
+class _Rest(list[nn.Parameter]):
+    """A group's parameters while some of them are in a group of their own. `whole`: all of them."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], whole: Sequence[nn.Parameter]) -> None:
+        super().__init__(parameters)
+        self.whole = whole
+
+
+def _rejoined(rest: Sequence[nn.Parameter], part: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
+    """Return a group's parameters with a part of them back in its place; others may still be elsewhere."""
+    whole, here = rest.whole if isinstance(rest, _Rest) else [*rest, *part], {*rest, *part}
+    return whole if here.issuperset(whole) else _Rest((p for p in whole if p in here), whole)
+
+
+def _write(optimizer: torch.optim.Optimizer) -> None:
+    """Put marks into the groups, as the optimizer's state has them: one for a group, or one for each parameter."""
+    for group in optimizer.param_groups:
+        found = [_marks[optimizer].get(p, False) for p in group["params"]]
+        group[_MARK] = found if len(set(found)) > 1 else next(iter(found), False)
+
+
+def _read(optimizer: torch.optim.Optimizer) -> None:
+    """Take marks from the groups. One that stands for a group, as in older states, is each parameter's."""
+    _marks[optimizer] = found = {}
+    for group in optimizer.param_groups:
+        marks, parameters = group.get(_MARK, False), group["params"]
+        fits = isinstance(marks, list) and len(marks) == len(parameters)
+        one = next(filter(None, marks), False) if isinstance(marks, list) else marks
+        each = marks if fits else [one] * len(parameters)
+        found.update({p: mark for p, mark in zip(parameters, each, strict=True) if mark})
 
 
 def first_moment_of(group: Settings) -> float:
@@ -236,7 +276,9 @@ def summed(
     return found
 
 
-def _give_back_first(holdings: "weakref.ref[Holdings]", *_: object) -> None:
+def _before_state(holdings: "weakref.ref[Holdings]", optimizer: torch.optim.Optimizer, *_: object) -> None:
     me = holdings()
-    if me is not None:
+    if me is not None and optimizer in me:
         me.give_back()
+        if any(_MARK in group for group in optimizer.param_groups) or _marks[optimizer]:
+            _write(optimizer)
