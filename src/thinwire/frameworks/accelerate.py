@@ -1,5 +1,6 @@
 """Accelerate: attach after `prepare`. `save_state` and `load_state` then take every rank's state along."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from thinwire.checked import checked
 from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas
 from thinwire.frameworks.states import load, save
 from thinwire.integrations import Attachment
-from thinwire.integrations.attachments.assembly import Optimizers, listed
+from thinwire.integrations.attachments.assembly import Optimizers
 
 __all__ = ["attach"]
 
@@ -38,7 +39,8 @@ def attach(
     `thinwire.Checkpoint` does.
     """
     check_replicas(model, accelerator.num_processes, "pass what accelerator.prepare returned, without DeepSpeed")
-    optimizers = [getattr(each, "optimizer", each) for each in listed(optimizer)]
+    given = optimizer if isinstance(optimizer, Iterable) else [] if optimizer is None else [optimizer]
+    optimizers = [getattr(each, "optimizer", each) for each in given]  # its wrapper's steps cannot be followed
     handle = attached(model, recipe, plan, optimizers, accelerator.scaler)
     module = _bare(accelerator, model)
 

@@ -319,8 +319,21 @@ def test_what_is_not_finite_calls_off_its_own_parameters_only(ranks: Ranks, reci
 # --- no optimizer, or an unusual one ---
 
 
-def _by_hand(recipe: str, data: bool) -> float:
-    training = _training(recipe)
+def _in_place(p: Tensor, gradient: Tensor) -> None:
+    p.sub_(gradient, alpha=RATE)
+
+
+def _in_place_of_data(p: Tensor, gradient: Tensor) -> None:
+    p.data.sub_(gradient, alpha=RATE)
+
+
+def _by_new_data(p: Tensor, gradient: Tensor) -> None:
+    p.data = p.data - RATE * gradient
+
+
+def _by_hand(recipe: str, update: Callable[[Tensor, Tensor], None]) -> float:
+    training = Training("several buckets", dtype=torch.float64)
+    training.attachment = tw.attach(training.model, RECIPES[recipe].make())
     books = Books(training)
     for step in range(5):
         books.offer(step)
@@ -328,7 +341,7 @@ def _by_hand(recipe: str, data: bool) -> float:
         with torch.no_grad():
             for p in training.parameters().values():
                 assert p.grad is not None
-                (p.data if data else p).sub_(p.grad, alpha=RATE)
+                update(p, p.grad)
                 p.grad = None
     with training.model.no_sync():
         training.losses(training.model, 9)[0]().backward()
@@ -336,10 +349,10 @@ def _by_hand(recipe: str, data: bool) -> float:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("update", [_in_place, _in_place_of_data, _by_new_data])
 @pytest.mark.parametrize("recipe", LINEAR)
-def test_parameters_may_be_updated_by_hand(ranks: Ranks, recipe: str, data: bool) -> None:
-    assert max(ranks.run(2, _by_hand, recipe, data)) < 1e-12
+def test_parameters_may_be_updated_by_hand(ranks: Ranks, recipe: str, update: Callable[[Tensor, Tensor], None]) -> None:
+    assert max(ranks.run(2, _by_hand, recipe, update)) < 1e-12
 
 
 def _unclaimed() -> str:
@@ -355,6 +368,52 @@ def _unclaimed() -> str:
 
 def test_gradients_that_nobody_takes_are_said_once(ranks: Ranks) -> None:
     assert "keep_step()" in ranks.run(1, _unclaimed)[0]
+
+
+def _perturbed(recipe: str) -> float:
+    """Go uphill by the first gradient, take a second one there, come back, and step by that: SAM."""
+    training = _training(recipe)
+    books, parameters = Books(training), list(training.parameters().values())
+    for step in range(4):
+        training.optimizer.zero_grad()
+        training.backward(step)
+        uphill = [0.05 * p.grad for p in parameters if p.grad is not None]
+        with torch.no_grad():
+            for p, way in zip(parameters, uphill, strict=True):
+                p.add_(way)
+        training.optimizer.zero_grad()
+        books.offer(step)
+        training.backward(step)
+        with torch.no_grad():
+            for p, way in zip(parameters, uphill, strict=True):
+                p.sub_(way)
+        training.optimizer.step()
+    return books.missing()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_what_moves_the_parameters_of_an_optimizer_before_it_steps_takes_nothing(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _perturbed, recipe)) < 1e-12
+
+
+class _Lookahead(torch.optim.Optimizer):
+    """Wraps another optimizer, as many do: without calling its base class."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups = optimizer, optimizer.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def _wrapped_optimizer() -> str:
+    training = Training("several buckets")
+    wrapped = _Lookahead(training.optimizer)
+    return told(lambda: tw.attach(training.model, RECIPES["topk"].make(), optimizer=wrapped))
+
+
+def test_an_optimizer_that_wraps_another_is_refused_with_the_inner_one(ranks: Ranks) -> None:
+    assert "give the inner one, .inner" in ranks.run(1, _wrapped_optimizer)[0]
 
 
 def _with_closure(recipe: str) -> float:

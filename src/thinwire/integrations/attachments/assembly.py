@@ -60,6 +60,7 @@ def assembled(
     if earlier is not None:
         attachment.membership.take_over(earlier.membership)
         earlier.end()
+    attachment.steps.know(optimizers)
     for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
         attachment.starvation.attached(each)
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
@@ -143,9 +144,19 @@ def listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     listed: list[Any] = [] if optimizer is None else [optimizer]
     if len(listed) == 1 and not isinstance(optimizer, torch.optim.Optimizer) and isinstance(optimizer, Iterable):
         listed = list(optimizer)
-    if strangers := [each for each in listed if not isinstance(each, torch.optim.Optimizer)]:
-        raise TypeError(f"optimizer takes a torch.optim.Optimizer or several of them; got {strangers[0]!r:.100}")
+    for each in listed:
+        _check_followed(each)
     return listed
+
+
+def _check_followed(given: Any) -> None:
+    """Raise TypeError for what is no optimizer, and for one without hooks, as those are that wrap another one."""
+    if isinstance(given, torch.optim.Optimizer) and hasattr(given, "_optimizer_step_pre_hooks"):
+        return
+    held = getattr(given, "__dict__", {}).items()
+    inner = next((name for name, x in held if isinstance(x, torch.optim.Optimizer)), None)
+    got = f"{given!r:.100}" if inner is None else f"a {type(given).__name__} around one: give the inner one, .{inner}"
+    raise TypeError(f"optimizer takes a torch.optim.Optimizer or several of them; got {got}")
 
 
 def described(optimizers: Iterable[torch.optim.Optimizer]) -> str:

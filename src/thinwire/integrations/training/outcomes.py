@@ -13,17 +13,17 @@ from thinwire.waits import Verdict
 
 
 class Witness(NamedTuple):
-    """One element of a parameter (flat), where its gradient is largest, and its value before any step."""
+    """One element of a parameter, where its gradient is largest (flat), and its value before any step."""
 
     name: str
-    parameter: Tensor
+    parameter: nn.Parameter
     place: int
     value: float
 
     @property
     def moved(self) -> bool:
         """Whether the parameter has changed since."""
-        return float(self.parameter[self.place]) != self.value
+        return float(in_memory_order(self.parameter, self.parameter)[self.place]) != self.value
 
 
 class Reduced(NamedTuple):
@@ -55,7 +55,7 @@ class Unread(NamedTuple):
     found: Tensor
     verdict: Verdict
     names: tuple[str, ...]
-    witnesses: Mapping[str, Tensor]
+    witnesses: Mapping[str, nn.Parameter]
     watch: bool
     asks_for_zeros: bool
 
@@ -94,8 +94,7 @@ def _witness(name: str, mean: Tensor, parameter: nn.Parameter) -> Witness | None
     place = int(mean.abs().argmax()) if mean.numel() else 0
     if not mean.numel() or not bool(mean[place]):
         return None
-    p = in_memory_order(parameter.detach(), parameter)
-    return Witness(name, p, place, float(p[place]))
+    return Witness(name, parameter, place, float(in_memory_order(parameter, parameter)[place]))
 
 
 def _any(x: Tensor) -> bool:
@@ -117,11 +116,10 @@ def look(
     found = [] if flags is None else [flags.double()]
     if names:  # in one launch, and NaN is the largest of all
         found.append(torch.stack(torch._foreach_norm(list(means.values()), math.inf)).double())
-    asked = [(name, parameters[name]) for name in names if name in questions.witnesses]
-    witnesses = {name: in_memory_order(p.detach(), p) for name, p in asked}
+    witnesses = {name: parameters[name] for name in names if name in questions.witnesses}
     for name, p in witnesses.items():
         place = means[name].abs().argmax().view(1)
-        found.append(torch.cat([place.double(), p.index_select(0, place).double()]))
+        found.append(torch.cat([place.double(), in_memory_order(p, p).index_select(0, place).double()]))
     return Unread(torch.cat(found), verdict, names, witnesses, watch, questions.all_zeros) if found else Reduced()
 
 

@@ -8,7 +8,7 @@ reduction goes on from what is staged, and both belong to one step.
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import final
 
@@ -45,7 +45,8 @@ class Steps:
         self._started = 0
         self._outcomes: list[Reduced | Unread] = []
         self._witnesses: list[Witness] = []
-        self._known: set[str] = set()  # held by an optimizer that has stepped
+        self._stepped: set[str] = set()  # held by an optimizer that has stepped
+        self._known: set[str] = set()  # and these by one that will
         self._unclaimed = 0
         self._names = {id(p): name for name, p in parameters.items()}
         self._nodes = [accumulator(p) for p in parameters.values()]
@@ -166,6 +167,11 @@ class Steps:
         self._outcomes[:] = outcomes
         return outcomes
 
+    def know(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Note that these will step, so that what else moves their parameters takes no gradient: SAM's first step."""
+        for optimizer in optimizers:
+            self._known.update(self._owned_by(optimizer))
+
     def refuse_malformed(self, optimizer: torch.optim.Optimizer) -> None:
         """Read what has arrived before this optimizer takes it, if any of it may be malformed. Raises PayloadError."""
         unsure = any(isinstance(outcome, Unread) and outcome.verdict.errors for outcome in self._outcomes)
@@ -182,6 +188,7 @@ class Steps:
             return False
         self.close_if_done()
         self._known.update(owned)
+        self._stepped.update(owned)
         if not skipped_by_scaler(optimizer):
             taken = [name for name in owned if name in self.pending and self.parameters[name].grad is not None]
             self.settle(taken, keep=True)
@@ -237,16 +244,17 @@ class Steps:
         self.close_if_done()
         if name not in self.pending:
             return
-        if name in self._known:
-            self.settle([name], keep=False)
-            return
-        unknown = [witness for witness in self._witnesses if witness.name not in self._known]
-        taken = any(witness.moved for witness in [w for w in unknown if w.name == name] or unknown)
-        if self.open:
+        taken = name not in self._known and self._moved(name)
+        if self.open and name not in self._stepped:
             self._unclaimed = 0 if taken else self._unclaimed + 1
             if self._unclaimed == _PATIENCE:
                 warnings.warn(_UNCLAIMED.format(name=name), stacklevel=2)
         self.settle([name], keep=taken)
+
+    def _moved(self, name: str) -> bool:
+        """Whether this parameter has changed, or any that has no optimizer if its own gradient was all zeros."""
+        unknown = [witness for witness in self._witnesses if witness.name not in self._known]
+        return any(witness.moved for witness in [w for w in unknown if w.name == name] or unknown)
 
 
 def _before_adding(steps: "weakref.ref[Steps]", name: str, grads: object) -> None:
