@@ -729,12 +729,39 @@ def test_rebroadcast_under_join_is_refused_at_once(ranks: Ranks) -> None:
         assert "rebroadcast= and Join do not go together" in message
 
 
-def _accumulating_under_join() -> None:
-    training = Training(Scenario(uneven=True, microbatches=2), "topk")
-    with training.joined():
-        for loss in training.losses(training.model, 0):
-            loss().backward()
+def _uneven(how: str, zero_first: bool) -> tuple[float, int, bool]:
+    """Train with less data on rank 0. Return how much is lost or new, and where the rank is."""
+    rank, kept = dist.get_rank(), 0
+    skipped = {"skipped, then joined": 2, "skipped without the other": 3}.get(how)
+    model = DistributedDataParallel(nn.Linear(4, 4, bias=False, dtype=torch.float64))
+    attachment = tw.attach(model, tw.recipes.topk(density=0.5, minimum_size=0))
+    optimizer, weight = torch.optim.SGD(model.parameters(), lr=RATE), model.module.weight
+    start, passes = weight.detach().clone(), 1 + (how == "accumulated")
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(3 + 2 * rank):
+            model.zero_grad() if zero_first else None
+            for _ in range(passes):
+                model(torch.full((1, 4), 50.0, dtype=torch.float64)).sum().backward()
+            if how == "by hand":
+                weight.data.sub_(weight.grad, alpha=RATE)
+            elif step != skipped:
+                optimizer.step()
+            model.zero_grad() if not zero_first else None
+            kept += step != skipped
+    state = attachment.state_dict()
+    books = torch.zeros(2, 16, dtype=torch.float64)
+    books[0] += state["memories"][-1]["weight"]["residual"]
+    books[1] += 50 * passes * kept if rank else 0  # rank 1 takes part in every step
+    dist.all_reduce(books)
+    missing = books[1] - books[0] - (start - weight.detach()).flatten() / RATE
+    return float(missing.abs().max()), state["step"], attachment.verify_replicas()
 
 
-def test_accumulation_without_no_sync_under_join_is_refused(ranks: Ranks) -> None:
-    assert "use model.no_sync()" in ranks.run(1, told, _accumulating_under_join)[0]
+@pytest.mark.parametrize("zero_first", [False, True])
+@pytest.mark.parametrize(
+    "how", ["stepped", "by hand", "skipped, then joined", "skipped without the other", "accumulated"]
+)
+def test_ranks_without_data_follow_the_others(ranks: Ranks, how: str, zero_first: bool) -> None:
+    for missing, step, alike in ranks.run(2, _uneven, how, zero_first):
+        assert missing < 1e-9
+        assert (step, alike) == (5, True)

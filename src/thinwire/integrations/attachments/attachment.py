@@ -84,7 +84,7 @@ class Attachment:
     @property
     def step(self) -> int:
         """Steps done so far. Steps before a resumed checkpoint and steps called off count too."""
-        self.steps.close_if_done()
+        self.steps.rest()
         return self.steps.step
 
     @property

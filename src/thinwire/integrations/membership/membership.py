@@ -19,11 +19,11 @@ from thinwire.stats import Meter
 
 _log = logging.getLogger("thinwire")
 
-Divisor = Callable[[bool, bool], float]
+Divisor = Callable[[bool, Steps], float]
 """How many ranks does a sum stand for? All of them, or only those that still have data.
 
-Arguments: whether this rank has run out of data, and whether this reduction continues a step. Raises RuntimeError if
-the two do not go together.
+Arguments: whether this rank has run out of data, and its steps, which then follow those of the others. Raises
+RuntimeError if ranks must not run out of data.
 """
 
 
@@ -69,7 +69,7 @@ class Membership:
 
     def share(self, *, joined: bool) -> float:
         """Return by what a gradient is multiplied to become a share of the mean. `joined`: this rank has no data."""
-        return 1 / self._divisor(joined, self.steps.open)
+        return 1 / self._divisor(joined, self.steps)
 
     def follow_loss_scale(self, scale: float) -> None:
         """Bring what waits to this loss scale."""
@@ -80,11 +80,12 @@ class Membership:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's memories and step, as tensors and plain containers."""
-        self.steps.close_if_done()
+        self.steps.rest()
         return state.dump(
             state.Place.of(self.group),
             recipe=state.words(self.recipe),
-            step=self.steps.step,
+            # Ranks without data have taken the others' last gradients for applied.
+            step=self.steps.step + (self.steps.uneven and self.steps.open),
             draw=self.steps.draw,
             loss_scale=self.loss_scale,
             memories=self.recipe.memories(),

@@ -30,6 +30,7 @@ from thinwire.integrations.replicas.managed import bucket_caps, managed, sparse_
 from thinwire.integrations.replicas.plain_steps import PlainSteps
 from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.drift import rebroadcast_every
+from thinwire.integrations.training.steps import Steps
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
 from thinwire.planner.plan import Plan, Why
@@ -174,37 +175,28 @@ _attached: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def _active_ranks(model: DistributedDataParallel, *, all_of_them: bool) -> Divisor:
-    """Return the function that counts ranks. Within Join it may count only those with data, by a collective.
+    """Return the function that counts ranks. Within Join, those without data learn what the others did. A collective.
 
     With `all_of_them`, Join is refused.
     """
     held = weakref.ref(model)
 
-    def divisor(joined: bool, continues: bool) -> int:
+    def divisor(joined: bool, steps: Steps) -> int:
         model = held()
         assert model is not None  # its hook is what calls
         if not model._join_config.enable:
             return model.process_group.size()
-        _check_join(joined, continues, all_of_them)
-        if model._divide_by_initial_world_size:
-            return model.process_group.size()
-        active = torch.tensor([0 if joined else 1], device=next(model.parameters()).device)
-        dist.all_reduce(active, group=model.process_group)
-        return int(active)
+        if all_of_them:
+            raise RuntimeError(
+                "rebroadcast= and Join do not go together, as ranks that have joined take no steps: leave out either"
+            )
+        told = torch.tensor([not joined, *steps.settled()], dtype=torch.int32, device=next(model.parameters()).device)
+        dist.all_reduce(told, group=model.process_group)
+        active, *settled = told.tolist()
+        steps.follow(settled)
+        return model.process_group.size() if model._divide_by_initial_world_size else active
 
     return divisor
-
-
-def _check_join(joined: bool, continues: bool, all_of_them: bool) -> None:
-    if all_of_them:
-        raise RuntimeError(
-            "rebroadcast= and Join do not go together, as ranks that have joined take no steps: leave out either"
-        )
-    if continues and not joined:
-        raise RuntimeError(
-            "within Join a rank that has joined cannot know that gradients accumulate: use model.no_sync() for all but "
-            "the last backward of a step"
-        )
 
 
 # DDP inspects this signature: a plain function whose second argument is called bucket.
@@ -213,8 +205,7 @@ def _hook(
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # a C++ class that torch's stubs leave out
 ) -> torch.futures.Future[torch.Tensor]:
     flat = bucket.buffer()
-    # Within Join, a rank without data follows the others outside of backward: nothing is added to any gradient.
-    joined = not attachment.steps.gradients.added and not attachment.steps.begun
+    joined = torch._C._current_graph_task_id() < 0  # within Join, a rank without data takes part outside of backward
     if flat.is_sparse:
         return attachment.reduce_sparse(flat, bucket.parameters(), joined=joined)
     return attachment.reduce(flat, bucket.parameters(), bucket.gradients(), joined=joined)

@@ -84,7 +84,7 @@ class Replicas(Served):
         """Go on among the ranks of another group: see `Membership.regroup`."""
         check_fingerprint(self.attachment.recipe, dict(self.attachment.parameters), group)
         size = group.size()
-        self.attachment.membership.regroup(group, lambda joined, continues: size)
+        self.attachment.membership.regroup(group, lambda joined, steps: size)
 
     def _notice_replaced(self) -> None:
         """Find gradients that were set without autograd. Zero-bubble schedules set those of weights that way."""
@@ -189,7 +189,7 @@ def _put_together(
         settings="replicate",
         optimizers=optimizers,
         scaler=scaler,
-        divisor=lambda joined, continues: size,
+        divisor=lambda joined, steps: size,
         may_be_unused=False,
     )
 

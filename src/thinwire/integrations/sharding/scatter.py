@@ -178,7 +178,7 @@ def _put_together(found: _Found, group: Group, scaler: LossScaler | None) -> Att
         settings="scatter",
         optimizers=found.optimizers,
         scaler=scaler,
-        divisor=lambda joined, continues: size,
+        divisor=lambda joined, steps: size,
         may_be_unused=False,
     )
 

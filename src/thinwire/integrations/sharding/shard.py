@@ -200,6 +200,6 @@ def _put_together(model: nn.Module, recipe: Reducer, found: _Found, scaler: Loss
         settings=f"shard {[each.rank() for each in found.island]}",
         optimizers=found.optimizers,
         scaler=scaler,
-        divisor=lambda joined, continues: size if averages(modules) else 1,
+        divisor=lambda joined, steps: size if averages(modules) else 1,
         may_be_unused=False,
     )

@@ -29,7 +29,7 @@ class Steps:
 
     `step` counts steps and `draw` reductions. `open`: whether the step may go on, because a reduction is done and has
     been neither kept nor dropped. `on_kept`: called with the step's number once a step, when an optimizer has taken
-    gradients.
+    gradients. `uneven`: whether ranks may run out of data, and follow the others.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], memories: Sequence[Memory]) -> None:
@@ -40,7 +40,8 @@ class Steps:
         self.open = False
         self.on_kept: list[Callable[[int], None]] = []
         self.pending: set[str] = set()  # reduced, and no optimizer has taken them yet
-        self._joined = False
+        self._kept: set[str] = set()  # of the latest reduction
+        self._joined = self._follows = self.uneven = False
         self._seen: set[str] = set()
         self._started = 0
         self._outcomes: list[Reduced | Unread] = []
@@ -76,14 +77,44 @@ class Steps:
             self.close()
         if self._seen:
             return False
-        self._joined = joined
+        self._follows = joined or self._joined
         if not joined:
-            for name in self.gradients.reduced - self.gradients.added:
-                if self.gradients.gone(name):
-                    self.thrown_away(name)
+            self._find_thrown_away()
+        self._joined = joined
         if self.open and not self.pending:
             self.step, self.open = self.step + 1, False
         return True
+
+    def settled(self) -> list[bool]:
+        """Return which parameters' latest means were kept, and then which are pending; none if it is for others to say.
+
+        In the order of the parameters. With data one knows; without, one must `follow` those that have some.
+        """
+        return [not self._follows and name in names for names in (self._kept, self.pending) for name in self.parameters]
+
+    def follow(self, settled: Sequence[int]) -> None:
+        """Settle as ranks with data have; `settled` counts those. Gradients may accumulate there, and not here."""
+        self.uneven = True
+        names = [*self.parameters]
+        kept, pending = (
+            {name for name, count in zip(names, counts, strict=True) if count}
+            for counts in (settled[: len(names)], settled[len(names) :])
+        )
+        if self._follows:
+            self.settle(self.pending & kept, keep=True)
+            self.settle(self.pending - pending, keep=False)
+
+    def rest(self) -> None:
+        """Settle what can be told before another backward: what is applied by hand, gone, or of other ranks."""
+        self.close_if_done()
+        applied = {n for n in self.pending if self._joined or (n not in self._known and self._moved(n))}
+        self.settle(applied, keep=True)
+        self._find_thrown_away()
+
+    def _find_thrown_away(self) -> None:
+        for name in self.gradients.reduced - self.gradients.added:
+            if self.gradients.gone(name):
+                self.thrown_away(name)
 
     def note_replaced(self, name: str) -> None:
         """Note that this rank's gradient has replaced a mean without passing autograd's node."""
@@ -147,7 +178,8 @@ class Steps:
         for memory in self._memories if bad else ():
             memory.rollback(bad)
         self.pending = (self.pending | seen) - bad
-        if done:
+        self._kept -= seen
+        if done and not self._joined:
             self.gradients.note_reduced(seen, set().union(*(outcome.all_zeros for outcome in outcomes)))
         if not self.open:
             self._witnesses.clear()
@@ -156,8 +188,6 @@ class Steps:
         self.open |= whole
         self._seen.clear()
         self._started, self._outcomes = 0, []
-        if self._joined:
-            self.settle(self.pending, keep=True)
         if error is not None:
             raise error
 
@@ -202,6 +232,7 @@ class Steps:
             (memory.commit if keep else memory.rollback)(names)
         self.pending -= set(names)
         if keep:
+            self._kept.update(names)
             self.gradients.forget(names)
         if self.open:
             self.step, self.open = self.step + 1, False
@@ -220,7 +251,7 @@ class Steps:
 
     def settle_by_gradients(self) -> None:
         """Keep what is pending where a gradient is in place, and drop the rest."""
-        self.close_if_done()
+        self.rest()
         gone = {name for name in self.pending if self.parameters[name].grad is None}
         self.settle(gone, keep=False)
         self.settle(set(self.pending), keep=True)
@@ -242,7 +273,7 @@ class Steps:
         A script may also update parameters by hand. Where no optimizer steps, we look whether a parameter has moved.
         """
         self.close_if_done()
-        if name not in self.pending:
+        if self._joined or name not in self.pending:  # without data, others say what became of a mean
             return
         taken = name not in self._known and self._moved(name)
         if self.open and name not in self._stepped:

@@ -62,6 +62,6 @@ class Weights:
         self._divisor = float(total) / mine if mine else max(1.0, float(total))
         return bool(total)
 
-    def divide(self, joined: bool, continues: bool) -> float:
+    def divide(self, joined: bool, steps: object) -> float:
         """Return by what this worker's Δ is divided."""
         return self._divisor
