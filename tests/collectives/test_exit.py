@@ -56,6 +56,9 @@ def together(start):
 COLLECTIVES = {
     "all_reduce": "together(lambda: tw.exchanges.AllReduce().start(Dense(values=torch.ones(3)), group))",
     "all_gather": "together(lambda: tw.exchanges.AllGather().start(Dense(values=torch.ones(3)), group))",
+    "all_gather in pieces": (
+        "together(lambda: tw.exchanges.AllGather().start(Dense(values=torch.ones(100_000)), group))"
+    ),
     "communication thread": (
         "thread = communication_thread(group);"
         "together(lambda: thread.submit(lambda own: dist.barrier(own), torch.device('cpu')))"

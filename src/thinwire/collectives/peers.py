@@ -49,6 +49,7 @@ class Peers:
         outbox = {rank: message.to(self._carrier) for rank, message in outgoing.items()}
         self.sent_bytes += sum(message.nbytes for message in outbox.values())
         group = self._group
+        # Who sends first, before the other one is ready to receive, has Gloo send one way at a time.
         calls = [dist.P2POp(dist.irecv, message, group=group, group_peer=rank) for rank, message in inbox.items()]
         calls += [dist.P2POp(dist.isend, message, group=group, group_peer=rank) for rank, message in outbox.items()]
         for work in dist.batch_isend_irecv(calls) if calls else ():

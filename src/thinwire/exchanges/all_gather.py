@@ -28,7 +28,7 @@ class AllGather(Exchange):
         """Start gathering. The future raises PayloadError if a rank's buffer has a different layout."""
         mine = payload.to_buffer()
         buffers = room(group.size() * mine.numel(), mine.device).view(group.size(), mine.numel())
-        work = all_gather(buffers.view(-1), mine, group)
+        gathered = all_gather(buffers.view(-1), mine, group)
         sent, verdict = self.sent_bytes(payload, group.size()), noted_in()
 
         def finish(done: "Future[object]") -> Exchanged:
@@ -36,7 +36,7 @@ class AllGather(Exchange):
             used_here(buffers)  # what is returned, torch itself records for later callbacks' streams
             return Exchanged(total=received(payload, buffers, verdict), delivered=payload, sent_bytes=sent)
 
-        return work.get_future().then(finish)
+        return gathered.then(finish)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """The whole buffer travels K − 1 times."""

@@ -62,7 +62,7 @@ class ToOwners(Reducer):
         sizes = [payloads[owner].nbytes if owner in payloads else 0 for owner in range(ranks)]
         arriving = buffers[0].new_empty(ranks, sizes[rank])
         arrived = trace.started("exchange", *listeners)
-        work = all_to_all(arriving.view(-1), torch.cat(buffers), sizes, at.group)
+        swapped = all_to_all(arriving.view(-1), torch.cat(buffers), sizes, at.group)
 
         def finish(done: "Future[object]") -> Mean:
             done.value()  # raises what the collective raised
@@ -74,7 +74,7 @@ class ToOwners(Reducer):
                 finite = mine is None or _decoded(mine, arriving, bucket.flat, verdict, watch=watch)
             return Mean(finite, bucket.flat)
 
-        return work.get_future().then(finish)
+        return swapped.then(finish)
 
     def memories(self) -> Sequence[Memory]:
         """Return the memory."""
