@@ -304,6 +304,58 @@ def test_fragments_lose_nothing_either(ranks: Ranks) -> None:
         assert waiting > 1e-4
 
 
+# --- parameters of 16 bits ---
+
+
+def _small_steps(dtype: torch.dtype, *, sharded: bool = False) -> float:
+    """One of the workers moves by half a unit in an outer step. Return how far the mean ends from where it should."""
+    mesh = init_device_mesh("cpu", (2, 2) if sharded else (4, 1), mesh_dim_names=("worker", "shard"))
+    group, first = mesh.get_group("worker"), mesh.get_local_rank("worker") == 0
+    model = nn.Linear(64, 64, bias=False).to(dtype)
+    nn.init.ones_(model.weight)
+    if sharded:
+        fully_shard(model, mesh=mesh["shard"])
+    optimizer = SGD(model.parameters(), lr=1.0)
+    handle = tw.outer(model, optimizer, tw.OuterSteps(every=4, optimizer=partial(SGD, lr=1.0)), group=group)
+    for _ in range(40):
+        model.weight.grad = torch.full_like(model.weight, 2.0**-10 if dtype != torch.bfloat16 else 2.0**-8) * first
+        optimizer.step()
+    moved = 40 * (2.0**-10 if dtype != torch.bfloat16 else 2.0**-8) / group.size()
+    assert handle.memory.waiting == sum(4 * p.numel() for p in handle.parameters.values())
+    return max(float((p.detach() - (1 - moved)).abs().max()) for p in handle.parameters.values())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sharded"), [(torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)]
+)
+def test_what_is_small_beside_16_bits_adds_up(ranks: Ranks, dtype: torch.dtype, sharded: bool) -> None:
+    unit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11  # own parameters stop between two numbers
+    assert max(ranks.run(4, partial(_small_steps, dtype, sharded=sharded))) <= unit
+
+
+def _narrow(x: object) -> object:
+    return x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def _once_saved() -> bool:
+    """Load a state whose global parameters, means and outer momentum have the 16 bits of the model's."""
+    steps = tw.outer_steps.streaming_diloco(every=4, fragments=2, delay=1)
+    worker = Worker(steps, dtype=torch.bfloat16).train(range(6))
+    saved = worker.save()
+    *_, common = saved["handle"]["memories"]
+    for fields in common.values():
+        fields.update({key: _narrow(x) for key, x in fields.items()})
+    other = Worker(steps, dtype=torch.bfloat16).load(saved)
+    expected = {name: x.bfloat16().float() for name, x in worker.common().items()}
+    alike = _same(other.common(), expected)
+    other.train(range(6, 12))
+    return alike and other.handle.verify_replicas()
+
+
+def test_global_parameters_once_saved_in_16_bits_load(ranks: Ranks) -> None:
+    assert all(ranks.run(2, _once_saved))
+
+
 # --- what is not finite ---
 
 

@@ -22,6 +22,7 @@ _BUCKET_BYTES = 25 << 20
 class Fragment:
     """Some parameters of one worker (`own`) and the same as all workers have agreed on them (`parameters`), by name.
 
+    The latter are float32 or wider: small means would vanish in 16 bits. Own ones of 16 bits hold them rounded.
     `attachment` reduces Δ = global − own to its mean, and `optimizer` takes that as the gradient of the global ones.
     `arrived`: whether a mean is here and not applied yet. `landed`: whether one is here of which it is not known yet if
     all workers have it. `finished`: exchanges that are over. `waited`: seconds that this worker has waited for means.
@@ -64,11 +65,12 @@ class Fragment:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Take down Δ = global − own."""
+        """Take down Δ = global − own, where what own ones cannot say of the global ones is no movement."""
         own = self.own()
         for bucket in self._buckets:
             for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                torch.sub(p.detach(), own[self.attachment.names[p]], out=view)
+                mine = own[self.attachment.names[p]]
+                torch.sub(p.detach().to(mine.dtype).to(view.dtype), mine, out=view)
 
     def finite(self) -> bool:
         """Whether what has been taken down, or has arrived since, is finite on all ranks of the island.
@@ -150,7 +152,7 @@ class Fragment:
     def merge(self, mixing: float = 0.0) -> None:
         """Bring this worker's parameters to the global ones: own ← mixing · own + (1 − mixing) · global."""
         for name, mine in self.own().items():
-            theirs = self.parameters[name].detach()
+            theirs = self.parameters[name].detach().to(mine.dtype)
             if mixing:
                 mine.lerp_(theirs, 1 - mixing)
             else:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -64,6 +64,8 @@ def outer(
     go on with what they have, which travels with their next Δ, and the worker itself goes back to the global
     parameters. With `leave_out` the others take the step without it, if there are any.
 
+    Global parameters, Δ and what waits are float32 or wider, also where own parameters have 16 bits.
+
     Running means and variances of batch normalisation are averaged uncompressed with the first fragment; other buffers
     stay each worker's own.
 
@@ -92,7 +94,7 @@ def outer(
 
 def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:
     """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
-    parameters = {name: nn.Parameter(local(p).detach().clone()) for name, p in own.items()}
+    parameters = {name: nn.Parameter(_wide(local(p).detach())) for name, p in own.items()}
     optimizer = agreed([weights.group], lambda: _outer_optimizer(steps, parameters), TypeError, ValueError)
     attachment = assembled(
         copy.deepcopy(steps.recipe),
@@ -106,6 +108,11 @@ def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weigh
         may_be_unused=False,
     )
     return Fragment(own, attachment, optimizer)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return a copy in float32 or wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
 
 
 def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:

@@ -139,13 +139,14 @@ def _part(saved: Mapping[str, Any], fragment: Fragment) -> dict[str, Any]:
 
 
 def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment) -> None:
+    own = fragment.own()
     for name, p in fragment.parameters.items():
         fields = common.get(name, {})
         if _GLOBAL not in fields:
             raise ValueError(f"the state lacks {name!r}: it is of another model")
         for field in fields.keys() & {_GLOBAL, _MEAN}:
             x = fields[field]
-            if x.shape != p.shape or x.dtype != p.dtype:
+            if x.shape != p.shape or x.dtype not in (p.dtype, own[name].dtype):  # the latter: as once saved
                 raise ValueError(
                     f"{field.removeprefix(COMMON)} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; expected "
                     f"{tuple(p.shape)} and {p.dtype}: it is of another model"
