@@ -36,7 +36,7 @@ from thinwire.tools.problems import Problem, build
 from thinwire.tools.problems.stages import parts_of
 
 SCHEMA = "thinwire.server_hybrid/1"
-STAGES, TRAINERS, MICRO_BATCHES, SECRET = 2, 2, 4, "bench"
+STAGES, TRAINERS, MICRO_BATCHES, SECRET = 2, 2, 4, "the bench's servers"
 LINES = {
     "neither": ("dense", 1.0, False),
     "DCT-MP": ("dense", 1.0, True),

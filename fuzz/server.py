@@ -160,7 +160,7 @@ class Fuzzed:
             if self.chance.random() < 0.2:
                 wire.send_raw(self.chance.randbytes(self.chance.randrange(1, 120)))
                 return
-            respond(wire, b"" if self.chance.random() < 0.9 else b"wrong", "here")
+            respond(wire, self.server._shared.secret if self.chance.random() < 0.9 else b"wrong", "here")
             said = json.dumps({"trainer": WHO, "agreed": self.agreed}).encode()
             wire.send(Kind.JOIN, said if self.chance.random() < 0.8 else self.damaged(said))
             wire.receive()

@@ -140,6 +140,7 @@ ADMITS: Mapping[str, str] = {
     "Saved": "x",  # or a path, or a reader
     "OptimizerName": "",  # sgd, adamw, muon
     "Asked": "None",  # or a recipe
+    "Secret": "None x",
     "Planned": "None",  # or "auto", a budget, or a plan
 }
 """Which of them an argument of this kind may have. Kinds that are not here, such as classes, may have none."""
@@ -161,6 +162,7 @@ FURTHER: Mapping[str, str] = {
     "sparsify.boundary": "None",  # wants a density then
     "through.points": "[]",
     "serve.address": "x",  # host:port
+    **dict.fromkeys(("serve.secret", "connect.secret"), "x"),  # too short
     "serve.index": "1",  # of one server
     "serve.fetch_rows": "True",  # the model has none
     "candidate.name": "x",
@@ -184,6 +186,7 @@ BODY: Mapping[str, str] = {
     "scatter.recipe": "scatter takes a recipe such as",
     "torchft.replicate.recipe": "replicate takes a recipe such as",
     "sparsify.stages": "PipelineStages",
+    **dict.fromkeys(("serve.secret", "connect.secret"), "secret is of type"),
 }
 """What the body itself refuses, in words that help more."""
 

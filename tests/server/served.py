@@ -3,7 +3,9 @@
 import json
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -15,7 +17,7 @@ from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
 from thinwire.server.exchange import LOSS, Uplink
 from thinwire.server.frames import NONE, Flag, Frame, Kind, Wire
-from thinwire.server.joining import agreed, respond
+from thinwire.server.joining import agreed, given_secret, respond, secret_of
 from thinwire.server.layout import Layout, entries, pack
 
 NUMEL = 200
@@ -58,6 +60,19 @@ def summing(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
 
 
+class Busy(torch.optim.SGD):
+    """A step that takes until `done`."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=1.0)
+        self.begun, self.done = threading.Event(), threading.Event()
+
+    def step(self, closure: Any = None) -> Any:
+        self.begun.set()
+        assert self.done.wait(60)
+        return super().step(closure)
+
+
 def gradients(count: int, seed: int = 0) -> list[Tensor]:
     """Return heavy-tailed float64 gradients."""
     generator = torch.Generator().manual_seed(seed)
@@ -87,6 +102,20 @@ def crash(server: Server) -> None:
     """End a server as a kill would: it saves nothing more. Until then it does not say that it has."""
     server._shared.saving.save = lambda: None  # type: ignore[method-assign]
     server.close()
+
+
+def cut(server: Server) -> None:
+    """Break all connections, as a network does."""
+    for session in list(server._shared.sessions.values()):
+        session.wire.close()
+
+
+def soon(so: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Wait until it is so, at most so long. Return whether it is."""
+    deadline = time.monotonic() + seconds
+    while not so() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return so()
 
 
 T = TypeVar("T", Server, Trainer, "Wire")
@@ -134,21 +163,22 @@ class Raw:
         self,
         address: str,
         who: str = "0" * 32,
-        secret: str = "",
+        secret: str | None = None,
         recipe: Reducer | None = None,
         model: nn.Module | None = None,
         *,
         fetch_rows: bool = False,
+        timeout: float = 20.0,
     ) -> None:
         self.recipe, self.who = recipe or thresholded(), who
         mine = entries(model or Vector())
         self._uplink = Uplink(self.recipe, Layout(mine), who)
         host, port = address.split(":")
         limits = dict.fromkeys(Kind, 1 << 24)
-        self.wire = _kept(Wire(socket.create_connection((host, int(port))), timeout=20.0, limits=limits))
-        respond(self.wire, secret.encode(), address)
+        self.wire = _kept(Wire(socket.create_connection((host, int(port))), timeout=timeout, limits=limits))
+        respond(self.wire, secret_of(given_secret(secret), host), address)
         said = {"trainer": who, "agreed": agreed(self.recipe, None, mine, 1, 0, fetch_rows=fetch_rows)}
-        self.wire.send(Kind.JOIN, json.dumps(said).encode())
+        self.wire.send(Kind.JOIN, json.dumps(said).encode(), number=self.wire.milliseconds)
         self.welcome = self.wire.receive()
 
     def body(self, number: int, gradient: Tensor) -> list[Any]:

@@ -1,5 +1,7 @@
 """What goes wrong on one side ends in an error on both, and no update is lost, doubled or taken for saved."""
 
+import math
+import os
 import socket
 import threading
 import time
@@ -8,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from served import Table, Vector, closed, crash, dense, gradients, joined, started
+from served import Busy, Raw, Table, Vector, closed, crash, dense, gradients, joined, soon, started
 from torch import nn
 
 from thinwire import recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
 from thinwire.server.durable import Durable
+from thinwire.server.frames import Kind
 
 __all__ = ["closed"]
 
@@ -26,6 +29,93 @@ def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
             trainer.model.give(gradient)  # type: ignore[operator]
             assert trainer.step()
     assert server.status().version == 2
+
+
+def test_a_server_is_heard_by_all_while_it_computes_a_step() -> None:
+    server = started(recipe=dense(), optimizer=Busy, timeout=240.0)
+    (busy,) = server._shared.central.optimizers
+    assert isinstance(busy, Busy)
+    there = Raw(server.address, "1" * 32, recipe=dense(), timeout=4.0)
+    trainer = joined(server, dense())
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    step = threading.Thread(target=trainer.step, daemon=True)
+    step.start()
+    assert busy.begun.wait(10)
+    try:
+        for _ in range(2):
+            assert there.wire.receive().kind is Kind.PING
+        assert Raw(server.address, "2" * 32, recipe=dense(), timeout=4.0).welcome.kind is Kind.PING
+    finally:
+        busy.done.set()
+    step.join(20)
+    assert server.status().version == 1
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_parameters_that_are_not_finite_end_training_and_are_never_saved(rows: bool, tmp_path: Path) -> None:
+    path, make = tmp_path / "checkpoint", Table if rows else Vector
+    server = started(make(), dense(), checkpoint=path, every=1e6)
+    trainer, other = (joined(server, dense(), make()) for _ in range(2))
+    server.save()
+    for each, value in ((trainer, -math.inf), (other, math.nan)):
+        p = each.model.get_parameter("rows.weight" if rows else "small")
+        gradient = torch.full_like(p, max(value, torch.finfo(p.dtype).min))
+        p.grad = gradient.to_sparse(1) if rows else gradient
+    assert trainer.step()
+    with pytest.raises(ServerError, match="its parameters are not finite after this step"):
+        trainer.step()
+    assert soon(lambda: other._channels[0]._error is not None)  # though it sends nothing
+    with pytest.raises(ServerError, match="not finite after this step"):
+        other.step()
+    server.close()
+    with started(make(), dense(), checkpoint=path) as again:
+        assert again.status().version == 0
+
+
+def test_a_trainer_whose_gradients_are_never_finite_gives_up() -> None:
+    trainer = joined(started())
+
+    def skip() -> None:
+        trainer.model.give(torch.full((200,), math.nan, dtype=torch.float64))  # type: ignore[operator]
+        for _ in range(19):
+            assert not trainer.step()
+
+    skip()
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    assert trainer.step()
+    skip()
+    with pytest.raises(FloatingPointError, match="not been finite for 20 steps"):
+        trainer.step()
+
+
+@pytest.mark.parametrize(("staleness", "waits"), [(0, True), (1, True), (None, False)])
+def test_the_log_says_who_is_waited_for(staleness: int | None, waits: bool, caplog: pytest.LogCaptureFixture) -> None:
+    server = started(staleness=staleness, trainers=3)
+    server._shared.rule._patience = 0.0
+    trainer, late = joined(server), joined(server)
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    step = threading.Thread(target=trainer.step, daemon=True)
+    step.start()
+    assert soon(lambda: "s for 1 more to join: serve has trainers=3" in caplog.text)
+    caplog.clear()
+    joined(server).close()
+    number = late._channels[0]._settings.trainer[:8]
+    assert soon(lambda: f"s for {number} at 127.0.0.1 (latest update 0)" in caplog.text or not waits)
+    late.close()
+    step.join(20)
+    assert server.status().version == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
+    server = started()
+    joined(server)
+    (session,) = server._shared.sessions.values()
+    child = os.fork()
+    if not child:
+        os._exit(sum(each.fileno() >= 0 for each in (server._door._listener, session.wire._socket)))
+    assert os.waitpid(child, 0)[1] == 0
+    assert joined(server).step()
 
 
 class Third(torch.optim.lr_scheduler.LambdaLR):
@@ -92,18 +182,18 @@ def test_a_full_disk_is_survived_and_leaves_no_half_file(tmp_path: Path, monkeyp
     assert full.wait(10)
     monkeypatch.setattr(torch, "save", save)
     assert trainer.settle(10)
-    assert {each.name for each in tmp_path.iterdir()} == {"checkpoint"}
+    assert {each.name for each in tmp_path.iterdir()} <= {"checkpoint", "checkpoint.previous"}
 
 
 def test_an_older_state_never_replaces_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
     trainer, save, slow = joined(server), Durable.save, threading.Event()
 
-    def first_slow(self: Durable, state: dict[str, Any]) -> None:
+    def first_slow(self: Durable, state: dict[str, Any], **options: bool) -> None:
         if state["version"] == 1:
             slow.set()
             time.sleep(0.5)
-        save(self, state)
+        save(self, state, **options)
 
     monkeypatch.setattr(Durable, "save", first_slow)
     for i, gradient in enumerate(gradients(2)):
@@ -177,7 +267,7 @@ def test_a_checkpoint_of_something_else_is_named(saved: Any, tmp_path: Path) -> 
 def test_closing_lets_a_step_go_that_waits_for_room_in_the_log(tmp_path: Path) -> None:
     server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
     trainer = joined(server, log_bytes=1)
-    server._shared.saving.durable.save = lambda state: (_ for _ in ()).throw(OSError("full"))  # type: ignore[union-attr, method-assign]
+    server._shared.saving.durable.save = lambda *_, **__: (_ for _ in ()).throw(OSError("full"))  # type: ignore[union-attr, method-assign]
     ends: list[str] = []
 
     def train() -> None:

@@ -1,6 +1,7 @@
 """Who gets in, and what happens to the rest: their connection is closed, and nothing else."""
 
 import random
+import re
 import socket
 import struct
 import threading
@@ -25,25 +26,80 @@ from served import (
 
 from thinwire import FingerprintError, StateError, codecs, recipes
 from thinwire.errors import ServerError
-from thinwire.server import Server, Trainer, serve
+from thinwire.reducer import PerTensor, Reducer
+from thinwire.server import Server, Trainer, connect, serve
+from thinwire.server.environment import split
 from thinwire.server.frames import HEADER, MAGIC, NONE, PROTOCOL, Flag, FrameError, GoneError, Kind, Wire, parse
 from thinwire.server.joining import GREETING, VARIABLE, challenge, respond
+
+SECRET = "hush, and long enough"
 
 
 def test_a_secret_is_needed_beyond_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=f"has no secret: pass secret=, or set {VARIABLE}"):
         started(address="0.0.0.0:0")
-    monkeypatch.setenv(VARIABLE, "hush")
+    monkeypatch.setenv(VARIABLE, SECRET)
     server = started(address="0.0.0.0:0")
     joined(server, address=server.address.replace("0.0.0.0", "127.0.0.1"))
 
 
-@pytest.mark.parametrize("wrong", ["", "Hush", "hush "])
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this user's secret will be."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "thinwire" / "secret"
+
+
+def test_at_localhost_processes_of_one_user_share_a_secret_that_others_cannot_read(home: Path) -> None:
+    server = started()
+    assert home.stat().st_mode & 0o777 == 0o600
+    assert len(home.read_text()) == 64
+    assert [each.name for each in home.parent.iterdir()] == ["secret"]
+    assert joined(server).step()
+    for guess in (b"", home.read_bytes()[:-1]):
+        wire = Wire(socket.create_connection(split(server.address)), timeout=5.0, limits={})
+        with pytest.raises(ServerError, match="has another secret"):
+            respond(wire, guess, "here")
+        wire.close()
+    home.chmod(0o644)
+    with pytest.raises(ValueError, match="is not this user's alone: delete it"):
+        started()
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("secret", [b"hunter2 and more than that", "hunter2", ""])
+def test_a_secret_that_is_refused_is_not_shown(secret: Any) -> None:
+    for use in (started, lambda **given: connect(Vector(), dense(), address="127.0.0.1:9", **given)):
+        with pytest.raises((TypeError, ValueError), match=r"secret is (of type bytes|too short); expected") as refused:
+            use(secret=secret)
+        assert "hunter2" not in str(refused.value)
+
+
+def test_a_secret_is_in_no_repr() -> None:
+    server = started(secret=SECRET)
+    trainer = joined(server, secret=SECRET)
+    assert SECRET not in f"{server._shared!r} {trainer._channels[0]._settings!r}"
+
+
+def test_each_side_pings_as_often_as_the_other_needs() -> None:
+    server = started(timeout=240.0)
+    patient, impatient = joined(server, timeout=100.0), joined(server, timeout=2.0)
+    ticks = {each.trainer: each.wire.tick for each in server._shared.sessions.values()}
+    for trainer, tick in ((patient, 25.0), (impatient, 0.5)):
+        (channel,) = trainer._channels
+        assert ticks[channel._settings.trainer] == channel._wire.tick == tick
+    (channel,) = joined(started(timeout=4.0), timeout=240.0)._channels
+    assert channel._wire.tick == 1.0
+    assert Raw(server.address, timeout=4.0).wire.receive().kind is Kind.PING
+
+
+@pytest.mark.parametrize("wrong", [SECRET.title(), f"{SECRET} ", "quite another secret"])
 def test_whoever_does_not_know_the_secret_stays_out(wrong: str) -> None:
-    server = started(secret="hush")
+    server = started(secret=SECRET)
     with pytest.raises(ServerError, match="has another secret: pass the server's"):
         joined(server, secret=wrong)
-    assert joined(server, secret="hush").step()
+    assert joined(server, secret=SECRET).step()
 
 
 def test_a_server_that_does_not_know_the_secret_is_not_believed() -> None:
@@ -51,27 +107,38 @@ def test_a_server_that_does_not_know_the_secret_is_not_believed() -> None:
     trainer, impostor = (Wire(each, timeout=5.0, limits={}) for each in (ours, theirs))
     impostor.send_raw(GREETING + bytes(32) + b"\1" + bytes(32))
     with pytest.raises(ServerError, match="does not know the secret"):
-        respond(trainer, b"hush", "somewhere")
+        respond(trainer, SECRET.encode(), "somewhere")
     trainer.close()
     impostor.close()
 
 
+def _long(density: float) -> Reducer:
+    """Return a recipe whose words are longer than a refusal may be."""
+    chosen = dict.fromkeys(("large", *map(str, range(9000))), "a")
+    return PerTensor(reducers={"a": thresholded(density)}, chosen=chosen, otherwise=dense())
+
+
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "told", "logged"),
     [
-        ({"recipe": thresholded(density=0.1)}, "recipe differs: the server has .*density=0.05.*density=0.1"),
-        ({"recipe": dense()}, "recipe differs"),
-        ({"down": codecs.TopK(density=0.1)}, "down differs: the server has None, this trainer has TopK"),
-        ({"model": Vector(numel=201)}, r"parameter large differs: .*\(200,\).*\(201,\)"),
-        ({"model": Vector(dtype=torch.float32)}, "parameter large differs: .*float64.*float32"),
-        ({"model": torch.nn.Linear(2, 2)}, "parameter large differs: the server has .*, this trainer has absent"),
+        ({"recipe": thresholded(density=0.1)}, "recipe differs: ", r"recipe .*density=0\.05.*density=0\.1"),
+        ({"recipe": dense()}, "recipe differs: ", "recipe .*TopK.*Identity"),
+        ({"down": codecs.TopK(density=0.1)}, "down differs: ", "down .*None.*TopK"),
+        ({"model": Vector(numel=201)}, "parameter large differs: ", r"parameter large .*\(200,\).*\(201,\)"),
+        ({"model": Vector(dtype=torch.float32)}, "parameter large differs: ", "parameter large .*float64.*float32"),
+        ({"model": torch.nn.Linear(2, 2)}, "this trainer lacks something", r"parameter large .*\(200,\).*absent"),
+        ({"recipe": _long(0.1)}, "recipe differs: ", r"recipe .*… .*density=0\.05.*… .*density=0\.1"),
     ],
 )
-def test_a_trainer_of_something_else_is_told_why(options: dict[str, Any], told: str) -> None:
-    server = started()
-    with pytest.raises(FingerprintError, match=f"{told}.*; give both the same"):
+def test_a_trainer_of_something_else_is_told_in_what_and_the_server_logs_both_sides(
+    options: dict[str, Any], told: str, logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = started(recipe=_long(0.05) if "…" in logged else None)
+    with pytest.raises(FingerprintError, match=f"{told}.*give it the same as the server") as refused:
         joined(server, **options)
-    assert joined(server).step()
+    server.close()  # so that all is logged
+    assert re.search(logged, caplog.messages[-1])
+    assert "the server has" not in str(refused.value)
 
 
 def test_a_recipe_without_a_codec_is_refused() -> None:
@@ -213,7 +280,7 @@ def test_a_damaged_update_changes_nothing(guarded: Server) -> None:
 def test_a_malformed_request_to_join_changes_nothing(guarded: Server, body: bytes) -> None:
     host, port = guarded.address.split(":")
     wire = Wire(socket.create_connection((host, int(port))), timeout=20.0, limits=dict.fromkeys(Kind, 1 << 20))
-    respond(wire, b"", guarded.address)
+    respond(wire, guarded._shared.secret, guarded.address)
     wire.send(Kind.JOIN, body)
     with pytest.raises(GoneError):
         wire.receive()
@@ -230,7 +297,7 @@ def test_headers_are_read_or_refused() -> None:
         _framed(Kind.PING, length=1),
         _framed(Kind.WELCOME),
         HEADER.pack(MAGIC, PROTOCOL + 1, Kind.PING, 0, 0, 0, 0),
-        HEADER.pack(MAGIC, PROTOCOL, Kind.PING, 8, 0, 0, 0),
+        HEADER.pack(MAGIC, PROTOCOL, Kind.PING, 16, 0, 0, 0),
     ):
         with pytest.raises(FrameError):
             parse(wrong[:32], limits)
@@ -263,9 +330,9 @@ def test_both_sides_prove_that_they_know_the_secret() -> None:
     ours, theirs = socket.socketpair()
     trainer, server = (Wire(each, timeout=5.0, limits={}) for each in (ours, theirs))
 
-    other = threading.Thread(target=challenge, args=(server, b"hush"))
+    other = threading.Thread(target=challenge, args=(server, SECRET.encode()))
     other.start()
-    respond(trainer, b"hush", "here")
+    respond(trainer, SECRET.encode(), "here")
     other.join()
     for each in (trainer, server):
         each.close()

@@ -1,6 +1,7 @@
 """What becomes of trainers, updates and checkpoints when connections break and servers start again."""
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,21 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served import closed, crash, dense, gradients, joined, started, thresholded, waiting
+from served import closed, crash, cut, dense, gradients, joined, soon, started, thresholded, waiting
 from torch import Tensor, nn
 
-from thinwire import recipes
+from thinwire import codecs, recipes
 from thinwire.errors import StateError
-from thinwire.server import Server, Trainer, calling, environment
+from thinwire.server import Trainer, calling, environment
+from thinwire.server.durable import Durable
 from thinwire.server.frames import Frame
 
 __all__ = ["closed"]
-
-
-def _cut(server: Server) -> None:
-    """Break all connections, as a network does."""
-    for session in list(server._shared.sessions.values()):
-        session.wire.close()
 
 
 def _train(trainer: Trainer, some: Sequence[Tensor]) -> None:
@@ -36,14 +32,6 @@ def _train(trainer: Trainer, some: Sequence[Tensor]) -> None:
 def _step_in_vain(trainer: Trainer) -> None:
     with pytest.raises(ConnectionError):
         trainer.step()
-
-
-def _soon(so: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Wait until it is so, at most so long. Return whether it is."""
-    deadline = time.monotonic() + seconds
-    while not so() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return so()
 
 
 def _in_threads(*jobs: Callable[[], None]) -> None:
@@ -69,8 +57,8 @@ def test_many_threads_catch_up_and_each_loss_has_its_own_patience() -> None:
     running.start()
     for _ in range(3):
         time.sleep(2.0)
-        _cut(server)
-        assert _soon(lambda: channel._direct)
+        cut(server)
+        assert soon(lambda: channel._direct)
     stop.set()
     running.join(20)
     assert not running.is_alive()
@@ -141,7 +129,7 @@ def test_staleness_counts_from_what_the_server_went_back_to(tmp_path: Path) -> N
     crash(server)
     again = started(recipe=dense(), address=server.address, **options)
     _train(other, gradients(20))
-    assert _soon(lambda: sorted(again.status().updates.values()) == [2, 25])  # what was lost has come again
+    assert soon(lambda: sorted(again.status().updates.values()) == [2, 25])  # what was lost has come again
     one.model.give(gradients(1)[0])  # type: ignore[operator]
     before = again.status().staleness
     assert one.step()
@@ -159,6 +147,41 @@ def test_rates_of_numpy_are_saved_and_read_back(tmp_path: Path) -> None:
     rates = [group["lr"] for group in server._shared.central.optimizers[0].param_groups]
     server.close()
     assert [g["lr"] for g in started(**options)._shared.central.optimizers[0].param_groups] == rates
+
+
+@pytest.mark.parametrize("down", [None, codecs.TopK(density=1.0)])
+def test_parameters_stay_as_they_are_between_steps_while_a_trainer_joins_again(down: codecs.Codec | None) -> None:
+    server = started(recipe=dense(), down=down)
+    trainer, other = (joined(server, dense(), reconnect=30.0, down=down) for _ in range(2))
+    (channel,) = trainer._channels
+    _train(trainer, gradients(1))
+    before, base = trainer.model.get_parameter("large").clone(), channel.copy.base
+    cut(server)
+    assert soon(lambda: channel._direct and len(channel._floors) == 2)
+    _train(other, gradients(3))
+    cut(server)
+    assert soon(lambda: channel._direct and len(channel._floors) == 3)
+    assert torch.equal(trainer.model.get_parameter("large"), before)
+    assert channel.copy.base == base
+    _train(trainer, gradients(1))
+    assert torch.equal(trainer.model.get_parameter("large"), server._shared.central.parameters["large"])
+    assert server.status().staleness == {0: 3, 1: 1, 3: 1}
+
+
+def test_updates_that_are_sent_once_more_are_answered_in_brief(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "every": 1e6}
+    server = started(recipe=dense(), **options)
+    trainer = joined(server, dense(), reconnect=60.0)
+    _train(trainer, gradients(1))
+    one = trainer.traffic().received_bytes // 2  # a welcome, and an answer
+    _train(trainer, gradients(20))
+    before = trainer.traffic().received_bytes
+    crash(server)
+    again = started(recipe=dense(), address=server.address, **options)
+    _train(trainer, gradients(1))
+    assert list(again.status().updates.values()) == [22]
+    assert trainer.traffic().received_bytes - before < 10 * one
+    assert torch.equal(trainer.model.get_parameter("large"), again._shared.central.parameters["large"])
 
 
 class Odd(torch.optim.SGD):
@@ -184,6 +207,51 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"garbage" * 100)
     with pytest.raises(StateError, match="no checkpoint of a server"):
         started(checkpoint=path)
+
+
+def test_no_flipped_bit_is_taken_for_a_value(tmp_path: Path) -> None:
+    path, found = tmp_path / "checkpoint", dict[str, Any]()
+    server = started(optimizer=torch.optim.Adam, checkpoint=path, every=1e6)
+    _train(joined(server), gradients(1))
+    server.close()
+    Durable(path).load(found.update)
+    right, sound, chance, refused = str(found), path.read_bytes(), random.Random(0), 0
+    for _ in range(200):
+        data, place = bytearray(sound), chance.randrange(len(sound))
+        data[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+        try:
+            Durable(path).load(found.update)
+        except StateError:
+            refused += 1
+        else:
+            assert str(found) == right  # it was in some padding
+    assert refused > 100
+
+
+def test_the_previous_checkpoint_is_one_on_which_gradients_were_finite(tmp_path: Path) -> None:
+    path, version = tmp_path / "checkpoint", list[int]()
+    server = started(checkpoint=path, every=1e6)
+    trainer = joined(server)
+    for _ in range(2):
+        _train(trainer, gradients(1))
+        server.save()
+    server.save()
+    for name in ("checkpoint", "checkpoint.previous"):
+        Durable(tmp_path / name).load(lambda saved: version.append(saved["version"]))
+    assert version == [2, 1]  # nobody has computed gradients on 2
+    server.close()
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StateError, match=r"put .*checkpoint.previous, which is the one before it, in its place, or"):
+        started(checkpoint=path)
+
+
+@pytest.mark.parametrize(("path", "error"), [("no/such/folder", FileNotFoundError), (".", IsADirectoryError)])
+def test_a_checkpoint_that_cannot_be_written_is_found_out_at_once(
+    path: str, error: type[OSError], tmp_path: Path
+) -> None:
+    with pytest.raises(error, match="checkpoint"):
+        started(checkpoint=tmp_path / path)
 
 
 def test_a_rename_that_fails_and_a_touch_do_not_end_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,14 +296,14 @@ def test_what_waits_is_lost_when_a_trainer_is_closed() -> None:
     assert not waiting(recipe).any()
 
 
-def test_a_trainer_killed_within_a_step_is_noticed_soon() -> None:
+def test_a_trainer_killed_within_a_step_is_noticedsoon() -> None:
     server = started(trainers=2, timeout=30.0)
     trainer = joined(server)
     trainer.model.give(gradients(1)[0])  # type: ignore[operator]
     threading.Thread(target=_step_in_vain, args=(trainer,), daemon=True).start()
     time.sleep(0.5)
     trainer.close(goodbye=False)
-    assert _soon(lambda: not server.status().trainers, 5.0)
+    assert soon(lambda: not server.status().trainers, 5.0)
 
 
 def test_a_second_server_of_a_process_wants_an_address_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

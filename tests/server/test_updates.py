@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ import pytest
 import torch
 from served import (
     NUMEL,
+    Busy,
     Raw,
     Table,
     Vector,
     closed,  # noqa: F401 - a fixture
     crash,
+    cut,
     dense,
     gradients,
     joined,
     kept,
+    soon,
     started,
     summing,
     thresholded,
@@ -27,9 +31,11 @@ from served import (
 )
 from torch import Tensor, nn
 
-from thinwire import MomentumError, codecs, recipes
+from thinwire import MomentumError, StateError, codecs, recipes
+from thinwire.errors import ServerError
 from thinwire.reducer import Reducer
 from thinwire.server import Server, Trainer
+from thinwire.server.channel import Channel
 from thinwire.server.frames import Flag, GoneError, Kind
 from thinwire.server.rules import Synchronous
 
@@ -79,17 +85,12 @@ def test_nothing_is_lost_or_applied_twice_when_connections_break() -> None:
     with started(server_model) as server, joined(server, recipe, model, reconnect=30.0) as trainer:
         for gradient in steps:
             model.give(gradient)
-            breaking = threading.Timer(chance.random() * 0.004, _cut, [server])
+            breaking = threading.Timer(chance.random() * 0.004, cut, [server])
             breaking.start()
             trainer.step()
             breaking.join()
         torch.testing.assert_close(waiting(recipe) - server_model.large, sum(steps))
         assert list(server.status().updates.values()) == [60]
-
-
-def _cut(server: Server) -> None:
-    for session in list(server._shared.sessions.values()):
-        session.wire.close()
 
 
 def test_a_server_that_starts_again_applies_what_it_had_not_saved(tmp_path: Path) -> None:
@@ -345,6 +346,95 @@ def test_updates_in_flight_are_applied_in_order() -> None:
         _trained(trainer, model, steps)
         trainer.drain()
         torch.testing.assert_close(-central.large, sum(steps))
+
+
+def _answered(channel: Channel, number: int) -> bool:
+    return channel._answered == number
+
+
+def test_parameters_stay_as_they_are_between_steps_with_updates_in_flight() -> None:
+    central, model = Vector(), Vector()
+    with (
+        started(central, dense(), optimizer=Busy) as server,
+        joined(server, dense(), model, in_flight=1) as trainer,
+    ):
+        (busy,), (channel,) = server._shared.central.optimizers, trainer._channels
+        assert isinstance(busy, Busy)
+        for number, gradient in enumerate(gradients(4), start=1):
+            model.give(gradient)
+            trainer.step()
+            before = model.large.detach().clone()
+            busy.done.set()  # the answer comes after the step
+            assert soon(partial(_answered, channel, number))
+            assert torch.equal(model.large, before)
+            busy.done.clear()
+        assert server.status().staleness == {0: 1, 1: 3}
+        busy.done.set()
+        trainer.drain()
+        assert torch.equal(model.large, central.large)
+
+
+def _cloned(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data = p.data.clone()
+
+
+def _assigned(model: nn.Module) -> None:
+    model.load_state_dict({name: x.clone() for name, x in model.state_dict().items()}, assign=True)
+
+
+MOVES: dict[str, Callable[[nn.Module], object]] = {
+    "data": _cloned,
+    "assign": _assigned,
+    "dtype": lambda model: model.half(),
+    "dtype and back": lambda model: model.half().double(),
+    "another": lambda model: model.register_parameter("small", nn.Parameter(torch.zeros(3))),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES.keys())
+@pytest.mark.parametrize("where", ["trainer", "replica", "server"])
+def test_parameters_that_move_are_an_error_at_the_next_step(where: str, move: Callable[[nn.Module], object]) -> None:
+    central, model = Vector(), Vector()
+    with started(central) as server, joined(server, model=model) as trainer:
+        replica = trainer.replica()
+        move({"trainer": model, "replica": replica, "server": central}[where])
+        stepping = replica if where == "replica" else model
+        for p in stepping.parameters():
+            p.grad = torch.ones_like(p)
+        with pytest.raises(
+            ServerError if where == "server" else StateError, match=r"(large|small) (has moved|is gone)"
+        ):
+            trainer.step(stepping)
+        assert server.status().version == 0
+
+
+def test_a_model_is_served_or_trained_once_at_a_time() -> None:
+    model = Vector()
+    for _ in range(2):  # it is free when its server is closed
+        with started(model) as server, pytest.raises(ValueError, match="is at work for another serve or connect"):
+            joined(server, model=model)
+    server = started()
+    for _ in range(2):
+        with joined(server, model=model), pytest.raises(ValueError, match="large is at work"):
+            started(model)
+
+
+def test_what_no_server_has_is_not_trained_without_a_word() -> None:
+    model, central = Vector(), Vector()
+    for each in (model, central):
+        each.small.requires_grad_(False)
+    with started(central) as server, joined(server, model=model) as trainer:
+        model.small.requires_grad_(True)
+        model.give(gradients(1)[0])
+        with pytest.raises(StateError, match="small has a gradient, and no server has it"):
+            trainer.step()
+        model.small.requires_grad_(False)
+        assert trainer.step()
+        model.added = nn.Linear(1, 1)
+        model.added(torch.ones(1)).sum().backward()
+        with pytest.raises(StateError, match=r"added.weight has a gradient, .*\(2 such"):
+            trainer.step()
 
 
 def test_several_servers_share_the_parameters() -> None:

@@ -59,10 +59,10 @@ def test_a_loss_that_is_no_number_is_none(told: float | None) -> None:
 
 
 def test_whoever_does_not_know_the_secret_sees_nothing() -> None:
-    with started(secret="hush") as server:
+    with started(secret="hush, and long enough") as server:
         with pytest.raises(ServerError, match="has another secret"):
-            Watch(server.address, secret="Hush")
-        with Watch(server.address, secret="hush") as watch:
+            Watch(server.address, secret="Hush, and long enough")
+        with Watch(server.address, secret="hush, and long enough") as watch:
             assert watch.status().version == 0
 
 

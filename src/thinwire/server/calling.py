@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from thinwire.errors import FingerprintError, ServerError
@@ -26,7 +26,7 @@ class Settings:
     """
 
     address: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     trainer: str
     agreed: Mapping[str, str]
     timeout: float
@@ -70,9 +70,10 @@ def _called_once(settings: Settings) -> tuple[Wire, Frame]:
 def _welcome(wire: Wire, settings: Settings) -> Frame:
     respond(wire, settings.secret, settings.address)
     asked = {"trainer": settings.trainer, "agreed": dict(settings.agreed)}
-    wire.send(Kind.JOIN, json.dumps(asked).encode())
+    wire.send(Kind.JOIN, json.dumps(asked).encode(), number=wire.milliseconds)
     while (frame := wire.receive()).kind is Kind.PING:
         pass
     if frame.kind is Kind.REFUSED:
         raise FingerprintError(f"{settings.address}: {bytes(frame.body).decode(errors='replace')}")
+    wire.heed(frame.number)
     return frame

@@ -1,10 +1,12 @@
 """The central copy of the parameters, and how updates are applied to it."""
 
+import logging
+import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -13,7 +15,9 @@ from torch import Tensor, nn
 from thinwire.errors import ServerError, StateError
 from thinwire.payloads import Blocks, Payload
 from thinwire.server.layout import Entry, Layout, Part
+from thinwire.server.places import Places, view
 
+logger = logging.getLogger("thinwire")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
@@ -41,7 +45,8 @@ class Central:
 
     The model's own parameters become views of one flat vector for each dtype, so the model is the central copy.
     damped: an update of staleness τ is multiplied by 1/(1 + τ) (Zhang et al. 2016, staleness-aware asynchronous SGD).
-    Raises ValueError for an optimizer that would move rows that got no gradient.
+    sound: the latest version on which gradients have been finite. Raises ValueError for an optimizer that would move
+    rows that got no gradient, and for a model that is served or trained in this process already.
     """
 
     def __init__(
@@ -55,16 +60,15 @@ class Central:
         damped: bool,
         fetch_rows: bool = False,
     ) -> None:
-        own = dict(model.named_parameters())
         self.layout = Layout(parameters, fetch_rows=fetch_rows)
-        self.parameters = {each.name: own[each.name] for each in parameters}
-        self.flats = flattened(self.layout, self.parameters)
+        self._model, self.places = model, Places(self.layout, model)
+        self.parameters, self.flats = self.places.parameters, self.places.flats
         self._gradients = {dtype: torch.zeros_like(flat) for dtype, flat in self.flats.items()}
         self._views = {segment.name: view(self._gradients[dtype], segment) for dtype, segment in self.layout.segments()}
         self._optimizers = self._made(optimizer, rows_optimizer)
         self._schedulers = [scheduler(each) for each in self._optimizers] if scheduler else []
         self._damped = damped
-        self.version = self.dropped = 0
+        self.version = self.dropped = self.sound = 0
         self.failure = ""  # why nothing can be applied any more; parameters are then between two steps
         self.applied: dict[str, int] = {}
         self.life, self.restored = secrets.randbits(64), 0
@@ -92,12 +96,13 @@ class Central:
         """Apply the mean of these updates in one step. Return the trainers whose update was dropped: it is not finite.
 
         If none is left, nothing changes but the numbers of what was applied. Raises ServerError if an optimizer or
-        scheduler raises, now and from then on.
+        scheduler raises, if parameters are not finite then, or if they have moved, now and from then on.
         """
         self.check()
         stale = {each.trainer: max(0, self.version - each.version) for each in updates}
         self.applied.update({each.trainer: each.number for each in updates})
         good = self._gathered(updates, stale)
+        self.sound = max((self.sound, *(min(each.version, self.version) for each in good)))
         self.staleness.update(stale[each.trainer] for each in good)
         self.behind.update(stale)
         self.dropped += len(updates) - len(good)
@@ -112,13 +117,34 @@ class Central:
 
     def _try_to_step(self, updates: Sequence[Update]) -> None:
         try:
+            self.places.check(self._model)
             self._step(updates)
+            self._check_finite(updates)
+        except StateError as error:
+            self._fail(f"the server has stopped at version {self.version}: {error}", error)
         except Exception as error:
-            self.failure = (
+            self._fail(
                 f"the server's optimizer or scheduler raised {type(error).__name__}: {error}; start it again with one "
-                "that can take these gradients (rows of sparse embeddings want rows_optimizer=, such as SparseAdam)"
+                "that can take these gradients (rows of sparse embeddings want rows_optimizer=, such as SparseAdam)",
+                error,
             )
-            raise ServerError(self.failure) from error
+
+    def _fail(self, why: str, error: Exception) -> NoReturn:
+        self.failure = why
+        logger.error("%s. Nothing is applied or saved any more", why)
+        raise ServerError(why) from error
+
+    def _check_finite(self, updates: Sequence[Update]) -> None:
+        """Raise StateError if a step has left parameters that are not finite."""
+        ends = [end for flat in self.flats.values() for end in flat.aminmax()]
+        for i, entry in enumerate(self.layout.rows):
+            moved = [self.picked(entry, update.rows[i].keys) for update in updates]
+            ends += [end for rows in moved if rows.numel() for end in rows.aminmax()]
+        if not all(map(math.isfinite, ends)):
+            raise StateError(
+                "its parameters are not finite after this step, so training has diverged. Start it again from its "
+                "latest checkpoint, or from the .previous one, with a lower learning rate"
+            )
 
     def _gathered(self, updates: Sequence[Update], stale: Mapping[str, int]) -> list[Update]:
         """Write the sum of all finite updates into the gradients, and return these updates."""
@@ -205,7 +231,7 @@ class Central:
             each.load_state_dict(state)
         for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
             scheduler.load_state_dict(state)
-        self.version = self.restored = saved["version"]
+        self.version = self.restored = self.sound = saved["version"]
         self.dropped = saved["dropped"]
         self.applied, self.staleness = dict(saved["applied"]), Counter(saved["staleness"])
         self.present = set(saved.get("present", ()))
@@ -228,22 +254,6 @@ class Central:
                 f"the checkpoint has {counts[0]} optimizers and {counts[1]} schedulers, this server "
                 f"{len(self._optimizers)} and {len(self._schedulers)}: give serve the arguments of the saved one"
             )
-
-
-def flattened(layout: Layout, parameters: Mapping[str, nn.Parameter]) -> dict[torch.dtype, Tensor]:
-    """Move parameters into one flat vector for each dtype, of which they become views. Return the vectors."""
-    device = next(iter(parameters.values())).device
-    flats = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in layout.sizes.items()}
-    for dtype, segment in layout.segments():
-        place = view(flats[dtype], segment)
-        place.copy_(parameters[segment.name].detach())
-        parameters[segment.name].data = place
-    return flats
-
-
-def view(flat: Tensor, segment: Any) -> Tensor:
-    """Return a segment of a flat vector, in its shape."""
-    return flat[segment.offset : segment.offset + segment.length].view(segment.shape)
 
 
 def _written(update: Update, into: Mapping[torch.dtype, Tensor]) -> bool:

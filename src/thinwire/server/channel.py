@@ -5,28 +5,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, final
+from typing import final
 
 from torch import Tensor
 
 from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.server.asking import Fetches, Rows, ask
 from thinwire.server.calling import PAUSE, Settings, called
-from thinwire.server.exchange import Copy
+from thinwire.server.exchange import Base, Copy
 from thinwire.server.fetching import question
-from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
+from thinwire.server.frames import NONE, Flag, Frame, FrameError, GoneError, Kind, Wire
 from thinwire.server.layout import Bytes
 from thinwire.server.log import Log, Sent
 from thinwire.server.session import ACKNOWLEDGED, LIFE
 
 logger = logging.getLogger("thinwire")
-
-
-class Base(NamedTuple):
-    """What gradients are computed on: the server's version, as it was known when the trainer had joined so often."""
-
-    version: int
-    joins: int
 
 
 @final
@@ -39,15 +32,16 @@ class Channel:
     """
 
     def __init__(self, settings: Settings, copy: Copy, rows: Rows) -> None:
-        self._settings, self._copy, self.rows = settings, copy, rows
+        self._settings, self.copy, self.rows = settings, copy, rows
         self._changed, self._fetches = threading.Condition(), Fetches()
         self._log, self._floors, self._life = Log(settings.log_bytes), list[int](), 0
-        self._sent = self._answered = self._version = self._durable = self.dropped = 0
+        self._sent = self._answered = self._durable = self.dropped = 0
         self._direct, self._closed = False, threading.Event()
         self._error: Exception | None = None
         self._counted = [0, 0]
-        self._wire = self._joined(time.monotonic() + settings.patience)
-        self._catch_up()
+        with copy.open():
+            self._wire = self._joined(time.monotonic() + settings.patience)
+            self._catch_up()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -61,17 +55,6 @@ class Channel:
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received, headers included."""
         return self._counted[0] + self._wire.sent, self._counted[1] + self._wire.received
-
-    @property
-    def version(self) -> int:
-        """The version of the parameters that the trainer has."""
-        return self._version
-
-    @property
-    def base(self) -> Base:
-        """What gradients are computed on that are begun now."""
-        with self._changed:
-            return Base(self._version, len(self._floors))
 
     @property
     def saved(self) -> int:
@@ -110,7 +93,7 @@ class Channel:
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._answered >= number)
             if self._answered < number:
-                self._check()
+                self.check()
 
     def fetch(self, keys: Sequence[Tensor]) -> int:
         """Ask for these rows of each embedding, and return the question's number. Raises ServerError."""
@@ -128,7 +111,7 @@ class Channel:
         with self._changed:
             self._changed.wait_for(lambda: self._error or number not in self._fetches)
             if number in self._fetches:
-                self._check()
+                self.check()
 
     def settle(self, seconds: float) -> bool:
         """Wait until nothing is logged, at most so long. Return whether it is so."""
@@ -151,14 +134,15 @@ class Channel:
         self._wire.close()
         self._thread.join(self._settings.timeout)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what has ended the channel."""
         if self._error is not None:
             raise self._error
 
     def _wait_for(self, until: Callable[[], bool]) -> None:
         """Wait, with the lock held. Raises what has ended the channel."""
         self._changed.wait_for(lambda: self._error or until())
-        self._check()
+        self.check()
 
     def _listen(self) -> None:
         """Take in answers; after a loss, join again. What ends it is raised by `send` and `wait`."""
@@ -233,11 +217,12 @@ class Channel:
                 f"{self._durable}: start it from its checkpoint, or this trainer anew"
             )
         life, restored = LIFE.unpack_from(frame.body, ACKNOWLEDGED.size)
-        self._copy.take(frame.body[ACKNOWLEDGED.size + LIFE.size :], 0, whole=True)
+        joins = len(self._floors) + 1
+        self.copy.take(frame.body[ACKNOWLEDGED.size + LIFE.size :], 0, Base(frame.version, joins), whole=True)
         floor = frame.version if life == self._life else restored  # to which the server went back
         self.rows.rejoined(floor)
         with self._changed:
-            self._life, self._version, self._sent = life, frame.version, applied
+            self._life, self._sent = life, applied
             self._floors.append(floor)
             self._log.clamp(floor)
             self._forget(durable)
@@ -253,7 +238,7 @@ class Channel:
                     self._direct = True
                     return
             if rest is not None:
-                rest.transmit(self._wire)
+                rest.transmit(self._wire, Flag.BRIEF if self._log.after(rest.number) else NONE)
                 while self._sent < rest.number:
                     self._take(self._wire.receive())
             else:
@@ -269,9 +254,10 @@ class Channel:
     def _take(self, frame: Frame) -> None:
         if frame.kind is Kind.PARAMETERS:
             applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
-            self._copy.take(frame.body[ACKNOWLEDGED.size :], frame.number, whole=False)
+            if not frame.flags & Flag.BRIEF:
+                base = Base(frame.version, len(self._floors))
+                self.copy.take(frame.body[ACKNOWLEDGED.size :], frame.number, base, whole=False)
             with self._changed:
-                self._version = frame.version
                 self._sent = max(self._sent, frame.number)
                 self._answered = max(self._answered, min(applied, frame.number))
                 self.dropped += bool(frame.flags & Flag.DROPPED)

@@ -1,6 +1,5 @@
 """`connect`: from what the user gives to a trainer at work."""
 
-import os
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,11 +15,12 @@ from thinwire.reducer import Reducer
 from thinwire.server.asking import Rows
 from thinwire.server.calling import Settings
 from thinwire.server.channel import Channel
-from thinwire.server.environment import addresses
+from thinwire.server.environment import addresses, split
 from thinwire.server.exchange import Copy, Draining, Uplink, drainable
 from thinwire.server.fetching import longest_answer
-from thinwire.server.joining import VARIABLE, agreed
+from thinwire.server.joining import Secret, agreed, given_secret, secret_of
 from thinwire.server.layout import Layout, check_fetchable, entries, frozen, shards
+from thinwire.server.places import Places
 from thinwire.server.trainer import Trainer
 
 _AT_WORK = WeakValueDictionary[int, Memory]()
@@ -34,7 +34,7 @@ def connect(
     recipe: Reducer,
     *,
     address: str | Sequence[str] | None = None,
-    secret: str | None = None,
+    secret: Secret = None,
     servers: Count = 1,
     down: Codec | None = None,
     fetch_rows: bool = False,
@@ -52,39 +52,41 @@ def connect(
     order; under torchrun trainers find them by themselves.
     fetch_rows: rows of sparse embeddings do not come with answers, and stay the model's own until `Trainer.fetch` asks
     for them. It keeps 8 bytes a row to know how old each is.
-    in_flight: how many updates may be unanswered when `step` returns. 0 waits for the answer to each.
+    in_flight: how many updates may be unanswered when `step` returns. 0 waits for the answer to each. Answers that come
+    later are taken over within the next `step`.
     drain: send all that waits, uncompressed, at random steps, every so many on average, drawn from `seed`.
     reconnect: seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept, at
     most `log_bytes` of them for each server, and sent again; each is applied once.
-    timeout: seconds of silence after which a server is taken for gone.
+    timeout: seconds of silence after which a server is taken for gone. Servers are told it, and may have another.
 
-    Raises FingerprintError if recipe, parameters or what is frozen are not the servers', ValueError for a recipe that
-    another trainer of this process has or to fetch rows of a model that has none, ServerError if a server is not there
-    or has another secret, and TypeError to drain a memory that cannot be.
+    Raises FingerprintError if recipe, parameters or what is frozen are not the servers', ValueError for a recipe or a
+    model that is at work in this process already, to fetch rows of a model that has none, or for a public address
+    without a secret, ServerError if a server is not there or has another secret, and TypeError to drain a memory that
+    cannot be.
     """
     _check_drain(recipe, drain)
+    given = given_secret(secret)
     memories = [memory for memory in recipe.memories() if memory.stateful]
     _check_free(memories)
     parameters = entries(model)
     check_fetchable(parameters, fetch_rows=fetch_rows)
     unmoved = frozen(model)
-    known = os.environ.get(VARIABLE, "") if secret is None else secret
     settings = partial(
         Settings,
-        secret=known.encode(),
         trainer=secrets.token_hex(16),
         timeout=timeout,
         patience=reconnect,
         log_bytes=log_bytes,
     )
-    parts, places = shards(parameters, servers), addresses(address, servers)
+    parts, hosts = shards(parameters, servers), addresses(address, servers)
     uplinks, channels = list[Uplink](), list[Channel]()
     with ExitStack() as if_one_fails:
-        for index, (place, mine) in enumerate(zip(places, parts, strict=True)):
+        for index, (place, mine) in enumerate(zip(hosts, parts, strict=True)):
             layout = Layout(mine, fetch_rows=fetch_rows)
             layout.prepare(recipe, down)
             its = settings(
                 address=place,
+                secret=secret_of(given, split(place)[0]),
                 agreed=agreed(recipe, down, mine, servers, index, fetch_rows=fetch_rows, frozen=unmoved),
                 longest_answer=_HEAD
                 + layout.limit(layout.dense if down is None else layout.of_codec(down), layout.pushed),
@@ -94,6 +96,9 @@ def connect(
             channels.append(Channel(its, Copy(layout, model, down), Rows(layout, model)))
             if_one_fails.callback(channels[-1].close, goodbye=False)
         if_one_fails.pop_all()
+    places = [channel.copy.places for channel in channels]
+    for each in places:
+        each.claim()
     _AT_WORK.update({id(memory): memory for memory in memories})
     return Trainer(
         model,
@@ -102,7 +107,7 @@ def connect(
         draining=Draining(drain, seed),
         in_flight=in_flight,
         releases=drainable(recipe),
-        closed=partial(_release, memories),
+        closed=partial(_release, memories, places),
     )
 
 
@@ -114,7 +119,9 @@ def _check_free(memories: Sequence[Memory]) -> None:
         )
 
 
-def _release(memories: Sequence[Memory]) -> None:
+def _release(memories: Sequence[Memory], places: Sequence[Places]) -> None:
+    for each in places:
+        each.release()
     for memory in memories:
         memory.restore({})  # what waits is lost, and no later trainer sends it
         _AT_WORK.pop(id(memory), None)

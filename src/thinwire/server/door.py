@@ -3,6 +3,7 @@
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import final
 
@@ -22,7 +23,7 @@ class Door:
 
     def __init__(self, listener: socket.socket, shared: Shared) -> None:
         self._listener, self._shared = listener, shared
-        self._closed = threading.Event()
+        self._closed, self._lock = threading.Event(), threading.Lock()  # the server's is held while a step is computed
         self._strangers: dict[Session, None] = {}  # the one that came first is first
         self._met = set[str]()
         self._talks: dict[threading.Thread, Session] = {}
@@ -50,6 +51,13 @@ class Door:
         for session in list(self._talks.values()):
             session.wire.close()
 
+    def tell(self, say: Callable[[Session], None]) -> None:
+        """Say something to everyone who has been let in. Needs no lock of the server's, and does not wait for it."""
+        for session in list(self._talks.values()):
+            if session not in self._strangers:
+                with suppress(GoneError):  # its own thread will notice
+                    say(session)
+
     def join(self, seconds: float) -> None:
         """Wait until all sessions have ended, for each at most so long."""
         for thread in list(self._talks):
@@ -67,16 +75,16 @@ class Door:
 
     def _make_room(self, stranger: Session) -> None:
         """Hang up on whoever has stood at the door for longest, if it is full: a trainer is through in no time."""
-        with self._shared.lock:
+        with self._lock:
             first = next(iter(self._strangers)) if len(self._strangers) >= _STRANGERS else None
             self._strangers[stranger] = None
-            if first is not None:
-                self._let_in(first)
-                first.wire.close()
+        if first is not None:
+            first.wire.close()
+            self._let_in(first)
 
     def _let_in(self, session: Session) -> None:
         """Take it for a stranger no longer."""
-        with self._shared.lock:
+        with self._lock:
             self._strangers.pop(session, None)
 
     def _converse(self, session: Session, host: str) -> None:
@@ -100,7 +108,7 @@ class Door:
 
     def _report(self, host: str, error: Exception) -> None:
         """Log once for each address."""
-        with self._shared.lock:
+        with self._lock:
             known = host in self._met or len(self._met) >= _REMEMBERED
             if not known:
                 self._met.add(host)

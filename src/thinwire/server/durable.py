@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, final
 from weakref import finalize
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -16,16 +18,33 @@ _VERSION = 1
 
 @final
 class Durable:
-    """A server's checkpoint at `path`. Saving writes a file beside it, syncs it to disk and renames it."""
+    """A server's checkpoint at `path`. Saving writes a file beside it, syncs it to disk and renames it.
+
+    The one before it is kept as `path`.previous, where the file system has hard links.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
+        self._previous = self._path.with_name(f"{self._path.name}.previous")
+        self._beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         self._mine = -1  # a descriptor, kept so that no other file gets its number
         self._let_go: Callable[[], object] = bool
         self._tried = False
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint. Raises OSError, and then the old one is still there.
+    def try_to_write(self) -> None:
+        """Raise OSError if no file can be written there."""
+        if self._path.is_dir():
+            raise IsADirectoryError(f"checkpoint is {str(self._path)!r}, a folder; expected a file in it")
+        try:
+            self._beside.touch()
+            self._beside.unlink()
+        except OSError as error:
+            raise type(error)(
+                error.errno, f"checkpoint cannot be written: {error.strerror}", str(self._path)
+            ) from error
+
+    def save(self, state: dict[str, Any], *, keep: bool = True) -> None:
+        """Replace the checkpoint. Raises OSError, and then the old one is still there. `keep`: as the previous one.
 
         Raises it, too, if the file there is another than this server has read or written: it is another server's.
         """
@@ -34,7 +53,7 @@ class Durable:
                 f"{self._path} was written by somebody else: give each server a checkpoint of its own, and end an "
                 "earlier server before it is started again"
             )
-        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        beside = self._beside
         try:
             with beside.open("wb") as file:
                 torch.save({"format": _VERSION, **state}, file)
@@ -42,6 +61,8 @@ class Durable:
                 os.fsync(file.fileno())
             self._try(beside)
             mine = os.open(beside, os.O_RDONLY)
+            if keep:
+                self._keep_previous()
             beside.replace(self._path)
             self._keep(mine)
         except RuntimeError as error:  # torch's, where the disk is full
@@ -55,12 +76,19 @@ class Durable:
         if self._tried:
             return
         try:
-            torch.load(beside, weights_only=True)
+            _read(beside)
         except UnpicklingError as error:
             raise OSError(
                 f"the optimizer's or scheduler's state cannot be read back ({error}): keep numbers and tensors in it"
             ) from error
         self._tried = True
+
+    def _keep_previous(self) -> None:
+        with suppress(OSError):  # there is none yet, or the file system has no hard links
+            link = self._beside.with_suffix(".old")
+            link.unlink(missing_ok=True)
+            os.link(self._path, link)
+            link.replace(self._previous)
 
     def _is_mine(self) -> bool:
         """Whether the file there is the one that this server has read or written last, or none."""
@@ -80,13 +108,27 @@ class Durable:
             return False
         self._keep(os.open(self._path, os.O_RDONLY))
         try:
-            saved = torch.load(self._path, weights_only=True)
+            saved = _read(self._path)
             if saved["format"] != _VERSION:
                 raise StateError(f"{self._path} has format {saved['format']}; expected {_VERSION}")
             restore(saved)
-        except (RuntimeError, LookupError, EOFError, OSError, TypeError, UnpicklingError) as error:
-            raise StateError(f"{self._path} is no checkpoint of a server ({error}): delete it to start anew") from error
+        except StateError:
+            raise
+        except Exception as error:
+            others = f"{self._previous}, which is the one before it," if self._previous.exists() else "a copy of it"
+            raise StateError(
+                f"{self._path} is no checkpoint of a server, or damaged ({error}): put {others} in its place, or "
+                "move it away to start anew"
+            ) from error
         return True
+
+
+def _read(path: Path) -> Any:
+    """Return what a file holds, if the checksums in it are right: torch.load does not look."""
+    with ZipFile(path) as records:
+        if (damaged := records.testzip()) is not None:
+            raise BadZipFile(f"the checksum of {damaged} is wrong")
+    return torch.load(path, weights_only=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,8 +2,11 @@
 
 import random
 import struct
-from collections.abc import Mapping, Sequence
-from typing import final
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +16,13 @@ from thinwire.codecs import Codec
 from thinwire.errors import MomentumError
 from thinwire.handle import MemoryUse
 from thinwire.memories import FadingMomentum, MomentumCorrection, OrthogonalMomentum
-from thinwire.payloads import Dense
+from thinwire.payloads import Blocks, Dense, Payload
 from thinwire.reducer import Reducer, Segment
 from thinwire.reducer.compressed import encoded
-from thinwire.server.central import Central, Update, flattened
+from thinwire.server.central import Central, Update
 from thinwire.server.frames import Flag, FrameError
 from thinwire.server.layout import Entry, Layout, Part, read_parts, read_table, table, unpack, write_rows
+from thinwire.server.places import Places
 from thinwire.signals import Plain
 
 _CPU = torch.device("cpu")
@@ -230,34 +234,78 @@ class News:
         return [*sections, *self._ready]
 
 
+class Base(NamedTuple):
+    """What gradients are computed on: the server's version, as it was known when the trainer had joined so often."""
+
+    version: int
+    joins: int
+
+
 @final
 class Copy:
-    """A trainer's copy of one server's parameters, which it overwrites with what the server says."""
+    """A trainer's copy of one server's parameters, which is overwritten with what the server says: while it is `open`.
+
+    So nothing changes between a forward pass and its backward. What comes meanwhile is kept until it is opened.
+    """
 
     def __init__(self, layout: Layout, model: nn.Module, codec: Codec | None) -> None:
-        self._layout, self._parameters = layout, dict(model.named_parameters())
-        self._flats = flattened(layout, self._parameters)
+        self._layout, self.places = layout, Places(layout, model)
         self._parts = None if codec is None else layout.of_codec(codec)
+        self._lock, self._opened, self._kept = threading.Lock(), 0, list[Callable[[], None]]()
+        self.base = Base(0, 0)
 
-    @torch.no_grad()
-    def take(self, body: memoryview, number: int, *, whole: bool) -> None:
-        """Take in an answer to update `number`, or all parameters.
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Write what has come, and let what comes be written at once."""
+        with self._lock:
+            self._opened += 1
+            for write in self._kept:
+                write()
+            self._kept.clear()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._opened -= 1
+
+    def take(self, body: memoryview, number: int, base: Base, *, whole: bool) -> None:
+        """Take in an answer to update `number`, or all parameters; gradients are then computed on `base`.
 
         Raises FrameError or PayloadError, and then nothing has been written.
         """
+        with self._lock:
+            if not self._opened:
+                body = memoryview(bytearray(body))  # the next frame overwrites it
+            write = partial(self._write, *self._read(body, number, whole=whole), base)
+            if whole:
+                self._kept.clear()
+            if self._opened:
+                write()
+            else:
+                self._kept.append(write)
+
+    def _read(
+        self, body: memoryview, number: int, *, whole: bool
+    ) -> tuple[Sequence[Part], Sequence[Payload], Sequence[Blocks]]:
         parts = self._layout.dense if whole or self._parts is None else self._parts
         sections = unpack(body, len(parts) + len(self._layout.pushed))
         payloads = read_parts(parts, sections[: len(parts)], number)
         rows = [read_table(each, x) for each, x in zip(self._layout.pushed, sections[len(parts) :], strict=True)]
+        return parts, payloads, rows
+
+    @torch.no_grad()
+    def _write(self, parts: Sequence[Part], payloads: Sequence[Payload], rows: Sequence[Blocks], base: Base) -> None:
+        flats = self.places.flats
         for part, payload in zip(parts, payloads, strict=True):
             if parts is self._layout.dense:
-                payload.write(self._flats[part.dtype])
+                payload.write(flats[part.dtype])
             else:
-                change = torch.zeros_like(self._flats[part.dtype], device="cpu")
+                change = torch.zeros_like(flats[part.dtype], device="cpu")
                 payload.write(change)
-                self._flats[part.dtype].add_(change.to(self._flats[part.dtype].device))
+                flats[part.dtype].add_(change.to(flats[part.dtype].device))
         for entry, found in zip(self._layout.pushed, rows, strict=True):
-            write_rows(self._parameters[entry.name], entry, found)
+            write_rows(self.places.parameters[entry.name], entry, found)
+        self.base = base
 
 
 def _dense(part: Part, values: Mapping[str, Tensor]) -> Tensor:

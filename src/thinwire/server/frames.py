@@ -2,9 +2,10 @@
 
 A frame is 32 bytes and its body, little-endian: `TWPS`, protocol version (u16), kind (u8), flags (u8), number (u64),
 version of the parameters (u64), length of the body (u64). A side that has nothing to say sends a ping now and then, so
-silence means that the other side is gone.
+silence means that the other side is gone. Each side says how long a silence it bears when a trainer joins.
 """
 
+import os
 import select
 import socket
 import struct
@@ -14,18 +15,23 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
+from weakref import WeakSet
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQ")
 _TICKS = 4  # pings within the time after which silence means that the other side is gone
+SHORTEST = 0.8
+"""Seconds: no shorter time-out of the other side is heeded, or it could ask for nothing but pings."""
+_ours = WeakSet[socket.socket]()
 
 
 class Kind(IntEnum):
     """What a frame is. A ping from the server has the number of the trainer's latest update that is on disk.
 
     Whoever watches sends WATCH instead of JOIN, and gets STATUS for each. A trainer that fetches rows sends FETCH, and
-    gets ROWS of the same number for each.
+    gets ROWS of the same number for each. The number of a JOIN, a WATCH and a WELCOME is the sender's time-out in
+    milliseconds.
     """
 
     PING = 0
@@ -50,6 +56,8 @@ class Flag(IntFlag):
     """Of an update or a ping: the trainer's log is half full, so the server should save soon."""
     DROPPED = 4
     """Of an answer: the update was not finite and has not been applied."""
+    BRIEF = 8
+    """Of an update: others follow at once, so the answer may leave parameters out. Of an answer: it has none."""
 
 
 NONE = Flag(0)
@@ -90,7 +98,21 @@ def parse(header: bytes | bytearray, limits: Mapping[Kind, int]) -> tuple[Kind, 
 
 def max_flags() -> int:
     """Return all flags together."""
-    return int(Flag.DRAINED | Flag.SAVE | Flag.DROPPED)
+    return int(Flag.DRAINED | Flag.SAVE | Flag.DROPPED | Flag.BRIEF)
+
+
+def leave_to_this_process(connection: socket.socket) -> socket.socket:
+    """Have forked children close their copy, which would keep the port or the connection when this process is gone."""
+    _ours.add(connection)
+    return connection
+
+
+def _close_copies() -> None:
+    for connection in list(_ours):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 @final
@@ -102,20 +124,34 @@ class Wire:
     """
 
     def __init__(self, connection: socket.socket, *, timeout: float, limits: Mapping[Kind, int]) -> None:
-        self._socket, self._timeout, self.limits = connection, timeout, limits
+        self._socket, self._timeout, self.limits = leave_to_this_process(connection), timeout, limits
         self._sending, self._room = threading.Lock(), bytearray(4096)
-        self._heard = self._said = time.monotonic()
+        self.tick = timeout / _TICKS
+        """Seconds between pings."""
+        self._heard = self._said = self._begun = time.monotonic()
         self.note: Callable[[], int] = int
         self.sent = self.received = 0
-        connection.settimeout(timeout / _TICKS)
+        connection.settimeout(self.tick)
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * timeout))  # of a lost host
 
     @property
-    def tick(self) -> float:
-        """Seconds between pings."""
-        return self._timeout / _TICKS
+    def milliseconds(self) -> int:
+        """The time-out of this side, as the other is told."""
+        return int(1000 * self._timeout)
+
+    def heed(self, milliseconds: int) -> None:
+        """Ping as often as the other side's time-out wants it."""
+        self.tick = min(self._timeout, max(milliseconds / 1000, SHORTEST)) / _TICKS
+
+    @property
+    def peer(self) -> str:
+        """The other side's address."""
+        try:
+            return str(self._socket.getpeername()[0])
+        except (OSError, IndexError):
+            return "an unknown address"
 
     def send(
         self, kind: Kind, *body: "bytes | memoryview", number: int = 0, version: int = 0, flags: Flag = NONE
@@ -138,6 +174,11 @@ class Wire:
                 self._send_all((HEADER.pack(MAGIC, PROTOCOL, Kind.PING, 0, self.note(), 0, 0),))
             finally:
                 self._sending.release()
+
+    def ping_if_due(self) -> None:
+        """Ping if this side has said nothing for a while. Raises GoneError."""
+        if time.monotonic() - self._said > self.tick:
+            self.ping()
 
     def receive(self) -> Frame:
         """Wait for a frame. Raises FrameError for what is none, and GoneError if the other side is gone."""
@@ -171,8 +212,8 @@ class Wire:
                 raise GoneError("the connection was closed")
             self._heard, into = time.monotonic(), into[count:]
             self.received += count
-            if deadline is None and self._heard - self._said > self.tick:
-                self.ping()
+            if deadline is None:
+                self.ping_if_due()
 
     def _wait_at_most(self, deadline: float | None) -> None:
         """Set how long the next `recv` may take. Raises GoneError after the deadline."""
@@ -213,6 +254,7 @@ class Wire:
         return self._socket.recv(1, socket.MSG_PEEK) if ready.poll(0) else None
 
     def _send_all(self, parts: "tuple[bytes | memoryview, ...]") -> None:
+        self._begun = time.monotonic()
         for i, part in enumerate(parts):
             rest, more = memoryview(part).cast("B"), socket.MSG_MORE if i + 1 < len(parts) else 0
             while rest:
@@ -224,7 +266,7 @@ class Wire:
         try:
             count = self._socket.send(rest, more)
         except TimeoutError:
-            if time.monotonic() - self._heard > self._timeout:
+            if time.monotonic() - max(self._heard, self._begun) > self._timeout:
                 raise GoneError(f"nothing could be sent for {self._timeout:g} s") from None
             return 0
         except OSError as error:

@@ -2,7 +2,10 @@
 
 The trainer sends GREETING and a nonce; the server answers with the same and a nonce of its own. Each then sends an
 HMAC-SHA-256 of both nonces and its role, keyed with the secret: the trainer first, so a stranger learns nothing from
-the server. All of it has a fixed length. Nothing after that is authenticated or encrypted.
+the server. All of it has a fixed length. Nothing after that is authenticated or encrypted. Whoever is refused is told
+in what it differs, and not what the server has: the server logs that.
+
+Servers at localhost have a secret by default: one for each user of a host, in a file that nobody else may read.
 """
 
 import hashlib
@@ -12,7 +15,11 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
+from thinwire.checked import BODY
 from thinwire.codecs import Codec
 from thinwire.errors import ServerError
 from thinwire.reducer import Reducer
@@ -20,6 +27,8 @@ from thinwire.reducer.base import words
 from thinwire.server.frames import PROTOCOL, Wire
 from thinwire.server.layout import Entry
 
+Secret = Annotated[str | None, BODY]
+"""A secret, which no error may show."""
 VARIABLE = "THINWIRE_SECRET"
 GREETING = b"thinwire server " + PROTOCOL.to_bytes(4, "little")
 PATIENCE = 10.0
@@ -27,21 +36,66 @@ PATIENCE = 10.0
 
 _NONCE, _PROOF = 32, 32
 _YES, _NO = b"\1", b"\0"
+_LEAST, _SHOWN = 16, 400  # characters of a secret, at least; of a difference, at most
+_MAKE = "python -c 'import secrets; print(secrets.token_hex())'"
 
 
 class StrangerError(ConnectionError):
     """Whoever connected is no trainer of ours."""
 
 
+def given_secret(secret: Secret) -> str | None:
+    """Return the secret that was given, or the environment's. Raises TypeError or ValueError, which do not show it."""
+    found = os.environ.get(VARIABLE) or None if secret is None else secret
+    if found is not None and not isinstance(found, str):
+        raise TypeError(f"secret is of type {type(found).__name__}; expected a str, or None")
+    if found is not None and len(found) < _LEAST:
+        raise ValueError(f"the secret is too short; expected {_LEAST} characters or more: make one with {_MAKE}")
+    return found
+
+
 def secret_of(given: str | None, host: str) -> bytes:
-    """Return the secret: what was given, or the environment's. Raises ValueError if a public `host` has none."""
-    found = os.environ.get(VARIABLE, "") if given is None else given
-    if not found and not _is_loopback(host):
+    """Return the secret for a server at `host`: what was given, or at localhost this user's own.
+
+    Raises ValueError if a public host has none.
+    """
+    if given is not None:
+        return given.encode()
+    return _own_secret() if _is_loopback(host) else _no_secret(host)
+
+
+def _no_secret(host: str) -> bytes:
+    raise ValueError(
+        f"the server is at {host!r}, where others can reach it, and has no secret: pass secret=, or set "
+        f"{VARIABLE} on the server and on every trainer ({_MAKE})"
+    )
+
+
+def _own_secret() -> bytes:
+    """Return the secret of this user's servers at localhost, and make it if there is none."""
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thinwire" / "secret"
+    try:
+        if not path.exists():
+            _make_secret(path)
+        found = path.stat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{path} is not this user's alone: delete it")
+        return path.read_bytes()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         raise ValueError(
-            f"the server listens on {host!r}, where others can reach it, and has no secret: pass secret=, or set "
-            f"{VARIABLE} on the server and on every trainer (python -c 'import secrets; print(secrets.token_hex())')"
-        )
-    return found.encode()
+            f"no secret was given, and the one of this user cannot be had ({error}): pass secret=, or set {VARIABLE}"
+        ) from error
+
+
+def _make_secret(path: Path) -> None:
+    """Write a new secret to `path`, whole and readable for this user alone, unless another process is faster."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    beside.touch(mode=0o600, exist_ok=False)
+    beside.write_text(secrets.token_hex())
+    with suppress(FileExistsError):
+        os.link(beside, path)
+    beside.unlink()
 
 
 def challenge(wire: Wire, secret: bytes) -> None:
@@ -72,13 +126,30 @@ def respond(wire: Wire, secret: bytes, address: str) -> None:
         raise ServerError(f"{address} does not know the secret, so it is not the server that it should be")
 
 
-def difference(server: Mapping[str, object], trainer: Mapping[str, object]) -> str | None:
-    """Return in words the first thing in which the two differ, and what to do; None if they agree."""
+class Difference(NamedTuple):
+    """In what a server and a trainer differ: as the trainer is told, and as the server logs it."""
+
+    told: str
+    logged: str
+
+
+def difference(server: Mapping[str, str], trainer: Mapping[str, str]) -> Difference | None:
+    """Return the first thing in which the two differ, and what to do; None if they agree."""
     for key in {**server, **trainer}:
         mine, theirs = server.get(key, "absent"), trainer.get(key, "absent")
         if mine != theirs:
-            return f"{key} differs: the server has {mine}, this trainer has {theirs}; give both the same"
+            same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
+            start = max(0, same - _SHOWN // 2)
+            it = f"{key} differs: this trainer has {_cut(theirs)}" if key in trainer else "this trainer lacks something"
+            return Difference(
+                f"{it}; give it the same as the server, whose log says what that is",
+                f"{key} differs: the server has {_cut(mine, start)}, this trainer has {_cut(theirs, start)}",
+            )
     return None
+
+
+def _cut(text: str, start: int = 0) -> str:
+    return f"{'… ' * bool(start)}{text[start : start + _SHOWN]}{' …' * (len(text) > start + _SHOWN)}"
 
 
 def agreed(

@@ -146,6 +146,7 @@ class Layout:
     """
 
     def __init__(self, parameters: Sequence[Entry], *, fetch_rows: bool = False) -> None:
+        self.parameters = parameters
         self.rows = [each for each in parameters if each.rows]
         self.pushed, self.fetched = ([], self.rows) if fetch_rows else (self.rows, [])
         self.sizes: dict[torch.dtype, int] = {}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from thinwire.server.frames import Flag, Kind, Wire
+from thinwire.server.frames import NONE, Flag, Kind, Wire
 from thinwire.server.layout import Bytes
 
 
@@ -24,9 +24,9 @@ class Sent:
         """Bytes of its body."""
         return sum(map(len, self.body))
 
-    def transmit(self, wire: Wire) -> None:
+    def transmit(self, wire: Wire, also: Flag = NONE) -> None:
         """Send it. Raises GoneError."""
-        wire.send(Kind.UPDATE, *self.body, number=self.number, version=self.version, flags=self.flags)
+        wire.send(Kind.UPDATE, *self.body, number=self.number, version=self.version, flags=self.flags | also)
 
 
 @final

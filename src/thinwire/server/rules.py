@@ -1,9 +1,11 @@
 """When an update is applied, and how long its trainer waits for the others."""
 
+import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import final
 
@@ -11,7 +13,9 @@ from thinwire.errors import ServerError
 from thinwire.server.central import Central, Update
 from thinwire.server.frames import GoneError
 
-_TICK = 0.2  # seconds in which a trainer that waits is noticed to be gone
+logger = logging.getLogger("thinwire")
+TICK = 0.2
+"""Seconds in which a trainer that waits is noticed to be gone."""
 Meanwhile = Callable[[], None]
 """Called while a trainer waits, now and then, with the server's lock held; raises if that trainer is gone."""
 
@@ -20,12 +24,14 @@ class Rule(ABC):
     """Decides over the updates of all trainers. Every call but `submit` is made with the server's lock held.
 
     trainers: how many must be there, or have left with a goodbye, before the first update is applied. timeout: how long
-    a rule that keeps trainers in step waits, after a restart, for those that were there when the server was saved.
+    a rule that keeps trainers in step waits, after a restart, for those that were there when the server was saved; and
+    how long any trainer waits for others before the log says for whom.
     """
 
     def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, timeout: float) -> None:
-        self.central, self._lock, self._tick = central, lock, min(_TICK, timeout / 4)
-        self._wanted, self.live = trainers, dict[str, int]()
+        self.central, self._lock, self._tick = central, lock, min(TICK, timeout / 4)
+        self._wanted, self.live, self._hosts = trainers, dict[str, int](), dict[str, str]()
+        self._patience, self._told = timeout, -math.inf
         self.goodbyes, self._begun, self._open = 0, bool(central.applied), True
         self._returning, self._until = set(central.present), time.monotonic() + timeout
 
@@ -34,8 +40,9 @@ class Rule(ABC):
         """Whether as many trainers as are wanted have been there at one time, and are back after a restart."""
         return self._begun and (not self._returning or time.monotonic() > self._until)
 
-    def joined(self, trainer: str) -> None:
+    def joined(self, trainer: str, host: str) -> None:
         """Count a trainer in, at the pace of the slowest."""
+        self._hosts[trainer] = host
         self.live[trainer] = min(self.live.values(), default=0)
         self._begun |= len(self.live) + self.goodbyes >= self._wanted
         self._returning.discard(trainer)
@@ -61,7 +68,7 @@ class Rule(ABC):
         has failed, and GoneError if the server is closed before it begins.
         """
         with self._lock:
-            self._wait(lambda: self.complete, meanwhile)
+            self._wait(lambda: self.complete, meanwhile, self._absent)
             if not self.complete:
                 raise GoneError("the server was closed")
             return self._submit(update, meanwhile)
@@ -72,14 +79,34 @@ class Rule(ABC):
     @abstractmethod
     def _submit(self, update: Update, meanwhile: Meanwhile) -> bool: ...
 
-    def _wait(self, until: Callable[[], bool], meanwhile: Meanwhile) -> None:
-        due = time.monotonic() + self._tick
+    def _wait(self, until: Callable[[], bool], meanwhile: Meanwhile, others: Callable[[], str]) -> None:
+        due = (since := time.monotonic()) + self._tick
         while self._open and not until():
             self._lock.wait(max(0.0, due - time.monotonic()))
             if time.monotonic() >= due:  # others may notify more often than that
                 meanwhile()
                 due = time.monotonic() + self._tick
+                self._name(others, since)
         self.central.check()
+
+    def _name(self, others: Callable[[], str], since: float) -> None:
+        """Log who is waited for, now and then: a trainer that skips all its steps looks like one that is slow."""
+        now = time.monotonic()
+        if now - max(since, self._told) > self._patience:
+            self._told = now
+            logger.warning("trainers have waited %.0f s for %s", now - since, others())
+
+    def _absent(self) -> str:
+        """Return in words who must come before the first update is applied."""
+        if self._begun:
+            return f"{len(self._returning)} that were there when this server was saved, to come back"
+        return f"{self._wanted - len(self.live) - self.goodbyes} more to join: serve has trainers={self._wanted}"
+
+    def _late(self, trainers: Iterable[str]) -> str:
+        """Return in words whose updates are waited for."""
+        latest = {each: self.central.applied.get(each, 0) for each in sorted(trainers)}
+        names = (f"{each[:8]} at {self._hosts.get(each)} (latest update {number})" for each, number in latest.items())
+        return f"{', '.join(names)}: slow, or its gradients are not finite and it skips them"
 
 
 @final
@@ -103,8 +130,11 @@ class Asynchronous(Rule):
         if who in self.live:
             self.live[who] += 1
             self._lock.notify_all()
-        self._wait(lambda: not self._ahead(who), meanwhile)
+        self._wait(lambda: not self._ahead(who), meanwhile, self._slowest)
         return dropped
+
+    def _slowest(self) -> str:
+        return self._late(each for each, count in self.live.items() if count == min(self.live.values()))
 
     def _ahead(self, who: str) -> bool:
         """Whether this trainer's next update would be one too many: it gets the newest parameters when it may go on."""
@@ -130,8 +160,11 @@ class Synchronous(Rule):
         who, number = update.trainer, update.number
         self._round[who] = update
         self._close_if_complete()
-        self._wait(lambda: self.central.applied.get(who, 0) >= number, meanwhile)
+        self._wait(lambda: self.central.applied.get(who, 0) >= number, meanwhile, self._missing)
         return who in self._dropped
+
+    def _missing(self) -> str:
+        return self._late(self.live.keys() - self._round.keys())
 
     def _close_if_complete(self) -> None:
         if self._round and self.complete and self._round.keys() >= self.live.keys():

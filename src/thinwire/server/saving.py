@@ -16,7 +16,7 @@ class Saving:
 
     def __init__(self, central: Central, lock: threading.Condition, durable: Durable | None) -> None:
         self._central, self._lock, self.durable = central, lock, durable
-        self._saved = dict(central.applied)
+        self._saved, self._version = dict(central.applied), central.version
         self._writing = threading.Lock()  # a state is never replaced by an older one
         self.soon = threading.Event()
 
@@ -36,6 +36,8 @@ class Saving:
             with self._lock:
                 self._central.check()
                 state = self._central.state()
-            self.durable.save(state)
+            self.durable.save(
+                state, keep=self._central.sound >= self._version
+            )  # gradients were finite on what is there
             with self._lock:
-                self._saved = state["applied"]
+                self._saved, self._version = state["applied"], state["version"]

@@ -5,13 +5,12 @@ import math
 import socket
 import threading
 import time
-from contextlib import suppress
 from typing import Self, final
 
 from thinwire.checked import Positive, checked
 from thinwire.server.door import Door
-from thinwire.server.frames import GoneError
-from thinwire.server.session import Shared
+from thinwire.server.frames import SHORTEST
+from thinwire.server.session import Session, Shared
 from thinwire.server.status import ServerStatus
 
 logger = logging.getLogger("thinwire")
@@ -62,7 +61,7 @@ class Server:
     def save(self) -> None:
         """Save now. Raises ValueError without a checkpoint, and OSError where the disk refuses."""
         self._shared.saving.save()
-        self._ping()
+        self._door.tell(Session.ping)
 
     def close(self) -> None:
         """Stop: let all trainers go, and save if there is a checkpoint."""
@@ -78,6 +77,7 @@ class Server:
         self._door.join(self._shared.timeout)
         if self._shared.saving.durable is not None and not self._shared.central.failure:
             self.save()
+        self._shared.central.places.release()
 
     def __enter__(self) -> Self:
         return self
@@ -92,16 +92,9 @@ class Server:
         return rule.complete and trained and not sessions and away > self._shared.timeout
 
     def _keep_pinging(self) -> None:
-        """Let trainers know that the server is there, whatever their sessions wait for or compute."""
-        while not self._closing.wait(self._shared.timeout / 4):
-            self._ping()
-
-    def _ping(self) -> None:
-        with self._shared.lock:
-            sessions = list(self._shared.sessions.values())
-        for session in sessions:
-            with suppress(GoneError):  # its own thread will notice
-                session.ping()
+        """Let trainers know that the server is there, whatever their sessions wait for or compute; and if it fails."""
+        while not self._closing.wait(min(self._shared.timeout, SHORTEST) / 4):
+            self._door.tell(Session.give_up if self._shared.central.failure else Session.ping_if_due)
 
     def _keep_saving(self) -> None:
         saving = self._shared.saving

@@ -19,7 +19,8 @@ from thinwire.server.central import Central, MakeOptimizer, MakeScheduler
 from thinwire.server.durable import Durable
 from thinwire.server.environment import announce, check_unannounced, joint, place, split
 from thinwire.server.exchange import check_memories
-from thinwire.server.joining import agreed, secret_of
+from thinwire.server.frames import leave_to_this_process
+from thinwire.server.joining import Secret, agreed, given_secret, secret_of
 from thinwire.server.layout import check_fetchable, entries, frozen, shards
 from thinwire.server.rules import Asynchronous, Rule, Synchronous
 from thinwire.server.saving import Saving
@@ -36,7 +37,7 @@ def serve(
     rows_optimizer: MakeOptimizer | None = None,
     scheduler: MakeScheduler | None = None,
     address: str | None = None,
-    secret: str | None = None,
+    secret: Secret = None,
     servers: Count = 1,
     index: Size | None = None,
     trainers: Count = 1,
@@ -58,25 +59,27 @@ def serve(
     optimizer: called with the parameters, returns their optimizer; `rows_optimizer` does so for those of sparse
     embeddings, `scheduler` is called with each optimizer and steps with it.
     address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at localhost,
-    which trainers find by themselves. secret: what trainers must know; by default THINWIRE_SECRET. Beyond localhost
-    there must be one.
+    which trainers find by themselves. secret: what trainers must know, 16 characters or more; by default
+    THINWIRE_SECRET, and at localhost one that this user's processes find in a file. Beyond localhost there must be one.
     servers, index: among how many servers the parameters are divided, and which of them this is: by default the rank.
     trainers: how many must have joined before the first update is applied. One that was killed and came back is one.
     staleness: by how many updates a trainer may be ahead of the slowest; at 0 one update of each makes one step, of
     their mean; None lets each go at its own pace. damped: multiply an update of staleness τ by 1/(1 + τ).
     checkpoint: a file to save to, every `every` seconds, and to resume from if it is there; each server has its own.
-    timeout: seconds of silence after which a trainer is taken for gone.
+    timeout: seconds of silence after which a trainer is taken for gone, and of waiting after which the log says for
+    whom. Trainers are told it, and may have another.
 
-    Raises ValueError for a model that is not on the CPU or has no rows to fetch, a public address without a secret, or
-    an optimizer that moves rows without a gradient; MomentumError if momentum would be applied twice, TypeError for a
-    recipe without memory and codec, StateError for a checkpoint of something else, and OSError if the address is taken.
+    Raises ValueError for a model that is not on the CPU, has no rows to fetch or is at work in this process already, a
+    public address without a secret, or an optimizer that moves rows without a gradient; MomentumError if momentum would
+    be applied twice, TypeError for a recipe without memory and codec, StateError for a checkpoint of something else or
+    a damaged one, and OSError if the address is taken or the checkpoint cannot be written.
     """
     here = place(index, servers)
     if address is None:
         check_unannounced(here)
     check_memories(recipe)
     host, port = split(address or "127.0.0.1:0")
-    known = secret_of(secret, host)
+    known = secret_of(given_secret(secret), host)
     parameters = entries(model)
     check_fetchable(parameters, fetch_rows=fetch_rows)
     mine = shards(parameters, servers)[here]
@@ -107,6 +110,7 @@ def serve(
     )
     listener = _listening(host, port)
     server = Server(shared, listener, address=joint(*listener.getsockname()[:2]), every=every)
+    central.places.claim()
     server.start()
     if address is None:
         announce(here, server.address)
@@ -123,13 +127,14 @@ def _resumed(checkpoint: str | os.PathLike[str] | None, central: Central) -> Dur
     if checkpoint is None:
         return None
     durable = Durable(checkpoint)
+    durable.try_to_write()
     durable.load(central.restore)
     return durable
 
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=128)
+    return leave_to_this_process(socket.create_server((host, port), family=family, backlog=128))
 
 
 def _rule(central: Central, lock: threading.Condition, staleness: int | None, *, trainers: int, timeout: float) -> Rule:

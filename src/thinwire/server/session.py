@@ -16,13 +16,14 @@ from thinwire.reducer import Reducer
 from thinwire.server.central import Central, Update
 from thinwire.server.exchange import LOSS, Downlink, read_update
 from thinwire.server.fetching import longest_question, rows_for
-from thinwire.server.frames import Flag, Frame, FrameError, GoneError, Kind, Wire
+from thinwire.server.frames import NONE, Flag, Frame, FrameError, GoneError, Kind, Wire
 from thinwire.server.joining import challenge, difference
 from thinwire.server.layout import pack
-from thinwire.server.rules import Rule
+from thinwire.server.rules import TICK, Rule
 from thinwire.server.saving import Saving
 from thinwire.server.status import ServerStatus, TrainerStatus
 
+_WORDS = 10_000  # characters of a refusal, so fewer than 64 KiB
 _FIRST = {Kind.PING: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}  # what may come at first, and how long it may be
 ACKNOWLEDGED = struct.Struct("<QQ")
 """At the start of an answer: the trainer's latest update that was applied, and the latest that is on disk."""
@@ -40,7 +41,7 @@ class Shared:
     lock: threading.Condition
     recipe: Reducer
     codec: Codec | None
-    secret: bytes
+    secret: bytes = field(repr=False)
     timeout: float
     agreed: Mapping[str, str]
     saving: Saving
@@ -129,14 +130,24 @@ class Session:
         )
 
     def ping(self) -> None:
-        """Tell the trainer which of its updates are on disk."""
+        """Tell the trainer which of its updates are on disk. Raises GoneError."""
         self.wire.ping()
+
+    def ping_if_due(self) -> None:
+        """Let the other side know that the server is there. Raises GoneError."""
+        self.wire.ping_if_due()
+
+    def give_up(self) -> None:
+        """Tell the trainer, if this is one, that nothing can be applied any more, and why. Raises GoneError."""
+        if self.trainer:
+            self._refuse(self._shared.central.failure)
 
     def _begin(self) -> None:
         """Find out who this is: a trainer that joins, or somebody who watches."""
         frame = self.wire.receive()
         while frame.kind is Kind.PING:
             frame = self.wire.receive()
+        self.wire.heed(frame.number)
         if frame.kind is Kind.JOIN:
             self._join(_asked(frame))
         else:
@@ -150,9 +161,12 @@ class Session:
 
     def _join(self, asked: Mapping[str, Any]) -> None:
         shared = self._shared
-        if found := shared.central.failure or difference(shared.agreed, asked["agreed"]):
-            self.wire.send(Kind.REFUSED, found.encode())
-            raise RefusedError(found)
+        if failure := shared.central.failure:
+            self._refuse(failure)
+            raise RefusedError(failure)
+        if found := difference(shared.agreed, asked["agreed"]):
+            self._refuse(found.told)
+            raise RefusedError(found.logged)
         self._replace(asked["trainer"])
         layout = shared.central.layout
         self.wire.limits = {
@@ -163,22 +177,20 @@ class Session:
         }
         self.wire.note = self._durable
         with shared.lock:
-            shared.rule.joined(self.trainer)
+            shared.rule.joined(self.trainer, self.wire.peer)
             version, acknowledged = shared.central.version, self._acknowledged()
             body = pack(self._downlink.whole())
         life = LIFE.pack(shared.central.life, shared.central.restored)
-        self.wire.send(Kind.WELCOME, acknowledged, life, *body, version=version)
+        self.wire.send(Kind.WELCOME, acknowledged, life, *body, number=self.wire.milliseconds, version=version)
 
     def _replace(self, trainer: str) -> None:
         """Take the place of this trainer's earlier connection, if there is one that has not been noticed to be dead."""
         shared = self._shared
         with shared.lock:
-            earlier = shared.sessions.get(trainer)
-            if earlier is not None:
+            while (earlier := shared.sessions.get(trainer)) is not None:
                 earlier.wire.close()
-            gone = shared.lock.wait_for(lambda: trainer not in shared.sessions, shared.timeout)
-            if not gone:
-                raise RefusedError("an earlier connection of this trainer does not end")
+                shared.lock.wait(TICK)
+                self._meanwhile()
             shared.sessions[trainer], self.trainer = self, trainer
 
     def _leave(self) -> None:
@@ -208,7 +220,7 @@ class Session:
             )
             self._loss, self._since = update.loss, time.monotonic()
             dropped = self._submit(update)
-        self._reply(frame.number, Flag.DROPPED if dropped else Flag(0))
+        self._reply(frame.number, (Flag.DROPPED if dropped else NONE) | (frame.flags & Flag.BRIEF))
 
     def _save_if_asked(self, frame: Frame) -> None:
         if frame.flags & Flag.SAVE:
@@ -219,14 +231,17 @@ class Session:
         try:
             return self._shared.rule.submit(update, self._meanwhile)
         except ServerError as error:
-            self.wire.send(Kind.REFUSED, str(error).encode())
+            self._refuse(str(error))
             raise RefusedError(str(error)) from error
+
+    def _refuse(self, why: str) -> None:
+        self.wire.send(Kind.REFUSED, why[:_WORDS].encode())
 
     def _reply(self, number: int, flags: Flag) -> None:
         with self._shared.lock:
             version, acknowledged = self._shared.central.version, self._acknowledged()
-            news = self._downlink.news(number)
-        body = pack(news.sections())
+            news = None if flags & Flag.BRIEF else self._downlink.news(number)
+        body = pack(news.sections()) if news else []
         self.wire.send(Kind.PARAMETERS, acknowledged, *body, number=number, version=version, flags=flags)
 
     def _fetch(self, frame: Frame) -> None:

@@ -1,11 +1,13 @@
 """A trainer: it computes gradients on its own copy of the parameters, and a server applies them."""
 
 import copy
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Self, final
 from weakref import WeakKeyDictionary
@@ -13,13 +15,16 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from thinwire.checked import Count, Seconds, Size, checked
+from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
 from thinwire.server.asking import wanted
-from thinwire.server.channel import Base, Channel
-from thinwire.server.exchange import LOSS, Draining, Uplink
+from thinwire.server.channel import Channel
+from thinwire.server.exchange import LOSS, Base, Draining, Uplink
 from thinwire.server.frames import Flag
 from thinwire.server.layout import pack
 
+logger = logging.getLogger("thinwire")
+_BEARABLE = 20  # steps in a row whose gradients are not finite: a loss scale has come down by then
 Work = Callable[[nn.Module], None]
 
 
@@ -67,7 +72,7 @@ class Trainer:
         self._uplinks, self._channels = uplinks, channels
         self._draining, self._in_flight, self._releases = draining, in_flight, releases
         self._on_close, self._lock = closed, threading.Lock()
-        self._number = self._skipped = self._drained = 0
+        self._number = self._skipped = self._in_a_row = self._drained = 0
         self._waited = 0.0
         self._begun = WeakKeyDictionary[nn.Module, list[Base]]()
         """The versions that each replica's next gradient will have been computed on, at least."""
@@ -78,23 +83,56 @@ class Trainer:
         loss: what they are the gradients of, for whoever watches the server. Nothing is computed with it.
 
         Return whether they were sent: gradients that are not finite are not, and what waits stays as it was. Gradients
-        are left as they are, so call `zero_grad` yourself. Raises ServerError if a server is gone, and ValueError for
-        gradients of rows that were to be fetched and never were; then nothing is sent.
+        are left as they are, so call `zero_grad` yourself. Parameters change within `step`, `fetch` and `drain` alone;
+        where threads share them, also while another thread is in one of these.
+
+        Raises ServerError if a server is gone or has failed, FloatingPointError after 20 steps in a row whose gradients
+        were not finite, StateError if parameters have moved since `connect` or gradients are of others than those that
+        servers have, and ValueError for gradients of rows that were to be fetched and never were; then nothing is sent.
         """
         module = self.model if module is None else module
-        gradients = _gradients(module)
-        if not _finite(list(gradients.values())):
-            with self._lock:
-                self._skipped += 1
-            return False
         begun = self._begun.get(module, self._bases())
-        bases = [
-            base._replace(version=channel.rows.oldest(base.version, gradients))
-            for channel, base in zip(self._channels, begun, strict=True)
-        ]
-        self._wait(self._push(gradients, bases, loss=loss, drain=False) - self._in_flight)
-        self._begun[module] = self._bases()
+        with self._open():
+            gradients = self._gradients(module)
+            if not _finite(list(gradients.values())):
+                self._skip()
+                return False
+            bases = [
+                base._replace(version=channel.rows.oldest(base.version, gradients))
+                for channel, base in zip(self._channels, begun, strict=True)
+            ]
+            self._wait(self._push(gradients, bases, loss=loss, drain=False) - self._in_flight)
+            self._begun[module] = self._bases()
         return True
+
+    def _gradients(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the gradients by name. Raises StateError if these parameters are not those that servers have."""
+        for channel in self._channels:
+            channel.copy.places.check(module)
+        known = {name for channel in self._channels for name in channel.copy.places.parameters}
+        found = {name: p for name, p in module.named_parameters() if p.grad is not None}
+        if strange := [name for name, p in found.items() if p.requires_grad and name not in known]:
+            raise StateError(
+                f"{strange[0]} has a gradient, and no server has it, so it would not be trained ({len(strange)} such "
+                "parameters). Unfreeze and add layers before serve and connect, or freeze them again"
+            )
+        return {name: p.grad for name, p in found.items() if p.grad is not None}
+
+    def _skip(self) -> None:
+        """Count a step whose gradients are not finite. Raises FloatingPointError after many in a row."""
+        for channel in self._channels:
+            channel.check()
+        with self._lock:
+            self._skipped, self._in_a_row = self._skipped + 1, self._in_a_row + 1
+            skipped = self._in_a_row
+        if skipped == 1:
+            logger.warning("gradients are not finite: nothing is sent for this step")
+        if skipped >= _BEARABLE:
+            raise FloatingPointError(
+                f"gradients have not been finite for {skipped} steps, so training has diverged, or this trainer's data "
+                "are at fault. If it is all trainers, start the server again from its checkpoint or from the .previous "
+                "one, with a lower learning rate"
+            )
 
     @checked
     def fetch(self, rows: Mapping[str, Tensor] | None = None) -> None:
@@ -109,16 +147,18 @@ class Trainer:
         """
         ids = wanted([entry for channel in self._channels for entry in channel.rows.layout.fetched], rows)
         start = time.monotonic()
-        asked = [(each, each.fetch(keys)) for each in self._channels if (keys := each.rows.among(ids))]
-        for channel, number in asked:
-            channel.wait_for_rows(number)
+        with self._open():
+            asked = [(each, each.fetch(keys)) for each in self._channels if (keys := each.rows.among(ids))]
+            for channel, number in asked:
+                channel.wait_for_rows(number)
         self._waited += time.monotonic() - start
 
     def drain(self) -> None:
         """Send all that waits, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
         if not self._releases:
             raise TypeError("what waits in this recipe's memory cannot be sent at once: only error feedback can")
-        self._wait(self._push({}, self._bases(), loss=None, drain=True))
+        with self._open():
+            self._wait(self._push({}, self._bases(), loss=None, drain=True))
 
     @checked
     def run(self, work: Work, *, threads: Count) -> None:
@@ -163,7 +203,7 @@ class Trainer:
     @property
     def versions(self) -> list[int]:
         """The version of each server's parameters that this trainer has."""
-        return [channel.version for channel in self._channels]
+        return [base.version for base in self._bases()]
 
     def settle(self, seconds: float) -> bool:
         """Wait until servers have saved all that was sent, at most so long. Return whether they have."""
@@ -198,14 +238,22 @@ class Trainer:
             number = self._number + 1  # taken when all of it is encoded: servers accept no gap
             drain |= self._draining.due()
             bodies = [[told, *pack(uplink.encode(number, gradients, drain=drain))] for uplink in self._uplinks]
-            self._number, self._drained = number, self._drained + drain
+            self._number, self._drained, self._in_a_row = number, self._drained + drain, 0
             flags = Flag.DRAINED if drain else Flag(0)
             for channel, base, body in zip(self._channels, bases, bodies, strict=True):
                 channel.send(number, base, flags, body)
             return number
 
     def _bases(self) -> list[Base]:
-        return [channel.base for channel in self._channels]
+        return [channel.copy.base for channel in self._channels]
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Let the servers' answers be written."""
+        with ExitStack() as opened:
+            for channel in self._channels:
+                opened.enter_context(channel.copy.open())
+            yield
 
     def _wait(self, number: int) -> None:
         start = time.monotonic()
@@ -219,10 +267,6 @@ def _number(loss: float | Tensor | None) -> float:
     if loss is None:
         return math.nan
     return float(loss.detach()) if isinstance(loss, Tensor) else loss
-
-
-def _gradients(module: nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
 def _finite(gradients: Sequence[Tensor]) -> bool:

@@ -1,14 +1,13 @@
 """Ask a server how far it is, from anywhere: whoever knows the secret may watch, and changes nothing."""
 
 import json
-import os
 import socket
 from typing import Any, Self, final
 
 from thinwire.errors import ServerError
 from thinwire.server.environment import split
 from thinwire.server.frames import FrameError, GoneError, Kind, Wire
-from thinwire.server.joining import VARIABLE, respond
+from thinwire.server.joining import Secret, given_secret, respond, secret_of
 from thinwire.server.status import ServerStatus, TrainerStatus
 
 _TIMEOUT, _LONGEST = 10.0, 1 << 24
@@ -16,16 +15,15 @@ _TIMEOUT, _LONGEST = 10.0, 1 << 24
 
 @final
 class Watch:
-    """A connection to the server at `address`, host:port. `secret` is by default THINWIRE_SECRET.
+    """A connection to the server at `address`, host:port. `secret` is by default the one that `serve` would take.
 
-    Raises ServerError if there is no server, or one with another secret.
+    Raises ServerError if there is no server, or one with another secret, and ValueError if there is none to give.
     """
 
-    def __init__(self, address: str, secret: str | None = None) -> None:
+    def __init__(self, address: str, secret: Secret = None) -> None:
         self._address = address
-        known = os.environ.get(VARIABLE, "") if secret is None else secret
         try:
-            self._wire = _met(address, known.encode())
+            self._wire = _met(address, secret_of(given_secret(secret), split(address)[0]))
         except (GoneError, OSError) as error:
             if isinstance(error, ServerError):
                 raise
@@ -36,7 +34,7 @@ class Watch:
     def status(self) -> ServerStatus:
         """Ask, and return the answer. Raises ServerError if the server is gone."""
         try:
-            self._wire.send(Kind.WATCH)
+            self._wire.send(Kind.WATCH, number=self._wire.milliseconds)
             while (frame := self._wire.receive()).kind is Kind.PING:
                 pass
             return _read(json.loads(bytes(frame.body)))

@@ -26,7 +26,7 @@ from thinwire.tools.cluster.workers import host
 from thinwire.tools.problems import Problem
 from thinwire.tools.problems.optimizers import served_optimizers
 
-_SECRET, _TIMEOUT = "bench", 60.0
+_SECRET, _TIMEOUT = "the bench's servers", 60.0
 _MOST = 0.5
 """From this share on, parameters are sent in full."""
 _PAUSE, _GO_ON, _END = "pause", "go on", "end"

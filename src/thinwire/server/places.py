@@ -1,0 +1,70 @@
+"""Where a model's parameters are, and that they stay there: views of flat vectors, which are read and written whole."""
+
+from collections.abc import Mapping
+from typing import Any, final
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.errors import StateError
+from thinwire.server.layout import Layout
+
+_held = WeakValueDictionary[int, Tensor]()
+"""The parameters of this process that are served or trained, by id."""
+
+
+@final
+class Places:
+    """The places of the parameters of a `layout`, in the model that the user has.
+
+    As this is made, all but rows become views of `flats`, one vector for each dtype. Raises ValueError for a model that
+    is served or trained in this process already: two copies of the parameters cannot be in one place.
+    """
+
+    def __init__(self, layout: Layout, model: nn.Module) -> None:
+        own, self.names = dict(model.named_parameters()), [each.name for each in layout.parameters]
+        self.parameters = {name: own[name] for name in self.names}
+        if taken := next((name for name, p in self.parameters.items() if id(p) in _held), None):
+            raise ValueError(
+                f"{taken} is at work for another serve or connect of this process: give each a model of its own"
+            )
+        self.flats = _flattened(layout, self.parameters)
+        self._storage = {name: p.detach() for name, p in self.parameters.items()}  # kept, or its address may come again
+
+    def claim(self) -> None:
+        """Let no other serve or connect of this process have these parameters, until `release`."""
+        _held.update({id(p): p for p in self.parameters.values()})
+
+    def release(self) -> None:
+        """Let others have them."""
+        for p in self.parameters.values():
+            _held.pop(id(p), None)
+
+    def check(self, module: nn.Module) -> None:
+        """Raise StateError unless the model, or this replica of it, still has its parameters where they were."""
+        found = dict(module.named_parameters())
+        for name, at in self._storage.items():
+            p = found.get(name)
+            if p is None or p.data_ptr() != at.data_ptr() or p.dtype is not at.dtype:
+                raise StateError(
+                    f"{name} {'is gone' if p is None else 'has moved'} since serve or connect, so what is computed and "
+                    "what is sent are no longer the same. Change dtype and device, and load with assign=True, before; "
+                    "or load in place"
+                )
+
+
+def _flattened(layout: Layout, parameters: Mapping[str, nn.Parameter]) -> dict[torch.dtype, Tensor]:
+    """Move parameters into one flat vector for each dtype, of which they become views. Return the vectors."""
+    device = next(iter(parameters.values())).device
+    flats = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in layout.sizes.items()}
+    for dtype, segment in layout.segments():
+        place = view(flats[dtype], segment)
+        place.copy_(parameters[segment.name].detach())
+        parameters[segment.name].data = place
+    return flats
+
+
+def view(flat: Tensor, segment: Any) -> Tensor:
+    """Return a segment of a flat vector, in its shape."""
+    return flat[segment.offset : segment.offset + segment.length].view(segment.shape)
