@@ -5,7 +5,8 @@ import logging
 import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -20,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.exchanges import Link
-from thinwire.planner import Budget, Plan, decide
+from thinwire.planner import Budget, Plan, decide, step_seconds
 from thinwire.planner.live import Adaptive
-from thinwire.planner.live.policy import Alarm
-from thinwire.planner.live.race import proposals, winner
+from thinwire.planner.live.policy import Alarm, _spans, _with_rest, _with_slower_links
+from thinwire.planner.live.race import decision, proposals, winner
 from thinwire.planner.live.step_log import Decided, Policy, steps
 from thinwire.planner.probe.links import fit
 from thinwire.reducer import Bucket, Round, Segment
@@ -97,10 +98,39 @@ def test_a_link_is_fitted_to_what_it_took(world_size: int) -> None:
         assert found.bandwidth == pytest.approx(1e7)
 
 
-def test_a_link_on_which_size_does_not_tell_is_taken_for_fast() -> None:
-    found = fit([(256, 1e-3), (4096, 1e-3), (65536, 9e-4)], None, 2)
-    assert found.latency == pytest.approx(1e-3)
-    assert found.bandwidth >= 1e12
+def test_long_steps_are_observed_few_times() -> None:
+    assert _spans(0.1) == (3, 6)
+    assert _spans(2.0) == (2, 3)
+    assert _spans(60.0) == (2, 2)
+
+
+class _Alone:
+    def mean(self, figures: list[float]) -> list[float]:
+        return figures
+
+
+@pytest.mark.parametrize(("compressed", "wins"), [(0.2, True), (1.0, False)])
+def test_steps_far_longer_than_predicted_are_raced_against_the_plan_of_slower_links(
+    compressed: float, wins: bool
+) -> None:
+    costs = {"topk:0.01": cost(encode=linear(1e-9), nbytes=linear(0.08))}
+    fast = profile({0.1: [("w", 1_000_000)]}, link=Link(latency=0.0, bandwidth=1e12), costs=costs)
+    suspected, found = _with_slower_links(fast, 1.0), _with_rest(fast, 1.0)
+    assert step_seconds(suspected) == pytest.approx(1.0, rel=0.1)
+    assert step_seconds(found) == pytest.approx(1.0)
+    budget, ranks = Budget(names=("topk",)), cast(Any, _Alone())
+    assert proposals(found, budget, {}) == [{}]
+    racing = decision(found, budget, {}, "first plan", ranks, dense_seconds=1.0, suspected=suspected)
+    choices, decided = [next(racing).choice], None
+    while decided is None:
+        try:
+            log = SimpleNamespace(period=compressed if choices[-1] else 1.0)
+            choices.append(racing.send(cast(Any, log)).choice)
+        except StopIteration as end:
+            decided = end.value
+    assert {"w": "topk:0.01"} in choices
+    assert bool(decided.choice) == wins
+    assert decided.profile == (suspected if wins else found)
 
 
 # --- nothing is lost ---

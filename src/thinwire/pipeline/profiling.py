@@ -1,7 +1,7 @@
 """Measuring what crosses between stages, on the machines where the model will train."""
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import median, median_low
 
 import torch
 from torch import Tensor
@@ -10,10 +10,10 @@ from thinwire.collectives import Group, Peers
 from thinwire.exchanges import Link
 from thinwire.pipeline.boundary import Boundary, TopKBoundary
 from thinwire.planner.boundaries import Crossings, Cut
-from thinwire.planner.probe.links import SIZES, fit
+from thinwire.planner.probe.links import Sent, fit, ladder
 from thinwire.planner.probe.measure import Ranks, stamp
 
-_WARMUP, _REPEATS, _CROSSINGS = 2, 7, 4
+_WARMUP, _REPEATS = 2, 7
 
 
 def probe_crossings(
@@ -28,8 +28,8 @@ def probe_crossings(
     """Measure links between neighbouring `stages`, and `TopKBoundary(density, values=bfloat16)` at each cut.
 
     activations: what each stage but the last sends for a micro-batch. A collective of `everyone`: all replicas of all
-    stages, which measure at the same time. Every rank returns the means over them. Message sizes that would take a link
-    longer than its share of `seconds` are left out.
+    stages, which measure at the same time. Every rank returns the means over them. Messages grow while a link's share
+    of `seconds` lasts, and longer until their bytes take longer than the latency.
     """
     ranks = Ranks(group=everyone, device=activations[0].device)
     boundary = TopKBoundary(density, values=torch.bfloat16)
@@ -63,18 +63,17 @@ def _crossed(boundary: Boundary, x: Tensor) -> float:
 
 def _link(stage: int, stages: Group, ranks: Ranks, seconds: float) -> Link:
     """Fit a link to messages that a stage and the next send each other at the same time. Other stages wait."""
-    peers, left, points = Peers(stages, ranks.device), seconds, list[tuple[int, float]]()
+    peers = Peers(stages, ranks.device)
     share = stages.size() / 2  # of all ranks, two of each replica's are at it
     peer = {stage: stage + 1, stage + 1: stage}.get(peers.rank)
-    for size in SIZES:
+
+    def send(size: int, runs: int) -> Sent:
         message = torch.zeros(size, dtype=torch.uint8, device=ranks.device)
-        times = [0.0] if peer is None else [_swapped(peers, peer, message) for _ in range(_CROSSINGS + 1)][1:]
-        took, spent = (per_rank * share for per_rank in ranks.mean([median(times), sum(times)]))
-        points.append((size, took))
-        left -= spent
-        if left < 3 * spent:  # the next size takes about as many times longer
-            break
-    return fit(points, None, 2)
+        times = [0.0] if peer is None else [_swapped(peers, peer, message) for _ in range(runs)]
+        (wall,) = ranks.mean([median_low(times)])
+        return Sent(size, wall * share)
+
+    return fit([(s.size, s.wall) for s in ladder(send, seconds)], None, 2)
 
 
 def _swapped(peers: Peers, peer: int, message: Tensor) -> float:

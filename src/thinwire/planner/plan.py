@@ -94,6 +94,8 @@ class Plan:
     @property
     def missing(self) -> str:
         """What might have been chosen too, had it been measured, in words; empty where nothing is missing."""
+        if 0 in self.profile.unseen.values():
+            return "This profile lacks the bandwidth, so whether compression pays is not known. Measure anew to know."
         if not self.unmeasured:
             return ""
         borne = f"{self.optimizer} bears" if self.optimizer else "the budget allows"

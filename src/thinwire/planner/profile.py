@@ -16,6 +16,7 @@ from thinwire.planner.candidates import renamed
 SCHEMA = "thinwire.profile/2"
 _NAMED: Mapping[str, Callable[[str], str]] = {SCHEMA: str, "thinwire.profile/1": renamed}
 """Today's names of a saved profile's candidates, by schema."""
+_FREE = 1e14  # bytes per second: no link of that kind was ever measured
 TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point")
 
 
@@ -150,6 +151,8 @@ class Profile:
     """What a plan needs to know about a model, a device and a network.
 
     links: per transport, fitted to measured times. busy: per transport, fitted to the processor seconds of one rank.
+    unseen: of a transport whose bandwidth could not be told from its latency, the largest message that was sent, in
+    bytes; 0 where that is not known. Its link then has the least bandwidth that fits.
     slowdown: seconds by which a processor second of communication delays computing that overlaps it; 0 where nothing
     competes for cores, as on a GPU. tiers: lines for the reader. made: the circumstances of the measurement. Raises
     ValueError for impossible numbers and for a missing transport.
@@ -159,6 +162,7 @@ class Profile:
     timeline: Timeline
     links: Mapping[Transport, Annotated[Link, Like(Network)]]
     busy: Mapping[Transport, Link] = field(default_factory=dict)
+    unseen: Mapping[Transport, Size] = field(default_factory=dict)
     costs: Mapping[str, Cost] = field(default_factory=dict)
     slowdown: Amount = 0.0
     tiers: Sequence[str] = ()
@@ -175,8 +179,12 @@ class Profile:
 
         Latency is never below the measured one, and no message is faster than this machine's processors made it.
         """
-        links = self.links if link is None else {t: self._limited(t, link) for t in TRANSPORTS}
-        return replace(self, links=links, world_size=self.world_size if world_size is None else world_size)
+        links, unseen = self.links, self.unseen
+        if link is not None:
+            unseen = {t: size for t, size in unseen.items() if self.links[t].bandwidth < link.bandwidth}
+            links = {t: self._limited(t, link) for t in TRANSPORTS}
+        known = self.world_size if world_size is None else world_size
+        return replace(self, links=links, unseen=unseen, world_size=known)
 
     def _limited(self, transport: Transport, link: Link) -> Link:
         measured, busy = self.links[transport], self.busy.get(transport)
@@ -220,9 +228,16 @@ def _read(raw: Any) -> dict[str, Any]:
     raw["timeline"] = _timeline(**raw["timeline"])
     for name in ("links", "busy"):
         raw[name] = {t: Link(**{k: float(v) for k, v in link.items()}) for t, link in raw[name].items()}
+    raw.setdefault("unseen", _never_seen(raw))
     raw["tiers"] = tuple(raw.get("tiers", ()))
     raw["costs"] = {_NAMED[schema](name): _cost(cost) for name, cost in raw["costs"].items()}
     return raw
+
+
+def _never_seen(raw: Mapping[str, Any]) -> dict[Transport, int]:
+    """Return the transports of which an older probe saw no bandwidth: it then took them for as good as free."""
+    alone = raw.get("made", {}).get("world_size", raw["world_size"]) == 1
+    return {t: 0 for t, link in raw["links"].items() if link.bandwidth >= _FREE and not alone}
 
 
 def _timeline(buckets: list[dict[str, Any]], **others: float) -> Timeline:

@@ -187,6 +187,21 @@ def test_bandwidth_is_told_as_links_are_rated(bandwidth: float, said: str) -> No
     assert bit_rate(bandwidth) == said
 
 
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (4096, "bandwidth at least 8 Mbit/s: messages of up to 4.10 kB hardly took longer than tiny ones"),
+        (0, "bandwidth not measured: this profile is of an older version"),
+    ],
+)
+def test_what_was_not_seen_of_the_network_is_said(tmp_path: Path, most: int, said: str) -> None:
+    found = replace(_profile(TWO, SLOW), unseen={"all_reduce": most}, made={"measuring_seconds": 12.5})
+    printed = _joined(_plan(tmp_path, found))
+    assert said in printed
+    assert "Measuring took 12.5 s." in printed
+    assert "Nothing pays" not in printed
+
+
 def _layers(count: int) -> Profile:
     names = [f"encoder.layers.{layer}.self_attention.out_projection" for layer in range(count)]
     sizes = {f"{name}.{part}": numel for name in names for part, numel in (("weight", 90_000), ("bias", 30))}

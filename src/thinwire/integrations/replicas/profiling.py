@@ -1,5 +1,6 @@
 """Profiling and planning a DDP model on the machines where it will train."""
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from thinwire.planner.decide import decide
 from thinwire.planner.plan import Plan
 from thinwire.planner.probe import Backward, probe_backward, probe_candidates, probe_links, probe_tiers
 from thinwire.planner.probe.links import contention
+from thinwire.planner.probe.measure import longest
 from thinwire.planner.probe.tiers import described
 from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
 
@@ -33,12 +35,15 @@ def profile(
     update: Callable[[], object] | None = None,
     budget: Budget | None = None,
 ) -> Profile:
-    """Measure backward, candidates and links on all ranks at once. It takes seconds, and is a collective.
+    """Measure backward, candidates and links on all ranks at once. A collective.
+
+    It takes seconds, and longer on links with latency: `made` says how long it took.
 
     `step` runs the model forward on a typical batch and returns the loss. `update`, such as the optimizer's step, is
     timed a few times too, with gradients that are means over ranks. What it changes stays changed. Gradients, buffers
     and random number generators are restored.
     """
+    start = time.perf_counter()
     parameters, group = managed(model), model.process_group
     sparse = sparse_weights(model.module)
     device = next(iter(parameters.values())).device
@@ -49,19 +54,22 @@ def profile(
         for name, p in parameters.items()
         if p not in sparse and name in backward.ready
     ]
-    links, busy = probe_links(group, device)
+    links, busy, unseen = probe_links(group, device, most=sum(g.nbytes for g in gradients))
     candidates = (budget or Budget()).candidates()
     sizes = [g.numel for g in gradients]
-    return Profile(
+    found = Profile(
         world_size=group.size(),
         timeline=_timeline(backward, gradients, bucket_caps(model)),
         links=links,
         busy=busy,
+        unseen=unseen,
         costs=probe_candidates(candidates, group, device, links, sizes) if sizes else {},
         slowdown=contention(group, device),
         tiers=described(probe_tiers(group, device)),
         made=_circumstances(group, device),
     )
+    took = longest(time.perf_counter() - start, group, device)
+    return replace(found, made={**found.made, "measuring_seconds": round(took, 1)})
 
 
 @checked

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Never, final
 
-from thinwire.planner.candidates import Budget
+from thinwire.exchanges import Link
+from thinwire.planner.candidates import DENSE, Budget
 from thinwire.planner.decide import chosen
 from thinwire.planner.live.race import TOLERANCE, decision
 from thinwire.planner.live.step_log import Decided, Log, Policy, compressed, median_period, steps
@@ -20,6 +21,8 @@ from thinwire.planner.profile import Bucket, Profile, Timeline
 from thinwire.planner.timeline import step_seconds
 
 _SETTLE, _OBSERVE = 3, 6  # steps; DDP cuts its buckets anew after the first
+_FEWEST, _WATCHING = 2, 6.0  # steps to settle and to observe where steps are long; seconds to observe for
+_MISSED, _FAR_SLOWER = 2.0, 1e6  # times as long as predicted: links may be to blame; but not that far off
 _LOOK_EVERY = 8  # steps between two looks, at least
 _SHARE = 0.005  # of the time goes to looking, at most
 _PING_SECONDS, _PINGS = 1e-3, 4
@@ -35,26 +38,29 @@ def policy(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[in
     the first logs are of single gradients.
     """
     group, device = ranks.group, ranks.device
-    links, busy = probe_links(group, device)
+    links, busy, unseen = probe_links(group, device, most=4 * sum(sizes))
     costs = probe_candidates(budget.candidates(), group, device, links, sizes)
     slowdown = contention(group, device)
-    yield from steps(Decided({}), _SETTLE)
-    logs = yield from steps(Decided({}), _OBSERVE)
+    settling, watching = _spans(DENSE.exchange.seconds(4.0 * sum(sizes), group.size(), links["all_reduce"]))
+    yield from steps(Decided({}), settling)
+    logs = yield from steps(Decided({}), watching)
     timeline = observed(logs, ranks)
     profile = Profile(
         world_size=group.size(),
         timeline=timeline if caps is None else timeline.cut(caps),
         links=links,
         busy=busy,
+        unseen=unseen,
         costs=costs,
         slowdown=slowdown,
         made={"world_size": group.size()},
     )
     (seconds,) = ranks.mean([median_period(logs)])
-    profile = _with_rest(profile, seconds)
-    decided = yield from decision(profile, budget, {}, "first plan", ranks, dense_seconds=seconds)
+    suspected = _with_slower_links(profile, seconds) if seconds > _MISSED * step_seconds(profile) else None
+    profile, why = _with_rest(profile, seconds), "first plan"
+    decided = yield from decision(profile, budget, {}, why, ranks, dense_seconds=seconds, suspected=suspected)
     while True:
-        before = profile
+        before = profile = decided.profile or profile
         profile = yield from until_changed(decided, profile, budget, ranks)
         decided = yield from decision(profile, budget, decided.choice, _change(before, profile), ranks)
 
@@ -102,8 +108,9 @@ def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ran
         count = _LOOK_EVERY if alarm.suspicious else max(_LOOK_EVERY, math.ceil(_PINGS * seconds / (_SHARE * period)))
         if tripped:
             alarm = Alarm(factor=min(_MAX_FACTOR, 1.5 * alarm.factor))  # the alarm may be false, and probing is costly
-            links = probe_links(ranks.group, ranks.device, seconds=_PROBE_SECONDS).links
-            now = replace(profile, links=links)
+            most = sum(g.nbytes for g in profile.timeline.gradients)
+            found = probe_links(ranks.group, ranks.device, seconds=_PROBE_SECONDS, most=most)
+            now = replace(profile, links=found.links, unseen=found.unseen)
             if compressed(chosen(now, budget, TOLERANCE)) != decided.choice:
                 return now
             profile = now
@@ -113,6 +120,26 @@ def _with_rest(profile: Profile, seconds: float) -> Profile:
     """Did uncompressed steps take longer than predicted? Count that as rest: optimizer, loader and so on."""
     rest = max(0.0, seconds - step_seconds(profile))
     return replace(profile, timeline=replace(profile.timeline, rest=rest))
+
+
+def _with_slower_links(profile: Profile, seconds: float) -> Profile:
+    """Did uncompressed steps take longer than predicted? Count that as bytes on links slower than measured."""
+
+    def on(factor: float) -> Profile:
+        slower = {t: Link(latency=link.latency, bandwidth=link.bandwidth / factor) for t, link in profile.links.items()}
+        return replace(profile, links=slower)
+
+    factor = 1.0
+    while step_seconds(on(factor)) < seconds and factor < _FAR_SLOWER:
+        factor *= 1.1
+    return on(factor)
+
+
+def _spans(exchange: float) -> tuple[int, int]:
+    """Return how many steps to let settle and how many to observe, if an uncompressed exchange takes so long."""
+    if exchange * _OBSERVE <= _WATCHING:
+        return _SETTLE, _OBSERVE
+    return _FEWEST, max(_FEWEST, int(_WATCHING / exchange))
 
 
 def _change(before: Profile, after: Profile) -> str:

@@ -18,13 +18,24 @@ _OBVIOUS = 1.5  # times slower than the best prediction: not worth a lap
 
 
 def decision(
-    profile: Profile, budget: Budget, now: Choice, why: str, ranks: Ranks, *, dense_seconds: float | None = None
+    profile: Profile,
+    budget: Budget,
+    now: Choice,
+    why: str,
+    ranks: Ranks,
+    *,
+    dense_seconds: float | None = None,
+    suspected: Profile | None = None,
 ) -> Policy[Decided]:
     """Race the plan's proposals against the choice in use `now`, and return the winner.
 
-    `dense_seconds`: the seconds of an uncompressed step, if they have just been observed.
+    `dense_seconds`: the seconds of an uncompressed step, if they have just been observed. `suspected`: what the profile
+    would be if they took longer than predicted because of the links. If nothing pays by prediction alone, its plan
+    races too.
     """
-    arms = proposals(profile, budget, now)
+    measured, arms = profile, proposals(profile, budget, now)
+    if suspected is not None and arms == [{}]:
+        profile, arms = suspected, proposals(suspected, budget, now)
     predicted = [step_seconds(profile, arm) for arm in arms]
     slow = {} in arms and predicted[arms.index({})] > _OBVIOUS * min(predicted)
     if slow and dense_seconds is None:  # predictions and measurements cannot be compared
@@ -35,7 +46,8 @@ def decision(
     best = winner(seconds)
     text = f"{why}: {in_words(arms[best])}, {_ms(seconds[best])} a step, predicted {_ms(predicted[best])}"
     others = ", ".join(f"{in_words(arms[i])} {_ms(took)}" for i, took in enumerate(seconds) if i != best)
-    return Decided(arms[best], f"{text}; against {others}" if others else text, profile)
+    told = f"{text}; against {others}" if others else text
+    return Decided(arms[best], told, profile if arms[best] else measured)
 
 
 def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -38,7 +37,8 @@ def probe_backward(
 ) -> Backward:
     """Run `step` (forward; returns the loss) and backward a few times, and then `update`, if given; time them.
 
-    A collective. Ranks start together, the slowest counts, and we take the median over repeats. `step` must exchange
+    A collective. Ranks start together, the slowest counts, and we take the fastest repeat: whatever else runs on the
+    machine only ever adds. `step` must exchange
     nothing. Gradients, buffers and random number generators are restored afterwards. Changes by `update` stay, but it
     gets the mean gradient of all ranks, so replicas stay alike. A parameter without a gradient counts as ready at the
     end.
@@ -48,21 +48,22 @@ def probe_backward(
         marks = [_once(step, parameters, group) for _ in range(_WARMUP + repeats)][_WARMUP:]
         rest = 0.0 if update is None else _updating(update, parameters.values(), group, device)
     rows = [[*(mark.ready.get(name, mark.computed) for name in parameters), mark.computed] for mark in marks]
-    slowest = torch.stack([gathered(row, group, device).max(dim=0).values for row in rows]).median(dim=0).values
-    *ready, computed = slowest.tolist()
+    every = gathered([seconds for row in rows for seconds in row], group, device).view(group.size(), repeats, -1)
+    slowest = every.max(dim=0).values
+    *ready, computed = slowest[slowest[:, -1].argmin()].tolist()
     return Backward(dict(zip(parameters, ready, strict=True)), computed, rest)
 
 
 def _updating(
     update: Callable[[], object], parameters: Iterable[nn.Parameter], group: Group, device: torch.device
 ) -> float:
-    """Return the median seconds of a few updates, on the slowest rank."""
+    """Return the seconds of the fastest of a few updates, on the slowest rank."""
     for p in parameters:
         if p.grad is None or p.grad.is_sparse:
             p.grad = None
         else:
             all_reduce(p.grad.div_(group.size()), group).wait()
-    return longest(median(_seconds(update, device) for _ in range(_UPDATES)), group, device)
+    return longest(min(_seconds(update, device) for _ in range(_UPDATES)), group, device)
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +17,8 @@ from thinwire.planner.probe.measure import gathered, longest, synchronize
 from thinwire.planner.profile import Cost, Curve
 from thinwire.reducer import Bucket, Compressed, Round, Segment
 
-_REPEATS = 4
+_REPEATS, _LEAST = 5, 2  # steps of each size; the least of them where a trip is long, and of sizes
+_PART = 8  # of the time of a candidate, one step's bytes take at most
 _MOST_SEGMENTS = 8  # in the timed bucket, because tensors share the cost of a call
 _MOST_ELEMENTS = 1 << 22
 _CACHE = 1 << 25  # bytes, enough to evict everything from it
@@ -35,7 +36,8 @@ def probe_candidates(
 ) -> dict[str, Cost]:
     """Time each candidate but the uncompressed one, on random gradients of a few of the `sizes`. A collective.
 
-    Sizes at which a candidate would exceed its share of `seconds` are left out.
+    Sizes at which a candidate would exceed its share of `seconds` are left out, but for two of them, which are smaller
+    where their bytes alone would take long on these `links`.
     """
     chosen = [candidate for candidate in candidates if candidate.name != "dense"]
     share = seconds / max(1, len(chosen))
@@ -51,6 +53,15 @@ def _spread(sizes: Sequence[int], count: int = 4) -> list[int]:
     return [*spread[:1], *spread[:0:-1]]
 
 
+class _Load(NamedTuple):
+    """A bucket of so many tensors of a size, the bytes of each payload, and the seconds that its messages take."""
+
+    size: int
+    segments: int
+    nbytes: int
+    messages: float
+
+
 def _cost(
     candidate: Candidate,
     group: Group,
@@ -60,41 +71,64 @@ def _cost(
     seconds: float,
 ) -> Cost:
     candidate.reducer().prepare(group, [torch.ones(1 << 12, device=device)])
-    _point(candidate, sizes[0], group, device, links)  # compiles the kernels of a bucket, outside the time that counts
-    points: list[tuple[int, float, float, float, float, float]] = []
-    for size in sizes:
-        start = time.perf_counter()
-        points.append((size, *_point(candidate, size, group, device, links)))
-        took = longest(time.perf_counter() - start, group, device)
+    loads = [_load(candidate, size, group.size(), device, links, seconds / _PART) for size in sizes]
+    _point(candidate, loads[0], 1, group, device)  # compiles the kernels of a bucket, outside the time that counts
+    points: dict[int, list[float]] = {}
+    for load in dict.fromkeys(loads):
+        if len(points) >= _LEAST and _LEAST * load.messages > seconds:
+            break  # of a single size a curve could only guess what calls cost, and what elements do
+        repeats = max(_LEAST, min(_REPEATS, int(seconds / (len(sizes) * load.messages)))) if load.messages else _REPEATS
+        *point, took = _point(candidate, load, repeats, group, device)
+        points[load.size] = point
         seconds -= took
-        if seconds < took:
+        if len(points) >= _LEAST and seconds < took:
             break
-    columns = [Curve.through((point[0], point[place]) for point in points) for place in range(1, 6)]
+    columns = [Curve.through((size, point[place]) for size, point in points.items()) for place in range(5)]
     encode, decode, each, exchange, nbytes = columns
     return Cost(encode=encode, decode=decode, each=each, exchange=exchange, nbytes=nbytes)
 
 
-def _point(
+def _load(
     candidate: Candidate,
     size: int,
-    group: Group,
+    world_size: int,
     device: torch.device,
     links: Mapping[Transport, Link],
-) -> tuple[float, float, float, float, float]:
-    """Return, per tensor of that size: seconds to encode, decode, decode one more rank, exchange; and bytes."""
-    reducer = candidate.reducer()
-    segments = max(1, min(_MOST_SEGMENTS, _MOST_ELEMENTS // 4 // size))
-    nbytes = reducer.codec.encode(_random(size, device)).nbytes
-    steps = [_step(reducer, size, segments, step, group, device) for step in range(_REPEATS + 1)][1:]
-    rows = gathered([median(column) for column in zip(*steps, strict=True)], group, device)
-    encode, decode = rows[:, :2].mean(dim=0).tolist()
-    carried = min(rows[:, 2] - rows[:, 0] - rows[:, 1]).item()
-    world_size, link = group.size(), links[candidate.exchange.transport]
-    messages = candidate.exchange.seconds(
-        segments * nbytes, world_size, link, max(4.0 * segments * size, segments * nbytes)
-    )
-    each = gathered([_each(reducer, size, device)], group, device).mean().item()
-    return encode / segments, decode / segments, each, max(0.0, carried - messages) / segments, float(nbytes)
+    seconds: float,
+) -> _Load:
+    """Return a bucket to time: fewer tensors, and smaller ones, where bytes alone would take longer than `seconds`."""
+    link = links[candidate.exchange.transport]
+
+    def messages(segments: int, nbytes: int) -> float:
+        whole = max(4.0 * segments * size, segments * nbytes)
+        return candidate.exchange.seconds(segments * nbytes, world_size, link, whole)
+
+    segments, trip = max(1, min(_MOST_SEGMENTS, _MOST_ELEMENTS // 4 // size)), messages(1, 0)
+    while True:
+        nbytes = candidate.codec.encode(_random(size, device)).nbytes
+        if messages(segments, nbytes) <= trip + max(trip, seconds) or size == segments == 1:
+            return _Load(size, segments, nbytes, messages(segments, nbytes))
+        segments, size = (segments // 2, size) if segments > 1 else (1, size // 2)
+
+
+def _point(
+    candidate: Candidate, load: _Load, repeats: int, group: Group, device: torch.device
+) -> tuple[float, float, float, float, float, float]:
+    """Return, per tensor: seconds to encode, decode, decode one more rank, exchange; bytes; and what that took."""
+    start, reducer, segments = time.perf_counter(), candidate.reducer(), load.segments
+    encode, decode, total = _steps(reducer, load, repeats, group, device)
+    mine = [encode, decode, _each(reducer, load.size, device), total - encode - decode]
+    rows = gathered([*mine, time.perf_counter() - start], group, device)
+    encode, decode, each, _, _ = rows.mean(dim=0).tolist()
+    extra = max(0.0, float(rows[:, 3].min()) - load.messages)
+    return encode / segments, decode / segments, each, extra / segments, float(load.nbytes), float(rows[:, 4].max())
+
+
+def _steps(reducer: Compressed, load: _Load, repeats: int, group: Group, device: torch.device) -> list[float]:
+    """Return the least seconds of encoding, of decoding, and of all: whatever else runs there only ever adds."""
+    longest(0.0, group, device)  # start together; later steps do so by themselves
+    steps = [_step(reducer, load.size, load.segments, step, group, device) for step in range(repeats)]
+    return [min(column) for column in zip(*steps, strict=True)]
 
 
 def _step(
@@ -106,7 +140,6 @@ def _step(
     places = tuple(Segment(name=f"{i}", offset=i * size, length=size, shape=shape) for i in range(segments))
     at = Round(step=step, group=group, scale=1 / group.size())
     torch.empty(_CACHE, dtype=torch.uint8, device=device).fill_(step)  # as backward leaves it
-    longest(0.0, group, device)
     with trace.listen(trace.Recorder()) as recorder:
         synchronize(device)
         start = time.perf_counter()
@@ -123,7 +156,7 @@ def _each(reducer: Compressed, size: int, device: torch.device) -> float:
     if not isinstance(reducer.exchange, AllGather):
         return 0.0
     payload = reducer.codec.encode(_random(size, device))
-    few, many = (median(_decoding(payload, rows, device) for _ in range(3)) for rows in _ROWS)
+    few, many = (min(_decoding(payload, rows, device) for _ in range(3)) for rows in _ROWS)
     return max(0.0, many - few) / (_ROWS[1] - _ROWS[0])
 
 

@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 import torch
@@ -16,30 +16,110 @@ from thinwire.collectives import Group, Peers, all_gather, all_reduce
 from thinwire.exchanges import AllGather, AllReduce, Exchange, Link, Transport
 from thinwire.planner.probe.measure import gathered, synchronize
 
-SIZES = (1 << 8, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-"""Bytes of the vectors that are sent."""
-_REPEATS, _PINGS = 4, 3
+SMALLEST, USUAL, LARGEST = 1 << 8, 1 << 22, 1 << 26
+"""Bytes of the first message, of the last one where time allows, and of the last one where latency is long."""
+_REPEATS, _PINGS = 5, 3
+_SIZES = 8  # from the smallest to the usual
+_TRIPS = 20  # as many small messages' time may go by until bytes take longer than latency
+_LEAPS = (64, 16, 4)  # from a size to the next; each takes at most 2.6 times the smallest message's time
+_TOLD, _NOISE = 0.2, 0.05  # of a message's time: what its bytes take at least; what equal messages may differ by
 _FREE = Link(latency=0.0, bandwidth=1e15)  # for a single rank
 
 
 class Links(NamedTuple):
     """Per transport: `links` fits the time of messages, `busy` the processor seconds that a rank spends on them.
 
-    A message of n bytes takes latency + n / bandwidth seconds.
+    A message of n bytes takes latency + n / bandwidth seconds. `unseen` has the largest message sent, in bytes, where
+    its bytes did not tell in its time: the link then has the least bandwidth that fits.
     """
 
     links: Mapping[Transport, Link]
     busy: Mapping[Transport, Link]
+    unseen: Mapping[Transport, int]
 
 
-def probe_links(
-    group: Group, device: torch.device, *, seconds: float = 4.0, sizes: Sequence[int] = SIZES, repeats: int = _REPEATS
-) -> Links:
-    """Time collectives and messages between neighbours. A collective; it leaves out sizes that exceed `seconds`."""
+class Sent(NamedTuple):
+    """A message of so many bytes: its seconds by the clock, and processor seconds. The same figures on all ranks."""
+
+    size: int
+    wall: float
+    busy: float = 0.0
+
+
+def probe_links(group: Group, device: torch.device, *, seconds: float = 4.0, most: int = LARGEST) -> Links:
+    """Time collectives and messages between neighbours of up to `most` bytes. A collective.
+
+    It takes `seconds`, or as long as some sixty messages of a few bytes if that is more.
+    """
     if group.size() == 1:
-        return Links(dict.fromkeys(_RUNS, _FREE), {})
-    found = {name: _probe(name, group, device, seconds / len(_RUNS), sizes, repeats) for name in _RUNS}
-    return Links({name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()})
+        return Links(dict.fromkeys(_RUNS, _FREE), {}, {})
+    share, largest = seconds / len(_RUNS), max(USUAL, most)
+    sent = {name: ladder(_sender(name, group, device), share, _most(name, group, largest)) for name in _RUNS}
+    world_size = group.size()
+    return Links(
+        {name: fit([(s.size, s.wall) for s in each], _LIKE[name], world_size) for name, each in sent.items()},
+        {name: fit([(s.size, s.busy) for s in each], _LIKE[name], world_size) for name, each in sent.items()},
+        {name: each[-1].size for name, each in sent.items() if not told([s.wall for s in each])},
+    )
+
+
+def ladder(send: Callable[[int, int], Sent], seconds: float, most: int = LARGEST) -> list[Sent]:
+    """Send ever larger messages until bytes take longer than the latency, few times each where a trip is long.
+
+    `send` sends a message of so many bytes so many times. Sizes go up to 4 MiB if `seconds` suffice, and up to `most`
+    while bytes take no longer than the latency. Until then it may take as long as twenty of the smallest messages.
+    """
+    first = send(SMALLEST, 2)
+    runs = max(2, min(_REPEATS, int(seconds / (_SIZES * first.wall)))) if first.wall else _REPEATS
+    sent, spent = [first if runs == 2 else send(SMALLEST, runs)], (2 + (runs if runs > 2 else 0)) * first.wall
+    patience = max(seconds, _TRIPS * sent[0].wall)
+    while True:
+        trip, last = sent[0].wall, sent[-1]
+        outweighed = last.wall >= 2 * trip
+        if outweighed and (runs < _REPEATS or last.size >= USUAL):
+            return sent
+        bytes_take = max(0.0, last.wall - trip)
+        leaps = [leap for leap in _LEAPS if leap == 4 or (runs < _REPEATS and bytes_take * leap <= 1.6 * trip)]
+        size = min(last.size * leaps[0], most)
+        expected = max(last.wall, trip + bytes_take * size / last.size)
+        fits = int(((seconds if outweighed else patience) - spent) / expected) if expected else _REPEATS
+        if size == last.size or fits < 2:
+            return sent
+        sent.append(send(size, min(runs, fits)))
+        spent += min(runs, fits) * sent[-1].wall
+
+
+def told(seconds: Sequence[float]) -> bool:
+    """Did the bytes of the last, largest message take a share of its time that noise cannot explain?"""
+    return seconds[-1] - seconds[0] >= _TOLD * seconds[-1] > 0
+
+
+def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_size: int) -> Link:
+    """Return the link on which the exchange (a single message, if None) takes these (bytes, seconds).
+
+    β is the median slope between the three largest sizes, and α the median of the remainder at the others. A traffic
+    shaper may favour or delay a small message; no single message should tilt the line. Where bytes have not told, the
+    bandwidth is the least that fits: what nobody has measured is not free.
+    """
+    count, share = 1.0, 1.0
+    if exchange is not None:
+        (hops,) = exchange.hops(1.0, world_size)
+        count, share = hops.count, hops.nbytes
+    times = [seconds / count for _, seconds in points]
+    sizes = [share * size for size, _ in points]
+    slope = _slope(sizes, times)
+    latency = max(0.0, median(time - slope * size for time, size in zip(times[:-1] or times, sizes, strict=False)))
+    return Link(latency=latency, bandwidth=1 / slope if slope else _FREE.bandwidth)
+
+
+def _slope(sizes: Sequence[float], times: Sequence[float]) -> float:
+    if len(sizes) == 1:
+        return times[0] / sizes[0]  # all of it may be bytes
+    large = list(zip(sizes, times, strict=True))[-3:]
+    slope = median((high - low) / (more - less) for (less, low), (more, high) in combinations(large, 2))
+    rise, run = max(0.0, times[-1] - times[0]), sizes[-1] - sizes[0]
+    hidden = _NOISE * (times[-1] - rise / _TOLD)  # in noise; the less, the more bytes tell: no jump where they do
+    return max(slope, rise / run / 2 if told(times) else (rise + hidden) / run)
 
 
 def ping(nbytes: int, group: Group, device: torch.device) -> float:
@@ -60,41 +140,20 @@ def contention(group: Group, device: torch.device) -> float:
     return float(gathered([load if device.type == "cpu" and load >= 1 else 0.0], group, device).max())
 
 
-def _probe(
-    name: Transport, group: Group, device: torch.device, seconds: float, sizes: Sequence[int], repeats: int
-) -> tuple[Link, Link]:
-    left, walls, busies = seconds, list[tuple[int, float]](), list[tuple[int, float]]()
-    for size in sizes:
+def _most(name: Transport, group: Group, largest: int) -> int:
+    """Return the bytes of the largest message: what is gathered takes as many times the memory as there are ranks."""
+    return max(USUAL, largest // group.size()) if name == "all_gather" else largest
+
+
+def _sender(name: Transport, group: Group, device: torch.device) -> Callable[[int, int], Sent]:
+    def send(size: int, runs: int) -> Sent:
         run = _RUNS[name](torch.zeros(size, dtype=torch.uint8, device=device).view(torch.float32), group)
-        timed = [_timed(run, device) for _ in range(repeats + 1)][1:]
-        wall, busy = map(median, zip(*timed, strict=True))
-        rows = gathered([wall, busy, sum(w for w, _ in timed)], group, device)
-        walls.append((size, float(rows[:, 0].mean())))
-        busies.append((size, float(rows[:, 1].mean())))
-        left -= float(rows[:, 2].max())
-        if left < 3 * float(rows[:, 2].max()):  # the next size takes about as many times longer
-            break
-    exchange, world_size = _LIKE[name], group.size()
-    return fit(walls, exchange, world_size), fit(busies, exchange, world_size)
+        columns = zip(*(_timed(run, device) for _ in range(runs)), strict=True)
+        # of two the lesser, as the first may set up a connection or find a narrow window
+        wall, busy = gathered([median_low(column) for column in columns], group, device).mean(dim=0).tolist()
+        return Sent(size, wall, busy)
 
-
-def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_size: int) -> Link:
-    """Return the link on which the exchange (a single message, if None) takes these (bytes, seconds).
-
-    β is the median slope between the three largest sizes, and α the median of the remainder at the others. A traffic
-    shaper may favour or delay a small message; no single message should tilt the line.
-    """
-    count, share = 1.0, 1.0
-    if exchange is not None:
-        (hops,) = exchange.hops(1.0, world_size)
-        count, share = hops.count, hops.nbytes
-    times = [seconds / count for _, seconds in points]
-    sizes = [share * size for size, _ in points]
-    large = list(zip(sizes, times, strict=True))[-3:]
-    slopes = [(high - low) / (more - less) for (less, low), (more, high) in combinations(large, 2)]
-    slope = max(median(slopes) if slopes else 0.0, 1 / _FREE.bandwidth)
-    latency = max(0.0, median(time - slope * size for time, size in zip(times[:-1] or times, sizes, strict=False)))
-    return Link(latency=latency, bandwidth=1 / slope)
+    return send
 
 
 def _timed(run: Callable[[], object], device: torch.device) -> tuple[float, float]:

@@ -2,26 +2,31 @@
 
 import socket
 import zlib
-from statistics import median
+from statistics import median_low
 from typing import NamedTuple
 
 import torch
 
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges import Link
+from thinwire.planner.probe.links import USUAL, Sent, fit, ladder, told
 from thinwire.planner.probe.measure import gathered, longest, stamp
 
-_SIZES = (1 << 8, 1 << 18)  # bytes
-_REPEATS = 5
+_SIZES = (1 << 8, 1 << 18)  # bytes, at which tiers are compared
+_SECONDS = 0.5  # for the pairs at one distance
 _APART = 3.0  # times slower: another tier
 
 
 class Tier(NamedTuple):
-    """Groups of `size` neighbouring ranks; messages within see `link`. `same_host`: whether a group shares a host."""
+    """Groups of `size` neighbouring ranks; messages within see `link`. `same_host`: whether a group shares a host.
+
+    told: whether the bandwidth could be told from the latency; otherwise it is the least that fits.
+    """
 
     size: int
     link: Link
     same_host: bool
+    told: bool = True
 
 
 def probe_tiers(group: Group, device: torch.device) -> list[Tier]:
@@ -33,12 +38,12 @@ def probe_tiers(group: Group, device: torch.device) -> list[Tier]:
     hosts = gathered([host], group, device)[:, 0].tolist()
     found = [(stride, _pairs(stride, group, device)) for stride in _strides(group.size())]
     tiers: list[Tier] = []
-    for stride, link in found:
+    for stride, (link, seen) in found:
         together = all(hosts[i] == hosts[i ^ stride] for i in range(len(hosts)) if i ^ stride < len(hosts))
-        tier = Tier(min(2 * stride, group.size()), link, together)
+        tier = Tier(min(2 * stride, group.size()), link, together, seen)
         if tiers and not _farther(link, tiers[-1].link):
-            tier = Tier(tier.size, tiers[-1].link, tiers[-1].same_host and together)
-            tiers.pop()
+            near = tiers.pop()
+            tier = near._replace(size=tier.size, same_host=near.same_host and together)
         tiers.append(tier)
     return tiers
 
@@ -47,7 +52,7 @@ def described(tiers: list[Tier]) -> list[str]:
     """Return a line for each tier."""
     return [
         f"groups of {tier.size}, {'same host' if tier.same_host else 'other hosts'}: "
-        f"{1e3 * tier.link.latency:.2f} ms, {8e-6 * tier.link.bandwidth:.0f} Mbit/s"
+        f"{1e3 * tier.link.latency:.2f} ms, {'' if tier.told else 'at least '}{8e-6 * tier.link.bandwidth:.0f} Mbit/s"
         for tier in tiers
     ]
 
@@ -60,22 +65,19 @@ def _farther(link: Link, than: Link) -> bool:
     return any(link.seconds(size) > _APART * than.seconds(size) for size in _SIZES)
 
 
-def _pairs(stride: int, group: Group, device: torch.device) -> Link:
-    """Return the link of the slowest pair of ranks at this distance."""
-    seconds = [_longest_swap(size, stride, group, device) for size in _SIZES]
-    slope = max((seconds[1] - seconds[0]) / (_SIZES[1] - _SIZES[0]), 1e-12)
-    return Link(latency=seconds[0], bandwidth=1 / slope)
-
-
-def _longest_swap(size: int, stride: int, group: Group, device: torch.device) -> float:
+def _pairs(stride: int, group: Group, device: torch.device) -> tuple[Link, bool]:
+    """Return the link of the slowest pair of ranks at this distance, and whether bytes told in it."""
     peers = Peers(group, device)
     peer = peers.rank ^ stride
-    message = torch.zeros(size, dtype=torch.uint8, device=device)
-    taken = [0.0]
-    longest(0.0, group, device)
-    if peer < peers.world_size:
-        taken = [_swap(peers, peer, message, device) for _ in range(_REPEATS)]
-    return longest(median(taken), group, device)
+
+    def send(size: int, runs: int) -> Sent:
+        message = torch.zeros(size, dtype=torch.uint8, device=device)
+        longest(0.0, group, device)
+        taken = [_swap(peers, peer, message, device) for _ in range(runs if peer < peers.world_size else 0)]
+        return Sent(size, longest(median_low(taken or [0.0]), group, device))
+
+    sent = ladder(send, _SECONDS, USUAL)
+    return fit([(s.size, s.wall) for s in sent], None, 2), told([s.wall for s in sent])
 
 
 def _swap(peers: Peers, peer: int, message: torch.Tensor, device: torch.device) -> float:

@@ -2,14 +2,15 @@
 
 import math
 
+from thinwire.exchanges import Transport
 from thinwire.planner import BoundaryRow, Plan, Profile
-from thinwire.tools.show.units import UNKNOWN
+from thinwire.tools.show.units import UNKNOWN, human_bytes
 
 UNKNOWN_OPTIMIZER = (
     "thinwire plan: what a method costs in loss depends on the optimizer: name yours, as in --optimizer adamw"
 )
 _TRANSPORTS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "point_to_point": "point to point"}
-_BEYOND = 1e14  # bytes per second: a probe gives this if more bytes took no longer
+_BEYOND = 1e14  # bytes per second: an older probe gave this if more bytes took no longer
 _UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 
 
@@ -31,10 +32,15 @@ def title(profile: Profile) -> str:
 
 def origin(measured: Profile, profile: Profile) -> list[str]:
     """Say what was measured, and where that differs from what was asked."""
-    lines = [str(measured.made.get("model", ""))]
+    lines = [str(measured.made.get("model", "")), _measuring(measured)]
     if (measured.world_size, measured.links) != (profile.world_size, profile.links):
         lines.append(f"What if: the profile was measured with {title(measured)}.")
     return [line for line in lines if line]
+
+
+def _measuring(measured: Profile) -> str:
+    seconds = measured.made.get("measuring_seconds")
+    return "" if seconds is None else f"Measuring took {seconds:g} s."
 
 
 def network(profile: Profile) -> list[tuple[str, str, str]]:
@@ -42,9 +48,18 @@ def network(profile: Profile) -> list[tuple[str, str, str]]:
     if profile.world_size == 1:
         return []
     return [
-        (_TRANSPORTS[name], f"{1e3 * link.latency:.2f} ms", bit_rate(link.bandwidth))
+        (_TRANSPORTS[name], f"{1e3 * link.latency:.2f} ms", _bandwidth(profile, name))
         for name, link in profile.links.items()
     ]
+
+
+def _bandwidth(profile: Profile, name: Transport) -> str:
+    """Say it, and what was not seen of it."""
+    found, most = bit_rate(profile.links[name].bandwidth), profile.unseen.get(name)
+    if most is None:
+        return found
+    seen = f"messages of up to {human_bytes(most)} hardly took longer than tiny ones"
+    return f"at least {found}: {seen}" if most else "not measured: this profile is of an older version"
 
 
 def conclusions(plan: Plan) -> list[str]:
