@@ -102,6 +102,19 @@ class Picture(nn.Module):
         return self.last(self.filter(x).flatten(1).tanh())
 
 
+class Gaps(nn.Module):
+    """The middle factor does not fill its memory, and does not lie there row by row."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 30, dtype=dtype)
+        self.factor = nn.Parameter((0.2 * torch.randn(30, 50, dtype=dtype)).t()[:40])
+        self.last = nn.Linear(40, 4, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.first(x).tanh() @ self.factor.t()).tanh())
+
+
 class Odd(nn.Module):
     """Has a parameter without dimensions and one without elements."""
 
@@ -162,6 +175,7 @@ SCENARIOS = {
     "mixed dtypes": Scenario(make=Mixed),
     "channels last": Scenario(make=Picture),
     "tied weights": Scenario(make=Tied),
+    "gaps in memory": Scenario(make=Gaps),
     "odd shapes": Scenario(make=Odd),
     "sparse embedding": Scenario(make=Words),
     "uneven inputs": Scenario(uneven=True),
@@ -263,9 +277,10 @@ def values(gradient: Tensor) -> Tensor:
 
 
 def flat(x: Tensor, p: nn.Parameter) -> Tensor:
-    """Return `x` in float64, in the order in which `p` lies in memory."""
+    """Return `x` in float64, in the order in which the gradient of `p` lies in memory."""
     x = (x.to_dense() if x.is_sparse else x).detach()
-    return torch.empty_like(p, dtype=torch.float64).copy_(x).as_strided((p.numel(),), (1,))
+    like = p if torch.ops.aten.is_non_overlapping_and_dense(p) else torch.empty(p.shape, dtype=p.dtype)
+    return torch.empty_like(like, dtype=torch.float64).copy_(x).as_strided((p.numel(),), (1,))
 
 
 def digest(model: nn.Module) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_models import SEVERAL, Branching, Scenario, Training, digest
+from ddp_models import SEVERAL, Branching, Gaps, Scenario, Training, digest, mlp
 from ranks import Ranks, told
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
@@ -66,8 +66,8 @@ def test_where_everything_is_sent_it_is_sgd(ranks: Ranks, recipe: str, options: 
     assert max(ranks.run(2, _sgd, recipe, options)) < 1e-12
 
 
-def _accumulated(recipe: str, options: str, synchronised: bool) -> float:
-    plain, ours = _pair(Scenario(microbatches=4, options=SEVERAL), recipe, **OPTIONS[options])
+def _accumulated(recipe: str, options: str, synchronised: bool, make: Callable[..., nn.Module]) -> float:
+    plain, ours = _pair(Scenario(make=make, microbatches=4, options=SEVERAL), recipe, **OPTIONS[options])
     for training in (plain, ours):
         for step in range(6):
             training.optimizer.zero_grad()
@@ -81,11 +81,13 @@ def _accumulated(recipe: str, options: str, synchronised: bool) -> float:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("synchronised", [False, True])
+@pytest.mark.parametrize(("synchronised", "make"), [(False, mlp), (True, mlp), (True, Gaps)])
 @pytest.mark.parametrize("options", OPTIONS)
 @either
-def test_momentum_is_applied_once_a_step(ranks: Ranks, recipe: str, options: str, synchronised: bool) -> None:
-    assert max(ranks.run(2, _accumulated, recipe, options, synchronised)) < 1e-12
+def test_momentum_is_applied_once_a_step(
+    ranks: Ranks, recipe: str, options: str, synchronised: bool, make: Callable[..., nn.Module]
+) -> None:
+    assert max(ranks.run(2, _accumulated, recipe, options, synchronised, make)) < 1e-12
 
 
 def _own_branch(model: nn.Module, x: Tensor, step: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.collectives import Group
-from thinwire.integrations.training.gradients import local
+from thinwire.integrations.training.gradients import local, shaped_like
 
 
 @final
@@ -27,8 +27,7 @@ class GradientBucket:
         parts = [local(p).detach() for p in parameters]
         flat = parts[0].new_empty(sum(part.numel() for part in parts))
         pieces = zip(flat.split([part.numel() for part in parts]), parts, strict=True)
-        # In the parameter's memory order, like what waits for its gradient.
-        views = [piece.as_strided(part.shape, torch.empty_like(part).stride()) for piece, part in pieces]
+        views = [shaped_like(part, piece) for piece, part in pieces]
         return cls(flat, parameters, views)
 
     def fill(self) -> None:

@@ -1,14 +1,14 @@
 """Drift between replicas: finding parameters that differ between ranks, and sending those of the first to all."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.collectives import Group, all_gather
-from thinwire.integrations.training.gradients import local
+from thinwire.integrations.training.gradients import gapless, local
 from thinwire.integrations.training.steps import Steps
 
 _COLUMNS = 4096
@@ -44,8 +44,7 @@ def digest(x: Tensor) -> Tensor:
 
 def start_alike(model: nn.Module, group: Group) -> None:
     """Give all ranks the parameters and buffers of the group's first; of DTensors, its shards. A collective."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(local(tensor).detach(), group=group, group_src=0)
+    _broadcast((*model.parameters(), *model.buffers()), group)
 
 
 def rebroadcast_every(count: int, steps: Steps, group: Group) -> None:
@@ -57,7 +56,7 @@ def rebroadcast_every(count: int, steps: Steps, group: Group) -> None:
         nonlocal sent_for
         current = followed()
         if current is not None and step // count > sent_for // count:
-            _broadcast(current.parameters, group)
+            _broadcast(current.parameters.values(), group)
         sent_for = step
 
     steps.on_kept.append(after_step)
@@ -68,9 +67,13 @@ def _weighted(sums: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _broadcast(parameters: Mapping[str, nn.Parameter], group: Group) -> None:
-    source = dist.get_process_group_ranks(group)[0]
-    works = [dist.broadcast(p.detach(), source, group=group, async_op=True) for p in parameters.values()]
+def _broadcast(tensors: Iterable[Tensor], group: Group) -> None:
+    held = [local(x).detach() for x in tensors]
+    sent = [x if gapless(x) else x.contiguous() for x in held]  # c10d takes a tensor's memory to have no gaps
+    works = [dist.broadcast(x, group=group, group_src=0, async_op=True) for x in sent]
     for work in works:
         if work is not None:
             work.wait()
+    for x, arrived in zip(held, sent, strict=True):
+        if x is not arrived:
+            x.copy_(arrived)

@@ -78,9 +78,9 @@ def local(x: Tensor) -> Tensor:
 def in_memory_order(x: Tensor, p: nn.Parameter) -> Tensor:
     """Flatten `x`, shaped like `p`, in the memory order of `p`, which is also that of its gradient in a bucket."""
     x, part = local(x.detach()), local(p)
-    like = torch.empty_like(part, dtype=x.dtype, device="meta")
-    if x.stride() != like.stride():
-        x = torch.empty_like(part, dtype=x.dtype).detach().copy_(x)
+    stride = _stride_in_memory(part)
+    if x.stride() != stride:
+        x = torch.empty_strided(part.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
     return x.as_strided((part.numel(),), (1,), x.storage_offset())
 
 
@@ -92,9 +92,8 @@ def shape_in_memory(p: Tensor) -> tuple[int, ...]:
     part = local(p)
     if part.is_contiguous():
         return tuple(part.shape)
-    return tuple(
-        size for _, size in sorted(zip(part.stride(), part.shape, strict=True), key=itemgetter(0), reverse=True)
-    )
+    strides = _stride_in_memory(part)
+    return tuple(size for _, size in sorted(zip(strides, part.shape, strict=True), key=itemgetter(0), reverse=True))
 
 
 def segment_of(p: nn.Parameter, name: str) -> Segment:
@@ -102,10 +101,23 @@ def segment_of(p: nn.Parameter, name: str) -> Segment:
     return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
 
 
-def shaped_like(p: nn.Parameter, flat: Tensor) -> Tensor:
+def shaped_like(p: Tensor, flat: Tensor) -> Tensor:
     """Undo `in_memory_order`, as a view."""
     part = local(p)
-    return flat.as_strided(part.shape, torch.empty_like(part, device="meta").stride(), flat.storage_offset())
+    return flat.as_strided(part.shape, _stride_in_memory(part), flat.storage_offset())
+
+
+def gapless(x: Tensor) -> bool:
+    """Whether this tensor fills its memory: not one of every few columns, and not one row many times."""
+    return x.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(x))
+
+
+def _stride_in_memory(x: Tensor) -> tuple[int, ...]:
+    """Return the strides of this parameter's gradient, which lies without gaps: DDP and autograd put it row by row.
+
+    Unless the parameter has no gaps either; then the gradient lies as that does.
+    """
+    return x.stride() if gapless(x) else torch.empty(x.shape, device="meta").stride()
 
 
 def put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:
