@@ -1,13 +1,18 @@
 """Fixtures for every test, and which cells of a grid run by default."""
 
+import fcntl
 import os
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 from cases import CODECS, VARIANTS, vector
-from ranks import Ranks
+from ranks import RankError, Ranks
 
 if not torch.cuda.is_available():
     # Read when triton is imported, which torch.distributed.pipelining does, in whatever test comes first.
@@ -16,14 +21,17 @@ if not torch.cuda.is_available():
 # Tests run side by side, and torch's threads wait for each other by spinning.
 torch.set_num_threads(1)
 
+SILENCE = 5.0  # seconds of compiling without a word
+
+
+_RANKS = Ranks()
+
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """Processes with a Gloo group between them."""
-    ranks = Ranks()
-    ranks.run(1, _compile)
-    yield ranks
-    ranks.stop()
+    yield _RANKS
+    _RANKS.stop()
 
 
 @pytest.fixture
@@ -34,11 +42,31 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-def _compile() -> None:
-    """Have Numba compile what most tests use and keep it on disk, or every rank would, all at the same time."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have Numba compile what most tests use and keep it on disk, or every rank would, all at the same time.
+
+    That takes minutes where nothing is kept yet, so no test's time limit may include it. It fails nothing either: what
+    cannot be compiled fails in the tests that use it. pytest's processes take turns, so one of them compiles.
+    """
+    if session.config.option.collectonly or not any("ranks" in getattr(i, "fixturenames", ()) for i in session.items):
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _RANKS.run(1, os.getpid)
+        last = time.monotonic()
+        for number, name in enumerate(CODECS):
+            with suppress(RankError):
+                _RANKS.run(1, _compile, name)
+            if time.monotonic() - last > SILENCE:
+                last = time.monotonic()
+                with capture.global_and_fixture_disabled():
+                    print(f"compiling for the tests: {number + 1} of {len(CODECS)} codecs", file=sys.stderr, flush=True)
+
+
+def _compile(name: str) -> None:
     for dtype in (torch.float32, torch.float64):
-        for case in CODECS.values():
-            case.codec.encode(vector(1000, dtype=dtype)).dense()
+        CODECS[name].codec.encode(vector(1000, dtype=dtype)).dense()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,6 +6,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from thinwire.collectives import thread
 
 LOT = 5
-TIMEOUT = 120.0
+PATIENCE, GLANCE = 120.0, 1.0  # seconds that ranks may idle before they count as stuck; between two looks at them
 CROWDED = 150  # threads: those of groups that something still refers to slow every later test down
 
 
@@ -42,7 +43,7 @@ class Ranks:
         store = self._store(world_size)
         for rank, pipe in enumerate(self._pipes[:world_size]):
             pipe.send(((store, rank, world_size), function, args))
-        results, traces, threads = zip(*self._collect(self._pipes[:world_size]), strict=True)
+        results, traces, threads = zip(*self._collect(world_size), strict=True)
         if max(threads) > CROWDED:
             self.stop()
         elif any(trace is None or trace != traces[0] for trace in traces):
@@ -84,19 +85,42 @@ class Ranks:
             self._group[1].cleanup()
         self._group = None
 
-    def _collect(self, pipes: list[Connection]) -> list[Any]:
-        results: dict[Connection, Any] = {}
+    def _collect(self, world_size: int) -> list[Any]:
+        pipes, results = self._pipes[:world_size], dict[Connection, Any]()
         while len(results) < len(pipes):
-            ready = wait([pipe for pipe in pipes if pipe not in results], TIMEOUT)
+            ready = self._ready([pipe for pipe in pipes if pipe not in results], world_size)
             failed = not ready
             for pipe in ready:
-                assert isinstance(pipe, Connection)
                 ok, results[pipe] = pickle.loads(pipe.recv_bytes())
                 failed |= not ok
             if failed:
                 self.stop()  # the others may hang in a collective
-                raise RankError("\n".join(str(r) for r in results.values()) or f"no answer within {TIMEOUT:g} s")
+                raise RankError("\n".join(str(r) for r in results.values()) or f"ranks idled for {PATIENCE:g} s")
         return [results[pipe] for pipe in pipes]
+
+    def _ready(self, pipes: list[Connection], world_size: int) -> list[Connection]:
+        """Wait for answers and return who has some: nobody, if ranks have done nothing for long.
+
+        What they compute, or wait for a core to compute, does not count, or a busy machine would fail them.
+        """
+        processes, idle = [process.pid for process in self._processes[:world_size]], 0.0
+        busy = _busy(processes)
+        while idle < PATIENCE:
+            if ready := wait(pipes, GLANCE):
+                return [pipe for pipe in ready if isinstance(pipe, Connection)]
+            before, busy = busy, _busy(processes)
+            idle += max(0.0, GLANCE - max(0.0, busy - before))
+        return []
+
+
+def _busy(processes: list[int]) -> float:
+    """Return the seconds for which threads of processes have run or waited for a core, 0 if the kernel counts none."""
+    nanoseconds = 0
+    for process in processes:
+        for task in Path(f"/proc/{process}/task").glob("*/schedstat"):
+            with suppress(OSError):  # the thread has just ended
+                nanoseconds += sum(map(int, task.read_text().split()[:2]))
+    return 1e-9 * nanoseconds
 
 
 def told(function: Callable[..., Any], *args: object) -> str:
@@ -130,7 +154,7 @@ def _join(store: str, rank: int, world_size: int) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     files = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # torch's stubs do not export it
-    dist.init_process_group("gloo", store=files, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", store=files, rank=rank, world_size=world_size, timeout=timedelta(seconds=PATIENCE))
 
 
 def _trace() -> int | None:

@@ -1,8 +1,11 @@
 """The ranks that tests share: what one test leaves in their group never reaches the next."""
 
 import os
+import threading
+import time
 
 import pytest
+import ranks as shared
 import torch
 import torch.distributed as dist
 from ranks import RankError, Ranks
@@ -55,3 +58,32 @@ def test_ranks_that_fail_are_replaced(ranks: Ranks) -> None:
     with pytest.raises(RankError, match="as asked"):
         ranks.run(2, _process, True)
     assert not set(before) & set(ranks.run(2, _process))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "PATIENCE", 0.5)
+    monkeypatch.setattr(shared, "GLANCE", 0.1)
+
+
+def _stuck() -> None:
+    threading.Event().wait()
+
+
+def _computing() -> None:
+    end = time.process_time() + 1.5
+    while time.process_time() < end:
+        pass
+
+
+@pytest.mark.usefixtures("impatient")
+def test_ranks_that_are_stuck_are_replaced(ranks: Ranks) -> None:
+    before = ranks.run(2, _process)
+    with pytest.raises(RankError, match="idled"):
+        ranks.run(2, _stuck)
+    assert not set(before) & set(ranks.run(2, _process))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_ranks_that_compute_for_long_are_waited_for(ranks: Ranks) -> None:
+    ranks.run(2, _computing)
