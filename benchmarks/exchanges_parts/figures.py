@@ -97,8 +97,8 @@ def row(way: str, world_size: int, events: Sequence[Event], lifted: Sequence[Eve
         measured_bytes=measured,
         header_bytes=headers,
         excess=None if measured is None or headers is None else measured / (declared + headers) - 1,
-        seconds=asdict(percentiles(_durations(rounds))),
-        lifted_seconds=asdict(percentiles(_durations(_rounds(lifted)))),
+        seconds=asdict(percentiles(durations(rounds))),
+        lifted_seconds=asdict(percentiles(durations(_rounds(lifted)))),
         predicted_seconds=WAYS[way].exchange.seconds(payload, world_size, link),
         identical=len({event["digest"] for event in sums}) == 1,
         right=next((event["right"] for event in sums if event["right"] is not None), None),
@@ -109,7 +109,7 @@ def _rounds(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if event["kind"] == "round"]
 
 
-def _durations(rounds: Iterable[Event]) -> list[float]:
+def durations(rounds: Iterable[Event]) -> list[float]:
     """Return each repeat's time from the start of the last rank to the end of the last."""
     repeats = defaultdict(list)
     for event in rounds:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.codecs import BlockTopK, Codec
+from thinwire.collectives import groups
 from thinwire.exchanges import Exchange, OwnerSharded
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
@@ -84,17 +85,22 @@ def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) 
 
 
 def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> tuple[dict[str, Any], Tensor]:
-    """Exchange once. Start by the clock, because a barrier's messages would count as the exchange's."""
+    """Exchange once."""
     group = dist.group.WORLD
     assert group is not None
-    moment = torch.tensor([time.perf_counter() + LEAD], dtype=torch.float64)
-    dist.all_reduce(moment, op=dist.ReduceOp.MAX)
-    meter.skip()
-    time.sleep(max(0.0, moment.item() - time.perf_counter()))
+    _start_together(meter)
     start = time.perf_counter()
     done = exchange.start(mine, group, seeds=[seed]).wait()
     end = time.perf_counter()
     return {"start": start, "end": end, "declared": done.sent_bytes} | meter.drain(), done.total.dense()
+
+
+def _start_together(meter: Meter) -> None:
+    """Wait until all ranks go on, by the clock, because a barrier's messages would count as the exchange's."""
+    moment = torch.tensor([time.perf_counter() + LEAD], dtype=torch.float64)
+    dist.all_reduce(moment, op=dist.ReduceOp.MAX)
+    meter.skip()
+    time.sleep(max(0.0, moment.item() - time.perf_counter()))
 
 
 def _float64_sum(codec: Codec, numel: int, world: int) -> Tensor:
@@ -120,4 +126,26 @@ def _ping(emit: Emit, *, sizes: list[int], repeats: int) -> None:
     dist.barrier()
 
 
-_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": _ping}
+def _gather(emit: Emit, *, nbytes: int, repeats: int) -> None:
+    """Gather a buffer of every rank whole and in pieces, in turn; the first repeat warms up. Emits one event a gather.
+
+    In pieces as two ranks on Gloo do, with any number of ranks.
+    """
+    group, meter = dist.group.WORLD, Meter(_sent)
+    assert group is not None
+    mine = vector(group.rank(), -(-nbytes // 4)).view(torch.uint8)[:nbytes]
+    step = max(groups.PIECE, -(-nbytes // groups.PIECES))
+    ways = {"whole": groups.gather_whole, "pieces": lambda out, x, of: groups.gather_pieces(out, x, step, of)}
+    for repeat in range(repeats + 1):
+        for way, gather in ways.items():
+            out = mine.new_zeros(group.size() * nbytes)
+            _start_together(meter)
+            start = time.perf_counter()
+            gather(out, mine, group).wait()
+            event = {"start": start, "end": time.perf_counter()} | meter.drain()
+            if repeat:
+                digest = hashlib.sha256(out.numpy().tobytes()).hexdigest()
+                emit({"kind": "round", "way": way, "repeat": repeat, "digest": digest} | event)
+
+
+_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": _ping, "gather": _gather}

@@ -35,9 +35,17 @@ def all_gather(out: Tensor, mine: Tensor, group: Group) -> "Future[Any]":
     A sparse tensor is gathered by torch within `all_reduce`.
     """
     step = _step(mine, mine.numel(), group)
-    if step is None:
-        return _all_gather(lend(out), lend(mine), group=group, async_op=True).get_future()
-    cut = zip(*(x.split(step) for x in (mine, *out.view(2, -1))), strict=True)
+    return gather_whole(out, mine, group) if step is None else gather_pieces(out, mine, step, group)
+
+
+def gather_whole(out: Tensor, mine: Tensor, group: Group) -> "Future[Any]":
+    """Start gathering in one collective."""
+    return _all_gather(lend(out), lend(mine), group=group, async_op=True).get_future()
+
+
+def gather_pieces(out: Tensor, mine: Tensor, step: int, group: Group) -> "Future[Any]":
+    """Start gathering so many elements at a time."""
+    cut = zip(*(x.split(step) for x in (mine, *out.view(group.size(), -1))), strict=True)
     works = [dist.all_gather([lend(x) for x in rows], lend(x), group, async_op=True) for x, *rows in cut]
     return collect_all([work.get_future() for work in works])
 
