@@ -34,7 +34,8 @@ class OuterSteps:
     the H inner steps.
     delay: τ, the inner steps that go on while the exchange of a fragment is under way. With 0, workers wait for it.
     mixing: α, what a worker then keeps of its own parameters: own ← α · own + (1 − α) · global.
-    leave_out: whether a worker whose Δ is not finite is left out of the mean. If not, nobody takes that outer step.
+    leave_out: whether a worker whose Δ is not finite is left out of the mean. To know of it, workers wait for each
+    other before an exchange. If not, nobody takes that outer step.
 
     Raises ValueError unless delay is below `every`, for a time of nothing, or one with fragments or a delay; and
     TypeError for anything but a recipe.
@@ -46,7 +47,7 @@ class OuterSteps:
     fragments: Count | tuple[tuple[str, ...], ...] = 1
     delay: Size = 0
     mixing: Fraction = 0.0
-    leave_out: bool = False
+    leave_out: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.recipe, Reducer):

@@ -1,6 +1,7 @@
 """Outer steps: what workers exchange every H inner steps, what they then have in common, and what they keep."""
 
 import copy
+import logging
 import math
 import re
 import time
@@ -287,7 +288,8 @@ def _account(make: Callable[[], tw.OuterSteps], poison: int | None) -> tuple[flo
 
 
 def _simple(recipe: str, fragments: int = 1) -> tw.OuterSteps:
-    return tw.OuterSteps(every=H, recipe=_small(recipe), optimizer=partial(SGD, lr=1.0), fragments=fragments)
+    optimizer = partial(SGD, lr=1.0)
+    return tw.OuterSteps(every=H, recipe=_small(recipe), optimizer=optimizer, fragments=fragments, leave_out=False)
 
 
 @pytest.mark.parametrize("poison", [None, 4])
@@ -417,8 +419,8 @@ def _one_number() -> dict[str, bool]:
         optimizer.register_step_post_hook(lambda *_: bias.data[:1].fill_(math.nan) if poisoned else None)
         return optimizer
 
-    worker = Worker(tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV), inner=inner)
-    worker.train(range(2 * H - 1))
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV, leave_out=False)
+    worker = Worker(steps, inner=inner).train(range(2 * H - 1))
     before = worker.common(), _waiting(worker)
     poisoned.extend([True] * (dist.get_rank() == 1))
     worker.train(range(2 * H - 1, 2 * H))
@@ -456,6 +458,33 @@ def _left_out() -> float:
     for x in own.values():
         dist.all_reduce(x)
     return _far(worker.common(), {name: x / 2 for name, x in own.items()})
+
+
+def _one_is_sick(**options: bool) -> tuple[bool, int, int, dict[int, int], str]:
+    """One of three workers is NaN in all of twelve outer steps."""
+    said = list[str]()
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("thinwire")
+    logger.addHandler(listener)
+    worker = Worker(tw.OuterSteps(every=1, recipe=_small("topk"), **options))  # type: ignore[arg-type]
+    before, handle = worker.common(), worker.handle
+    for step in range(12):
+        worker.train(range(step, step + 1), poison=step if dist.get_rank() == 1 else None)
+    logger.removeHandler(listener)
+    moved = not _same(before, worker.common())
+    return moved, handle.stats().total.steps, handle.skipped, handle.left_out, "; ".join(said)
+
+
+def test_a_sick_worker_is_named_and_does_not_stop_the_others(ranks: Ranks) -> None:
+    for rank, (moved, steps, skipped, left_out, said) in enumerate(ranks.run(3, _one_is_sick)):
+        assert (moved, steps, skipped, left_out) == (True, 12, 0, {1: 12})
+        assert said.count("worker 1 is not finite") == (2 if rank < 2 else 0)  # the first time, and the tenth
+    for rank, (moved, steps, skipped, left_out, said) in enumerate(
+        ranks.run(3, partial(_one_is_sick, leave_out=False))
+    ):
+        assert (moved, steps, skipped, left_out) == (False, 0, 12, {1: 12})
+        assert said.count("nobody took the outer step") == (2 if rank < 2 else 0)
 
 
 def test_the_mean_is_then_of_the_others(ranks: Ranks) -> None:

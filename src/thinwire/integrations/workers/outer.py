@@ -60,9 +60,9 @@ def outer(
     `elastic`: workers may die and others come, see `Outer.regroup`. Each outer step then waits until all workers have
     the mean, which takes a round trip more.
 
-    If a Δ is not finite, nobody takes that outer step: global parameters and memories stay as they were, sound workers
-    go on with what they have, which travels with their next Δ, and the worker itself goes back to the global
-    parameters. With `leave_out` the others take the step without it, if there are any.
+    If a Δ is not finite, the others take the outer step without it, if there are any, and that worker goes back to the
+    global parameters. Without `leave_out` nobody takes that step: global parameters and memories stay as they were, and
+    sound workers go on with what they have, which travels with their next Δ. The logger "thinwire" names the worker.
 
     Global parameters, Δ and what waits are float32 or wider, also where own parameters have 16 bits.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.checked import checked
-from thinwire.collectives import Group, broadcast_state
+from thinwire.collectives import Group, all_gather_plain, broadcast_state
 from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.membership.state import Standing, agree
@@ -19,7 +19,7 @@ from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
 from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
 from thinwire.integrations.workers.running import RunningStatistics
-from thinwire.integrations.workers.weights import Clock, Weights
+from thinwire.integrations.workers.weights import Clock, Sick, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
 
@@ -52,7 +52,7 @@ class Outer:
         self._weights, self._clock = weights, Clock(steps.every)
         self._elastic = elastic
         self.inner_steps = self.ticks = 0
-        self._meter = Meter()
+        self._meter, self._sick = Meter(), Sick()
         self._known = {id(p) for fragment in fragments for p in fragment.own_parameters}
         for fragment in fragments:
             fragment.attachment.meter = self._meter
@@ -79,6 +79,16 @@ class Outer:
     def waited(self) -> float:
         """Seconds for which this worker has waited for exchanges, in all outer steps together."""
         return self._weights.waited + sum(fragment.waited for fragment in self.fragments)
+
+    @property
+    def skipped(self) -> int:
+        """How many outer steps of a fragment nobody took, as a mean was not finite. `stats()` does not count them."""
+        return self._sick.skipped
+
+    @property
+    def left_out(self) -> dict[int, int]:
+        """How often a worker's Δ was not finite, by its rank in the group. Those at 0 are absent."""
+        return dict(self._sick.times)
 
     @property
     def memory(self) -> MemoryUse:
@@ -136,6 +146,7 @@ class Outer:
         for part, verdict in enumerate(found):
             self._settle(part, verdict)
         self._weights.regroup(group)
+        self._sick = Sick()
         for fragment in self.fragments:
             fragment.attachment.membership.regroup(group, self._weights.divide)
         self._admit(first, joining=joining)
@@ -214,11 +225,19 @@ class Outer:
         fragment = self.fragments[part]
         fragment.measure()
         counts = not self.steps.leave_out or fragment.finite()
-        others = self._weights.take(self._clock.steps if counts else 0, fragment.device)
-        fragment.start(nothing=not counts and others)  # where nobody's Δ is finite, it calls the outer step off
+        sick = self._weights.take(self._clock.steps if counts else 0, fragment.device)
+        others = len(sick) < self.group.size()
+        if others:
+            self._sick.leave_out(sick, self.group)
+        fragment.start(nothing=not counts and others)  # where nobody's Δ is finite, all skip the outer step
 
     def _finish(self, part: int) -> None:
-        self.fragments[part].arrive(self._confirm)
+        fragment = self.fragments[part]
+        fragment.arrive(self._confirm)
+        if not fragment.arrived:
+            sound = all_gather_plain(fragment.sound(), self.group)
+            self._sick.skip([rank for rank, well in enumerate(sound) if not well], self.group)
+            self._meter.skip()
         if self._apply(part) and part == 0:
             self._running.average(self.group)
 

@@ -1,14 +1,18 @@
-"""Workers of unequal speed: when they meet, and how much of the mean is whose."""
+"""Workers of unequal speed: when they meet, how much of the mean is whose, and whose part was not finite."""
 
+import logging
 import time
+from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import final
 
 import torch
-import torch.distributed as dist
 
-from thinwire.collectives import Group
+from thinwire.collectives import Group, all_gather
 from thinwire.outer_steps import OuterSteps
+
+_log = logging.getLogger("thinwire")
 
 
 @final
@@ -47,21 +51,56 @@ class Weights:
         """Go on among other workers."""
         self.group, self._divisor = group, float(group.size())
 
-    def take(self, steps: int, device: torch.device) -> bool:
-        """Weigh the Δ of so many inner steps; none, if this worker is left out. Return whether any worker's counts.
+    def take(self, steps: int, device: torch.device) -> list[int]:
+        """Weigh the Δ of so many inner steps; none, if this worker is left out. Return the ranks that are left out.
 
         A collective, where weights differ.
         """
         if not self._differ:
-            return True
-        mine = float(self._samples * steps)
-        total = torch.tensor(mine, dtype=torch.float64, device=device)
+            return []
+        mine = torch.tensor([self._samples * steps], dtype=torch.float64, device=device)
+        everyone = mine.new_empty(self.group.size())
         began = time.perf_counter()
-        dist.all_reduce(total, group=self.group)
+        all_gather(everyone, mine, self.group).wait()
+        weights = everyone.tolist()
         self.waited += time.perf_counter() - began
-        self._divisor = float(total) / mine if mine else max(1.0, float(total))
-        return bool(total)
+        total, own = sum(weights), weights[self.group.rank()]
+        self._divisor = total / own if own else max(1.0, total)
+        return [rank for rank, weight in enumerate(weights) if not weight]
 
     def divide(self, joined: bool, steps: object) -> float:
         """Return by what this worker's Δ is divided."""
         return self._divisor
+
+
+@final
+class Sick:
+    """Workers whose Δ was not finite. `times`: how often, by rank. `skipped`: outer steps that nobody took for that."""
+
+    def __init__(self) -> None:
+        self.times, self.skipped = Counter[int](), 0
+
+    def leave_out(self, ranks: Sequence[int], group: Group) -> None:
+        """Note that the mean was of the others."""
+        self.times.update(ranks)
+        if any(map(_worth_saying, map(self.times.get, ranks))):
+            _log.log(_level(ranks, group), "%s: the others took the outer step without", self._named(ranks))
+
+    def skip(self, ranks: Sequence[int], group: Group) -> None:
+        """Note that nobody took the outer step."""
+        self.times.update(ranks)
+        self.skipped += 1
+        if _worth_saying(self.skipped):
+            named = self._named(ranks) if ranks else "the mean of all workers is not finite, though each one's Δ is"
+            _log.log(_level(ranks, group), "%s: nobody took the outer step, %d so far", named, self.skipped)
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        return ", ".join(f"Δ of worker {rank} is not finite (time {self.times[rank]})" for rank in ranks)
+
+
+def _worth_saying(times: int | None) -> bool:
+    return str(times).strip("0") == "1"  # the first time, the tenth, the hundredth
+
+
+def _level(ranks: Sequence[int], group: Group) -> int:
+    return logging.WARNING if group.rank() in (0, *ranks) else logging.DEBUG
