@@ -62,6 +62,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizers]] = {
     "adamax": lambda m: [torch.optim.Adamax(m.parameters(), **ADAM)],
     "muon": _muon,
     "sgd": lambda m: [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)],
+    "adamw, subclass": lambda m: [ClippingAdamW(m.parameters(), **ADAM, weight_decay=0.1)],
     "sgd, maximize": lambda m: [torch.optim.SGD(_halves(m, momentum=0.5), lr=0.05, momentum=0.9, maximize=True)],
 }
 every = pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -662,13 +663,10 @@ def _raising(how: str) -> bool:
     run.attach(_recipe(0.05, minimum_size=MINIMUM))
     before = _settings(run.steps(range(2)))
     (optimizer,) = run.optimizers
-    hook = optimizer.register_step_pre_hook(_raise)
     run.training.backward(2)
-    if how == "closure":
-        hook.remove()
-    with pytest.raises(ArithmeticError):
-        optimizer.step(_raise if how == "closure" else None)
-    hook.remove()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizer, "_init_group", _raise)
+        assert "broken" in told(optimizer.step, _raise if how == "closure" else None)
     saved = optimizer.state_dict() if how != "load" else None
     if how == "load":
         optimizer.load_state_dict(copy.deepcopy(Run("two betas").steps(range(1)).optimizers[0].state_dict()))
@@ -688,15 +686,67 @@ def test_a_step_that_raises_leaves_the_settings_as_they_were(ranks: Ranks, how: 
 
 def _seen() -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """The settings while the optimizer steps, and what its state shows."""
-    run, found = Run("two betas"), []
+    run = Run("two betas")
+    found: list[tuple[int, float]] = []
     run.attach(_recipe(0.05, minimum_size=MINIMUM))
-    run.optimizers[0].register_step_pre_hook(lambda *_: found.extend(_settings(run)))
-    run.steps(range(1))
+    own = run.optimizers[0]._init_group  # type: ignore[attr-defined]  # what torch's steps call for each group
+
+    def seen(*arguments: Any) -> Any:
+        found[:] = _settings(run)
+        return own(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.optimizers[0], "_init_group", seen)
+        run.steps(range(1))
     return found, [(len(group["params"]), _beta(group)) for group in run.optimizers[0].state_dict()["param_groups"]]
 
 
 def test_only_what_fades_is_without_momentum_and_only_in_a_step(ranks: Ranks) -> None:
     assert ranks.run(1, _seen) == [([(2, 0.9), (2, 0.5), (2, 0.0)], [(4, 0.9), (2, 0.5)])]
+
+
+def _hooked(by_hook: bool) -> list[Tensor]:
+    """Schedule rate, betas and decay in hooks of the optimizer's step, or in the loop around it."""
+    run = Run("two betas")
+    run.attach(_recipe(0.05, minimum_size=MINIMUM))
+    (optimizer,) = run.optimizers
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    def before(*_: Any) -> None:
+        for group in optimizer.param_groups:
+            group.update(weight_decay=0.1 + group["weight_decay"], betas=(group["betas"][0] * 0.9, 0.9))
+
+    def after(*_: Any) -> None:
+        rates.step()
+
+    if by_hook:
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+    for step in range(6):
+        run.zero_grad()
+        run.training.backward(step)
+        for call in (optimizer.step,) if by_hook else (before, optimizer.step, after):
+            call()
+    return [p.detach() for p in run.training.model.parameters()]
+
+
+def test_hooks_of_your_own_see_and_set_the_optimizers_settings(ranks: Ranks) -> None:
+    for one, other in zip(ranks.run(2, _hooked, False), ranks.run(2, _hooked, True), strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+def _taken_over(decay: float | None) -> str:
+    run = Run("adamw")
+    run.attach(_recipe(0.05, decay=decay))
+    given = run.steps(range(2)).optimizers
+    run.optimizers = [torch.optim.RMSprop(run.training.model.parameters())]
+    run.steps(range(2, 4))
+    return f"trained without {given[0]}"
+
+
+def test_another_optimizer_cannot_take_over_without_a_word(ranks: Ranks) -> None:
+    assert "RMSprop steps on parameters to which" in ranks.run(1, told, _taken_over, None)[0]
+    assert ranks.run(1, _taken_over, 0.9)[0].startswith("trained without AdamW")
 
 
 def _with_sparse_embedding() -> bool:
@@ -780,6 +830,15 @@ class SignAdamW(torch.optim.AdamW):
     step = Signum.step  # type: ignore[assignment]  # torch overloads it
 
 
+class ClippingAdamW(torch.optim.AdamW):
+    """Clips within its step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1e9)
+        return super().step(closure)
+
+
 class NamedAdamW(torch.optim.AdamW):
     """AdamW with a name of its own."""
 
@@ -799,7 +858,8 @@ OTHERS: dict[str, tuple[Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer
     "beta": (lambda ps: Signum(ps, beta=0.9), 0.9, "Signum has momentum that cannot be moved"),
     "mu": (lambda ps: Signum(ps, mu=0.9), 0.9, "all of its betas but the second, to 0"),
     "third beta": (lambda ps: Signum(ps, betas=(0, 0.9, 0.99)), 0.9, "Signum has momentum that cannot be moved"),
-    "adamw's subclass": (lambda ps: SignAdamW(ps), 0.9, "SignAdamW has momentum that cannot be moved"),
+    "adamw's subclass": (lambda ps: SignAdamW(ps), 0.9, "does not call AdamW's by super().step()"),
+    "adamw's subclass that goes on": (lambda ps: ClippingAdamW(ps), None, ""),
     "adamw by another name": (lambda ps: NamedAdamW(ps), None, ""),
     "adamw without": (lambda ps: torch.optim.AdamW(ps, betas=(0.0, 0.9)), 0.9, ""),
 }

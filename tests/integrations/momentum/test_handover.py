@@ -1,7 +1,9 @@
 """SGD's momentum in the memories: settings stay with the optimizer, and every way of training is SGD's own."""
 
+import contextlib
 import copy
 import io
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -156,6 +158,154 @@ def _scheduled(recipe: str) -> float:
 @either
 def test_schedules_of_rate_momentum_and_decay_are_followed(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(2, _scheduled, recipe)) < 1e-12
+
+
+def _post_cycle(optimizer: torch.optim.SGD) -> None:
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+    optimizer.register_step_post_hook(lambda *_: cycle.step())
+
+
+def _post_decay(optimizer: torch.optim.SGD) -> None:
+    def more(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        optimizer.param_groups[0]["weight_decay"] *= 1.5
+
+    optimizer.register_step_post_hook(more)
+
+
+def _pre_settings(optimizer: torch.optim.SGD) -> None:
+    def change(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        group = optimizer.param_groups[0]
+        group.update(lr=group["lr"] * 0.9, weight_decay=group["weight_decay"] * 1.5, momentum=0.9)
+
+    optimizer.register_step_pre_hook(change)
+
+
+def _pre_raises(optimizer: torch.optim.SGD) -> None:
+    raising = iter([False, True, False, True])
+
+    def refuse(*_: Any) -> None:
+        if next(raising, False):
+            raise ArithmeticError("broken")
+
+    optimizer.register_step_pre_hook(refuse)
+
+
+def _hooked(recipe: str, hook: Callable[[torch.optim.SGD], None], late: bool) -> float:
+    plain, ours = (Training("several buckets", dtype=torch.float64, weight_decay=0.01) for _ in range(2))
+    for training in (plain, ours):
+        if not late:
+            hook(training.optimizer)
+        if training is ours:
+            ours.attach(WHOLE[recipe]())
+        if late:
+            training.run(range(1))
+            hook(training.optimizer)
+        for step in range(1, 10):
+            with contextlib.suppress(ArithmeticError):
+                training.step(step)
+    assert ours.optimizer.param_groups[0] | {"params": []} == plain.optimizer.param_groups[0] | {
+        "params": [],
+        "momentum_in_memory": ours.optimizer.param_groups[0]["momentum_in_memory"],
+    }
+    return _apart(plain, ours)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("hook", [_post_cycle, _post_decay, _pre_settings, _pre_raises])
+@either
+def test_hooks_of_your_own_see_and_set_the_optimizers_settings(
+    ranks: Ranks, recipe: str, hook: Callable[[torch.optim.SGD], None], late: bool
+) -> None:
+    assert max(ranks.run(2, _hooked, recipe, hook, late)) < 1e-12
+
+
+def _momentum_set_late(by_hook: bool) -> tuple[float, list[str]]:
+    """Set momentum between backward and step: the result is as if it had been set after the step."""
+    late, after = (Training("several buckets", "dgc", momentum=0.9, weight_decay=0.1) for _ in range(2))
+    listener, said = logging.Handler(), list[str]()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]  # a listener
+    logging.getLogger("thinwire").addHandler(listener)
+    schedule = iter([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+    if by_hook:
+        late.optimizer.register_step_pre_hook(lambda *_: late.optimizer.param_groups[0].update(momentum=next(schedule)))
+    for step in range(6):
+        for training in (late, after):
+            training.optimizer.zero_grad()
+            training.backward(step)
+            if training is late and not by_hook:
+                late.optimizer.param_groups[0]["momentum"] = next(schedule)
+            training.optimizer.step()
+        after.optimizer.param_groups[0]["momentum"] = late.optimizer.param_groups[0]["momentum"]
+    logging.getLogger("thinwire").removeHandler(listener)
+    return _apart(late, after), said
+
+
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_momentum_that_is_set_after_backward_waits_for_the_next_and_that_is_said(ranks: Ranks, by_hook: bool) -> None:
+    ((apart, said),) = ranks.run(1, _momentum_set_late, by_hook)
+    assert apart == 0
+    assert len([each for each in said if "between backward and step" in each]) == 1
+
+
+class _SGDW(torch.optim.SGD):
+    """Decays by itself, and leaves the rest to SGD."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            torch._foreach_mul_(group["params"], 1 - group["lr"] * group["weight_decay"])
+            decay, group["weight_decay"] = group["weight_decay"], 0.0
+            super().step()
+            group["weight_decay"] = decay
+
+
+class _Sign(torch.optim.SGD):
+    """Has SGD's settings, and a step of its own."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                p.sub_(buffer.mul_(group["momentum"]).add_(p.grad).sign(), alpha=group["lr"])
+
+
+def _with_own_step(recipe: str, kind: type[torch.optim.SGD]) -> float:
+    results = []
+    for attaches in (False, True):
+        training = Training("several buckets", dtype=torch.float64)
+        training.optimizer = kind(training.model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+        if attaches:
+            training.attach(WHOLE[recipe]())
+        results.append(training.run(range(8)))
+    return _apart(*results)
+
+
+@either
+def test_only_a_step_that_is_sgds_counts_as_sgds(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _with_own_step, recipe, _SGDW)) < 1e-12
+    for said in ranks.run(2, told, _with_own_step, recipe, _Sign):
+        assert said.startswith("MomentumError: ")
+        assert "_Sign has another step" in said
+        assert "whose step calls super().step()" in said
+
+
+def _taken_over(recipe: str, gone: bool) -> None:
+    training = Training("several buckets", dtype=torch.float64)
+    training.attach(WHOLE[recipe]())
+    training.run(range(2))
+    kept = [] if gone else [training.optimizer]
+    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.05)
+    training.run(range(2, 4))
+    del kept
+
+
+@pytest.mark.parametrize("gone", [False, True])
+@either
+def test_another_optimizer_cannot_take_over_without_a_word(ranks: Ranks, recipe: str, gone: bool) -> None:
+    for said in ranks.run(2, told, _taken_over, recipe, gone):
+        assert said.startswith("MomentumError: SGD steps on parameters to which memories apply another one's momentum")
 
 
 def _loaded_late(recipe: str) -> float:

@@ -1,5 +1,6 @@
 """Momentum correction: the memories apply momentum instead of the optimizer, and never both."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -8,11 +9,20 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.momentum.handover import Handover, Holdings, Settings, refuse_second_momentum, summed
+from thinwire.integrations.momentum.handover import (
+    Handover,
+    Holdings,
+    Settings,
+    from_elsewhere,
+    refuse_another,
+    refuse_second_momentum,
+    summed,
+)
 from thinwire.integrations.training.gradients import local, shaped_like
 from thinwire.integrations.training.optimizers import skipped_by_scaler, take_part
 from thinwire.memories import Memory, MomentumCorrection
 
+_log = logging.getLogger("thinwire")
 _FIX = (
     "pass attach(..., optimizer=optimizer), which moves momentum out of it, or use a recipe without momentum correction"
 )
@@ -44,11 +54,12 @@ class Correction(Handover):
         self._names, self.active = names, bool(self._memories)
         self._held = Holdings(optimizers if self._memories else (), names)
         self._own = next((memory.momentum for memory in self._memories if memory.momentum is not None), None)
-        self._moved = 0.0
+        self._moved, self._said = 0.0, False
         if self._held:
             groups = [group for _, group in self._held.groups()]
             _check_holdings(self._held.missing(), groups, names)
-            _check_kind(groups)
+            for optimizer, group in self._held.groups():
+                _check_kind(optimizer, group)
             self._follow()
         if self.active:
             take_part(self)
@@ -72,21 +83,28 @@ class Correction(Handover):
         self._held.unmark()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lay aside momentum and weight decay. Raises MomentumError for another optimizer that has momentum."""
+        """Lay aside momentum and weight decay. Raises MomentumError for another optimizer, unless momentum is ours."""
         if optimizer not in self._held:
             refuse_second_momentum(optimizer, self._names if self.active else {}, _FIX)
+            within = bool(self._held.laid_aside)  # a ZeroRedundancyOptimizer's step, which is ours, calls another's
+            refuse_another(optimizer, self._names if self.active and self._moved and not within else {})
             return
         self.give_back()
+        self._say_late([self._set(group) for _, group in self._held.groups(optimizer)])
         for _, group in self._held.groups(optimizer):
             self._held.lay_aside(group, momentum=0.0, nesterov=False, weight_decay=0.0)
 
     @torch.no_grad()
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compute b ← m·b + λ·p and p ← p − η·b, or p − η·(λ·p + m·b) with Nesterov's momentum."""
+        """Compute b ← m·b + λ·p and p ← p − η·b, or p − η·(λ·p + m·b) with Nesterov's momentum.
+
+        m is what the memories have applied to this step's gradients.
+        """
         if optimizer not in self._held or skipped_by_scaler(optimizer):
             return
+        momentum, nesterov = self._applied
         for group, kept in self._held.laid_aside:
-            momentum, decay, rate = kept["momentum"] or self._own or 0.0, kept["weight_decay"], float(group["lr"])
+            decay, rate = kept["weight_decay"], float(group["lr"])
             held = [p for p in group["params"] if p in self._names and p.grad is not None]
             if not momentum and decay and held:
                 torch._foreach_mul_(held, 1 - rate * decay)
@@ -95,15 +113,16 @@ class Correction(Handover):
                 buffers = [_buffer(optimizer, p) for p in held]
                 torch._foreach_mul_(buffers, momentum)
                 torch._foreach_add_(buffers, held, alpha=decay)
-                if kept["nesterov"]:
+                if nesterov:
                     torch._foreach_mul_(held, 1 - rate * decay)
-                torch._foreach_add_(held, buffers, alpha=-rate * (momentum if kept["nesterov"] else 1))
+                torch._foreach_add_(held, buffers, alpha=-rate * (momentum if nesterov else 1))
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Put momentum and weight decay back, and mark the optimizer's state: its momentum is in the memories."""
         if optimizer in self._held:
             self.give_back()
-            self._held.mark(self._names)
+            if self._held.accepted or not self._held.settled:
+                self._held.mark(self._names)
 
     def give_back(self) -> None:
         """Put back whatever is still laid aside, because a step raised."""
@@ -170,6 +189,23 @@ class Correction(Handover):
             if momentum or memory.momentum is None:
                 memory.adopt(momentum, nesterov=nesterov)
 
+    @property
+    def _applied(self) -> tuple[float, bool]:
+        """The (momentum, nesterov) of the memories."""
+        return next(((m.momentum or 0.0, m.nesterov) for m in self._memories), (0.0, False))
+
+    def _say_late(self, found: Sequence[tuple[float, bool]]) -> None:
+        """Warn once if an optimizer's settings have changed since the memories applied them."""
+        if self._moved and not self._said and any(each != self._applied for each in found):
+            self._said = True
+            _log.warning(
+                "the optimizer's (momentum, nesterov) have changed from %s to %s between backward and step: the "
+                "memories have applied the former to this step's gradients, and take up the latter with the next "
+                "backward. Set them, or step a scheduler, before backward or after the step",
+                self._applied,
+                found[0],
+            )
+
     def _set(self, group: Settings) -> tuple[float, bool]:
         """Return the (momentum, nesterov) of a group, laid aside or not."""
         kept = next((kept for other, kept in self._held.laid_aside if other is group), group)
@@ -215,15 +251,16 @@ def _check_holdings(missing: Sequence[str], groups: Sequence[Settings], names: M
             )
 
 
-def _check_kind(groups: Sequence[Settings]) -> None:
-    for group in groups:
-        if "dampening" not in group:
-            raise MomentumError(
-                "momentum correction takes the place of SGD's momentum, and this is another optimizer: use "
-                "torch.optim.SGD, or a recipe without momentum correction such as recipes.topk"
-            )
-        if group["dampening"]:
-            raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
+def _check_kind(optimizer: torch.optim.Optimizer, group: Settings) -> None:
+    own = getattr(optimizer, "optim", optimizer)  # that of a ZeroRedundancyOptimizer
+    if "dampening" not in group or from_elsewhere(own):
+        raise MomentumError(
+            f"momentum correction takes the place of torch.optim.SGD's momentum, and {type(own).__name__} has another "
+            "step: use SGD, or a class derived from it whose step calls super().step(), or a recipe without momentum "
+            "correction such as recipes.topk"
+        )
+    if group["dampening"]:
+        raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
 
 
 def _one_setting(found: Sequence[tuple[float, bool]]) -> tuple[float, bool]:

@@ -15,6 +15,7 @@ from thinwire.integrations.momentum.handover import (
     Holdings,
     first_moment_of,
     from_elsewhere,
+    refuse_another,
     refuse_second_momentum,
     summed,
 )
@@ -226,8 +227,9 @@ class Fading(Handover):
                 self._lost_length.begins(optimizer, p)
 
     def _meet_another(self, optimizer: torch.optim.Optimizer) -> None:
-        """Meet an optimizer that `attach` was not given. Raises MomentumError if it has momentum."""
+        """Meet an optimizer that `attach` was not given. Raises MomentumError if it, or another one, has momentum."""
         refuse_second_momentum(optimizer, self._memory, _FIX)
+        refuse_another(optimizer, {p for p, memory in self._memory.items() if memory.own_decay is None})
         if self._lost_length.meets(optimizer):
             _say_if_unknown(optimizer, self._memory, self._group.rank())
             states = [each for memory in self._memories for each in memory.state().items()]

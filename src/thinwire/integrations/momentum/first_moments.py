@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import MomentumError
-from thinwire.integrations.momentum.handover import Settings, first_moment_of, has_momentum, steps_as
+from thinwire.integrations.momentum.handover import Settings, first_moment_of, has_momentum
 from thinwire.integrations.training.gradients import local, shaped_like
+from thinwire.integrations.training.optimizers import step_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +50,14 @@ _KINDS = {
 
 RMSprop's momentum is of what it has divided by the second moment. NAdam keeps a product of its momenta, which zeros
 would end. Without momentum they work, as do optimizers that have none, such as Adafactor. A class that derives from one
-of these and has a step of its own may do anything, and counts as one from elsewhere.
+of these has its step if it calls `super().step()`. Otherwise it may do anything, and counts as one from elsewhere.
 """
-_STEPS = {steps_as(kind): where for kind, where in _KINDS.items()}
+_STEPS = {step_of(kind): where for kind, where in _KINDS.items()}
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> FirstMoment | None:
     """Return where this optimizer has its first moment; None if it has none, or if that is not linear."""
-    return _STEPS.get(steps_as(type(optimizer)))
+    return _STEPS.get(step_of(type(optimizer)))
 
 
 def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> bool:
@@ -92,8 +93,10 @@ def check_movable(optimizer: torch.optim.Optimizer, group: Settings, own: str) -
     if group.get("dampening"):
         raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
     if kind_of(optimizer) is None and has_momentum(optimizer, group):
+        base = next((kind.__name__ for kind in type(optimizer).__mro__ if kind in _KINDS), None)
+        why = f", as its step does not call {base}'s by super().step()" if base else ""
         raise MomentumError(
-            f"{type(optimizer).__name__} has momentum that cannot be moved into the memory: set its momentum, or all "
-            f"of its betas but the second, to 0 and give the recipe's memory a {own}; or use AdamW, Adam, RAdam, "
-            "Adamax, Muon or SGD"
+            f"{type(optimizer).__name__} has momentum that cannot be moved into the memory{why}: set its momentum, or "
+            f"all of its betas but the second, to 0 and give the recipe's memory a {own}; or use AdamW, Adam, RAdam, "
+            "Adamax, Muon or SGD, or a step that calls theirs"
         )

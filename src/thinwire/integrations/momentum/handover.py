@@ -1,10 +1,9 @@
 """What handing momentum over takes: the optimizers, their settings during a step, and where their momentum is."""
 
-import inspect
 import uuid
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
 from thinwire.integrations.training.gradients import local
+from thinwire.integrations.training.optimizers import step_of
 from thinwire.memories import Memory
 
 Settings = dict[str, Any]
@@ -79,6 +79,7 @@ class Holdings:
         self.laid_aside: list[tuple[Settings, Settings]] = []
         self._parts: list[tuple[torch.optim.Optimizer, Settings, Settings]] = []
         self._token, self.accepted = uuid.uuid4().hex, False
+        self._left: weakref.WeakKeyDictionary[torch.optim.Optimizer, object] = weakref.WeakKeyDictionary()
         for optimizer in optimizers:
             if optimizer not in _marks:
                 _read(optimizer)
@@ -141,12 +142,19 @@ class Holdings:
 
     def check_mark(self) -> None:
         """Raise MomentumError if an optimizer's state was saved with memories that have not been loaded."""
+        if self.accepted or self.settled:
+            return
         marks = [each for optimizer in self._optimizers for each in _marks[optimizer].items()]
-        if not self.accepted and any(mark != self._token and p in self._names for p, mark in marks):
+        if any(mark != self._token and p in self._names for p, mark in marks):
             raise MomentumError(
                 "when this optimizer's state was saved, its momentum was in the memory of an attachment: load that "
                 "attachment's state too, with load_state_dict, or go on without what it held: attachment.forget()"
             )
+
+    @property
+    def settled(self) -> bool:
+        """Whether marks are as the last `mark` left them."""
+        return all(self._left.get(optimizer) is _marks[optimizer] for optimizer in self._optimizers)
 
     def marked(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:
         """Whether the momentum of `p` is in memories, and not with the optimizer."""
@@ -159,6 +167,7 @@ class Holdings:
             here = before.keys() | {p for _, group in self.groups(optimizer) for p in group["params"]}
             others = {p: mark for p, mark in before.items() if p not in self._names}
             self._note(optimizer, others | {p: self._token for p in parameters if p in here})
+            self._left[optimizer] = _marks[optimizer]
         self.accepted = False
 
     def say_unmarked(self) -> None:
@@ -227,14 +236,9 @@ def first_moment_of(group: Settings) -> float:
     return float(group.get("momentum") or first or group.get("beta1") or 0.0)
 
 
-def steps_as(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
-    """Return the function that is this class's step, without what torch wraps around it."""
-    return inspect.unwrap(kind.step)
-
-
 def from_elsewhere(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step is not one of torch's, so that only the names of its settings say what it does."""
-    return not steps_as(type(optimizer)).__module__.startswith("torch.")
+    return not step_of(type(optimizer)).__module__.startswith("torch.")
 
 
 def has_momentum(optimizer: torch.optim.Optimizer, group: Settings) -> bool:
@@ -259,6 +263,16 @@ def refuse_second_momentum(optimizer: torch.optim.Optimizer, names: Collection[n
     for group in optimizer.param_groups if names else ():
         if has_momentum(optimizer, group) and any(p in names for p in group["params"]):
             raise MomentumError(f"{type(optimizer).__name__} applies momentum a second time: {fix}")
+
+
+def refuse_another(optimizer: torch.optim.Optimizer, names: Collection[nn.Parameter]) -> None:
+    """Raise MomentumError if an optimizer that attach was not given holds any of these, whose momentum has moved."""
+    if any(p in names for group in optimizer.param_groups for p in group["params"]):
+        raise MomentumError(
+            f"{type(optimizer).__name__} steps on parameters to which memories apply another one's momentum: give "
+            "attach(..., optimizer=) all that step; to go on with this one alone, attach anew with it, after remove() "
+            "if it is to have no momentum"
+        )
 
 
 def summed(

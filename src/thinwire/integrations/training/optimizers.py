@@ -1,9 +1,11 @@
 """How do we learn that an optimizer steps? Hooks on torch.optim tell observers and participants."""
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import islice
 from threading import RLock
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
@@ -26,7 +28,11 @@ class Observer(Protocol):
 
 
 class Participant(Protocol):
-    """Does a part of an optimizer's step in its place."""
+    """Does a part of an optimizer's step in its place, right before and after its class's own step.
+
+    Hooks that users have registered with the optimizer, and what a subclass does around `super().step()`, come before
+    and after that: they see and set the optimizer's own settings.
+    """
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Get ready for a step. An exception prevents it."""
@@ -64,12 +70,35 @@ def nested(optimizer: torch.optim.Optimizer) -> bool:
     torch wraps `step` of every class that has been instantiated. Where a subclass calls `super().step()`, hooks fire
     for both. We ask the stack: a count would stay wrong after a step that raised, and in another thread.
     """
+    return len(list(islice((frame for frame in _steps() if frame.f_locals["args"][0] is optimizer), 2))) > 1
+
+
+def step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """Return the function that is this class's own step, without what torch wraps around it.
+
+    A subclass whose step calls `super().step()` has that of its base class.
+    """
+    return _stepping(kind)[1]
+
+
+def _stepping(kind: type[torch.optim.Optimizer]) -> tuple[Any, Callable[..., Any]]:
+    """Return the class that has the step of `kind`, and that step."""
+    there = [(each, inspect.unwrap(vars(each)["step"])) for each in kind.__mro__ if "step" in vars(each)]
+    return next((found for found in there[:-1] if not _goes_on(found[1])), there[-1])
+
+
+def _goes_on(step: Callable[..., Any]) -> bool:
+    """Whether this calls its base class's step."""
+    return {"super", "step"}.issubset(getattr(getattr(step, "__code__", None), "co_names", ()))
+
+
+def _steps() -> Iterator[FrameType]:
+    """Yield the frames of the steps, as torch wraps them, that we are in; the innermost comes first."""
     frame: FrameType | None = sys._getframe(1)
-    steps = 0
-    while frame is not None and steps < 2:
-        steps += frame.f_code is _STEP and frame.f_locals["args"][0] is optimizer
+    while frame is not None:
+        if frame.f_code is _STEP:
+            yield frame
         frame = frame.f_back
-    return steps > 1
 
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__  # what torch wraps around any step
@@ -112,19 +141,61 @@ def _register() -> None:
     register_optimizer_step_post_hook(torch.compiler.disable(_after))
 
 
-def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if nested(optimizer):
-        return None
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    for observer in () if callable(closure) else _observers:
+        return
+    for observer in () if callable(_closure(args, kwargs)) else _observers:
         observer.about_to_take(optimizer)
+    _stand_next_to(optimizer)
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+_hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, Callable[..., Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By optimizer, the participants' hooks before and after its class's own step, and that step."""
+
+
+def _stand_next_to(optimizer: torch.optim.Optimizer) -> None:
+    """Have the participants' hooks be the last before the step and the first after it."""
+    before: Any = optimizer._optimizer_step_pre_hooks
+    after: Any = optimizer._optimizer_step_post_hooks
+    if optimizer not in _hooks:
+        owner, own = _stepping(type(optimizer))
+        owner.__new__(owner)._patch_step_function()  # torch does it only when the class is instantiated
+        begin = optimizer.register_step_pre_hook(torch.compiler.disable(_begin))
+        end = optimizer.register_step_post_hook(torch.compiler.disable(_end))
+        _hooks[optimizer] = begin.id, end.id, own
+    first, last, _ = _hooks[optimizer]
+    before.move_to_end(first)
+    after.move_to_end(last, last=False)
+
+
+def _is_own(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step whose hook calls this is its class's own, not that of a subclass which goes on to it."""
+    frame = next(_steps(), None)
+    return frame is None or inspect.unwrap(frame.f_locals["func"]) is _hooks[optimizer][2]
+
+
+def _begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    if not _is_own(optimizer):
+        return None
     for participant in _participants:
         participant.before_step(optimizer)
+    closure = _closure(args, kwargs)
     if callable(closure):
         return args[:1], kwargs | {"closure": partial(_evaluate, closure, optimizer)}
     for participant in _participants:
         participant.apply(optimizer)
-    return args, kwargs
+    return None
+
+
+def _end(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for participant in _participants if _is_own(optimizer) else ():
+        participant.after_step(optimizer)
 
 
 def _evaluate(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Any:
@@ -142,9 +213,5 @@ def _evaluate(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> A
 
 
 def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if nested(optimizer):
-        return
-    for participant in _participants:
-        participant.after_step(optimizer)
-    for observer in _observers:
+    for observer in () if nested(optimizer) else _observers:
         observer.taken(optimizer)
