@@ -747,3 +747,26 @@ def _freed() -> bool:
 
 def test_a_model_that_is_no_longer_attached_may_have_momentum(ranks: Ranks) -> None:
     assert ranks.run(1, _freed) == [True]
+
+
+def _thawed(recipe: str, saved: bool) -> list[bool]:
+    """Freeze a layer and thaw it again, wrapping the model anew each time. Return whether the layer's memory stays."""
+    training = Training("several buckets", recipe).run(range(2))
+    before = [{n: x for n, x in m.items() if n[0] == "4"} for m in training.attachment.state_dict()["memories"]]
+    for trained in (False, True):
+        training.model.module[4].requires_grad_(trained)
+        training.model = DistributedDataParallel(training.model.module)
+        training.attach(recipe)
+        if saved:
+            training.attachment.load_state_dict(training.attachment.state_dict())
+        after = training.attachment.state_dict()["memories"]
+        training.run(range(2, 3) if not trained else range(0))
+    return [same(x, m.get(name)) for old, m in zip(before, after, strict=True) for name, x in old.items()]
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("recipe", STATEFUL)
+def test_what_waits_for_a_frozen_layer_is_there_when_it_is_thawed(ranks: Ranks, recipe: str, saved: bool) -> None:
+    for same_as_before in ranks.run(2, _thawed, recipe, saved):
+        assert all(same_as_before)

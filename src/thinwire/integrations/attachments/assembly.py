@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thinwire.collectives import Group, all_gather_plain
 from thinwire.errors import FingerprintError, MomentumError
@@ -35,6 +35,7 @@ def assembled(
     scaler: LossScaler | None,
     divisor: Divisor,
     may_be_unused: bool,
+    everything: Callable[[], Mapping[str, Tensor]] | None = None,
     why: Callable[[], Why] | None = None,
 ) -> Attachment:
     """Return the attachment of a recipe to these parameters. `names`: those with dense gradients. A collective.
@@ -55,6 +56,7 @@ def assembled(
         divisor=divisor,
         scaler=scaler,
         may_be_unused=may_be_unused,
+        everything=everything,
         why=why,
     )
     if earlier is not None:

@@ -41,7 +41,8 @@ class Attachment:
 
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
     that are thrown away leave every memory as it was. `parameters` maps names to the parameters whose gradients are
-    reduced; `names` is the reverse. `ended`: whether a later attachment has taken over.
+    reduced; `names` is the reverse. `everything`: returns what replicas must have alike, frozen parameters too; by
+    default `parameters`. `ended`: whether a later attachment has taken over.
     """
 
     def __init__(
@@ -54,11 +55,21 @@ class Attachment:
         divisor: Divisor,
         scaler: LossScaler | None,
         may_be_unused: bool,
+        everything: Callable[[], Mapping[str, Tensor]] | None = None,
         why: Callable[[], Why] | None = None,
     ) -> None:
         self.parameters: Mapping[str, nn.Parameter] = dict(parameters)
         self.names: Mapping[nn.Parameter, str] = {p: name for name, p in parameters.items()}
-        self.membership = Membership(recipe, self.parameters, group, handover=handover, divisor=divisor)
+        self._everything = everything or (lambda: self.parameters)
+        held = self._everything().items()
+        self.membership = Membership(
+            recipe,
+            self.parameters,
+            group,
+            resting={n: p for n, p in held if isinstance(p, nn.Parameter) and p not in self.names},
+            handover=handover,
+            divisor=divisor,
+        )
         self.steps, self.meter, self._why = self.membership.steps, self.membership.meter, why
         self._scaler, self._may_be_unused = scaler, may_be_unused
         self._watch = any(memory.stateful for memory in recipe.memories())
@@ -178,12 +189,16 @@ class Attachment:
         )
 
     def verify_replicas(self) -> bool:
-        """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
+        """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank.
+
+        Frozen ones too, and buffers that DDP broadcasts; but not those of batch normalisation, which differ from one
+        forward pass to the next.
+        """
         return not self.differing_parameters()
 
     def differing_parameters(self) -> list[str]:
-        """Return the names of parameters that differ between ranks. A collective: call it on every rank."""
-        return differing(self.parameters, self.group)
+        """Return the names of what differs between ranks; see `verify_replicas`. A collective."""
+        return differing(self._everything(), self.group)
 
     def stats(self) -> Stats:
         """Return what the latest step and all steps together sent and took. Call it after the optimizer's step.

@@ -52,7 +52,7 @@ class Served:
         return self.attachment.check_state_dict(saved)
 
     def verify_replicas(self) -> bool:
-        """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank."""
+        """Return whether every parameter, frozen ones too, is bit-identical on all ranks. A collective."""
         return self.attachment.verify_replicas()
 
     def differing_parameters(self) -> list[str]:

@@ -4,7 +4,7 @@ Ranks come and go, and one attachment follows another. What waits stays on its r
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, final
 
 from torch import nn
@@ -33,7 +33,7 @@ class Membership:
 
     `recipe`: what reduces gradients, with the memories that hold what waits. `group`: the ranks. `loss_scale`: of what
     waits. `handover` hands momentum over to the memories, and `steps` says which step this is. `agreed`: whether ranks
-    have compared where they stand.
+    have compared where they stand. `resting`: the model's frozen parameters, for which something may wait from before.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class Membership:
         parameters: Mapping[str, nn.Parameter],
         group: Group,
         *,
+        resting: Mapping[str, nn.Parameter],
         handover: Handover,
         divisor: Divisor,
     ) -> None:
         self.recipe, self.group, self.handover = recipe, group, handover
         self.parameters, self.steps = parameters, Steps(parameters, recipe.memories())
+        self._known = {**resting, **parameters}
         self.meter, self.loss_scale = Meter(), 1.0
         self._divisor, self.agreed = divisor, False
 
@@ -97,15 +99,15 @@ class Membership:
         state.agree(self.group, lambda: self.check_state_dict(saved))
         self.agreed = True
         self._go_on_from(saved)
-        state.load(saved, self.recipe.memories(), self.parameters)
+        state.load(saved, self.recipe.memories(), self._known)
         if self.recipe.changes or self.handover.active:
-            state.hold_alike(self.group, self.recipe.memories(), self.parameters)
+            state.hold_alike(self.group, self.recipe.memories(), self._known)
         self.handover.restore(saved["momentum"], saved.get("weight_decay", {}))
         self.meter.end()
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
-        return state.check(saved, self.recipe, self.parameters, state.Place.of(self.group))
+        return state.check(saved, self.recipe, self._known, state.Place.of(self.group))
 
     def regroup(self, group: Group, divisor: Divisor) -> None:
         """Go on among the ranks of another group, with what waits here; notes follow the number of ranks.
@@ -127,7 +129,7 @@ class Membership:
         Not a collective. What waits here stays too. Raises ValueError if the state does not fit.
         """
         place = state.Place(saved["rank"], saved["world_size"])
-        state.check(saved, self.recipe, self.parameters, place)
+        state.check(saved, self.recipe, self._known, place)
         self._go_on_from(saved)
         memories, factor = self.recipe.memories(), place.world_size / self.group.size()
         pairs = zip(memories, saved["memories"], strict=True)
@@ -138,20 +140,25 @@ class Membership:
         self.meter.end()
 
     def take_over(self, earlier: "Membership") -> None:
-        """Take over what waits in an earlier attachment to some of these parameters."""
+        """Take over what waits in an earlier attachment to some of these parameters, frozen ones too."""
         earlier.steps.settle_by_gradients()
-        here = {p: name for name, p in self.parameters.items()}
-        names = {old: here[p] for old, p in earlier.parameters.items() if p in here}
+        here = {p: name for name, p in self._known.items()}
+        names = {old: here[p] for old, p in earlier._known.items() if p in here}
         self.follow_loss_scale(earlier.loss_scale)
         mine, theirs = self.recipe.memories(), earlier.recipe.memories()
         same = earlier.keeps_like(self.recipe, self.parameters)
         for memory, other in zip(mine, theirs, strict=True) if same else ():
             held = other.state()
             memory.restore({new: held[old] for old, new in names.items() if old in held})
+            self._say_dropped(held.keys() - names.keys())
         if not same and earlier.handover.active:  # nothing waits; the optimizer has its momentum to itself again
             earlier.handover.give_up(self.group, earlier.loss_scale)
         self.steps.restart(earlier.steps.step, earlier.steps.draw)
         self.handover.accept()
+
+    def _say_dropped(self, names: Collection[str]) -> None:
+        if names and self.group.rank() == 0:
+            _log.warning("what waits for %s is dropped, as this model lacks them", sorted(names))
 
     def keeps_like(self, recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Whether `recipe` has memories for what this one keeps, also where it serves parameters under other names."""

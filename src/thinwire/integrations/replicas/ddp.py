@@ -26,7 +26,7 @@ from thinwire.integrations.momentum.families import family
 from thinwire.integrations.momentum.first_moments import movable
 from thinwire.integrations.replicas.agreement import compare_before_buffers
 from thinwire.integrations.replicas.asked import Asked, asked_for, borne_in_training, chosen
-from thinwire.integrations.replicas.managed import bucket_caps, managed, sparse_weights
+from thinwire.integrations.replicas.managed import bucket_caps, kept_alike, managed, sparse_weights
 from thinwire.integrations.replicas.plain_steps import PlainSteps
 from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.drift import rebroadcast_every
@@ -136,6 +136,7 @@ def _put_together(
         scaler=scaler,
         divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
         may_be_unused=found.may_be_unused,
+        everything=kept_alike(model),
         why=found.why,
     )
 

@@ -1,7 +1,10 @@
 """Which parameters DDP reduces, which have sparse gradients, and how large its buckets are."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 _FIRST_BYTES = 1 << 20  # of the first bucket where bucket_cap_mb is left to DDP
@@ -24,6 +27,21 @@ def managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
             f"{complex_[0]} is complex, and DDP's hooks see only half of its gradient: keep it as torch.view_as_real"
         )
     return {name: p for p, name in names.items()}
+
+
+def kept_alike(model: DistributedDataParallel) -> Callable[[], dict[str, torch.Tensor]]:
+    """Return what lists the parameters, trained or not, and the buffers that DDP sends to all ranks.
+
+    Each rank updates running statistics from its own batch, until DDP sends those of rank 0. They are left out.
+    """
+    module, ignored, sent = model.module, set(model.parameters_to_ignore), model.broadcast_buffers
+
+    def everything() -> dict[str, torch.Tensor]:
+        own = {x for m in module.modules() if isinstance(m, _NormBase) for x in m.buffers(recurse=False)}
+        buffers = [(name, x) for name, x in module.named_buffers() if sent and x not in own]
+        return {name: x for name, x in (*module.named_parameters(), *buffers) if name not in ignored}
+
+    return everything
 
 
 def sparse_weights(module: nn.Module) -> set[torch.Tensor]:

@@ -191,6 +191,7 @@ def _put_together(
         scaler=scaler,
         divisor=lambda joined, steps: size,
         may_be_unused=False,
+        everything=lambda: dict(whole.named_parameters()),
     )
 
 

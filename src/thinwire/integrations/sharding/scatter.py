@@ -134,7 +134,9 @@ def scatter(
     groups = meant({"mesh": mesh})
     found = agreed(groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params)), *_REFUSALS)
     check_fingerprint(recipe, found.parameters, groups[0], described(found.optimizers))
-    attachment = agreed(groups, lambda: _put_together(found, groups[0], scaler), *ASSEMBLY_ERRORS, undo=Attachment.end)
+    attachment = agreed(
+        groups, lambda: _put_together(model, found, groups[0], scaler), *ASSEMBLY_ERRORS, undo=Attachment.end
+    )
     for module in sharded_modules(model):
         module.set_custom_reduce_scatter(found.contributions.kept)
     return Scattered(model, attachment, found.contributions, overlap=overlap)
@@ -161,13 +163,13 @@ def _looked_at(
     parameters = sharded_parameters(model, ignored)
     check_rows(parameters)
     _check_mesh(groups, islands(parameters.values()))
-    shapes = {name: p.shape for name, p in parameters.items()}
+    shapes = {name: p.shape for name, p in model.named_parameters()}
     contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
     check_takeover(contributions, parameters)
     return _Found(parameters, contributions, listed(optimizer))
 
 
-def _put_together(found: _Found, group: Group, scaler: LossScaler | None) -> Attachment:
+def _put_together(model: nn.Module, found: _Found, group: Group, scaler: LossScaler | None) -> Attachment:
     """Return the attachment of what was found on this rank, once no rank refuses. A collective."""
     size = group.size()
     return assembled(
@@ -180,6 +182,7 @@ def _put_together(found: _Found, group: Group, scaler: LossScaler | None) -> Att
         scaler=scaler,
         divisor=lambda joined, steps: size,
         may_be_unused=False,
+        everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
     )
 
 

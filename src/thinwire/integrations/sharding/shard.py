@@ -202,4 +202,5 @@ def _put_together(model: nn.Module, recipe: Reducer, found: _Found, scaler: Loss
         scaler=scaler,
         divisor=lambda joined, steps: size if averages(modules) else 1,
         may_be_unused=False,
+        everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
     )

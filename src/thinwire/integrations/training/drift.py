@@ -1,13 +1,14 @@
 """Drift between replicas: finding parameters that differ between ranks, and sending those of the first to all."""
 
 import weakref
+import zlib
 from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinwire.collectives import Group, all_gather
+from thinwire.collectives import Group, all_gather, all_gather_plain
 from thinwire.integrations.training.gradients import gapless, local
 from thinwire.integrations.training.steps import Steps
 
@@ -17,10 +18,15 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def differing(tensors: Mapping[str, Tensor], group: Group) -> list[str]:
-    """Return the names of tensors whose bits are not the same on every rank. A collective of 16 bytes per tensor.
+    """Return the names of tensors whose bits are not the same on every rank, or that some lack.
 
-    Every rank returns the same list.
+    Every rank returns the same list. A collective of 16 bytes per tensor and, where ranks have others, of their names.
     """
+    everyone = all_gather_plain(zlib.crc32("\n".join(tensors).encode()), group)
+    if everyone.count(everyone[0]) < len(everyone):
+        named = [set(names) for names in all_gather_plain(list(tensors), group)]
+        common = set.intersection(*named)
+        return sorted(set.union(*named) - common) + differing({n: tensors[n] for n in sorted(common)}, group)
     if not tensors:
         return []
     mine = torch.stack([digest(local(tensor)) for tensor in tensors.values()]).view(torch.uint8).view(-1)
