@@ -103,15 +103,16 @@ def test_one_wrong_bit_is_found(ranks: Ranks, dtype: torch.dtype, damage: Callab
 def _differing_elsewhere(what: str) -> list[str]:
     """Let something differ on rank 1 that is not among what is trained."""
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    first = nn.Linear(4, 4)
+    layers = nn.Sequential(first, nn.Linear(4, 4), nn.BatchNorm1d(4))
     layers.register_buffer("scale", torch.ones(3))
-    layers[0].requires_grad_(what not in ("frozen", "thawed"))
+    first.requires_grad_(what not in ("frozen", "thawed"))
     model = DistributedDataParallel(layers)
     attachment = tw.attach(model, tw.recipes.topk())
     model(torch.randn(8, 4, generator=torch.Generator().manual_seed(dist.get_rank()))).square().sum().backward()
-    layers[0].requires_grad_(what != "frozen")
+    first.requires_grad_(what != "frozen")
     if dist.get_rank() == 1:
-        layers[0].weight.data[0] += what in ("frozen", "thawed")
+        first.weight.data[0] += what in ("frozen", "thawed")
         layers.get_buffer("scale")[0] += what == "buffer"
         if what == "added":
             layers.add_module("added", nn.Linear(1, 1, bias=False))

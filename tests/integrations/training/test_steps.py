@@ -5,7 +5,7 @@ import gc
 import io
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -602,6 +602,31 @@ def test_two_models_may_share_a_module(ranks: Ranks, recipe: str) -> None:
     for missing, alike in ranks.run(2, _shared_module, recipe):
         assert missing < 1e-12
         assert alike
+
+
+def _summed_losses(recipe: str, door: str) -> str:
+    """Let two models that share a module see one backward of both losses."""
+    shared = nn.Linear(WIDTH, 40)
+    whole = [nn.Sequential(shared, nn.Linear(40, 4)) for _ in range(2)]
+    if door == "attach":
+        models: list[nn.Module] = [DistributedDataParallel(each) for each in whole]
+        handles: list[Any] = [tw.attach(each, RECIPES[recipe].make()) for each in models]  # type: ignore[arg-type]
+        return told(lambda: _sum(models).backward())
+    handles = [tw.replicate(each, RECIPES[recipe].make()) for each in whole]
+    _sum(whole).backward()
+    return told(lambda: [each.reduce() for each in handles])
+
+
+def _sum(models: Sequence[nn.Module]) -> Tensor:
+    x = batch(0, 0, torch.float32)
+    return models[0](x).square().mean() + models[1](x).square().mean()
+
+
+@pytest.mark.parametrize("door", ["attach", "replicate"])
+@pytest.mark.parametrize("recipe", ["dense", "topk", "powersgd"])
+def test_a_gradient_of_two_attachments_in_one_backward_is_refused(ranks: Ranks, recipe: str, door: str) -> None:
+    for message in ranks.run(2, _summed_losses, recipe, door):
+        assert ("goes through both of their recipes" in message) == (recipe != "dense"), message
 
 
 # --- backward that breaks off on one rank ---

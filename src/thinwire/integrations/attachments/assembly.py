@@ -66,6 +66,9 @@ def assembled(
     for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
         attachment.starvation.attached(each)
     _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
+    for other in _serving_any(parameters):
+        attachment.sharing.add(other)
+        other.sharing.add(attachment)
     _alive.add(attachment)
     return attachment
 
@@ -121,14 +124,22 @@ def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
     If it also serves other parameters still in training, it stays at work beside the new one.
     """
     mine = set(parameters.values())
-    serving = [each for each in _alive if not each.ended and not mine.isdisjoint(each.parameters.values())]
-    found = [each for each in serving if mine.issuperset(p for p in each.parameters.values() if p.requires_grad)]
+    found = [
+        each
+        for each in _serving_any(parameters)
+        if mine.issuperset(p for p in each.parameters.values() if p.requires_grad)
+    ]
     if len(found) > 1:
         raise RuntimeError(
             f"these parameters are served by {len(found)} earlier attachments, and what waits can be taken over from "
             "one: call remove() on the others"
         )
     return found[0] if found else None
+
+
+def _serving_any(parameters: Mapping[str, nn.Parameter]) -> list[Attachment]:
+    mine = set(parameters.values())
+    return [each for each in _alive if not each.ended and not mine.isdisjoint(each.parameters.values())]
 
 
 def check_takeover(recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -42,7 +42,8 @@ class Attachment:
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
     that are thrown away leave every memory as it was. `parameters` maps names to the parameters whose gradients are
     reduced; `names` is the reverse. `everything`: returns what replicas must have alike, frozen parameters too; by
-    default `parameters`. `ended`: whether a later attachment has taken over.
+    default `parameters`. `ended`: whether a later attachment has taken over. `sharing`: others that serve some of these
+    parameters.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Attachment:
         self._watch = any(memory.stateful for memory in recipe.memories())
         self._round, self._staging = Round(step=0, group=group, scale=1.0), Staging()
         self.ended = False
+        self.sharing: weakref.WeakSet[Attachment] = weakref.WeakSet()
         self.starvation = Starvation(recipe.memories(), group.rank())
         observe(self)
 
@@ -271,9 +273,23 @@ class Attachment:
         if self.ended:
             raise RuntimeError("another attachment to these parameters has taken over; train the model it was given")
         names = [self.names[p] for p in parameters]
+        for other in self.sharing:
+            other._refuse_again(self, parameters)
         if self.steps.enter(names, joined=joined):
             self._begin(joined=joined)
         return names
+
+    def _refuse_again(self, other: "Attachment", parameters: Sequence[nn.Parameter]) -> None:
+        """Raise RuntimeError if another attachment reduces gradients of these that have been reduced here already.
+
+        Where neither keeps anything, both give the same mean.
+        """
+        again = [self.names[p] for p in parameters if p in self.names and self.steps.has_reduced(self.names[p])]
+        if again and not self.ended and (self._watch or other._watch):
+            raise RuntimeError(
+                f"the gradient of {again[0]!r}, which two attached models share, goes through both of their recipes in "
+                "one backward: call backward for each model's loss, or wrap both models in one DistributedDataParallel"
+            )
 
     def _begin(self, *, joined: bool) -> None:
         """Get ready for a reduction."""

@@ -116,6 +116,10 @@ class Steps:
             if self.gradients.gone(name):
                 self.thrown_away(name)
 
+    def has_reduced(self, name: str) -> bool:
+        """Whether the gradient that is in place has been reduced, or is being reduced, since backward added to it."""
+        return name in self._seen or name in self.gradients.reduced - self.gradients.added
+
     def note_replaced(self, name: str) -> None:
         """Note that this rank's gradient has replaced a mean without passing autograd's node."""
         if name in self.gradients.reduced:
