@@ -461,15 +461,15 @@ def _left_out() -> float:
 
 
 def _one_is_sick(**options: bool) -> tuple[bool, int, int, dict[int, int], str]:
-    """One of three workers is NaN in all of twelve outer steps."""
+    """After a first outer step, one of three workers is NaN in twelve more."""
     said = list[str]()
     listener = logging.Handler()
     listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("thinwire")
     logger.addHandler(listener)
     worker = Worker(tw.OuterSteps(every=1, recipe=_small("topk"), **options))  # type: ignore[arg-type]
-    before, handle = worker.common(), worker.handle
-    for step in range(12):
+    before, handle = worker.train(range(1)).common(), worker.handle
+    for step in range(1, 13):
         worker.train(range(step, step + 1), poison=step if dist.get_rank() == 1 else None)
     logger.removeHandler(listener)
     moved = not _same(before, worker.common())
@@ -478,12 +478,12 @@ def _one_is_sick(**options: bool) -> tuple[bool, int, int, dict[int, int], str]:
 
 def test_a_sick_worker_is_named_and_does_not_stop_the_others(ranks: Ranks) -> None:
     for rank, (moved, steps, skipped, left_out, said) in enumerate(ranks.run(3, _one_is_sick)):
-        assert (moved, steps, skipped, left_out) == (True, 12, 0, {1: 12})
+        assert (moved, steps, skipped, left_out) == (True, 13, 0, {1: 12})
         assert said.count("worker 1 is not finite") == (2 if rank < 2 else 0)  # the first time, and the tenth
     for rank, (moved, steps, skipped, left_out, said) in enumerate(
         ranks.run(3, partial(_one_is_sick, leave_out=False))
     ):
-        assert (moved, steps, skipped, left_out) == (False, 0, 12, {1: 12})
+        assert (moved, steps, skipped, left_out) == (False, 1, 12, {1: 12})
         assert said.count("nobody took the outer step") == (2 if rank < 2 else 0)
 
 
@@ -636,6 +636,79 @@ def test_sharded_islands_are_workers_too(ranks: Ranks) -> None:
         assert plain
         assert half
         assert far < 1e-12
+
+
+# --- where workers start from ---
+
+
+def _loaded(order: str) -> tuple[str, float]:
+    """Load what workers saved in the middle of a period, or in part, or late. Return what that raised, and how far
+    their mean moves in the next two outer steps."""
+    steps = tw.OuterSteps(every=H, optimizer=partial(SGD, lr=1.0))
+    worker = Worker(steps).train(range(6 * H + ("own" in order)))
+    saved = worker.save()
+    loaded = copy.deepcopy(worker.common())
+    worker.handle.remove()
+    worker = Worker(steps)
+    for word in order.split():
+        match word:
+            case "own":
+                worker.model.load_state_dict(saved["model"])
+                worker.optimizer.load_state_dict(saved["optimizer"])
+            case "alike":
+                worker.model.load_state_dict(loaded)
+            case "alone":
+                if dist.get_rank() == 1:
+                    worker.model.load_state_dict(loaded)
+            case "handle":
+                worker.handle.load_state_dict(saved["handle"])
+            case "back":
+                worker.handle.go_back()
+    said = told(worker.train, range(6 * H + 1, 8 * H + 1))
+    return said, _far(loaded, worker.common())
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ("own handle", ""),
+        ("handle own", ""),
+        ("handle back own", ""),
+        ("own handle back", ""),
+        ("handle back", ""),
+        ("alike", ""),
+        ("alone back", ""),
+        ("own", r"workers \[0, 1\] of 2.*load_state_dict.*before outer"),
+        ("alone", r"workers \[1\] of 2.*load_state_dict.*before outer"),
+        ("handle", r"workers \[0, 1\] of 2.*the model is as it was made.*go_back"),
+    ],
+)
+def test_what_is_loaded_late_is_not_taken_for_training(ranks: Ranks, order: str, words: str) -> None:
+    for said, far in ranks.run(2, _loaded, order):
+        assert re.search(f"^RuntimeError.*{words}" if words else "^nothing$", said, re.DOTALL), said
+        assert words or order == "alone back" or far < 0.2
+
+
+def _loaded_by_who_joins() -> str:
+    world, alone = dist.group.WORLD, [dist.new_group([r], use_local_synchronization=True) for r in [dist.get_rank()]]
+    assert world is not None
+    old = dist.new_group([0, 1])
+    worker = Worker(METHODS["diloco"](), group=alone[0] if dist.get_rank() == 2 else old)
+    if dist.get_rank() < 2:
+        worker.train(range(H + 1))
+    worker.handle.regroup(world, joining=dist.get_rank() == 2)
+    if dist.get_rank() == 2:
+        worker.model.load_state_dict({name: x + 1 for name, x in worker.own().items()})
+    said = told(worker.train, range(H + 1, H + 2))
+    if dist.get_rank() == 2:
+        worker.handle.go_back()
+    worker.train(range(H + 1, 2 * H))
+    return said if worker.handle.verify_replicas() else "apart"
+
+
+def test_who_joins_does_not_load_anew(ranks: Ranks) -> None:
+    for said in ranks.run(3, _loaded_by_who_joins):
+        assert re.search(r"RuntimeError.*workers \[2\] of 3.*after they had joined", said, re.DOTALL), said
 
 
 # --- workers that come and go ---

@@ -24,6 +24,7 @@ class Fragment:
 
     The latter are float32 or wider: small means would vanish in 16 bits. Own ones of 16 bits hold them rounded.
     `attachment` reduces Δ = global − own to its mean, and `optimizer` takes that as the gradient of the global ones.
+    `islands`: the groups of ranks that hold the parameters together, where these are sharded.
     `arrived`: whether a mean is here and not applied yet. `landed`: whether one is here of which it is not known yet if
     all workers have it. `finished`: exchanges that are over. `waited`: seconds that this worker has waited for means.
     """
@@ -36,7 +37,7 @@ class Fragment:
         self._buckets: Sequence[GradientBucket] = list(buckets(list(self.parameters.values()), _BUCKET_BYTES))
         self._flying: list[torch.futures.Future[Tensor]] = []
         sharded = next((p for p in self._own.values() if isinstance(p, DTensor)), None)
-        self._islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()
+        self.islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()
         self.arrived = self.landed = False
         self.finished = 0
         self.waited = 0.0
@@ -62,6 +63,16 @@ class Fragment:
     def own_parameters(self) -> Sequence[nn.Parameter]:
         """This worker's parameters, as its model has them."""
         return list(self._own.values())
+
+    def moved(self) -> bool:
+        """Whether this worker's own parameters are not the global ones."""
+        return any(not torch.equal(self.parameters[name].detach().to(x.dtype), x) for name, x in self.own().items())
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Make this worker's own parameters the global ones."""
+        for name, mine in self.own().items():
+            self.parameters[name].copy_(mine)
 
     @torch.no_grad()
     def measure(self) -> None:
@@ -141,10 +152,10 @@ class Fragment:
 
     def _everywhere(self, sound: bool) -> bool:
         """Whether it is so on all ranks of the island: each has but a shard, and they must not decide apart."""
-        if not self._islands:
+        if not self.islands:
             return sound
         found = torch.tensor(float(sound), device=self.device)
-        for group in self._islands:
+        for group in self.islands:
             dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
         return bool(found)
 

@@ -88,7 +88,7 @@ def outer(
     start_alike(whole, group)
     weights = Weights(group, steps, samples)
     fragments = [_fragment(part, steps, weights) for part in parts]
-    frozen = [local(p).detach() for p in whole.parameters() if not p.requires_grad]
+    frozen = {name: local(p).detach() for name, p in whole.named_parameters() if not p.requires_grad}
     return Outer(steps, fragments, optimizers, RunningStatistics(whole), frozen, weights, elastic=elastic)
 
 

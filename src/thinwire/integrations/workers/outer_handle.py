@@ -19,6 +19,7 @@ from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
 from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
 from thinwire.integrations.workers.running import RunningStatistics
+from thinwire.integrations.workers.starting import Start
 from thinwire.integrations.workers.weights import Clock, Sick, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
@@ -42,13 +43,13 @@ class Outer:
         fragments: Sequence[Fragment],
         optimizers: Sequence[torch.optim.Optimizer],
         running: RunningStatistics,
-        frozen: Sequence[Tensor],
+        frozen: Mapping[str, Tensor],
         weights: Weights,
         *,
         elastic: bool = False,
     ) -> None:
         self.steps, self.fragments, self._optimizers = steps, fragments, optimizers
-        self._running, self._frozen = running, frozen
+        self._running, self._frozen = running, dict(frozen)
         self._weights, self._clock = weights, Clock(steps.every)
         self._elastic = elastic
         self.inner_steps = self.ticks = 0
@@ -57,7 +58,10 @@ class Outer:
         for fragment in fragments:
             fragment.attachment.meter = self._meter
         self._stepped: set[torch.optim.Optimizer] = set()
-        self._hooks = [each.register_step_post_hook(self._after) for each in optimizers]
+        self._begin = Start(fragments, frozen)
+        unseen = torch.compiler.disable  # in a compiled step, Dynamo must not trace them
+        self._hooks = [each.register_step_pre_hook(unseen(self._before)) for each in optimizers]
+        self._hooks += [each.register_step_post_hook(unseen(self._after)) for each in optimizers]
         AT_WORK.update(optimizers)
 
     @property
@@ -110,12 +114,12 @@ class Outer:
         )
 
     def verify_replicas(self) -> bool:
-        """Return whether every global parameter is bit-identical on all workers. A collective."""
+        """Return whether every global and every frozen parameter is bit-identical on all workers. A collective."""
         return not self.differing_parameters()
 
     def differing_parameters(self) -> list[str]:
-        """Return the names of global parameters that differ between workers. A collective."""
-        return differing(self.parameters, self.group)
+        """Return the names of global and of frozen parameters that differ between workers. A collective."""
+        return differing(self.parameters | self._frozen, self.group)
 
     def go_back(self) -> None:
         """Give this worker's model the global parameters, and drop what its optimizers hold that is not finite.
@@ -156,6 +160,7 @@ class Outer:
                 if self.steps.done(part, self.ticks - self.steps.delay) > self.fragments[part].finished:
                     self._finish(part)
         self._clock.restart()
+        self._begin.regroups(joining=joining)
 
     def forget(self) -> None:
         """Drop everything that waits in memories. Call it on every worker."""
@@ -183,6 +188,7 @@ class Outer:
         If any worker's state does not fit it or the others', raises ValueError on all and changes nothing.
         """
         agree(self.group, lambda: self.check_state_dict(saved))
+        self._begin.loads()
         self.ticks = outer_state.load(saved, self.fragments, self.steps)
         self.inner_steps, self._clock.steps = saved["own"]
         self._meter.end()
@@ -196,6 +202,13 @@ class Outer:
         for fragment in self.fragments:
             fragment.land_if_possible()
             fragment.attachment.end()
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        """Before the first inner step, see where workers start from."""
+        if self._begin.pending and self._begin.check(self.group):
+            for fragment in self.fragments:
+                fragment.adopt()
+            self._running.take(self._running.tensors)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Count an inner step once all optimizers have stepped."""
@@ -288,8 +301,8 @@ class Outer:
             return
         self.ticks = outer_state.join(saved, self.fragments, self.steps)
         self._running.take(running)
-        for mine, theirs in zip(self._frozen, frozen, strict=True):
-            mine.copy_(theirs)
+        for name, mine in self._frozen.items():
+            mine.copy_(frozen[name])
         self._clock.restart()
         self.go_back()
 

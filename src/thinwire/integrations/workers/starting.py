@@ -1,0 +1,102 @@
+"""Where workers start from: what is loaded into a model late, or not at all, must not be taken for training."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor
+
+from thinwire.collectives import Group, all_gather_plain
+from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.training.drift import digest
+from thinwire.integrations.workers.fragments import Fragment
+
+_log = logging.getLogger("thinwire")
+
+
+@final
+class Start:
+    """What a worker's own parameters must be before an inner step. `pending`: whether workers have yet to compare."""
+
+    def __init__(self, fragments: Sequence[Fragment], frozen: Mapping[str, Tensor]) -> None:
+        self._fragments, self._frozen = fragments, frozen
+        self._rule, self.pending = self._late, True
+        self._made: Sequence[object] = ()
+
+    def loads(self) -> None:
+        """Note that the handle is about to load a state. The model may have been loaded before, or will be."""
+        if self._rule == self._late and not self._moved():
+            self._rule, self._made = self._unloaded, self._own()
+        elif self._rule != self._unloaded:
+            self._rule = self._anything
+        self.pending = True
+
+    def regroups(self, *, joining: bool) -> None:
+        """Note that the group is another one. Who joins has the global parameters."""
+        self._rule, self.pending = self._changed if joining else self._rule, True
+
+    def check(self, group: Group) -> bool:
+        """Compare where workers start from. Return whether all have loaded the same, which they then go on from.
+
+        A collective of the group, and of a sharded island. Raises RuntimeError, on every rank of them if on any.
+        """
+        word = self._rule()
+        frozen = {name: digest(x).tolist() for name, x in self._frozen.items()}
+        everyone = all_gather_plain([word, self._own() if word else [], frozen], group)
+        late = agreed(self._fragments[0].islands, lambda: _judged([each[:2] for each in everyone]), RuntimeError)
+        differing = [name for name in frozen if any(each[2][name] != frozen[name] for each in everyone)]
+        if differing and group.rank() == 0:
+            _log.warning("%d frozen parameters differ between workers, such as %r", len(differing), differing[0])
+        if late and group.rank() == 0:
+            _log.warning(_ADOPTED)
+        self._rule, self.pending = self._anything, False
+        return bool(late)
+
+    def _own(self) -> list[Any]:
+        return [digest(x).tolist() for fragment in self._fragments for x in fragment.own().values()]
+
+    def _moved(self) -> bool:
+        return any(fragment.moved() for fragment in self._fragments)
+
+    def _late(self) -> str:
+        return _LATE if self._moved() else ""
+
+    def _changed(self) -> str:
+        return _CHANGED if self._moved() else ""
+
+    def _unloaded(self) -> str:
+        return _UNLOADED if self._moved() and self._own() == self._made else ""
+
+    def _anything(self) -> str:
+        return ""
+
+
+_LATE = (
+    "their models were changed between outer() and the first step, and workers are not alike: what was loaded would be "
+    "taken for training, and undone. To resume, call handle.load_state_dict() with what each worker saved, too. To "
+    "start from other weights, load them before outer(), or the same on every worker. handle.go_back() undoes the change"
+)
+_CHANGED = (
+    "their models were changed after they had joined: load before regroup(joining=True), or call handle.go_back() on "
+    "them, as what was loaded would be taken for training"
+)
+_UNLOADED = (
+    "the handle's state was loaded, and the model is as it was made: load the model that each worker saved beside it, "
+    "too, or call handle.go_back() on every worker"
+)
+_ADOPTED = (
+    "the model was loaded after outer(), alike on all workers: they go on from that. If this resumes a training, load "
+    "the handle's state, too, or outer momentum and what waits start anew"
+)
+
+
+def _judged(everyone: Sequence[Sequence[Any]]) -> bool:
+    """Return whether all were loaded late and are alike. Raises RuntimeError where something is wrong."""
+    wrong = {rank: word for rank, (word, _) in enumerate(everyone) if word}
+    if not wrong:
+        return False
+    if set(wrong.values()) == {_LATE} and all(each == everyone[0] for each in everyone):
+        return True
+    word = next(iter(wrong.values()))
+    ranks = [each for each, said in wrong.items() if said == word]
+    raise RuntimeError(f"workers {ranks} of {len(everyone)}: {word}")
