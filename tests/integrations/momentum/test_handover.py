@@ -6,6 +6,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,37 @@ def test_momentum_that_is_set_after_backward_waits_for_the_next_and_that_is_said
     ((apart, said),) = ranks.run(1, _momentum_set_late, by_hook)
     assert apart == 0
     assert len([each for each in said if "between backward and step" in each]) == 1
+
+
+def _regularised(recipe: str, first: bool, closure: bool) -> float:
+    """Call the backward of a regulariser of its own, before the model's or after it."""
+    plain, ours = _pair("several buckets", recipe, weight_decay=0.1)
+    for training in (plain, ours):
+
+        def backward(step: int, training: Training = training) -> float:
+            training.optimizer.zero_grad()
+            for ours_now in (True, False):
+                if ours_now == first:
+                    sum(p.abs().sum() for p in training.model.parameters()).backward()  # type: ignore[union-attr]
+                else:
+                    training.backward(step)
+            return 0.0
+
+        for step in range(6):
+            if closure:
+                training.optimizer.step(partial(backward, step))
+            else:
+                backward(step)
+                training.optimizer.step()
+    return _apart(plain, ours)
+
+
+@pytest.mark.parametrize("closure", [False, True])
+@either
+def test_what_is_added_after_the_reduction_has_no_momentum(ranks: Ranks, recipe: str, closure: bool) -> None:
+    assert max(ranks.run(2, _regularised, recipe, True, closure)) < 1e-12
+    for said in ranks.run(2, told, _regularised, recipe, False, closure):
+        assert said.startswith("MomentumError: a backward pass of its own has added to the gradient of '0.weight'")
 
 
 class _SGDW(torch.optim.SGD):

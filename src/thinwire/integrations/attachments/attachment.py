@@ -11,6 +11,7 @@ from torch.futures import Future
 
 from thinwire.checked import checked
 from thinwire.collectives import Group, Staging, used_here
+from thinwire.errors import MomentumError
 from thinwire.handle import MemoryUse
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import Divisor, Membership
@@ -165,19 +166,34 @@ class Attachment:
         return future.then(finish)
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise PayloadError if what a GPU has received for these gradients was malformed."""
+        """Raise PayloadError if what a GPU has received for these gradients was malformed.
+
+        Raises MomentumError if something was added to one that momentum is to be applied to, after it was reduced.
+        """
         self.steps.refuse_malformed(optimizer)
+        self._refuse_added(optimizer)
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         """Keep what was staged for this optimizer's gradients. Raises RuntimeError for LBFGS if anything waits.
 
         An optimizer may call its closure several times; the gradients of every call count as taken.
         """
+        if evaluated:
+            self._refuse_added(optimizer)
         if evaluated and isinstance(optimizer, torch.optim.LBFGS):
             self._take_exactly(optimizer)
         elif self.steps.stepped(optimizer) and not evaluated:
             _kept_by.setdefault(optimizer, set()).add(self)
             self.starvation.stepped(optimizer)
+
+    def _refuse_added(self, optimizer: torch.optim.Optimizer) -> None:
+        added = self.steps.added_to_means(optimizer) if self.membership.handover.corrects else []
+        if added:
+            raise MomentumError(
+                f"a backward pass of its own has added to the gradient of {added[0]!r} after that was reduced, and "
+                "momentum is in the memory, where nothing would apply it to that: add such a term to the loss, or call "
+                "its backward before the model's"
+            )
 
     def _take_exactly(self, optimizer: torch.optim.Optimizer) -> None:
         waited = self.waits

@@ -52,6 +52,7 @@ class Correction(Handover):
         self._every, self._memories = memories, corrections(memories)
         _check_memories(self._memories, memories, optimizers)
         self._names, self.active = names, bool(self._memories)
+        self.corrects = self.active
         self._held = Holdings(optimizers if self._memories else (), names)
         self._own = next((memory.momentum for memory in self._memories if memory.momentum is not None), None)
         self._moved, self._said = 0.0, False
@@ -131,7 +132,7 @@ class Correction(Handover):
     def end(self) -> None:
         """Stop taking part in the optimizer's steps."""
         self._held.end()
-        self._memories, self.active = [], False
+        self._memories, self.active, self.corrects = [], False, False
 
     def settings(self) -> list[list[Any]]:
         """Return [momentum, nesterov] of each memory, for `restore`."""

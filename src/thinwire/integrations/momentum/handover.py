@@ -28,10 +28,11 @@ _marks: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[nn.Parameter, str]
 class Handover(ABC):
     """Hands momentum over from optimizers to memories, and back. A `Participant` in the optimizers' steps.
 
-    `active`: whether memories apply momentum.
+    `active`: whether memories apply momentum. `corrects`: whether they do so to all of a gradient, as SGD does.
     """
 
     active: bool
+    corrects: bool = False
 
     def check_returnable(self) -> None:  # noqa: B027 - most are
         """Raise RuntimeError if memories apply momentum that nothing can take back."""

@@ -212,6 +212,11 @@ class Steps:
         if unsure and self._owned_by(optimizer):
             self.close_if_done()
 
+    def added_to_means(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Return for which parameters of this optimizer something was added to a mean that is in place."""
+        added = (self.gradients.added & self.gradients.reduced) - self._seen
+        return [name for name in self._owned_by(optimizer) if name in added] if added else []
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Keep what was staged for this optimizer's gradients. Return whether it holds any of the parameters.
 
