@@ -1,19 +1,23 @@
 """Does the planner keep its word? Real training behind links of many rates, against what it predicted.
 
     python benchmarks/planner.py grid --data ../shared/data --json grid.json --plot grid.png
+    python benchmarks/planner.py latency --json latency.json --page docs/measurements/planner.md
     python benchmarks/planner.py follow --json follow.json --plot follow.png
     python benchmarks/planner.py scaling --json scaling.json --plot scaling.png
 
 `grid`: for each model, number of workers and link: the steps that were predicted, and the steps as measured, of plain
 DDP, of every candidate for all tensors, of the plan, and of plan="auto", which take turns. It ends with the median
 error of the predictions, with the regret (by what share of its step the best candidate is faster), and with how much
-slower plan="auto" is than plain DDP where it is slowest. `follow`: a link that slows down and recovers while a model
+slower plan="auto" is than plain DDP where it is slowest. `latency`: the same of
+plain DDP, the candidates and the plan alone, on links of many latencies and rates; it goes on where its JSON ends.
+`follow`: a link that slows down and recovers while a model
 trains. `scaling`: steps of 2, 4 and 8 workers against what is simulated for them from a profile of 2.
 """
 
 import json as js
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -23,7 +27,7 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from planner_parts.figures import Cell, Event, cell, summary
+from planner_parts.figures import Cell, Event, Far, cell, far_page, summary
 from planner_parts.plot import draw_follow, draw_grid, draw_scaling
 from planner_parts.worker import AGAIN, BUDGET, PLANNED, SMALLEST, WATCHED
 from rich.console import Console
@@ -85,6 +89,46 @@ def _cells(
             cluster.limit(parse_rate(link))
             events = list(_events(cluster, {"task": "cell", "problem": problem, "seconds": seconds}))
             yield cell(model, workers, link, events)
+
+
+@app.command()
+def latency(
+    json: Annotated[Path, typer.Option(help="Write the results here, and go on where they end.")],
+    workers: Annotated[int, typer.Option(help="Workers.")] = 2,
+    latencies: Annotated[str, typer.Option(help="From one worker to another.")] = "0ms,5ms,25ms,50ms,100ms",
+    rates: Annotated[str, typer.Option(help="Rates of the workers' links.")] = "10mbit,100mbit,1gbit",
+    seconds: Annotated[float, typer.Option(help="Training that each row is measured for, at least five steps.")] = 1.0,
+    page: Annotated[Path | None, typer.Option(help="Put the table here, between <!-- latency --> and its end.")] = None,
+) -> None:
+    """Run the grid of latencies: 15 cells, some 25 minutes."""
+    cells = [Far(**each) for each in js.loads(json.read_text())["cells"]] if json.exists() else []
+    for away, rate in ((away, rate) for away in latencies.split(",") for rate in rates.split(",")):
+        if (workers, away, rate) not in {(each.workers, each.latency, each.rate) for each in cells}:
+            cells.append(_far(workers, away, rate, seconds))
+            _save(json, "latency", cells=[asdict(each) for each in cells])
+            console.print(" ".join(cells[-1].row()), highlight=False, markup=False)
+    text = far_page(cells)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    if page is not None:
+        block = "<!-- latency -->\n\n{}\n\n<!-- /latency -->"
+        page.write_text(re.sub(block.format(".*"), lambda _: block.format(text), page.read_text(), flags=re.DOTALL))
+
+
+def _far(workers: int, away: str, rate: str, seconds: float) -> Far:
+    with Cluster(workers, parse_rate(f"{rate}/{away}"), HANDLER) as cluster:
+        if not cluster.throttled:
+            raise typer.BadParameter(f"links cannot be limited here: {cluster.label}")
+        events = list(_events(cluster, {"task": "planned", "problem": _TRANSFORMER, "seconds": seconds}))
+    plan = _only(events, "plan")
+    measured = {event["name"]: event["seconds"] for event in events if event["kind"] == "times"}
+    return Far(
+        workers=workers,
+        latency=away,
+        rate=rate,
+        planning=plan["seconds"],
+        predicted=plan["predicted"],
+        measured={name: measured[name] for name in plan["predicted"]},
+    )
 
 
 @app.command()

@@ -79,4 +79,5 @@ def profiles(draw: st.DrawFn, *, most_buckets: int = 4) -> Profile:
         rest=draw(_seconds),
         busy=dict.fromkeys(TRANSPORTS, Link(latency=draw(st.floats(0, 1e-3)), bandwidth=1e9)),
         slowdown=draw(st.floats(0, 3)),
+        made=draw(st.sampled_from(({}, {"backend": "gloo"}))),
     )

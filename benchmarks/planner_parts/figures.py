@@ -75,6 +75,59 @@ def cell(model: str, workers: int, link: str, events: Iterable[Event]) -> Cell:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Far:
+    """A link with latency. Seconds of a step: predicted, and of every measured step; and those of planning."""
+
+    workers: int
+    latency: str
+    rate: str
+    planning: float
+    predicted: Mapping[str, float]
+    measured: Mapping[str, Sequence[float]]
+
+    @property
+    def best(self) -> str:
+        """The fastest candidate, as measured; the plan is none."""
+        return min((name for name in self.measured if name != PLANNED), key=self._seconds)
+
+    @property
+    def regret(self) -> float:
+        """By what share of the best candidate's step is the plan slower?"""
+        return max(0.0, self._seconds(PLANNED) / self._seconds(self.best) - 1)
+
+    def errors(self) -> list[float]:
+        """Return the errors of the predictions, relative to the measurements."""
+        return [self.predicted[name] / self._seconds(name) - 1 for name in self.measured]
+
+    def row(self) -> list[str]:
+        """Return the cells of its row in the page: measured ms and the error of the prediction, the best bold."""
+        shown = (
+            f"{1e3 * self._seconds(name):,.0f} ({error:+.0%})"
+            for name, error in zip(self.measured, self.errors(), strict=True)
+        )
+        marked = (f"**{text}**" if name == self.best else text for name, text in zip(self.measured, shown, strict=True))
+        return [self.latency, self.rate, f"{self.planning:.0f} s", *marked, f"{self.regret:.1%}"]
+
+    def _seconds(self, name: str) -> float:
+        return median(self.measured[name])
+
+
+def far_page(cells: Sequence[Far]) -> str:
+    """Return the grid of latencies as the page has it."""
+    names = list(cells[0].measured)
+    heading = ["latency", "rate", "planning", *names, "regret of the plan"]
+    lines = (f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *(each.row() for each in cells)))
+    errors = [abs(error) for each in cells for error in each.errors()]
+    regrets = [each.regret for each in cells]
+    told = (
+        f"{len(errors)} predictions, median error **{median(errors):.1%}**. Regret of the plan: median "
+        f"{median(regrets):.1%}, largest **{max(regrets):.1%}**. Planning took up to "
+        f"{max(each.planning for each in cells):.0f} s."
+    )
+    return "\n".join([told, "", *lines])
+
+
 def summary(cells: Sequence[Cell]) -> dict[str, float]:
     """Return the summary of the grid."""
     errors = [abs(each.error(name)) for each in cells for name in each.predicted]

@@ -93,6 +93,19 @@ def cell(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
     emit({"kind": "same", "same": attached.verify_replicas()})
 
 
+def planned(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
+    """Plan, and train with every candidate, the plan and plain DDP in turns; emit predictions and seconds of steps."""
+    start = time.perf_counter()
+    plan = _plan(training)
+    emit(
+        {"kind": "plan", "seconds": time.perf_counter() - start, "plan": plan.to_json(), "predicted": _predicted(plan)}
+    )
+    methods = [(name, attach) for name, attach in _methods(training.model, plan) if name not in (WATCHED, AGAIN)]
+    runs = {name: Run(training, attach) for name, attach in methods}
+    for name, seconds in _in_turns(runs, job["seconds"]).items():
+        emit({"kind": "times", "name": name, "seconds": seconds})
+
+
 def follow(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
     """Train with plan="auto" while the links are changed. Emit every step, and finally the history."""
     run = _trained(Run(training, lambda model: thinwire.attach(model, plan=BUDGET)), job, emit)
@@ -114,6 +127,7 @@ def _trained(run: Run, job: Mapping[str, Any], emit: Emit) -> Run:
 
 _TASKS: Mapping[str, Callable[[Problem, Mapping[str, Any], Emit], None]] = {
     "cell": cell,
+    "planned": planned,
     "follow": follow,
     "train": train,
 }

@@ -27,6 +27,7 @@ from thinwire.planner import (
     fastest,
     minimum_ratio,
     renamed,
+    spans,
     step_seconds,
 )
 from thinwire.planner.decide import chosen
@@ -183,6 +184,21 @@ def test_a_step_by_hand() -> None:
     last = 3 * (1e-4 + 0.08 * 25_000 / 1e7) + 1e-9 * 25_000
     assert compressed == pytest.approx(late + 1e-9 * 25_000 + last + 0.005)
     assert decode < last
+
+
+def test_latencies_of_two_collectives_in_flight_overlap_and_their_bytes_do_not() -> None:
+    link = Link(latency=0.1, bandwidth=1e7)
+    one = profile({0.10: [("a", 250_000)]}, link=link, costs={}, world_size=2)
+    two = profile({0.10: [("a", 250_000)], 0.12: [("b", 250_000)]}, link=link, costs={}, world_size=2)
+    alone = 2 * (0.1 + 0.5e6 / 1e7)
+    assert step_seconds(two) == pytest.approx(0.10 + 2 * alone)
+    one, two = (replace(each, made={"backend": "gloo"}) for each in (one, two))
+    assert step_seconds(one) == pytest.approx(0.10 + alone)
+    assert step_seconds(two) == pytest.approx(0.10 + 2 * alone - 0.1)
+    first, second = (span for span in spans(two) if span.track == "wire")
+    assert first.end == pytest.approx(0.10 + alone)
+    assert second.start == first.end
+    assert second.end == pytest.approx(0.10 + 2 * alone - 0.1)
 
 
 def test_decoding_waits_for_the_decoding_before() -> None:

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, final
 
 from thinwire.checked import Number, checked
 from thinwire.planner.candidates import Candidate, candidate
 from thinwire.planner.profile import Bucket, Cost, Gradient, Profile
+
+_IN_FLIGHT: Mapping[object, int] = MappingProxyType({"gloo": 2})
+"""How many collectives torch lets a backend's threads work on at once; others wait for each other."""
 
 
 @final
@@ -14,7 +18,8 @@ from thinwire.planner.profile import Bucket, Cost, Gradient, Profile
 class Work:
     """What the tensors of one bucket that share a candidate cost: the bytes on the wire, and the seconds of each part.
 
-    `busy`: the seconds by which the exchange delays computing that overlaps it.
+    `holds`: the seconds for which the exchange holds up the next one. `busy`: those by which it delays computing that
+    overlaps it.
     """
 
     name: str
@@ -22,6 +27,7 @@ class Work:
     nbytes: float
     encode: float
     exchange: float
+    holds: float
     decode: float
     busy: float
 
@@ -61,6 +67,7 @@ def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
         encode = sum(cost.encode(g.numel) for g in mine)
         decode = sum(max(0.0, cost.decode(g.numel) + further * cost.each(g.numel)) for g in mine)
         more = _rounds(found, profile) * sum(cost.exchange(g.numel) for g in mine)
+    trips = messages(found, 0.0, whole, profile)  # those of several exchanges overlap; their bytes share the wire
     busy = profile.slowdown * (messages(found, nbytes, whole, profile, busy=True) + more)
     return Work(
         name=name,
@@ -68,6 +75,7 @@ def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
         nbytes=nbytes,
         encode=encode,
         exchange=exchange + more,
+        holds=exchange + more - trips * (1 - 1 / _IN_FLIGHT.get(profile.made.get("backend"), 1)),
         decode=decode,
         busy=min(busy, exchange + more),
     )
@@ -98,8 +106,9 @@ def passed(state: State, ready: float, works: Sequence[Work]) -> State:
     late, wire, decoded = state
     for part in works:
         late += part.encode
-        wire = max(ready + late, wire) + part.exchange
-        decoded = max(wire, decoded) + part.decode
+        start = max(ready + late, wire)
+        wire = start + part.holds
+        decoded = max(start + part.exchange, decoded) + part.decode
         late += part.busy  # the same whenever it starts: a faster link must not cost time
     return State(late, wire, decoded)
 
@@ -131,27 +140,28 @@ def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") ->
 def spans(profile: Profile, choice: Mapping[str, str] | str = "dense") -> list[Span]:
     """What does a step spend its time on? `rest` is left out: the last span ends that long before `step_seconds`.
 
-    A "compute" span ends where a bucket is ready.
+    A "compute" span ends where a bucket is ready. Exchanges in flight at once are drawn one after the other.
     """
-    state, reached, computed = State(), 0.0, profile.timeline.computed
+    state, reached, arrived, computed = State(), 0.0, 0.0, profile.timeline.computed
     found: list[Span] = []
     for bucket in profile.timeline.buckets:
         found.append(Span("compute", "compute", reached + state.late, bucket.ready + state.late))
         reached = bucket.ready
         for part in works(bucket, _each(choice, bucket), profile):
             after = passed(state, reached, (part,))
-            found += _parts(part, reached, state, after)
-            state = after
+            found += _parts(part, reached, state, after, arrived)
+            state, arrived = after, max(arrived, found[-2].end)
     found.append(Span("compute", "compute", reached + state.late, computed + state.late))
     return [span for span in found if span.end > span.start]
 
 
-def _parts(part: Work, ready: float, before: State, after: State) -> list[Span]:
+def _parts(part: Work, ready: float, before: State, after: State, arrived: float) -> list[Span]:
     encoded = ready + before.late + part.encode
+    sent = max(encoded, before.wire)
     return [
         Span("compute", "encode", ready + before.late, encoded),
         Span("compute", "slowed", encoded, ready + after.late),
-        Span("wire", part.name, after.wire - part.exchange, after.wire),
+        Span("wire", part.name, max(sent, arrived), sent + part.exchange),
         Span("decode", part.name, after.decoded - part.decode, after.decoded),
     ]
 

@@ -72,7 +72,9 @@ def _cost(ratio: float) -> Cost:
     )
 
 
-def _profile(sizes: Mapping[str, int], link: Link, *, workers: int = 2, slowdown: float = 0.0) -> Profile:
+def _profile(
+    sizes: Mapping[str, int], link: Link, *, workers: int = 2, slowdown: float = 0.0, backend: str = "nccl"
+) -> Profile:
     buckets = tuple(
         Bucket(ready=0.01 * (place + 1), gradients=(Gradient(name=name, numel=numel),))
         for place, (name, numel) in enumerate(sizes.items())
@@ -85,7 +87,7 @@ def _profile(sizes: Mapping[str, int], link: Link, *, workers: int = 2, slowdown
         costs={"fp16": _cost(2), "topk:0.01": _cost(80)},
         slowdown=slowdown,
         tiers=["groups of 2, same host: 0.10 ms, 8 Mbit/s"],
-        made={"world_size": workers, "link": "8 Mbit/s"},
+        made={"world_size": workers, "link": "8 Mbit/s", "backend": backend},
     )
 
 
@@ -412,11 +414,14 @@ def _apart(times: Iterable[tuple[float, float]]) -> bool:
     return all(end <= start + 1e-12 for (_, end), (start, _) in itertools.pairwise(ordered))
 
 
-@pytest.mark.parametrize("link", [SLOW, FAST, Link(latency=1e-3, bandwidth=1e8)])
+@pytest.mark.parametrize("link", [SLOW, FAST, Link(latency=1e-3, bandwidth=1e8), Link(latency=0.1, bandwidth=1e8)])
 @pytest.mark.parametrize("slowdown", [0.0, 1.5])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("name", ["dense", "fp16", "topk:0.01"])
-def test_what_is_drawn_ends_with_the_step_and_shares_no_track(link: Link, slowdown: float, name: str) -> None:
-    profile = _profile({"a": 50_000, "b": 1000, "c": 200_000}, link, slowdown=slowdown)
+def test_what_is_drawn_ends_with_the_step_and_shares_no_track(
+    link: Link, slowdown: float, backend: str, name: str
+) -> None:
+    profile = _profile({"a": 50_000, "b": 1000, "c": 200_000}, link, slowdown=slowdown, backend=backend)
     for choice in ({"a": name}, {"b": name, "c": name}, dict.fromkeys("abc", name)):
         last = max(span.end for span in spans(profile, choice))
         assert last + profile.timeline.rest == pytest.approx(step_seconds(profile, choice), abs=1e-12)
