@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, NamedTuple, final
 
 import torch
@@ -40,6 +40,12 @@ class Figures:
     exchange_ms: Measured = 0.0
     decode_ms: Measured = 0.0
     residual_ratio: Measured = math.nan
+
+    def __repr__(self) -> str:
+        """Return the figures in words, and only that nothing was exchanged if so: most are not known then."""
+        if math.isnan(self.density) and not self.dense_bytes:
+            return f"Figures(steps={self.steps}, nothing exchanged)"
+        return f"Figures({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in fields(self))})"
 
 
 @checked

@@ -3,6 +3,8 @@
 import copy
 import logging
 import math
+import warnings
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +14,9 @@ import torch.distributed as dist
 from cases import RECIPES
 from ddp_models import Training, mlp
 from ranks import Ranks, told
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
@@ -132,6 +136,107 @@ def _one_loads_nothing(kind: str, evaluates: bool) -> str:
 def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, kind: str, evaluates: bool) -> None:
     for said in ranks.run(2, _one_loads_nothing, kind, evaluates):
         assert said.startswith("StateError: rank 0 goes on from {'step': 1"), said
+
+
+# --- what becomes of the model around it ---
+
+
+class _Growing(nn.Module):
+    """Has an adapter beside its layer once somebody adds that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.adapter: nn.Module | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if self.adapter is None else self.layer(x) + self.adapter(x)
+
+
+class _Door:
+    """A model in training by one of the doors."""
+
+    def __init__(self, door: str) -> None:
+        torch.manual_seed(0)
+        self.module: Any = _Growing()
+        recipe, self.reduces = tw.recipes.topk(density=0.1, minimum_size=0), door == "replicate"
+        if door == "attach":
+            self.model: Any = DistributedDataParallel(self.module)
+            self.handle: Any = tw.attach(self.model, recipe)
+        elif door == "replicate":
+            self.model, self.handle = self.module, tw.replicate(self.module, recipe)
+        else:
+            shape = (2, 1) if door == "shard" else (2,)
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "rest")[: len(shape)])
+            self.model = fully_shard(self.module, mesh=mesh["rest"] if door == "shard" else mesh)
+            self.handle = (tw.shard if door == "shard" else tw.scatter)(self.model, recipe, mesh=mesh)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(4, 16)).square().mean().backward()
+        if self.reduces:
+            self.handle.reduce()
+        self.optimizer.step()
+
+
+DOORS = pytest.mark.parametrize("door", ["attach", "replicate", "shard", "scatter"])
+
+
+def _grown(door: str) -> list[str]:
+    at = _Door(door)
+    at.step()
+    at.module.adapter = nn.Linear(16, 16)
+    at.optimizer.add_param_group({"params": at.module.adapter.parameters()})
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        at.step()
+        at.step()
+    return [str(each.message) for each in found]
+
+
+@DOORS
+def test_parameters_that_come_later_are_said_once(ranks: Ranks, door: str) -> None:
+    for said in ranks.run(2, _grown, door):
+        (message,) = said
+        assert "'adapter.weight', 'adapter.bias', which came to need them" in message
+
+
+def _loaded_late(door: str) -> list[str]:
+    at = _Door(door)
+    at.step()
+    saved = copy.deepcopy(at.model.state_dict())
+    said = [told(at.step)]
+    at.model.load_state_dict(saved)
+    said += [told(at.step), told(at.step)]
+    at.handle.forget()
+    return [*said, told(at.step), told(at.step)]
+
+
+@DOORS
+def test_a_model_that_is_loaded_while_something_waits_is_refused(ranks: Ranks, door: str) -> None:
+    for first, *refused, after, later in ranks.run(2, _loaded_late, door):
+        assert first == after == later == "nothing"
+        assert all(each.startswith("StateError: a state has been loaded into this model") for each in refused)
+
+
+def _not_reduced(door: str) -> list[str]:
+    at = _Door(door)
+    at.reduces = False
+    if door == "shard":
+        at.model.set_requires_all_reduce(False)
+    with warnings.catch_warnings(record=True) as found, at.model.no_sync() if door == "attach" else nullcontext():
+        warnings.simplefilter("always")
+        at.step()
+        at.step()
+    return [str(each.message) for each in found] + [repr(at.handle.stats().total)]
+
+
+@pytest.mark.parametrize("door", ["attach", "replicate", "shard"])
+def test_gradients_that_are_not_reduced_are_said_once(ranks: Ranks, door: str) -> None:
+    for message, stats in ranks.run(2, _not_reduced, door):
+        assert "that no reduction made" in message
+        assert stats == "Figures(steps=0, nothing exchanged)"
 
 
 def _evaluated_alone(rank: int, evaluations: int) -> tuple[list[float], list[float]]:

@@ -316,6 +316,152 @@ def test_what_is_not_finite_calls_off_its_own_parameters_only(ranks: Ranks, reci
     assert max(ranks.run(2, _mended, recipe)) < 1e-12
 
 
+# --- gradients that nobody exchanged ---
+
+
+def _around(training: Training, step: int) -> None:
+    """Go around DDP's forward."""
+    training.losses(training.model.module, step)[0]().backward()
+
+
+def _for_ever_local(training: Training, step: int) -> None:
+    with training.model.no_sync():
+        training.backward(step)
+
+
+def _within_backward(training: Training, step: int) -> None:
+    """Step each parameter as soon as its gradient is there, and before DDP has it."""
+    for p in training.parameters().values():
+        p.register_post_accumulate_grad_hook(lambda p: training.optimizer.step())
+    training.backward(step)
+
+
+def _step(training: Training, backward: Callable[[Training, int], None], step: int) -> None:
+    backward(training, step)
+    training.optimizer.step()
+
+
+def _unreduced(recipe: str, backward: Callable[[Training, int], None]) -> list[str]:
+    training, said = Training("several buckets", recipe), []
+    for step in range(3):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            training.optimizer.zero_grad()
+            said.append(told(_step, training, backward, step))
+        said += [str(each.message) for each in found if "no reduction made" in str(each.message)]
+        if backward is _within_backward:
+            break
+    return said
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("backward", [_around, _for_ever_local, _within_backward])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gradients_that_no_reduction_made_are_said(
+    ranks: Ranks, recipe: str, backward: Callable[[Training, int], None]
+) -> None:
+    for said in ranks.run(2, _unreduced, recipe, backward):
+        if RECIPES[recipe].momentum:
+            assert all(each.startswith("MomentumError: an optimizer takes gradients of") for each in said)
+        else:
+            (warned,) = (each for each in said if each != "nothing")
+            assert "leave no_sync()" in warned
+
+
+def _late(recipe: str) -> str:
+    """Thaw a layer, or add one, once ranks are at work."""
+    training = Training("several buckets", dtype=torch.float64, momentum=0.0)
+    frozen = training.parameters()["0.weight"].requires_grad_(False)
+    training.model = DistributedDataParallel(training.model.module)
+    training.attach(recipe)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        training.step(0)
+        assert not found
+        frozen.requires_grad_(True)
+        training.step(1)
+        training.step(2)
+    (message,) = found
+    return str(message.message)
+
+
+@pytest.mark.parametrize("recipe", ["dense", "topk", "powersgd"])
+def test_parameters_that_thaw_too_late_are_said_once(ranks: Ranks, recipe: str) -> None:
+    assert "'0.weight', which came to need them" in ranks.run(2, _late, recipe)[0]
+
+
+def _taken_twice() -> list[str]:
+    training = Training("several buckets", "dgc", scaler=torch.amp.GradScaler("cpu"))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        training.run(range(2))
+        assert not found
+        training.optimizer.step()
+        training.optimizer.step()
+    return [str(each.message) for each in found]
+
+
+def test_a_step_by_a_gradient_that_is_taken_is_said_where_momentum_has_moved(ranks: Ranks) -> None:
+    (message,) = ranks.run(1, _taken_twice)[0]
+    assert "SGD steps twice by one gradient" in message
+
+
+# --- states that are loaded while something waits ---
+
+
+def _saved(training: Training) -> dict[str, Any]:
+    model, optimizer, handle = training.model.state_dict(), training.optimizer.state_dict(), training.attachment
+    return copy.deepcopy({"model": model, "optimizer": optimizer, "handle": handle.state_dict()})
+
+
+def _load(training: Training, saved: dict[str, Any], *parts: str) -> None:
+    held: dict[str, Any] = {"handle": training.attachment, "model": training.model, "optimizer": training.optimizer}
+    for part in parts:
+        held[part].load_state_dict(saved[part])
+
+
+def _rolled_back(recipe: str) -> dict[str, str]:
+    training = Training("several buckets", recipe)
+    if RECIPES[recipe].method.name == "powersgd":
+        training.run(range(2))  # nothing waits before it starts
+    saved = _saved(training.run(range(2, 4)))
+    training.run(range(4, 6))
+
+    def go_on() -> str:
+        return told(lambda: training.run(range(6, 8)))
+
+    said = {}
+    _load(training, saved, "model")
+    said["model"], said["model, again"] = go_on(), go_on()
+    _load(training, saved, "handle")
+    said["and then the handle"] = go_on()
+    _load(training, saved, "optimizer")
+    said["optimizer"] = go_on()
+    training.attachment.forget()
+    said["and then forget"] = go_on()
+    _load(training, saved, "handle", "model", "optimizer")
+    said["the handle first"] = go_on()
+    _load(training, saved, "model", "optimizer", "handle")
+    said["the handle last"] = go_on()
+    here = _saved(training)
+    _load(training, saved, "model")
+    _load(training, here, "model", "optimizer")
+    said["put back"] = go_on()
+    twin = Training("several buckets", recipe)
+    _load(twin, saved, "handle", "model", "optimizer")
+    said["resumed"] = told(lambda: twin.run(range(6, 8)))
+    return said
+
+
+@pytest.mark.parametrize("recipe", STATEFUL)
+def test_a_state_that_is_loaded_while_something_waits_is_refused(ranks: Ranks, recipe: str) -> None:
+    for said in ranks.run(2, _rolled_back, recipe):
+        refused = {order for order, words in said.items() if words != "nothing"}
+        assert refused - {"optimizer"} == {"model", "model, again"}
+        assert RECIPES[recipe].momentum or "optimizer" in refused  # it has nothing to load where all momentum has moved
+        assert all("with load_state_dict, or go on without what waits: forget()" in said[order] for order in refused)
+
+
 # --- no optimizer, or an unusual one ---
 
 

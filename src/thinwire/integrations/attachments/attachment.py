@@ -1,5 +1,6 @@
 """What `attach` returns: the recipe at work on one model."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from torch.futures import Future
 
 from thinwire.checked import checked
 from thinwire.collectives import Group, Staging, used_here
-from thinwire.errors import MomentumError
+from thinwire.errors import MomentumError, StateError
 from thinwire.handle import MemoryUse
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import Divisor, Membership
@@ -21,6 +22,7 @@ from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import put_in_place, shape_in_memory
 from thinwire.integrations.training.optimizers import observe, stop_observing
 from thinwire.integrations.training.outcomes import Reduced, look, read
+from thinwire.integrations.training.whole import Whole
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
 from thinwire.stats import Stats
@@ -43,8 +45,8 @@ class Attachment:
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
     that are thrown away leave every memory as it was. `parameters` maps names to the parameters whose gradients are
     reduced; `names` is the reverse. `everything`: returns what replicas must have alike, frozen parameters too; by
-    default `parameters`. `ended`: whether a later attachment has taken over. `sharing`: others that serve some of these
-    parameters.
+    default `parameters`. `ended`: whether a later attachment has taken over. `exchanges`: whether gradients pass through
+    here; as long as nothing pays, DDP reduces them itself. `sharing`: others that serve some of these parameters.
     """
 
     def __init__(
@@ -78,6 +80,9 @@ class Attachment:
         self._round, self._staging = Round(step=0, group=group, scale=1.0), Staging()
         self.ended = False
         self.sharing: weakref.WeakSet[Attachment] = weakref.WeakSet()
+        self.exchanges = True
+        self._whole: Whole | None = None
+        self._said: set[str] = set()
         self.starvation = Starvation(recipe.memories(), group.rank())
         observe(self)
 
@@ -165,13 +170,50 @@ class Attachment:
 
         return future.then(finish)
 
-    def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise PayloadError if what a GPU has received for these gradients was malformed.
+    def serve(self, model: nn.Module) -> None:
+        """Look at what joins this model later, and at states that are loaded into it."""
+        self._whole = Whole(model, self.parameters.values(), self.check_loaded)
 
-        Raises MomentumError if something was added to one that momentum is to be applied to, after it was reduced.
+    def check_loaded(self) -> None:
+        """Raise StateError if the model or its optimizer was loaded, and what waits is of the training before."""
+        if self._whole is None or not self._whole.loaded or self.steps.fresh or not self.waits:
+            if self._whole is not None:
+                self._whole.accept()
+            return
+        raise StateError(
+            "a state has been loaded into this model or its optimizer, and what waits in memory is of the training "
+            "before: load the handle's state of that step too, with load_state_dict, or go on without what waits: "
+            "forget(). On every rank"
+        )
+
+    def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the gradients before an optimizer takes them. Warn if no reduction made some of them.
+
+        Raises MomentumError instead if their momentum is in the memory, or if something was added to one that momentum
+        is to be applied to, after it was reduced; and PayloadError if what a GPU has received was malformed.
         """
         self.steps.refuse_malformed(optimizer)
         self._refuse_added(optimizer)
+        if not self.exchanges:
+            return
+        if unreduced := self.steps.unreduced(optimizer):
+            self._object(_UNREDUCED, unreduced)
+        if self._whole is not None and (late := self._whole.late(optimizer)):
+            self._object(_LATE, late)
+        if self.membership.handover.active and self.steps.takes_again(optimizer):
+            self._warn(_AGAIN, type(optimizer).__name__)
+
+    def _object(self, text: str, names: Sequence[str]) -> None:
+        """Warn of what becomes of these parameters, or raise MomentumError where momentum has moved."""
+        told = ", ".join(map(repr, names[:3])) + f" and {len(names) - 3} more" * (len(names) > 3)
+        if self.membership.handover.active:
+            raise MomentumError(text.format(told) + ". Their momentum is in the memory, and nothing would apply it")
+        self._warn(text, told)
+
+    def _warn(self, text: str, what: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text.format(what), stacklevel=2)
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         """Keep what was staged for this optimizer's gradients. Raises RuntimeError for LBFGS if anything waits.
@@ -184,6 +226,8 @@ class Attachment:
             self._take_exactly(optimizer)
         elif self.steps.stepped(optimizer) and not evaluated:
             _kept_by.setdefault(optimizer, set()).add(self)
+            if self._whole is not None:
+                self._whole.follow(optimizer)
             self.starvation.stepped(optimizer)
 
     def _refuse_added(self, optimizer: torch.optim.Optimizer) -> None:
@@ -261,11 +305,14 @@ class Attachment:
         for memory in self.recipe.memories():
             memory.restore({})
         self.membership.handover.accept()
+        self.steps.fresh = True
 
     def end(self) -> None:
         """Free all memory, and stop following gradients."""
         self.ended = True
         stop_observing(self)
+        if self._whole is not None:
+            self._whole.end()
         self.membership.handover.end()
         self.steps.stop_following()
         for memory in self.recipe.memories():
@@ -309,7 +356,9 @@ class Attachment:
 
     def _begin(self, *, joined: bool) -> None:
         """Get ready for a reduction."""
+        self.check_loaded()
         steps, membership = self.steps, self.membership
+        steps.fresh = False
         membership.agree()
         membership.follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
         scale = membership.share(joined=joined)
@@ -360,6 +409,21 @@ class Attachment:
 
 # What waits lives as long as its optimizer. If the model is wrapped anew, it is still there.
 _kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = weakref.WeakKeyDictionary()
+
+
+_UNREDUCED = (
+    "an optimizer takes gradients of {} that no reduction made, so ranks drift apart: call the wrapped model itself, "
+    "not its .module or a forward that was replaced; leave no_sync() before a step's last backward; step after "
+    "backward, not within it; and call reduce() where the handle has that"
+)
+_LATE = (
+    "an optimizer takes gradients of {}, which came to need them after the model was wrapped. Nobody reduces those, so "
+    "ranks drift apart: wrap the model anew and attach again"
+)
+_AGAIN = (
+    "{} steps twice by one gradient, as where optimizer.step() follows scaler.step(optimizer). Its momentum is in the "
+    "memory and applied once a backward: leave out one of the two"
+)
 
 
 def _nothing() -> None:

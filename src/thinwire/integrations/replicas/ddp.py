@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked_telling
@@ -86,6 +87,7 @@ def attach(
 
 def install(model: DistributedDataParallel, attachment: Attachment) -> None:
     """Make DDP hand its buckets to the attachment from now on."""
+    attachment.exchanges = True
     model.register_comm_hook(attachment, _hook)
 
 
@@ -145,11 +147,14 @@ def _set_to_work(
     model: DistributedDataParallel, found: _Found, attachment: Attachment, rebroadcast: int | None
 ) -> None:
     """Have DDP hand its buckets to the attachment, or stay without a hook as long as nothing pays."""
+    attachment.serve(model.module)
     if isinstance(found.recipe, Adaptive) and found.names and not found.may_be_unused and rebroadcast is None:
         dense = {name: p for p, name in found.names.items()}
         PlainSteps(model, dense, attachment, found.recipe, install)
     elif found.pays or rebroadcast is not None:
         install(model, attachment)
+    else:
+        attachment.exchanges = False
     compare_before_buffers(model, attachment.membership)
     _attached.add(model)
     if rebroadcast is not None:
@@ -200,7 +205,9 @@ def _active_ranks(model: DistributedDataParallel, *, all_of_them: bool) -> Divis
     return divisor
 
 
-# DDP inspects this signature: a plain function whose second argument is called bucket.
+# DDP inspects this signature: a plain function whose second argument is called bucket. A whole step may be compiled,
+# and this must not: `torch.compiler.disable` would do the same, and have every import of ours take Dynamo along.
+@_disable_dynamo
 def _hook(
     attachment: Attachment,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # a C++ class that torch's stubs leave out

@@ -85,11 +85,13 @@ class PlainSteps:
         """End the previous step and begin one: a forward pass begins."""
         assert isinstance(model, DistributedDataParallel)
         if self._attachment.recipe is not self._adaptive:  # removed
+            self._attachment.exchanges = False
             _remove(self._handles)
             return _remove(self._noting)
         if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
             self._accumulating |= torch.is_grad_enabled()
             return
+        self._attachment.exchanges = False  # DDP reduces this one
         if self._log is not None and self._last in self._log.ready:
             self._log.close(stamp(self._device))
             self._adaptive.go_on(self._log, self._attachment.step, self._rank)

@@ -46,6 +46,7 @@ class Replicas(Served):
         weights = sparse_weights(whole)
         managed = list(attachment.parameters.values())
         self.attachment = attachment
+        attachment.serve(whole)
         self._buckets = list(buckets([p for p in managed if p not in weights], _BUCKET_BYTES))
         self._sparse = [p for p in managed if p in weights]
         self._handed: dict[str, tuple[weakref.ref[Tensor], Tensor]] = {}

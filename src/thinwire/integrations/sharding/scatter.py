@@ -48,6 +48,7 @@ class Scattered(Served):
         self, model: nn.Module, attachment: Attachment, contributions: Contributions, *, overlap: bool
     ) -> None:
         self.attachment, self._contributions = attachment, contributions
+        attachment.serve(model)
         group = attachment.group
         self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
         # A DTensor's length is that of the whole parameter, so ranks with fewer rows cut the same buckets.

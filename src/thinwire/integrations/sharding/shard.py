@@ -52,6 +52,7 @@ class Shards(Served):
 
     def __init__(self, model: nn.Module, attachment: Attachment, island: Sequence[Group], *, overlap: bool) -> None:
         self.attachment = attachment
+        attachment.serve(model)
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
         self._backwards = Backwards(sharded_modules(model), attachment, self.layout.groups, self._arrivals)

@@ -21,7 +21,7 @@ class Observer(Protocol):
     """Learns of the gradients that optimizers take."""
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the gradients that are in place before the optimizer steps. An exception prevents it."""
+        """Look at the gradients that are in place before the optimizer takes them. An exception prevents it."""
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         """Note that the optimizer takes its gradients; with `evaluated`, from a closure that it may call again."""
@@ -201,6 +201,8 @@ def _end(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[s
 def _evaluate(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Any:
     try:
         loss = closure()
+        for observer in _observers:
+            observer.about_to_take(optimizer)
     except BaseException:
         for participant in _participants:
             participant.give_back()

@@ -28,8 +28,9 @@ class Steps:
     """Follows the gradients of these parameters from reduction to optimizer, and keeps or drops what is staged.
 
     `step` counts steps and `draw` reductions. `open`: whether the step may go on, because a reduction is done and has
-    been neither kept nor dropped. `on_kept`: called with the step's number once a step, when an optimizer has taken
-    gradients. `uneven`: whether ranks may run out of data, and follow the others.
+    been neither kept nor dropped. `fresh`: whether none has begun since the memories were loaded. `on_kept`: called
+    with the step's number once a step, when an optimizer has taken gradients. `uneven`: whether ranks may run out of
+    data, and follow the others.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], memories: Sequence[Memory]) -> None:
@@ -38,6 +39,7 @@ class Steps:
         self.step = 0
         self.draw = 0
         self.open = False
+        self.fresh = True
         self.on_kept: list[Callable[[int], None]] = []
         self.pending: set[str] = set()  # reduced, and no optimizer has taken them yet
         self._kept: set[str] = set()  # of the latest reduction
@@ -49,8 +51,10 @@ class Steps:
         self._stepped: set[str] = set()  # held by an optimizer that has stepped
         self._known: set[str] = set()  # and these by one that will
         self._unclaimed = 0
+        self._takers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._names = {id(p): name for name, p in parameters.items()}
         self._nodes = [accumulator(p) for p in parameters.values()]
+        _following.add(self)
         me = weakref.ref(self)  # otherwise the parameters would keep this object alive
         self._handles = [
             node.register_prehook(partial(_before_adding, me, name))
@@ -206,6 +210,23 @@ class Steps:
         for optimizer in optimizers:
             self._known.update(self._owned_by(optimizer))
 
+    def unreduced(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Return the parameters that have a gradient for this optimizer which no reduction has made, here or elsewhere.
+
+        It does not wait for a reduction that is in flight.
+        """
+        added = self.gradients.added - self._seen - self.gradients.reduced
+        found = [name for name in self._owned_by(optimizer) if name in added] if added else []
+        return [
+            name for name in found if self.parameters[name].grad is not None and not _reduced(self.parameters[name])
+        ]
+
+    def takes_again(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this optimizer has taken the gradients in place already, and nothing has been added since."""
+        if self._takers.get(optimizer) != self.draw or self._seen or self.gradients.added:
+            return False
+        return any(self.parameters[name].grad is not None for name in self._owned_by(optimizer))
+
     def refuse_malformed(self, optimizer: torch.optim.Optimizer) -> None:
         """Read what has arrived before this optimizer takes it, if any of it may be malformed. Raises PayloadError."""
         unsure = any(isinstance(outcome, Unread) and outcome.verdict.errors for outcome in self._outcomes)
@@ -231,6 +252,8 @@ class Steps:
         if not skipped_by_scaler(optimizer):
             taken = [name for name in owned if name in self.pending and self.parameters[name].grad is not None]
             self.settle(taken, keep=True)
+            if taken:
+                self._takers[optimizer] = self.draw
         return True
 
     def settle(self, names: Collection[str], *, keep: bool) -> None:
@@ -274,7 +297,7 @@ class Steps:
         """Go on from this step and draw, and drop what is pending."""
         self.close()
         self.settle(set(self.pending), keep=False)
-        self.step, self.draw, self.open = step, draw, False
+        self.step, self.draw, self.open, self.fresh = step, draw, False, True
 
     def thrown_away(self, name: str) -> None:
         """Drop what was staged for a gradient that is gone and that no optimizer took.
@@ -295,6 +318,15 @@ class Steps:
         """Whether this parameter has changed, or any that has no optimizer if its own gradient was all zeros."""
         unknown = [witness for witness in self._witnesses if witness.name not in self._known]
         return any(witness.moved for witness in [w for w in unknown if w.name == name] or unknown)
+
+
+_following: weakref.WeakSet[Steps] = weakref.WeakSet()
+
+
+def _reduced(p: nn.Parameter) -> bool:
+    """Whether any reduction has made the gradient of this parameter, which several models may share."""
+    names = ((each, each._names.get(id(p))) for each in list(_following))
+    return any(name in each.gradients.reduced or name in each._seen for each, name in names)
 
 
 def _before_adding(steps: "weakref.ref[Steps]", name: str, grads: object) -> None:
