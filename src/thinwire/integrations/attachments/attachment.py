@@ -45,8 +45,9 @@ class Attachment:
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
     that are thrown away leave every memory as it was. `parameters` maps names to the parameters whose gradients are
     reduced; `names` is the reverse. `everything`: returns what replicas must have alike, frozen parameters too; by
-    default `parameters`. `ended`: whether a later attachment has taken over. `exchanges`: whether gradients pass through
-    here; as long as nothing pays, DDP reduces them itself. `sharing`: others that serve some of these parameters.
+    default `parameters`. `ended`: whether a later attachment has taken over. `exchanges`: whether gradients pass
+    through here; as long as nothing pays, DDP reduces them itself. `sharing`: others that serve some of these
+    parameters.
     """
 
     def __init__(
