@@ -409,6 +409,23 @@ def test_parameters_that_move_are_an_error_at_the_next_step(where: str, move: Ca
         assert server.status().version == 0
 
 
+def test_parameters_that_something_else_changes_are_noted(caplog: pytest.LogCaptureFixture) -> None:
+    model, codec = Table(), codecs.TopK(density=0.5)
+    with (
+        started(Table(), dense(), down=codec, fetch_rows=True) as server,
+        joined(server, dense(), model, down=codec, fetch_rows=True) as trainer,
+    ):
+        for _ in range(3):
+            trainer.fetch({"rows.weight": torch.arange(3)})
+            model(torch.arange(3)).sum().backward()
+            trainer.step()
+        assert "has changed parameters" not in caplog.text
+        for _ in range(2):
+            model.load_state_dict(Table().state_dict())
+            trainer.step()
+        assert caplog.text.count("has changed parameters") == 1
+
+
 def test_a_model_is_served_or_trained_once_at_a_time() -> None:
     model = Vector()
     for _ in range(2):  # it is free when its server is closed

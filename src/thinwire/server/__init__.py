@@ -1,7 +1,8 @@
 """Asynchronous training on parameter servers: `serve` keeps the parameters, trainers `connect` and send updates.
 
 `frames` and `joining` are the conversation, `layout`, `exchange` and `fetching` what it carries, `central`, `rules`,
-`session` and `serving` the server, `asking`, `channel`, `trainer` and `connecting` the other side.
+`session` and `serving` the server, `asking`, `channel`, `trainer` and `connecting` the other side. `places` is where
+either has its parameters.
 """
 
 from thinwire.server.connecting import connect

@@ -1,5 +1,6 @@
 """What a trainer sends up, and what the server sends down: payloads, encoded on one side and read on the other."""
 
+import logging
 import random
 import struct
 import threading
@@ -25,6 +26,7 @@ from thinwire.server.layout import Entry, Layout, Part, read_parts, read_table, 
 from thinwire.server.places import Places
 from thinwire.signals import Plain
 
+logger = logging.getLogger("thinwire")
 _CPU = torch.device("cpu")
 
 
@@ -253,6 +255,21 @@ class Copy:
         self._parts = None if codec is None else layout.of_codec(codec)
         self._lock, self._opened, self._kept = threading.Lock(), 0, list[Callable[[], None]]()
         self.base = Base(0, 0)
+        self._changes: list[int] | None = self._counted()
+
+    def check(self, module: nn.Module) -> None:
+        """Raise StateError if parameters of this model or replica have moved. Warn once if others write them."""
+        self.places.check(module)
+        if self._changes is not None and self._changes != self._counted():
+            self._changes = None
+            logger.warning(
+                "an optimizer, load_state_dict or the like has changed parameters that a server keeps. The server does "
+                "not learn of it: its next answer overwrites them, or with down= they differ from now on"
+            )
+
+    def _counted(self) -> list[int]:
+        """Return how often somebody else has changed each parameter in place: answers do not count."""
+        return [p._version for p in self.places.parameters.values()]
 
     @contextmanager
     def open(self) -> Iterator[None]:

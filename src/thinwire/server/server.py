@@ -61,7 +61,7 @@ class Server:
     def save(self) -> None:
         """Save now. Raises ValueError without a checkpoint, and OSError where the disk refuses."""
         self._shared.saving.save()
-        self._door.tell(Session.ping)
+        self._door.tell(lambda session: session.wire.ping())  # with what is on disk now
 
     def close(self) -> None:
         """Stop: let all trainers go, and save if there is a checkpoint."""
@@ -94,7 +94,7 @@ class Server:
     def _keep_pinging(self) -> None:
         """Let trainers know that the server is there, whatever their sessions wait for or compute; and if it fails."""
         while not self._closing.wait(min(self._shared.timeout, SHORTEST) / 4):
-            self._door.tell(Session.give_up if self._shared.central.failure else Session.ping_if_due)
+            self._door.tell(Session.ping_if_due)
 
     def _keep_saving(self) -> None:
         saving = self._shared.saving

@@ -129,18 +129,12 @@ class Session:
             quiet=time.monotonic() - self._since,
         )
 
-    def ping(self) -> None:
-        """Tell the trainer which of its updates are on disk. Raises GoneError."""
-        self.wire.ping()
-
     def ping_if_due(self) -> None:
-        """Let the other side know that the server is there. Raises GoneError."""
-        self.wire.ping_if_due()
-
-    def give_up(self) -> None:
-        """Tell the trainer, if this is one, that nothing can be applied any more, and why. Raises GoneError."""
-        if self.trainer:
+        """Let the other side know that the server is there; a trainer, if it has failed, why. Raises GoneError."""
+        if self._shared.central.failure and self.trainer:
             self._refuse(self._shared.central.failure)
+        else:
+            self.wire.ping_if_due()
 
     def _begin(self) -> None:
         """Find out who this is: a trainer that joins, or somebody who watches."""

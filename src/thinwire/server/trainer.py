@@ -83,8 +83,8 @@ class Trainer:
         loss: what they are the gradients of, for whoever watches the server. Nothing is computed with it.
 
         Return whether they were sent: gradients that are not finite are not, and what waits stays as it was. Gradients
-        are left as they are, so call `zero_grad` yourself. Parameters change within `step`, `fetch` and `drain` alone;
-        where threads share them, also while another thread is in one of these.
+        are left as they are, so call `zero_grad` yourself. Parameters change within calls of this trainer alone; where
+        threads share them, of another thread as well.
 
         Raises ServerError if a server is gone or has failed, FloatingPointError after 20 steps in a row whose gradients
         were not finite, StateError if parameters have moved since `connect` or gradients are of others than those that
@@ -108,7 +108,7 @@ class Trainer:
     def _gradients(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the gradients by name. Raises StateError if these parameters are not those that servers have."""
         for channel in self._channels:
-            channel.copy.places.check(module)
+            channel.copy.check(module)
         known = {name for channel in self._channels for name in channel.copy.places.parameters}
         found = {name: p for name, p in module.named_parameters() if p.grad is not None}
         if strange := [name for name, p in found.items() if p.requires_grad and name not in known]:
@@ -207,13 +207,16 @@ class Trainer:
 
     def settle(self, seconds: float) -> bool:
         """Wait until servers have saved all that was sent, at most so long. Return whether they have."""
-        return all(channel.settle(seconds) for channel in self._channels)
+        with self._open():
+            return all(channel.settle(seconds) for channel in self._channels)
 
     def close(self, *, goodbye: bool = True) -> None:
         """Leave. What waits is lost; call `drain` first to send it.
 
         Without a goodbye, servers see a trainer that was killed.
         """
+        with self._open():  # so that the model has what has come
+            pass
         for channel in self._channels:  # first: who sends may wait for room in a log, with our lock
             channel.stop()
         with self._lock:

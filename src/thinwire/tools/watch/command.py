@@ -11,6 +11,7 @@ from rich.text import Text
 
 from thinwire.errors import ServerError
 from thinwire.server.environment import split
+from thinwire.server.joining import given_secret, secret_of
 from thinwire.server.watching import Watch
 from thinwire.tools.inputs import BadInput
 from thinwire.tools.show.table import Table
@@ -39,13 +40,13 @@ def run(addresses: Sequence[str], *, every: float, once: bool) -> int:
 
 
 def _check(addresses: Sequence[str], every: float) -> None:
-    try:
-        for each in addresses:
-            split(each)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
     if not every > 0:
         raise BadInput(f"--every is {every:g}; expected seconds, more than 0")
+    try:
+        for each in addresses:
+            secret_of(given_secret(None), split(each)[0])
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 def _once(watches: dict[str, Watch], every: float) -> None:
