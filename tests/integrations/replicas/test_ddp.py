@@ -239,6 +239,7 @@ def _events(recipe: str) -> list[list[str]]:
     training = Training("several buckets", Noting(RECIPES[recipe].make(), events))
     for name, p in training.parameters().items():
         p.register_hook(lambda g, name=name: events.append(name))
+    training.attachment.membership.agree()  # once, before the first step
     patched = pytest.MonkeyPatch()
     found = []
     with patched.context() as patch:

@@ -710,18 +710,20 @@ def _momentum_twice() -> list[str]:
     moved = Training("several buckets", "dgc").run(range(2))
     adam = torch.optim.Adam(moved.model.parameters())
     other = _refusal(adam.step, moved)
-    torch.optim.Adam(moved.model.parameters(), betas=(0.0, 0.9)).step()
+    without = _refusal(torch.optim.Adam(moved.model.parameters(), betas=(0.0, 0.9)).step, moved)
 
     own = Training("several buckets")
     tw.attach(own.model, tw.recipes.dgc(momentum=0.9))
     own.backward(0)
     both = _refusal(own.optimizer.step, own)
-    return [other, both]
+    return [other, both, without]
 
 
 def test_momentum_applied_twice_is_refused_at_the_step(ranks: Ranks) -> None:
-    for message in ranks.run(1, _momentum_twice)[0]:
+    *twice, without = ranks.run(1, _momentum_twice)[0]
+    for message in twice:
         assert "optimizer=optimizer" in message
+    assert "another one's momentum: give attach(..., optimizer=) all that step" in without
 
 
 def _unrelated() -> bool:
