@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, final
 
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as untraced
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -209,6 +210,7 @@ def _bare(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
+@untraced
 def _send(
     boundary: Boundary, module: nn.Module, args: tuple[Any, ...], output: Tensor | Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
@@ -221,6 +223,7 @@ def _send(
     return tuple(part for x in outputs for part in (_sent(boundary, x) if x.is_floating_point() else (x,)))
 
 
+@untraced
 def _receive(boundary: Boundary, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     parts = iter(args)
     return tuple(boundary.receive(*_framed(boundary, x, parts)) if x.is_floating_point() else x for x in parts)

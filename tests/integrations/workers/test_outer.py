@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -636,6 +637,31 @@ def test_sharded_islands_are_workers_too(ranks: Ranks) -> None:
         assert plain
         assert half
         assert far < 1e-12
+
+
+# --- torch.compile ---
+
+
+def _compiled_step() -> tuple[float, int]:
+    """Train with a compiled step of the optimizer. Return how far from one that is not."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning)  # of what torch's compiler imports
+    found = []
+    for compiled in (False, True):
+        worker = Worker(tw.outer_steps.diloco(every=2), inner=partial(SGD, lr=0.1))
+        plain: Callable[[], object] = worker.optimizer.step
+        step = torch.compile(plain, backend="eager") if compiled else plain
+        for at in range(4):
+            worker.optimizer.zero_grad()
+            worker.loss(worker.model, at).backward()
+            step()
+        found.append(worker)
+    return _far(found[0].common(), found[1].common()), found[1].handle.ticks
+
+
+def test_a_compiled_step_counts(ranks: Ranks) -> None:
+    for far, ticks in ranks.run(2, _compiled_step):
+        assert far < 1e-12
+        assert ticks == 4
 
 
 # --- where workers start from ---

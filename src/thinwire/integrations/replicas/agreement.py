@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo as untraced
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.membership.membership import Membership
@@ -36,6 +37,7 @@ class _BeforeForward:
         self._membership = weakref.ref(membership)
         self._put_off = False
 
+    @untraced  # which must not trace a collective
     def __call__(self, model: nn.Module, inputs: object) -> None:
         assert isinstance(model, DistributedDataParallel)
         membership = self._membership()

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as untraced
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.attachments.attachment import Attachment
@@ -81,6 +82,7 @@ class PlainSteps:
         weakref.finalize(model, _remove, self._handles)
         weakref.finalize(model, _remove, self._noting)
 
+    @untraced
     def __call__(self, model: nn.Module, inputs: object) -> None:
         """End the previous step and begin one: a forward pass begins."""
         assert isinstance(model, DistributedDataParallel)

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as untraced
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
@@ -55,6 +56,7 @@ class Backwards:
         together(self._groups, lambda group: state.agree(group, mine), ValueError, StateError)
         self._agreed = True
 
+    @untraced  # nor does Dynamo trace FSDP's own hooks
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
         """Before FSDP's first collective, agree on where to go on from: another rank may be loading.
 
@@ -69,6 +71,7 @@ class Backwards:
             self._agree()
             self._agreed = False
 
+    @untraced  # nor does Dynamo trace FSDP's own hooks
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         """Learn of the backward that starts at this output, before FSDP adds to any gradient."""
         if not torch.is_grad_enabled():

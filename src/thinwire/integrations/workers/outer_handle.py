@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as untraced
 
 from thinwire.checked import checked
 from thinwire.collectives import Group, all_gather_plain, broadcast_state
@@ -59,9 +60,8 @@ class Outer:
             fragment.attachment.meter = self._meter
         self._stepped: set[torch.optim.Optimizer] = set()
         self._begin = Start(fragments, frozen)
-        unseen = torch.compiler.disable  # in a compiled step, Dynamo must not trace them
-        self._hooks = [each.register_step_pre_hook(unseen(self._before)) for each in optimizers]
-        self._hooks += [each.register_step_post_hook(unseen(self._after)) for each in optimizers]
+        self._hooks = [each.register_step_pre_hook(self._before) for each in optimizers]
+        self._hooks += [each.register_step_post_hook(self._after) for each in optimizers]
         AT_WORK.update(optimizers)
 
     @property
@@ -203,6 +203,7 @@ class Outer:
             fragment.land_if_possible()
             fragment.attachment.end()
 
+    @untraced  # which traces the hooks of a compiled step
     def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Before the first inner step, see where workers start from."""
         if self._begin.pending and self._begin.check(self.group):
@@ -210,6 +211,7 @@ class Outer:
                 fragment.adopt()
             self._running.take(self._running.tensors)
 
+    @untraced
     def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Count an inner step once all optimizers have stepped."""
         if nested(optimizer):

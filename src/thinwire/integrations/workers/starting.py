@@ -74,7 +74,7 @@ class Start:
 _LATE = (
     "their models were changed between outer() and the first step, and workers are not alike: what was loaded would be "
     "taken for training, and undone. To resume, call handle.load_state_dict() with what each worker saved, too. To "
-    "start from other weights, load them before outer(), or the same on every worker. handle.go_back() undoes the change"
+    "start from other weights, load them before outer(), or the same on every worker. handle.go_back() undoes this"
 )
 _CHANGED = (
     "their models were changed after they had joined: load before regroup(joining=True), or call handle.go_back() on "
