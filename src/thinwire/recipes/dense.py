@@ -9,5 +9,8 @@ from thinwire.reducer import Compressed, Reducer
 
 @checked
 def dense(*, memory: Memory | None = None) -> Reducer:
-    """Return the uncompressed all-reduce, with the same bits as DDP's own. Gradients pass through `memory`, if any."""
+    """Return the uncompressed all-reduce, with the same bits as DDP's own. Gradients pass through `memory`, if any.
+
+    Where gradients accumulate over several reductions, sums round otherwise than DDP's.
+    """
     return Compressed(memory=memory or NoMemory(), codec=Identity(), exchange=AllReduce())

@@ -364,10 +364,11 @@ def _refusals() -> dict[str, str]:
     model = DistributedDataParallel(mlp(torch.float32))
     used = tw.recipes.topk()
     tw.attach(model, used)
-    hooked, mixed, builtin = (DistributedDataParallel(mlp(torch.float32)) for _ in range(3))
+    hooked, mixed, builtin, python = (DistributedDataParallel(mlp(torch.float32)) for _ in range(4))
     hooked.register_comm_hook(None, _hook)
     builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)  # type: ignore[attr-defined]
     mixed.mixed_precision = object()  # type: ignore[assignment]
+    python._use_python_reducer = True
     imaginary = nn.Linear(2, 2, dtype=torch.complex64)
     frozen = mlp(torch.float32)
     frozen[0].requires_grad_(False)  # type: ignore[index]
@@ -381,6 +382,7 @@ def _refusals() -> dict[str, str]:
         "hooked": lambda: tw.attach(hooked, tw.recipes.topk()),
         "builtin": lambda: tw.attach(builtin, tw.recipes.topk()),
         "mixed": lambda: tw.attach(mixed, tw.recipes.topk()),
+        "python": lambda: tw.attach(python, tw.recipes.topk()),
         "shared": lambda: tw.attach(DistributedDataParallel(mlp(torch.float32)), used),
         "complex": lambda: tw.attach(DistributedDataParallel(imaginary), tw.recipes.dense()),
         "thawed": lambda: tw.attach(thawed, tw.recipes.topk()),
@@ -407,6 +409,7 @@ def test_attach_refuses_with_the_fix(ranks: Ranks) -> None:
         "hooked": ("RuntimeError", "anew"),
         "builtin": ("RuntimeError", "anew"),
         "mixed": ("RuntimeError", "autocast"),
+        "python": ("RuntimeError", "optimize_ddp", "set it to True"),
         "shared": ("RuntimeError", "make another"),
         "complex": ("TypeError", "view_as_real"),
         "thawed": ("RuntimeError", "anew"),

@@ -524,7 +524,7 @@ def _refusals() -> dict[str, str]:
         "columns": lambda: tw.scatter(columns, tw.recipes.topk(), mesh=mesh),
         "auto": lambda: tw.scatter(build(use, mesh), "auto", mesh=mesh),  # type: ignore[arg-type]
         "factor": lambda: factor(batch(0)).sum().backward(),
-        "float64": lambda: Scattered(Use(dtype=torch.float64)).backward(0),
+        "float64": lambda: tw.scatter(build(Use(dtype=torch.float64), mesh), tw.recipes.topk(), mesh=mesh),
     }
     return {name: told(attempt) for name, attempt in attempts.items()}
 
@@ -546,7 +546,7 @@ def test_scatter_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "columns": ("TypeError", "shard_placement_fn"),
         "auto": ("TypeError", "recipes.topk"),
         "factor": ("RuntimeError", "set_gradient_divide_factor"),
-        "float64": ("RuntimeError", "reduce_dtype=torch.float32"),
+        "float64": ("TypeError", "reduce_dtype=torch.float32"),
     }
     for messages in ranks.run(4, _refusals):
         assert messages.keys() == expected.keys()

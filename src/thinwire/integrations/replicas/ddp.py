@@ -71,7 +71,8 @@ def attach(
     An attachment takes over what waits in an earlier one to the same parameters, for example after you wrap the module
     in DDP anew.
 
-    Raises TypeError for a model that is not DDP, for both a recipe and a plan, or for something that is neither;
+    Raises TypeError for a model that is not DDP or has complex parameters, of whose gradients DDP's hooks see half, for
+    both a recipe and a plan, or for something that is neither;
     ValueError for a plan of another model or a `rebroadcast` below 1; FingerprintError where ranks disagree;
     MomentumError where momentum would be applied twice or not at all; and RuntimeError where the model has a hook
     already, or where something waits in an earlier attachment that this recipe cannot keep.
@@ -169,6 +170,11 @@ def _check(model: object, asked: Asked) -> None:
         )
     if model.mixed_precision is not None:
         raise RuntimeError("DDP's mixed_precision uses the only hook DDP has; use torch.autocast instead")
+    if getattr(model, "_use_python_reducer", False):
+        raise RuntimeError(
+            'with torch._dynamo.config.optimize_ddp = "python_reducer", DDP hands no buckets to hooks: set it to True '
+            "before you wrap the module in DDP"
+        )
     if model._get_ddp_logging_data().get("comm_hook") or model in _attached:
         raise RuntimeError(
             "this model has a communication hook already, and DDP allows one: wrap the module in DDP anew"

@@ -92,6 +92,20 @@ def check_rows(parameters: Mapping[str, Any]) -> None:
             )
 
 
+def check_averaged(modules: Iterable[nn.Module], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise TypeError unless FSDP averages these gradients. In other dtypes it divides them by what we cannot see."""
+    names = {p: name for name, p in parameters.items()}
+    for group in _groups(modules):
+        policy = group.mp_policy
+        for p in (each.sharded_param for each in group.fsdp_params):
+            reduced = policy.reduce_dtype or policy.param_dtype or p.dtype
+            if p in names and reduced not in (torch.float32, torch.bfloat16):
+                raise TypeError(
+                    f"FSDP reduces the gradient of {names[p]} in {reduced}; expected float32 or bfloat16: call "
+                    "fully_shard(..., mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))"
+                )
+
+
 def refuse_sharded(model: object, verb: str) -> None:
     """Raise TypeError for a model whose parameters are sharded, by FSDP2 or FSDP1."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()

@@ -28,7 +28,14 @@ from thinwire.integrations.membership.together import agreed, told_to
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.contributions import Contributions
-from thinwire.integrations.sharding.fsdp import check_rows, islands, meant, sharded_modules, sharded_parameters
+from thinwire.integrations.sharding.fsdp import (
+    check_averaged,
+    check_rows,
+    islands,
+    meant,
+    sharded_modules,
+    sharded_parameters,
+)
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.memories import NoMemory
 from thinwire.reducer import Reducer, Released, ToOwners
@@ -127,9 +134,9 @@ def scatter(
     mean over the ranks. If a mean is not finite, and anything may wait, every gradient becomes NaN on every rank.
     `recipe` encodes and gathers, with error feedback or nothing in its memories. The other arguments are as in `shard`.
 
-    Raises TypeError for another recipe, and for a model that is not sharded by FSDP2 as a whole, by rows and not in
-    float16; ValueError for a mesh of several dimensions; FingerprintError where ranks disagree; RuntimeError as
-    `thinwire.attach` does.
+    Raises TypeError for another recipe, for a model that is not sharded by FSDP2 as a whole, by rows and not in
+    float16, and where FSDP reduces in other dtypes than float32 and bfloat16; ValueError for a mesh of several
+    dimensions; FingerprintError where ranks disagree; RuntimeError as `thinwire.attach` does.
     """
 
     groups = meant({"mesh": mesh})
@@ -163,6 +170,8 @@ def _looked_at(
     check_free(recipe)
     parameters = sharded_parameters(model, ignored)
     check_rows(parameters)
+    if groups and groups[0].size() > 1:
+        check_averaged(sharded_modules(model), parameters)
     _check_mesh(groups, islands(parameters.values()))
     shapes = {name: p.shape for name, p in model.named_parameters()}
     contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
