@@ -670,7 +670,7 @@ def _raising(how: str) -> bool:
     saved = optimizer.state_dict() if how != "load" else None
     if how == "load":
         optimizer.load_state_dict(copy.deepcopy(Run("two betas").steps(range(1)).optimizers[0].state_dict()))
-        run.training.attachment.forget()
+        run.attachment.forget()
     shown = [(len(g["params"]), _beta(g)) for g in saved["param_groups"]] if saved else before
     run.steps(range(2, 4))
     return shown == before == _settings(run)
