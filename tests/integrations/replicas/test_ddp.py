@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from cases import RECIPES
 from ddp_models import SCENARIOS, WIDTH, Scenario, Tied, Training, batch, digest, flat, mlp
-from ranks import RankError, Ranks
+from ranks import RankError, Ranks, told
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -208,6 +208,48 @@ def _resting(recipe: str) -> list[bool]:
 def test_the_memory_of_a_parameter_that_is_used_nowhere_rests(ranks: Ranks, recipe: str) -> None:
     (right, left, trunk), (same, _, moved) = ranks.run(2, _resting, recipe)  # nothing may wait for left on rank 1
     assert (right, left, trunk, same, moved) == (True, False, False, True, False)
+
+
+def _weighted(recipe: str) -> float:
+    """Train on batches of unequal sizes. Return how far applied + waiting is from the sum of weighted means."""
+    rank, size, rate = dist.get_rank(), dist.get_world_size(), 0.05
+    torch.manual_seed(0)
+    layer = nn.Linear(WIDTH, 40, bias=False, dtype=torch.float64)
+    model, start = DistributedDataParallel(layer), layer.weight.detach().clone()
+    attachment = tw.attach(model, RECIPES[recipe].make(), samples=1 + rank)
+    optimizer, due = torch.optim.SGD(model.parameters(), lr=rate), torch.zeros_like(start)
+    for step in range(4):
+        sizes = [1 + each + step * (each == 0) for each in range(size)]
+        attachment.samples = sizes[rank]
+        x = batch(step, 0, torch.float64)
+        due += torch.autograd.grad(layer(x).square().mean(), layer.weight)[0] * sizes[rank] / sum(sizes)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    for memory in attachment.state_dict()["memories"]:
+        due -= memory.get("weight", {}).get("residual", torch.zeros(due.numel())).view_as(due)
+    dist.all_reduce(due)
+    return float((due - (start - layer.weight.detach()) / rate).abs().max())
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_means_count_by_samples(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _weighted, recipe)) < 1e-12
+
+
+def _misused_samples() -> list[str]:
+    models = [DistributedDataParallel(mlp(torch.float32)) for _ in range(3)]
+    return [
+        told(lambda: tw.attach(models[0], tw.recipes.topk(), samples=3 if dist.get_rank() else None)),
+        told(lambda: setattr(tw.attach(models[1], tw.recipes.topk()), "samples", 3)),
+        told(lambda: tw.attach(models[2], tw.recipes.orthogonal(), samples=3)),
+    ]
+
+
+def test_samples_are_given_everywhere_or_nowhere(ranks: Ranks) -> None:
+    for messages in ranks.run(2, _misused_samples):
+        for message, part in zip(messages, ("FingerprintError", "on every rank", "forgets how large"), strict=True):
+            assert part in message
 
 
 # --- what is sent when ---

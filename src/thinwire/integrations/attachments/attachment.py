@@ -102,6 +102,17 @@ class Attachment:
         return self.membership.recipe
 
     @property
+    def samples(self) -> int | None:
+        """How many samples this rank's gradient stands for, where means count by them; see `attach`. Settable."""
+        return self.membership.samples
+
+    @samples.setter
+    def samples(self, count: int) -> None:
+        if self.membership.samples is None or count < 1:
+            raise ValueError(f"samples is {count}; expected at least 1, and attach(..., samples=) on every rank")
+        self.membership.samples = count
+
+    @property
     def step(self) -> int:
         """Steps done so far. Steps before a resumed checkpoint and steps called off count too."""
         self.steps.rest()

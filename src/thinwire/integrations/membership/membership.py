@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, final
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
 from thinwire.collectives import Group
@@ -34,6 +36,7 @@ class Membership:
     `recipe`: what reduces gradients, with the memories that hold what waits. `group`: the ranks. `loss_scale`: of what
     waits. `handover` hands momentum over to the memories, and `steps` says which step this is. `agreed`: whether ranks
     have compared where they stand. `resting`: the model's frozen parameters, for which something may wait from before.
+    `samples`: the weight of this rank in means, if they are weighted.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Membership:
         self._known = {**resting, **parameters}
         self.meter, self.loss_scale = Meter(), 1.0
         self._divisor, self.agreed = divisor, False
+        self.samples: int | None = None
 
     @property
     def waits(self) -> bool:
@@ -71,7 +75,12 @@ class Membership:
 
     def share(self, *, joined: bool) -> float:
         """Return by what a gradient is multiplied to become a share of the mean. `joined`: this rank has no data."""
-        return 1 / self._divisor(joined, self.steps)
+        divisor = self._divisor(joined, self.steps)
+        if self.samples is None:
+            return 1 / divisor
+        total = torch.tensor(0 if joined else self.samples, device=next(iter(self.parameters.values())).device)
+        dist.all_reduce(total, group=self.group)
+        return self.samples / max(int(total), 1)
 
     def follow_loss_scale(self, scale: float) -> None:
         """Bring what waits to this loss scale."""

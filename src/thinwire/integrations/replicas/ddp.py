@@ -22,6 +22,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor
+from thinwire.integrations.membership.state import words
 from thinwire.integrations.membership.together import agreed, told_to
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.momentum.first_moments import movable
@@ -52,6 +53,7 @@ def attach(
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
     rebroadcast: Count | None = None,
+    samples: Count | None = None,
 ) -> Attachment:
     """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
 
@@ -67,6 +69,8 @@ def attach(
     `scaler`: the GradScaler you use, if any. What waits in memory then follows its loss scale.
     `rebroadcast`: send rank 0's parameters to all ranks after every so many steps (Wang et al. 2020, §4, take 10).
     The replicas are bit-identical without it; it repairs drift that something else has caused.
+    `samples`: how many samples this rank's gradients stand for, where ranks differ in that: means then count by them.
+    Give it on every rank; set `samples` of what this returns before the backward of a batch of another size.
 
     An attachment takes over what waits in an earlier one to the same parameters, for example after you wrap the module
     in DDP anew.
@@ -78,10 +82,11 @@ def attach(
     already, or where something waits in an earlier attachment that this recipe cannot keep.
     """
     groups = _ranks({"model": model})
-    found = agreed(groups, lambda: _looked_at(model, recipe, plan, optimizer), *_REFUSALS)
+    found = agreed(groups, lambda: _looked_at(model, recipe, plan, optimizer, samples), *_REFUSALS)
     attachment = agreed(
-        groups, lambda: _put_together(model, found, scaler, rebroadcast), *ASSEMBLY_ERRORS, undo=Attachment.end
+        groups, lambda: _put_together(model, found, scaler, rebroadcast, samples), *ASSEMBLY_ERRORS, undo=Attachment.end
     )
+    attachment.membership.samples = samples
     _set_to_work(model, found, attachment, rebroadcast)
     return attachment
 
@@ -107,7 +112,9 @@ class _Found(NamedTuple):
     may_be_unused: bool
 
 
-def _looked_at(model: DistributedDataParallel, recipe: object, plan: object, optimizer: Optimizers) -> _Found:
+def _looked_at(
+    model: DistributedDataParallel, recipe: object, plan: object, optimizer: Optimizers, samples: int | None
+) -> _Found:
     """Return what was asked for and of what. Raises what `attach` does about this rank alone."""
     optimizers = listed(optimizer)
     asked = asked_for(recipe, plan, family(optimizers))
@@ -119,13 +126,19 @@ def _looked_at(model: DistributedDataParallel, recipe: object, plan: object, opt
         has_momentum = bool(optimizers) and movable(optimizers, names)
         asked = borne_in_training(asked, model.process_group, has_momentum=has_momentum)
     reducer, why = chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
+    if samples is not None and not all(memory.keeps_length for memory in reducer.memories()):
+        raise ValueError(f"{words(reducer):.60} forgets how large gradients are, and samples= would not weigh them")
     check_takeover(reducer, parameters)
     pays = not isinstance(asked, Plan) or asked.pays
     return _Found(reducer, why, pays, parameters, names, optimizers, may_be_unused)
 
 
 def _put_together(
-    model: DistributedDataParallel, found: _Found, scaler: LossScaler | None, rebroadcast: int | None
+    model: DistributedDataParallel,
+    found: _Found,
+    scaler: LossScaler | None,
+    rebroadcast: int | None,
+    samples: int | None,
 ) -> Attachment:
     """Return the attachment of what was found on this rank, once it is known that no rank refuses. A collective."""
     ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
@@ -134,7 +147,7 @@ def _put_together(
         found.parameters,
         found.names,
         model.process_group,
-        settings=f"{ddp}, rebroadcast={rebroadcast}",
+        settings=f"{ddp}, rebroadcast={rebroadcast}, samples {'not given' if samples is None else 'given'}",
         optimizers=found.optimizers,
         scaler=scaler,
         divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
@@ -149,10 +162,11 @@ def _set_to_work(
 ) -> None:
     """Have DDP hand its buckets to the attachment, or stay without a hook as long as nothing pays."""
     attachment.serve(model.module)
-    if isinstance(found.recipe, Adaptive) and found.names and not found.may_be_unused and rebroadcast is None:
+    hooked = rebroadcast is not None or attachment.samples is not None  # DDP itself neither sends nor weighs
+    if isinstance(found.recipe, Adaptive) and found.names and not found.may_be_unused and not hooked:
         dense = {name: p for p, name in found.names.items()}
         PlainSteps(model, dense, attachment, found.recipe, install)
-    elif found.pays or rebroadcast is not None:
+    elif found.pays or hooked:
         install(model, attachment)
     else:
         attachment.exchanges = False
