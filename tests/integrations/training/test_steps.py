@@ -113,6 +113,70 @@ def test_local_and_reduced_gradients_may_mix(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(2, _mixed_accumulation, recipe)) < 1e-12
 
 
+class _Rows(nn.Module):
+    """Has gradients of few rows: what a recipe draws at random may be all zeros, although something waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(2000, 2, dtype=torch.float64))
+        self.rest = nn.Parameter(torch.zeros(30, dtype=torch.float64))
+
+    def forward(self, chosen: Tensor) -> Tensor:
+        return self.rows[chosen].sum() * 3 + self.rest.sum()
+
+
+def _means_of_zeros(views: bool, in_place: bool, skips: bool, passes: int) -> float:
+    model = DistributedDataParallel(_Rows(), gradient_as_bucket_view=views)
+    attachment = tw.attach(model, tw.recipes.randomk(density=0.01, minimum_size=64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    offered = torch.zeros(2000, 2, dtype=torch.float64)
+    for step in range(6):
+        optimizer.zero_grad(set_to_none=not in_place)
+        for place in range(passes):
+            generator = torch.Generator().manual_seed(1000 * dist.get_rank() + 10 * step + place)
+            chosen = torch.randint(2000, (4,), generator=generator)
+            model(chosen).backward()
+            if not (skips and step % 3 == 2):
+                offered.index_add_(0, chosen, torch.full((4, 2), 3.0 / dist.get_world_size(), dtype=torch.float64))
+        if not (skips and step % 3 == 2):
+            optimizer.step()
+    optimizer.zero_grad(set_to_none=not in_place)
+    attachment.drop_step()
+    waiting = attachment.recipe.memories()[-1].state()["rows"]["residual"].clone().view(2000, 2)
+    dist.all_reduce(waiting)
+    dist.all_reduce(offered)
+    return float((offered + model.module.rows.detach() - waiting).abs().max())  # lr = 1
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("views", [False, True])
+def test_a_mean_of_zeros_is_not_a_gradient_that_was_zeroed(
+    ranks: Ranks, views: bool, in_place: bool, skips: bool, passes: int
+) -> None:
+    assert max(ranks.run(2, _means_of_zeros, views, in_place, skips, passes)) < 1e-12
+
+
+def _nothing_arrives(recipe: str) -> list[str]:
+    training = Training("several buckets", recipe)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(8):
+            training.optimizer.zero_grad()
+            (training.losses(training.model, step)[0]() * 0.0).backward()
+            training.optimizer.step()
+    return [str(each.message) for each in found]
+
+
+@pytest.mark.parametrize("recipe", ["dense", "topk", "dgc", "powersgd"])
+def test_zeros_and_nothing_else_are_said_once(ranks: Ranks, recipe: str) -> None:
+    for said in ranks.run(2, _nothing_arrives, recipe):
+        (message,) = said
+        assert "all that the last 5 reductions brought is zeros" in message
+
+
 def _unused_while_accumulating(recipe: str, in_place: bool) -> float:
     """Use a branch in the first of two backwards only, and on one rank only; reduce both."""
 

@@ -410,6 +410,7 @@ class Attachment:
                 gradient.add_(mean)
             if idle:
                 put_in_place(bucket, parameters)
+            self.steps.gradients.arrived(names, bucket)
             if verdict is None:
                 note(read(bucket, parameters, questions, finite=finite))
             else:  # the host must not wait here: the step's end does

@@ -4,6 +4,7 @@ A gradient that accumulates over several reductions holds both. Only the second 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, final
 
@@ -15,17 +16,14 @@ from thinwire.reducer import Bucket, Segment
 
 @final
 class Gradients:
-    """Keeps track of every .grad: `reduced` names those that hold a mean, `added` those this rank has added to since.
-
-    `accumulates`: whether a mean has ever been found in place when backward added to it.
-    """
+    """Keeps track of every .grad: `reduced` names those that hold a mean, `added` those that this rank has added to."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
         self.added: set[str] = set()
         self.reduced: set[str] = set()
-        self.accumulates = False
-        self._all_zeros: set[str] = set()
+        self._sent: dict[str, _Sent] = {}
+        self._arrived: list[_Sent] = []
         self._means: dict[str, Tensor] = {}
 
     def gone(self, name: str) -> bool:
@@ -36,8 +34,7 @@ class Gradients:
         if name not in self.reduced:
             return False
         held = self._parameters[name].grad
-        self.accumulates |= held is not None
-        if held is None or not (name in self._all_zeros or _nonzero(held)):
+        if held is None or not (_nonzero(held) or self._arrived_as_zeros(name, held)):
             self.forget([name])
             return True
         if name not in self._means and not held.is_sparse:
@@ -53,19 +50,56 @@ class Gradients:
             gradient.sub_(mean)
         return found
 
-    def note_reduced(self, names: Collection[str], all_zeros: Collection[str] = ()) -> None:
-        """Note that each of these .grad now holds exactly a mean. `all_zeros`: those whose mean is all zeros."""
+    def arrived(self, names: Iterable[str], bucket: Bucket) -> None:
+        """Note that a bucket has the means of these, which are yet to be written to each .grad."""
+        held = ((name, self._parameters[name].grad) for name in names)
+        written = {name: gradient._version for name, gradient in held if gradient is not None}
+        sent = _Sent(bucket.flat, bucket.flat._version, written)
+        self._sent.update(dict.fromkeys(names, sent))
+        self._arrived.append(sent)
+
+    def note_reduced(self, names: Collection[str]) -> None:
+        """Note that each of these .grad now holds exactly a mean."""
         self.forget(names)
         self.reduced.update(names)
         self.added.difference_update(names)
-        self._all_zeros.difference_update(names)
-        self._all_zeros.update(all_zeros)
+        for sent in self._arrived:
+            sent.intact = sent.flat._version == sent.version
+        self._arrived.clear()
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget these means: an optimizer has taken them, or they are gone."""
         self.reduced.difference_update(names)
         for name in self._means.keys() & names:
             del self._means[name]
+
+    def _arrived_as_zeros(self, name: str, held: Tensor) -> bool:
+        """Whether a .grad of zeros has not been zeroed, as its mean was all zeros. Writing to a tensor is counted.
+
+        The mean is written to the gradient once at most, after it has arrived, and not at all where that is a view of
+        the bucket, or a DTensor, whose shard it is written to.
+        """
+        sent = self._sent.get(name)
+        if sent is None or name not in sent.written:
+            return False
+        plain = not hasattr(held, "to_local")
+        if plain and held.untyped_storage().data_ptr() == sent.flat.untyped_storage().data_ptr():
+            return sent.intact
+        return 0 <= held._version - sent.written[name] <= plain
+
+
+@final
+@dataclass(eq=False)
+class _Sent:
+    """A bucket of means, and how often it and each gradient had been written to when they arrived.
+
+    `intact`: whether nobody had written to the bucket since when its reduction was closed.
+    """
+
+    flat: Tensor
+    version: int
+    written: Mapping[str, int]
+    intact: bool = False
 
 
 def local(x: Tensor) -> Tensor:

@@ -27,21 +27,21 @@ class Witness(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """The outcome of one bucket: the parameters whose mean is not finite, and those whose mean is all zeros.
+    """The outcome of one bucket: the parameters whose mean is not finite, and whether there was nothing but zeros.
 
     `error`: what was wrong with what was received, where that was not raised at once.
     """
 
     bad: frozenset[str] = frozenset()
-    all_zeros: frozenset[str] = frozenset()
+    nothing: bool = False
     witnesses: tuple[Witness, ...] = ()
     error: Exception | None = None
 
 
 class Questions(NamedTuple):
-    """What to find out about means: which are all zeros, and which parameters need a witness."""
+    """What to find out about means: whether all are zeros, where nobody waits for that; which need a witness."""
 
-    all_zeros: bool
+    nothing: bool
     witnesses: frozenset[str]
 
 
@@ -57,7 +57,6 @@ class Unread(NamedTuple):
     names: tuple[str, ...]
     witnesses: Mapping[str, nn.Parameter]
     watch: bool
-    asks_for_zeros: bool
 
     def understood(self, numbers: Sequence[float]) -> Reduced:
         """Return the outcome that these numbers of `found` mean."""
@@ -71,7 +70,7 @@ class Unread(NamedTuple):
             return Reduced(bad=bad)
         places = zip(self.witnesses.items(), numbers[first::2], numbers[first + 1 :: 2], strict=True)
         return Reduced(
-            all_zeros=frozenset(name for name, peak in peaks.items() if self.asks_for_zeros and peak == 0),
+            nothing=bool(peaks) and not any(peaks.values()),
             witnesses=tuple(Witness(name, p, int(i), value) for (name, p), i, value in places if peaks[name]),
         )
 
@@ -85,9 +84,10 @@ def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Ques
         return Reduced(
             bad=frozenset(name for name, mean in means.items() if not mean.isfinite().all()) or frozenset(means)
         )
-    all_zeros = frozenset(name for name, mean in means.items() if questions.all_zeros and not _any(mean))
     found = (_witness(name, means[name], parameters[name]) for name in means.keys() & questions.witnesses)
-    return Reduced(all_zeros=all_zeros, witnesses=tuple(witness for witness in found if witness is not None))
+    witnesses = tuple(witness for witness in found if witness is not None)
+    nothing = questions.nothing and bucket.flat.numel() > 0 and not _any(bucket.flat)  # a shard may have no rows
+    return Reduced(nothing=nothing, witnesses=witnesses)
 
 
 def _witness(name: str, mean: Tensor, parameter: nn.Parameter) -> Witness | None:
@@ -112,7 +112,7 @@ def look(
 ) -> Reduced | Unread:
     """Return what `read` does, without waiting. With `watch`, find out too which means are not finite."""
     flags, means = verdict.flags, {s.name: x for s, x in zip(bucket.segments, bucket.views(), strict=True) if s.length}
-    names = tuple(means) if watch or any(questions) else ()
+    names = tuple(means) if watch or questions.witnesses else ()
     found = [] if flags is None else [flags.double()]
     if names:  # in one launch, and NaN is the largest of all
         found.append(torch.stack(torch._foreach_norm(list(means.values()), math.inf)).double())
@@ -120,7 +120,7 @@ def look(
     for name, p in witnesses.items():
         place = means[name].abs().argmax().view(1)
         found.append(torch.cat([place.double(), in_memory_order(p, p).index_select(0, place).double()]))
-    return Unread(torch.cat(found), verdict, names, witnesses, watch, questions.all_zeros) if found else Reduced()
+    return Unread(torch.cat(found), verdict, names, witnesses, watch) if found else Reduced()
 
 
 def settled(outcomes: Sequence[Reduced | Unread]) -> list[Reduced]:

@@ -21,6 +21,8 @@ from thinwire.integrations.training.outcomes import Questions, Reduced, Unread, 
 from thinwire.memories import Memory
 
 _PATIENCE = 3  # steps that no known optimizer took, before we warn
+_EMPTY = 5  # reductions in a row that brought nothing, before we warn
+_LOOKS_EVERY = 16  # reductions from one look whether anything arrives to the next, as long as it does
 
 
 @final
@@ -50,7 +52,7 @@ class Steps:
         self._witnesses: list[Witness] = []
         self._stepped: set[str] = set()  # held by an optimizer that has stepped
         self._known: set[str] = set()  # and these by one that will
-        self._unclaimed = 0
+        self._unclaimed = self._nothing = 0
         self._takers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._names = {id(p): name for name, p in parameters.items()}
         self._nodes = [accumulator(p) for p in parameters.values()]
@@ -135,7 +137,8 @@ class Steps:
         """Note that a bucket of these is in flight. Return what to find out, and whom to tell, from any thread."""
         self._seen.update(names)
         self._started += 1
-        questions = Questions(self.gradients.accumulates, frozenset(names) - self._known)
+        due = self._nothing > 0 or self.draw % _LOOKS_EVERY == 0
+        questions = Questions(due, frozenset(names) - self._known)
         return questions, self._outcomes.append
 
     @property
@@ -188,7 +191,8 @@ class Steps:
         self.pending = (self.pending | seen) - bad
         self._kept -= seen
         if done and not self._joined:
-            self.gradients.note_reduced(seen, set().union(*(outcome.all_zeros for outcome in outcomes)))
+            self.gradients.note_reduced(seen)
+            self._note_nothing(all(outcome.nothing for outcome in outcomes))
         if not self.open:
             self._witnesses.clear()
         self._witnesses += [witness for outcome in outcomes for witness in outcome.witnesses]
@@ -198,6 +202,12 @@ class Steps:
         self._started, self._outcomes = 0, []
         if error is not None:
             raise error
+
+    def _note_nothing(self, nothing: bool) -> None:
+        """Warn if all that arrives has been zeros for some reductions."""
+        self._nothing = self._nothing + 1 if nothing else 0
+        if self._nothing == _EMPTY:
+            warnings.warn(_ZEROS.format(count=_EMPTY), stacklevel=2)
 
     def _read(self) -> list[Reduced]:
         """Return the outcomes. The first call makes the host wait for a GPU, once for all buckets."""
@@ -338,6 +348,10 @@ def _before_adding(steps: "weakref.ref[Steps]", name: str, grads: object) -> Non
         me.gradients.added.add(name)
 
 
+_ZEROS = (
+    "all that the last {count} reductions brought is zeros: gradients are zero before they are sent. Is the loss scale "
+    "too small, the loss detached from the model, or a part of it frozen that should learn?"
+)
 _UNCLAIMED = (
     "the gradient of {name!r} was reduced and thrown away again, and no torch.optim optimizer that holds it has ever "
     "stepped: what was sent of it is taken back each time. If something else applies it, call the attachment's "
