@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
-from inspect import signature
+from inspect import Parameter, signature
 from typing import (
     Annotated,
     Any,
@@ -183,7 +183,8 @@ def _tell_nobody(error: Exception, given: Mapping[str, object]) -> None:
 
 
 def _checking(function: Callable[..., object], tell: Told = _tell_nobody) -> Callable[..., object]:
-    names = tuple(signature(function).parameters)
+    parameters = signature(function).parameters
+    names, takes_any = tuple(parameters), any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
     bound = int(names[:1] in (("self",), ("cls",)))  # most are called with nothing but names
 
     @cache  # at the first call, when all that annotations may name has been defined
@@ -196,6 +197,9 @@ def _checking(function: Callable[..., object], tell: Told = _tell_nobody) -> Cal
         kind_of = kinds()
         given = kwargs if len(args) == bound else {**dict(zip(names, args, strict=False)), **kwargs}
         for name, value in given.items():
+            if name not in parameters and not takes_any:
+                owner = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
+                raise TypeError(f"{owner} has no argument {name!r}; it takes {', '.join(names[bound:])}")
             if name in kind_of:
                 judge, words, sure = kind_of[name]
                 if type(value) not in sure and (verdict := judge(value)):

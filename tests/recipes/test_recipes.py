@@ -65,6 +65,16 @@ def test_powersgd() -> None:
     assert recipe.steps == 5
     assert isinstance(recipe.then, PowerSGD)
     assert (recipe.then.rank, recipe.then.codec) == (3, codecs.Cast(values=torch.bfloat16))
+    small = Segment(name="p", offset=0, length=4096, shape=(64, 64))
+    memories = [recipes.powersgd(start=0, minimum_size=size).memory_of(small) for size in (0, 4096, 4097)]
+    assert [memory.stateful for memory in memories] == [True, True, False]
+
+
+def test_an_argument_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(TypeError, match="topk has no argument 'sparsity'; it takes density, minimum_size"):
+        recipes.topk(sparsity=0.01)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="TopK has no argument 'share'; it takes density"):
+        codecs.TopK(share=0.01)  # type: ignore[call-arg]
 
 
 def test_half_precision_loses_what_is_small() -> None:

@@ -13,14 +13,17 @@ from thinwire.reducer import PowerSGD, Reducer, WarmUp
 
 
 @checked
-def powersgd(*, rank: Count = 4, values: Narrow = None, start: Size = 10) -> Reducer:
+def powersgd(*, rank: Count = 4, values: Narrow = None, start: Size = 10, minimum_size: Size = 0) -> Reducer:
     """Send each matrix as two factors of `rank` columns. Everything else, and the first `start` steps, go uncompressed.
 
-    `values` narrows the factors. A dtype is summed on the way; codes of a format are gathered.
+    `values` narrows the factors. A dtype is summed on the way; codes of a format are gathered. Tensors below
+    `minimum_size` elements go uncompressed, too.
     """
     exchange = AllGather() if isinstance(values, Format) else AllReduce()
     memory = Noted(memory=ErrorFeedback())
-    low_rank = PowerSGD(rank=rank, memory=memory, small=dense(), codec=_codec(values), exchange=exchange)
+    low_rank = PowerSGD(
+        rank=rank, memory=memory, small=dense(), codec=_codec(values), exchange=exchange, minimum_size=minimum_size
+    )
     return WarmUp(steps=start, first=dense(), then=low_rank)
 
 

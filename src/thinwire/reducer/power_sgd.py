@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import kernels, trace
-from thinwire.checked import Count, checked
+from thinwire.checked import Count, Size, checked
 from thinwire.codecs import Codec, Identity
 from thinwire.collectives import Group, communication_thread
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
@@ -32,8 +32,9 @@ class PowerSGD(Reducer):
     """P = Σ M·Q, made orthonormal; Q = Σ Mᵀ·P; the sum is P·Qᵀ, and this rank's share of it P·(Mᵀ·P)ᵀ.
 
     M is a parameter's vector as a matrix: its first dimension by all others. The memory's note keeps Q from step to
-    step. Parameters whose two factors would not be smaller go to `small`. `codec` and `exchange` say how factors
-    travel. Both rounds run on the communication thread, so any number of buckets may be under way.
+    step. Parameters below `minimum_size` elements, or whose two factors would not be smaller, go to `small`. `codec`
+    and `exchange` say how factors travel. Both rounds run on the communication thread, so any number of buckets may be
+    under way.
     """
 
     rank: Count
@@ -41,6 +42,7 @@ class PowerSGD(Reducer):
     small: Reducer
     codec: Codec = field(default_factory=Identity)
     exchange: Exchange = field(default_factory=AllReduce)
+    minimum_size: Size = 0
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Start the communication thread, and compile the kernels that decode."""
@@ -66,7 +68,7 @@ class PowerSGD(Reducer):
 
     def _pays(self, segment: Segment) -> bool:
         rows, columns = _matrix(segment)
-        return self.rank * (rows + columns) < rows * columns
+        return segment.length >= self.minimum_size and self.rank * (rows + columns) < rows * columns
 
     def _low_rank(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         if not bucket.segments:

@@ -296,6 +296,20 @@ def test_only_states_of_like_memories_are_accepted(ranks: Ranks, recipe: str) ->
     assert ranks.run(1, _states_of_others, recipe) == [[name for name in RECIPES if kept[name] == kept[recipe]]]
 
 
+def _saved_of_a_compiled_model(recipe: str) -> bool:
+    """Load what the same model would have saved inside torch.compile, or the other way round."""
+    training = Training("several buckets", recipe).run(range(3))
+    plain = training.attachment.state_dict()
+    prefixed = [{name.replace(".", "._orig_mod.", 1): x for name, x in each.items()} for each in plain["memories"]]
+    training.run(range(3, 5)).attachment.load_state_dict(plain | {"memories": prefixed})
+    return same(training.attachment.state_dict(), plain)
+
+
+@pytest.mark.parametrize("recipe", STATEFUL)
+def test_a_compiled_models_state_loads(ranks: Ranks, recipe: str) -> None:
+    assert ranks.run(1, _saved_of_a_compiled_model, recipe) == [True]
+
+
 def _saved_under_old_names(recipe: str) -> tuple[str, str]:
     """Return what is held after loading a state whose recipe is in the words of version 0.1, and what was saved."""
     training = Training("several buckets", recipe).run(range(2))

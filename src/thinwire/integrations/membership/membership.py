@@ -140,6 +140,7 @@ class Membership:
         place = state.Place(saved["rank"], saved["world_size"])
         state.check(saved, self.recipe, self._known, place)
         self._go_on_from(saved)
+        saved = state.renamed(saved, self._known)
         memories, factor = self.recipe.memories(), place.world_size / self.group.size()
         pairs = zip(memories, saved["memories"], strict=True)
         noted = [noting_from(memory.state(), theirs, factor) for memory, theirs in pairs]

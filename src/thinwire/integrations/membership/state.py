@@ -2,7 +2,7 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
 from typing import Any, final
@@ -118,13 +118,24 @@ def latest(group: Group, mine: Standing) -> Standing:
 
 def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], place: Place) -> Standing:
     """Return where `state` stands. Raises ValueError unless `dump` made it for such a recipe, model and rank."""
-    held = _checked(state)
+    held = renamed(_checked(state), parameters)
     _check_place(held, place)
     decay = held.get("weight_decay", {})
     _need(isinstance(decay, Mapping) and all(map(_is_number, decay.values())), "weight_decay", decay, "numbers by name")
     _need(decay.keys() <= parameters.keys(), "weight_decay", sorted(map(str, decay)), "parameters of the model")
     _check_memories(held, recipe, parameters)
     return Standing(step=held["step"], draw=held.get("draw", held["step"]), recipe=held.get("recipe", words(recipe)))
+
+
+def renamed(state: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+    """Return the state under these names where torch.compile alone has made others, by its prefix `_orig_mod.`."""
+    here = {_uncompiled(name): name for name in names}
+    memories = [{here.get(_uncompiled(name), name): x for name, x in each.items()} for each in state["memories"]]
+    return {**state, "memories": memories}
+
+
+def _uncompiled(name: object) -> str:
+    return str(name).replace("_orig_mod.", "")
 
 
 def check_placed(state: object) -> None:
@@ -145,7 +156,8 @@ def check_placed(state: object) -> None:
 
 def load(state: Mapping[str, Any], memories: Sequence[Memory], parameters: Mapping[str, nn.Parameter]) -> None:
     """Load `state` into the memories, on the parameters' devices."""
-    for memory, saved in zip(memories, chain(state["memories"], repeat({})), strict=False):
+    held = renamed(state, parameters)["memories"]
+    for memory, saved in zip(memories, chain(held, repeat({})), strict=False):
         memory.restore({n: {f: x.to(parameters[n].device) for f, x in fields.items()} for n, fields in saved.items()})
 
 

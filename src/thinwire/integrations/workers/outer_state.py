@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.integrations.membership.redistribution import COMMON, waits
-from thinwire.integrations.membership.state import Standing
+from thinwire.integrations.membership.state import Standing, renamed
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.outer_steps import OuterSteps
 
@@ -44,6 +44,7 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
             f"the state is of {len(saved['outer'])} fragments, and here are {len(fragments)}: cut the model as it was"
         )
     wanted = {name for fragment in fragments for name in fragment.parameters}
+    saved = renamed(saved, wanted)
     for memory in saved["memories"]:
         if unknown := sorted(map(str, memory.keys() - wanted)):
             raise ValueError(f"the state has {unknown[0]!r}, which the model lacks: it is of another model")
@@ -60,6 +61,7 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
 
 def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps) -> int:
     """Load what `check` has found to fit. Return the ticks done. A collective."""
+    saved = renamed(saved, [name for fragment in fragments for name in fragment.parameters])
     ticks, common = int(saved["step"]), saved["memories"][-1]
     for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
         done = steps.done(number, ticks)
@@ -80,6 +82,7 @@ def without_waiting(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def join(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps) -> int:
     """Take over from another worker's state, `without_waiting`, where all of them are. Return the ticks done."""
+    saved = renamed(saved, [name for fragment in fragments for name in fragment.parameters])
     ticks, common = int(saved["step"]), saved["memories"][-1]
     for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
         done = steps.done(number, ticks)
