@@ -228,6 +228,8 @@ class Fading(Handover):
 
     def _meet_another(self, optimizer: torch.optim.Optimizer) -> None:
         """Meet an optimizer that `attach` was not given. Raises MomentumError if it, or another one, has momentum."""
+        if not any(p in self._names for group in optimizer.param_groups for p in group["params"]):
+            return  # it trains something else
         refuse_second_momentum(optimizer, self._memory, _FIX)
         refuse_another(optimizer, {p for p, memory in self._memory.items() if memory.own_decay is None})
         if self._lost_length.meets(optimizer):
