@@ -314,16 +314,15 @@ def test_ddp_stays_plain_until_something_pays(ranks: Ranks) -> None:
 def _elsewhere() -> tuple[int, bool]:
     """The first rank alone runs the model in between, with and without gradients."""
     model = _model()
-    with _script({}, {}, {}):
+    with _script({}, {}, {}, {"0.weight": "topk:0.1"}):
         attachment = tw.attach(model)
     x = torch.ones(3, 20)
     for _ in _train(model, 6):
         if dist.get_rank() == 0:
             model.module(x).sum().backward()
+            model(x)  # without a backward
             with torch.no_grad():
                 model(x)
-        else:
-            dist.get_rank()
     return attachment.step, attachment.verify_replicas()
 
 

@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as untraced
+from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.attachments.attachment import Attachment
@@ -20,24 +21,24 @@ from thinwire.stats import ring_bytes
 
 @final
 class PlainLog:
-    """When things happened in a step that DDP reduced itself, from the forward pass on. Each gradient is a bucket."""
+    """When things happened in a step that DDP reduced itself. It begins where the one before ended, with backward."""
 
-    def __init__(self, gradients: Sequence[Gradient], forward: Stamp) -> None:
-        self._gradients, self._forward, self._next = gradients, forward, forward
+    def __init__(self, gradients: Sequence[Gradient], forward: Stamp, before: Stamp | None) -> None:
+        self._gradients, self._forward, self._began, self._ended = gradients, forward, before or forward, forward
         self.ready: dict[str, Stamp] = {}
 
     def close(self, now: Stamp) -> None:
-        """Note when the next step's forward pass began."""
-        self._next = now
+        """Note when DDP had reduced everything."""
+        self._ended = now
 
     @property
     def period(self) -> float:
-        """Seconds from one forward pass to the next."""
-        return self._next.since(self._forward)
+        """Seconds from the end of one backward to that of the next."""
+        return self._ended.since(self._began)
 
     @property
     def buckets(self) -> list[tuple[Gradient, ...]]:
-        """The gradients, in the model's order."""
+        """The gradients, in the model's order. Each is a bucket."""
         return [(gradient,) for gradient in self._gradients]
 
     @property
@@ -50,9 +51,9 @@ class PlainLog:
 class PlainSteps:
     """Lets `adaptive` watch while DDP works without a hook, and installs the hook as soon as something pays.
 
-    When does a reduced step end? When the next forward pass that DDP will reduce begins: nothing is in flight then, and
-    every rank gets there once a step, whatever it runs in between. To see that a step was reduced, we watch one
-    parameter's gradient, which every rank must have in every step. Within DDP's Join we install the hook at once,
+    When does a reduced step end? When its backward does: nothing is in flight then, and every rank gets there once a
+    step, whatever it runs in between. A forward pass may be one rank's alone. To see that a step is reduced, we watch
+    one parameter's gradient, which every rank must have in every step. Within DDP's Join we install the hook at once,
     because ranks that have joined take no steps.
     """
 
@@ -72,6 +73,7 @@ class PlainSteps:
             Gradient(name=name, numel=q.numel(), itemsize=q.element_size()) for name, q in parameters.items()
         ]
         self._log: PlainLog | None = None
+        self._ended: Stamp | None = None
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self),
             p.register_post_accumulate_grad_hook(self._count),
@@ -84,7 +86,7 @@ class PlainSteps:
 
     @untraced
     def __call__(self, model: nn.Module, inputs: object) -> None:
-        """End the previous step and begin one: a forward pass begins."""
+        """Begin a step, or install the hook: a forward pass begins."""
         assert isinstance(model, DistributedDataParallel)
         if self._attachment.recipe is not self._adaptive:  # removed
             self._attachment.exchanges = False
@@ -94,12 +96,9 @@ class PlainSteps:
             self._accumulating |= torch.is_grad_enabled()
             return
         self._attachment.exchanges = False  # DDP reduces this one
-        if self._log is not None and self._last in self._log.ready:
-            self._log.close(stamp(self._device))
-            self._adaptive.go_on(self._log, self._attachment.step, self._rank)
         if self._adaptive.settled:  # the timeline is known
             _remove(self._noting)
-        self._log = PlainLog(self._gradients, stamp(self._device))
+        self._log = PlainLog(self._gradients, stamp(self._device), self._ended)
         if not self._adaptive.idle or model._join_config.enable:
             _remove(self._handles)
             if not self._accumulating:  # .grad, if it is there, holds DDP's mean
@@ -115,6 +114,15 @@ class PlainSteps:
         if self._log is not None and self._last not in self._log.ready:
             self._note_step()
             self._note(self._last, p)
+            queue = Variable._execution_engine.queue_callback
+            queue(partial(queue, partial(self._end, self._log)))  # behind what DDP has yet to queue
+
+    def _end(self, log: PlainLog) -> None:
+        """End the step: all of its gradients are reduced."""
+        if self._attachment.recipe is self._adaptive:
+            log.close(stamp(self._device))
+            self._adaptive.go_on(log, self._attachment.step, self._rank)
+            self._ended = stamp(self._device)
 
     def _note_step(self) -> None:
         """Count the step, and what DDP sends in it."""
