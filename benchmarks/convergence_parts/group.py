@@ -127,7 +127,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # so its base has no type
     """A rank's group. `payload_bytes`: what the rank has handed to collectives and messages, each payload once.
 
     That leaves out how often a payload travels, which depends on the exchange; maxima, by which replicas only ask each
-    other; and lists, which are objects. `twin` is the group of the rank's communication thread.
+    other; and lists, by which they tell each other things. `twin` is the group of the rank's communication thread.
     """
 
     def __init__(self, rank: int, meeting: Meeting, twin: "VirtualGroup | None" = None) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.collectives.groups import Group, all_gather, plain_device
+from thinwire.collectives.groups import Group, plain_device
 
 _TENSOR = "\0tensor"
 
@@ -21,10 +21,10 @@ def all_gather_plain(mine: object, group: Group) -> list[Any]:
     """Return every rank's value, by rank: what JSON carries, so that tuples come as lists. A collective."""
     text, device = json.dumps(mine).encode(), plain_device(group)
     sizes = torch.empty(group.size(), dtype=torch.int64, device=device)
-    all_gather(sizes, torch.tensor([len(text)], device=device), group).wait()
+    dist.all_gather(list(sizes.split(1)), torch.tensor([len(text)], device=device), group)
     longest = int(sizes.max())
     rows = torch.empty(group.size(), longest, dtype=torch.uint8, device=device)
-    all_gather(rows.view(-1), _bytes(text.ljust(longest)).to(device), group).wait()
+    dist.all_gather(list(rows), _bytes(text.ljust(longest)).to(device), group)
     return [json.loads(_text(row)) for row in rows]
 
 

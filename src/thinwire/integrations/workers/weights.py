@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import final
 
 import torch
+import torch.distributed as dist
 
-from thinwire.collectives import Group, all_gather
+from thinwire.collectives import Group
 from thinwire.outer_steps import OuterSteps
 
 _log = logging.getLogger("thinwire")
@@ -61,7 +62,7 @@ class Weights:
         mine = torch.tensor([self._samples * steps], dtype=torch.float64, device=device)
         everyone = mine.new_empty(self.group.size())
         began = time.perf_counter()
-        all_gather(everyone, mine, self.group).wait()
+        dist.all_gather(list(everyone.split(1)), mine, self.group)
         weights = everyone.tolist()
         self.waited += time.perf_counter() - began
         total, own = sum(weights), weights[self.group.rank()]
