@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import RECIPES
-from ddp_models import SEVERAL, WIDTH, Branching, Scenario, Training, batch, digest, flat, same
+from ddp_models import SEVERAL, WIDTH, Branching, Scenario, Training, batch, digest, flat, same, sgd
 from ranks import Ranks, told
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -497,6 +497,9 @@ def _rolled_back(recipe: str) -> dict[str, str]:
     said = {}
     _load(training, saved, "model")
     said["model"], said["model, again"] = go_on(), go_on()
+    training.model.eval()  # as with frozen dropout: refused before DDP's backward, which does not survive an error
+    said["model, again"] += go_on()
+    training.model.train()
     _load(training, saved, "handle")
     said["and then the handle"] = go_on()
     _load(training, saved, "optimizer")
@@ -511,6 +514,9 @@ def _rolled_back(recipe: str) -> dict[str, str]:
     _load(training, saved, "model")
     _load(training, here, "model", "optimizer")
     said["put back"] = go_on()
+    _load(training, saved, "model")
+    _load(training, {"handle": training.attachment.state_dict()}, "handle")
+    said["what waits kept"] = go_on()
     twin = Training("several buckets", recipe)
     _load(twin, saved, "handle", "model", "optimizer")
     said["resumed"] = told(lambda: twin.run(range(6, 8)))
@@ -825,6 +831,27 @@ def _summed_losses(recipe: str, door: str) -> str:
     handles = [tw.replicate(each, RECIPES[recipe].make()) for each in whole]
     _sum(whole).backward()
     return told(lambda: [each.reduce() for each in handles])
+
+
+def _shared_momentum(recipe: str) -> tuple[str, str]:
+    shared = nn.Linear(WIDTH, 40)
+    models = [DistributedDataParallel(nn.Sequential(shared, nn.Linear(40, 4))) for _ in range(2)]
+    optimizers = [sgd(model, momentum=0.9) for model in models]
+    first = tw.attach(models[0], RECIPES[recipe].make(), optimizer=optimizers[0])
+
+    def second() -> None:
+        tw.attach(models[1], RECIPES[recipe].make(), optimizer=optimizers[1])
+
+    said = told(second)
+    first.remove()
+    return said, told(second)
+
+
+@pytest.mark.parametrize("recipe", [name for name in STATEFUL if RECIPES[name].momentum])
+def test_momentum_cannot_move_into_the_memories_of_two_models(ranks: Ranks, recipe: str) -> None:
+    for while_shared, once_removed in ranks.run(2, _shared_momentum, recipe):
+        assert "in another attached model, too" in while_shared
+        assert once_removed == "nothing"
 
 
 def _sum(models: Sequence[nn.Module]) -> Tensor:

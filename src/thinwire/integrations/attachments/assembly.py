@@ -16,7 +16,7 @@ from thinwire.integrations.momentum.correction import Correction, corrections
 from thinwire.integrations.momentum.fading import Fading, fading
 from thinwire.integrations.momentum.handover import Handover
 from thinwire.planner import Why
-from thinwire.reducer import Reducer
+from thinwire.reducer import Reducer, Released
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 _SAMPLE = 1 << 12
@@ -44,6 +44,7 @@ def assembled(
     Raises FingerprintError if ranks disagree, and MomentumError if momentum would be applied twice or not at all.
     """
     earlier = _earlier(parameters)
+    _check_not_shared(recipe, parameters, earlier)
     since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
     check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
     kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
@@ -99,6 +100,19 @@ def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], grou
             first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
             if first != other:
                 raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
+
+
+def _check_not_shared(recipe: Reducer, parameters: Mapping[str, nn.Parameter], earlier: Attachment | None) -> None:
+    """Raise MomentumError if another attachment stays at work on some of these, and one of the two moves momentum."""
+    others = [e for e in _serving_any(parameters) if e is not earlier and not isinstance(e.recipe, Released)]
+    moves = bool(fading(recipe.memories()) or corrections(recipe.memories()))
+    if any(moves or each.membership.handover.active for each in others):
+        shared = next(name for name, p in parameters.items() if any(p in each.names for each in others))
+        raise MomentumError(
+            f"{shared} is in another attached model, too, and its momentum can move into one memory alone: wrap both "
+            "models as one and attach that, call remove() on the other attachment, or give both a recipe that leaves "
+            "momentum to the optimizer, such as recipes.topk"
+        )
 
 
 def _handover(

@@ -195,7 +195,7 @@ class Attachment:
         raise StateError(
             "a state has been loaded into this model or its optimizer, and what waits in memory is of the training "
             "before: load the handle's state of that step too, with load_state_dict, or go on without what waits: "
-            "forget(). On every rank"
+            "forget(). If what waits still fits, keep it: load_state_dict(state_dict()) of the handle. On every rank"
         )
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:

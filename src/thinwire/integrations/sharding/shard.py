@@ -192,7 +192,7 @@ def _check_alike(recipe: Reducer, found: _Found, group: Group) -> None:
 
 def _put_together(model: nn.Module, recipe: Reducer, found: _Found, scaler: LossScaler | None) -> Attachment:
     """Return the attachment of what was found on this rank, once no rank refuses. A collective of `found.group`."""
-    modules, size = sharded_modules(model), found.group.size()
+    modules, size, here = sharded_modules(model), found.group.size(), dict(model.named_parameters())
     return assembled(
         recipe,
         found.parameters,
@@ -203,5 +203,5 @@ def _put_together(model: nn.Module, recipe: Reducer, found: _Found, scaler: Loss
         scaler=scaler,
         divisor=lambda joined, steps: size if averages(modules) else 1,
         may_be_unused=False,
-        everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
+        everything=lambda: {**dict(model.named_parameters()), **here},  # as DTensors: an evaluation leaves them whole
     )

@@ -16,8 +16,8 @@ class Whole:
     """A model, and the optimizers that train it. Hooks hold it and `check`, a method, weakly.
 
     Parameters that need no gradient yet, or that are not there yet, may come to need one: nobody reduces those. Those
-    that need one now and are not `followed` are somebody else's. `check` is called before the first forward pass in
-    training after a state has been loaded. DDP does not survive an error in its backward.
+    that need one now and are not `followed` are somebody else's. `check` is called before the first forward pass with
+    gradients after a state has been loaded. DDP does not survive an error in its backward.
     """
 
     def __init__(self, model: nn.Module, followed: Collection[nn.Parameter], check: Callable[[], None]) -> None:
@@ -77,7 +77,7 @@ class Whole:
 
     def _before_forward(self, model: nn.Module, inputs: object) -> None:
         check = self._check()
-        if check is not None and torch.is_grad_enabled() and model.training:
+        if check is not None and torch.is_grad_enabled():
             check()
 
     def _digests(self, optimizers: Sequence[torch.optim.Optimizer]) -> Tensor:

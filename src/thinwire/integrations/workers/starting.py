@@ -21,12 +21,12 @@ class Start:
     def __init__(self, fragments: Sequence[Fragment], frozen: Mapping[str, Tensor]) -> None:
         self._fragments, self._frozen = fragments, frozen
         self._rule, self.pending = self._late, True
-        self._made: Sequence[object] = ()
+        self._made: Sequence[int] = ()
 
     def loads(self) -> None:
         """Note that the handle is about to load a state. The model may have been loaded before, or will be."""
         if self._rule == self._late and not self._moved():
-            self._rule, self._made = self._unloaded, self._own()
+            self._rule, self._made = self._unloaded, self._versions()
         elif self._rule != self._unloaded:
             self._rule = self._anything
         self.pending = True
@@ -55,6 +55,10 @@ class Start:
     def _own(self) -> list[Any]:
         return [digest(x).tolist() for fragment in self._fragments for x in fragment.own().values()]
 
+    def _versions(self) -> list[int]:
+        """Return numbers that grow with whatever is loaded, even if it is what was there."""
+        return [x._version for fragment in self._fragments for x in fragment.own().values()]
+
     def _moved(self) -> bool:
         return any(fragment.moved() for fragment in self._fragments)
 
@@ -65,7 +69,7 @@ class Start:
         return _CHANGED if self._moved() else ""
 
     def _unloaded(self) -> str:
-        return _UNLOADED if self._moved() and self._own() == self._made else ""
+        return _UNLOADED if self._moved() and self._versions() == self._made else ""
 
     def _anything(self) -> str:
         return ""
