@@ -172,6 +172,8 @@ def test_no_gradient_to_plan_for(tmp_path: Path) -> None:
 def test_break_even_beyond_all_links(tmp_path: Path, given: float, words: str) -> None:
     plan = replace(decide(_profile(TWO, SLOW)), break_even=given)
     assert any(words in line for line in conclusions(plan))
+    unseen = replace(plan, profile=replace(plan.profile, unseen={"all_reduce": 0}))
+    assert not any(words in line for line in conclusions(unseen)), "what was not measured says nothing of bandwidths"
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def speed_up(plan: Plan) -> str:
 
 
 def _break_even(plan: Plan) -> str:
-    if plan.profile.world_size == 1 or not plan.rows:
+    if plan.profile.world_size == 1 or not plan.rows or 0 in plan.profile.unseen.values():
         return ""
     if math.isinf(plan.break_even):
         return "Compression pays here at any bandwidth that these processors can keep up with."
