@@ -311,18 +311,28 @@ def test_ddp_stays_plain_until_something_pays(ranks: Ranks) -> None:
         assert losses[5:] != usual[5:]
 
 
+def _exchanging(*choices: dict[str, str]) -> Policy[Any]:
+    """Go through these choices, and have ranks exchange after each step, as a policy may."""
+    for decided in _scripted(*choices):
+        yield decided
+        dist.barrier()
+
+
 def _elsewhere() -> tuple[int, bool]:
     """The first rank alone runs the model in between, with and without gradients."""
     model = _model()
-    with _script({}, {}, {}, {"0.weight": "topk:0.1"}):
+    with patch("thinwire.planner.live.adaptive.policy", lambda *_: _exchanging({}, {}, {}, {"0.weight": "topk:0.1"})):
         attachment = tw.attach(model)
     x = torch.ones(3, 20)
-    for _ in _train(model, 6):
-        if dist.get_rank() == 0:
+    for step, _ in enumerate(_train(model, 6)):
+        if dist.get_rank() == 0 and step > 0:  # DDP itself exchanges in the second forward pass
             model.module(x).sum().backward()
             model(x)  # without a backward
             with torch.no_grad():
                 model(x)
+        told = torch.ones(())
+        dist.all_reduce(told)
+        assert told == 2
     return attachment.step, attachment.verify_replicas()
 
 
