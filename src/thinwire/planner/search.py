@@ -30,7 +30,7 @@ class _Path(NamedTuple):
 
 @checked
 def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]:
-    """Return the fastest choice: a candidate's name per parameter. A tensor that gains nothing stays uncompressed.
+    """Return the fastest choice: a candidate's name per parameter. A size that gains nothing stays uncompressed.
 
     In each bucket, tensors from some size on go to one candidate and the rest to "dense". We follow all such paths
     through the buckets and drop a path if another is at least as good in every respect. If too many paths remain, we
@@ -97,7 +97,11 @@ def _kept(paths: Iterable[_Path], slack: float) -> list[_Path]:
 
 
 def _relaxed(profile: Profile, choice: dict[str, str]) -> dict[str, str]:
-    """Return the choice without compressing tensors that gain nothing by it, the smallest tried first."""
+    """Return the choice without compressing sizes that gain nothing by it, the smallest tried first.
+
+    Tensors of one size go together, as in the search: else splitting them could be faster than what was searched, and
+    a faster network could get a slower plan.
+    """
     limit = step_seconds(profile, choice)
     for bucket in profile.timeline.buckets:
         mine = [g for g in bucket.gradients if choice[g.name] != "dense"]
@@ -105,8 +109,8 @@ def _relaxed(profile: Profile, choice: dict[str, str]) -> dict[str, str]:
         if mine and step_seconds(profile, whole) <= limit:
             choice = whole
             continue
-        for gradient in sorted(mine, key=lambda g: g.numel):
-            tried = choice | {gradient.name: "dense"}
+        for size in sorted({g.numel for g in mine}):
+            tried = choice | {g.name: "dense" for g in mine if g.numel == size}
             if step_seconds(profile, tried) > limit:
                 break
             choice = tried
