@@ -1,4 +1,4 @@
-"""An all-gather whole and in pieces, in turn: two workers on Gloo send in pieces, more of them do not, and this is why.
+"""An all-gather on Gloo by torch and as thinwire does it, each worker to each other directly, in turn.
 
     python benchmarks/gathers.py --json out.json --page docs/measurements/exchanges.md
 
@@ -28,8 +28,8 @@ from thinwire.tools.show.table import Column, markdown, tabulated
 from thinwire.tools.show.terminal import print_titled
 from thinwire.tools.show.units import UNKNOWN, human_bytes, milliseconds
 
-SCHEMA = "thinwire.gathers/1"
-HEADING = "## Two workers gather in pieces"
+SCHEMA = "thinwire.gathers/2"
+HEADING = "## Gathers on Gloo"
 
 console = Console()
 
@@ -41,18 +41,20 @@ class Gather:
     link: str
     world_size: int
     nbytes: int
-    whole: dict[str, float]
-    pieces: dict[str, float]
+    torch: dict[str, float]
+    direct: dict[str, float]
     line: float | None
-    whole_bytes: float | None
-    pieces_bytes: float | None
+    torch_bytes: float | None
+    direct_bytes: float | None
     identical: bool
 
 
 def main(
-    worlds: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "2,3,4",
-    links: Annotated[str, typer.Option(help="Rates of the workers' links, or none.")] = "none,100mbit,1gbit",
-    sizes: Annotated[str, typer.Option(help="Megabytes that each worker sends.")] = "0.1,0.2,0.3,1,3,10,30,100",
+    worlds: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "2,4",
+    links: Annotated[
+        str, typer.Option(help="Rates of the workers' links, or none.")
+    ] = "none,100mbit,1gbit,100mbit/25ms",
+    sizes: Annotated[str, typer.Option(help="Megabytes that each worker sends.")] = "0.001,0.01,0.1,0.3,1,3,10,30",
     repeats: Annotated[int, typer.Option(help="Times that each way is measured.")] = 5,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write the section on gathers here.")] = None,
@@ -87,18 +89,18 @@ def _compare(rate: Rate | None, world: int, sizes: Sequence[int], repeats: int) 
 
 def gather(events: Sequence[Event], nbytes: int, world: int, link: str, rate: Rate | None) -> Gather:
     """Sum up what all ranks emitted about one size."""
-    ways = [[event for event in events if event["way"] == way] for way in ("whole", "pieces")]
+    ways = [[event for event in events if event["way"] == way] for way in ("torch", "direct")]
     counted = all("measured" in event for event in events)
     sent = [fmean(event["measured"] for event in way) if counted else None for way in ways]
     return Gather(
         link=link,
         world_size=world,
         nbytes=nbytes,
-        whole=asdict(percentiles(durations(ways[0]))),
-        pieces=asdict(percentiles(durations(ways[1]))),
+        torch=asdict(percentiles(durations(ways[0]))),
+        direct=asdict(percentiles(durations(ways[1]))),
         line=None if rate is None else 8 * (world - 1) * nbytes / rate.bits_per_second,
-        whole_bytes=sent[0],
-        pieces_bytes=sent[1],
+        torch_bytes=sent[0],
+        direct_bytes=sent[1],
         identical=len({event["digest"] for event in events}) == 1,
     )
 
@@ -108,8 +110,8 @@ def section(rows: Sequence[Gather], environment: dict[str, object]) -> str:
     versions = f"torch {environment['torch']}, Python {environment['python']}, {environment['cores']} cores"
     intro = (
         f"`benchmarks/gathers.py`, {versions}; the median of {environment['repeats']} repeats, both ways in turn. Each "
-        "worker gathers the same number of bytes from each of the others. *line*: what the bytes alone take. thinwire "
-        "sends in pieces with two workers, whole with more; pieces were measured with more workers, too."
+        "worker gathers the same number of bytes from each of the others. *line*: what the bytes alone take. *torch*: "
+        "Gloo's own gather, around a ring. *direct*: thinwire's, from each worker to each other at once."
     )
     parts = [HEADING, intro]
     for link in dict.fromkeys(each.link for each in rows):
@@ -133,11 +135,11 @@ COLUMNS: tuple[Column[Gather], ...] = (
     Column(heading="workers", text=lambda each: str(each.world_size), left=True),
     Column(heading="bytes", text=lambda each: human_bytes(each.nbytes)),
     Column(heading="line ms", text=lambda each: UNKNOWN if each.line is None else milliseconds(each.line)),
-    Column(heading="whole ms p50 (p20-p80)", text=lambda each: _spread(each.whole)),
-    Column(heading="in pieces ms p50 (p20-p80)", text=lambda each: _spread(each.pieces)),
-    Column(heading="times as fast", text=lambda each: f"{each.whole['p50'] / each.pieces['p50']:.2f}"),
-    Column(heading="sent whole", text=lambda each: human_bytes(each.whole_bytes)),
-    Column(heading="sent in pieces", text=lambda each: human_bytes(each.pieces_bytes)),
+    Column(heading="torch ms p50 (p20-p80)", text=lambda each: _spread(each.torch)),
+    Column(heading="direct ms p50 (p20-p80)", text=lambda each: _spread(each.direct)),
+    Column(heading="times as fast", text=lambda each: f"{each.torch['p50'] / each.direct['p50']:.2f}"),
+    Column(heading="sent by torch", text=lambda each: human_bytes(each.torch_bytes)),
+    Column(heading="sent directly", text=lambda each: human_bytes(each.direct_bytes)),
     Column(
         heading="same bits", text=lambda each: "yes" if each.identical else "NO", wrong=lambda each: not each.identical
     ),

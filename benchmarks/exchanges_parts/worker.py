@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.codecs import BlockTopK, Codec
-from thinwire.collectives import groups
+from thinwire.collectives import all_gather
+from thinwire.collectives.groups import gather_whole
 from thinwire.exchanges import Exchange, OwnerSharded
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
@@ -127,15 +128,11 @@ def _ping(emit: Emit, *, sizes: list[int], repeats: int) -> None:
 
 
 def _gather(emit: Emit, *, nbytes: int, repeats: int) -> None:
-    """Gather a buffer of every rank whole and in pieces, in turn; the first repeat warms up. Emits one event a gather.
-
-    In pieces as two ranks on Gloo do, with any number of ranks.
-    """
+    """Gather a buffer of every rank by torch and directly, in turn; the first repeat warms up. Emits one event each."""
     group, meter = dist.group.WORLD, Meter(_sent)
     assert group is not None
     mine = vector(group.rank(), -(-nbytes // 4)).view(torch.uint8)[:nbytes]
-    step = max(groups.PIECE, -(-nbytes // groups.PIECES))
-    ways = {"whole": groups.gather_whole, "pieces": lambda out, x, of: groups.gather_pieces(out, x, step, of)}
+    ways = {"torch": gather_whole, "direct": all_gather}
     for repeat in range(repeats + 1):
         for way, gather in ways.items():
             out = mine.new_zeros(group.size() * nbytes)

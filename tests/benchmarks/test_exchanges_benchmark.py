@@ -33,9 +33,9 @@ def test_bytes_are_those_of_the_formulas_and_sums_are_right(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_gathers_whole_and_in_pieces_have_the_same_bits_and_bytes(tmp_path: Path) -> None:
+def test_gathers_by_torch_and_directly_have_the_same_bits_and_bytes(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A page\n\n## Two workers gather in pieces\n\nold\n\n## Another\n\nkept\n")
+    page.write_text("# A page\n\n## Gathers on Gloo\n\nold\n\n## Another\n\nkept\n")
     small = ["--worlds", "2,3", "--links", "100mbit", "--sizes", "0.01,0.3", "--repeats", "1"]
     written = ["--json", str(tmp_path / "x.json"), "--page", str(page)]
     script = str(SCRIPT.with_name("gathers.py"))
@@ -47,9 +47,9 @@ def test_gathers_whole_and_in_pieces_have_the_same_bits_and_bytes(tmp_path: Path
     assert [(row["world_size"], row["nbytes"]) for row in rows] == [(k, n) for k in (2, 3) for n in (10_000, 300_000)]
     for row in rows:
         assert row["identical"]
-        if row["whole_bytes"] is not None:
-            assert row["pieces_bytes"] == pytest.approx(row["whole_bytes"], rel=0.05, abs=3000)
+        if row["torch_bytes"] is not None:
+            assert row["direct_bytes"] == pytest.approx(row["torch_bytes"], rel=0.05, abs=3000)
     text = page.read_text()
     assert "old" not in text
-    assert text.startswith("# A page\n\n## Two workers gather in pieces\n\n")
+    assert text.startswith("# A page\n\n## Gathers on Gloo\n\n")
     assert text.endswith("|\n\n## Another\n\nkept\n")

@@ -1,19 +1,12 @@
 """Collectives: the parts of torch.distributed that the rest of the package uses.
 
-`groups` has the collectives, `messages` carries plain values and states without pickle, `peers` sends bytes between two
-ranks, `staging` keeps buffers, `thread` runs exchanges of several rounds, and `exit` waits for all of them to finish
-before the interpreter ends.
+`groups` has process groups, `gathers` the collectives of tensors, `messages` carries plain values and states without
+pickle, `peers` sends bytes between two ranks, `staging` keeps buffers, `thread` runs exchanges of several rounds, and
+`exit` waits for all of them to finish before the interpreter ends.
 """
 
-from thinwire.collectives.groups import (
-    Group,
-    adopt_group,
-    all_gather,
-    all_or,
-    all_reduce,
-    all_to_all,
-    forget_group,
-)
+from thinwire.collectives.gathers import all_gather, all_reduce, all_to_all
+from thinwire.collectives.groups import Group, adopt_group, all_or, forget_group
 from thinwire.collectives.messages import all_gather_plain, broadcast_state, receive_state, send_state
 from thinwire.collectives.peers import Peers
 from thinwire.collectives.staging import Staging, room, taking, used_here

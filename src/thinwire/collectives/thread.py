@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, final
 
@@ -20,37 +21,54 @@ from thinwire.collectives.exit import patience_ends
 from thinwire.collectives.groups import Group, end_group, same_group
 
 _T = TypeVar("_T")
-_Job = tuple[Callable[[Group], Any], Group, "Future[Any]"]
+_Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
 @final
-class CommunicationThread:
-    """A thread that works through submitted jobs, on a new process group with the same ranks as `group`."""
+class Worker:
+    """A thread that works through submitted jobs, in order. It ends with its owner."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = same_group(group)
+    def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._process = os.getpid()
         # A daemon, because at exit, waiting for a lost peer would last until the group's timeout.
-        self._thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name="thinwire-communication")
-        self._thread.start()
-        _threads.add(self._thread)
+        self.thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name=name)
+        self.thread.start()
+        _workers.add(self)
         weakref.finalize(self, self._jobs.put, None)
+        _threads.add(self.thread)
 
-    def submit(self, work: Callable[[Group], _T], device: torch.device) -> "Future[_T]":
-        """Queue `work`, which will be called with the thread's group. Its result holds tensors on `device`."""
+    def submit(self, work: Callable[[], _T], device: torch.device) -> "Future[_T]":
+        """Queue `work`, whose result holds tensors on `device`."""
         future: Future[_T] = Future(devices=[device] if device.type == "cuda" else [])
-        self._jobs.put((_after_current_stream(work, device), self._group, future))
+        self._jobs.put((_after_current_stream(work, device), future))
         return future
 
     def close(self) -> None:
         """Take no more work."""
         self._jobs.put(None)
 
+
+@final
+class CommunicationThread:
+    """A thread for exchanges, with a new process group of the same ranks as `group`."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = same_group(group)
+        self._worker = Worker("thinwire-communication")
+        self._process = os.getpid()
+
+    def submit(self, work: Callable[[Group], _T], device: torch.device) -> "Future[_T]":
+        """Queue `work`, which will be called with the thread's group. Its result holds tensors on `device`."""
+        return self._worker.submit(partial(work, self._group), device)
+
+    def close(self) -> None:
+        """Take no more work."""
+        self._worker.close()
+
     def end(self) -> None:
         """If all work is done, release the group, which ends its threads. Otherwise leave it as it is."""
         # In a forked child there are no threads to end, and the group would wait for them.
-        if self._process == os.getpid() and not self._thread.is_alive():
+        if self._process == os.getpid() and not self._worker.thread.is_alive():
             end_group(self._group)
             del self._group
 
@@ -67,44 +85,44 @@ def communication_thread(group: Group) -> CommunicationThread:
 
 
 _open: weakref.WeakKeyDictionary[Group, CommunicationThread] = weakref.WeakKeyDictionary()
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # also those whose owner is gone
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # also those whose worker is gone
 
 
 @atexit.register
 def _end_all() -> None:
-    """End all communication threads before the interpreter ends; `exit` says why."""
-    threads = list(_open.values())
-    for thread in threads:
-        thread.close()
+    """End all threads before the interpreter ends; `exit` says why."""
+    for worker in list(_workers):
+        worker.close()
     for running in list(_threads):
         running.join(max(0.0, patience_ends() - time.monotonic()))
-    for thread in threads:
+    for thread in list(_open.values()):
         thread.end()
 
 
 def _serve(jobs: "SimpleQueue[_Job | None]") -> None:
     while (job := jobs.get()) is not None:
         _run(*job)
-        del job  # or the group would live until the next job
+        del job  # or what it holds would live until the next job
 
 
-def _run(work: Callable[[Group], Any], group: Group, future: "Future[Any]") -> None:
+def _run(work: Callable[[], Any], future: "Future[Any]") -> None:
     try:
-        result = work(group)
+        result = work()
     except Exception as error:
         future.set_exception(error)
     else:
         future.set_result(result)
 
 
-def _after_current_stream(work: Callable[[Group], _T], device: torch.device) -> Callable[[Group], _T]:
+def _after_current_stream(work: Callable[[], _T], device: torch.device) -> Callable[[], _T]:
     """On a GPU, make `work` wait for everything already queued on the caller's stream."""
     if device.type != "cuda":
         return work
     ready = torch.cuda.current_stream(device).record_event()
 
-    def ordered(group: Group) -> _T:
+    def ordered() -> _T:
         torch.cuda.current_stream(device).wait_event(ready)
-        return work(group)
+        return work()
 
     return ordered

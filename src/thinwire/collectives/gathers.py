@@ -1,0 +1,85 @@
+"""All-gather, all-to-all and all-reduce, as torch's backends have them or better.
+
+Why not Gloo's gather? It passes tensors around a ring: with K ranks a gather takes K - 1 trips, one after the other,
+and two ranks send one way at a time. We send directly to every rank at once, which takes one trip and the link's full
+rate both ways. Receives are posted before sends: a sender whose peer is not ready would have it wait.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from thinwire.collectives.exit import lend
+from thinwire.collectives.groups import Group, gather_whole
+from thinwire.collectives.thread import Worker
+
+_TAG = 0x7417  # nobody else's, so that messages of our users never mix with ours
+_DIRECT = 16  # ranks up to which everybody sends to everybody
+
+
+def all_gather(out: Tensor, mine: Tensor, group: Group) -> "Future[Any]":
+    """Start gathering every rank's `mine` into `out`, which is world size times as long. The one all-gather of tensors.
+
+    A sparse tensor is gathered by torch within `all_reduce`.
+    """
+    if not _sends_directly(mine, group):
+        return gather_whole(out, mine, group)
+    return _crossed(out, out.view(group.size(), -1).unbind(), [mine] * group.size(), group)
+
+
+def all_to_all(out: Tensor, mine: Tensor, sizes: Sequence[int], group: Group) -> "Future[Any]":
+    """Start sending `sizes[r]` elements of `mine` to each rank r, in order. `out` takes an equal share from each.
+
+    The sizes are the same on all ranks.
+    """
+    shares = [out.numel() // group.size()] * group.size()
+    if _sends_directly(mine, group):
+        return _crossed(out, out.split(shares), mine.split(list(sizes)), group)
+    work = dist.all_to_all_single(lend(out), lend(mine), shares, list(sizes), group=group, async_op=True)
+    return work.get_future()
+
+
+def all_reduce(x: Tensor, group: Group) -> dist.Work:
+    """Start summing `x` over the ranks, in place. If it is sparse, only the future's value holds the sum."""
+    return dist.all_reduce(lend(x), group=group, async_op=True)
+
+
+def _sends_directly(x: Tensor, group: Group) -> bool:
+    return 1 < group.size() <= _DIRECT and x.device.type == "cpu" and group.name() == "gloo"
+
+
+def _crossed(out: Tensor, arriving: Sequence[Tensor], leaving: Sequence[Tensor], group: Group) -> "Future[Any]":
+    """Start sending `leaving[r]` to each rank r, and receiving `arriving[r]` of `out` from it."""
+    own, size = group.rank(), group.size()
+    order = [(own + step) % size for step in range(1, size)]  # so that not all send to the same rank first
+    arriving[own].copy_(leaving[own])
+    try:
+        works = [dist.irecv(arriving[rank], group=group, group_src=rank, tag=_TAG) for rank in reversed(order)]
+        works += [dist.isend(leaving[rank], group=group, group_dst=rank, tag=_TAG) for rank in order]
+    except RuntimeError as error:  # a peer is gone; whoever waits learns it
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
+
+    def arrived() -> Tensor:
+        for work in works:
+            if work is not None:  # as torch has it for ranks outside the group
+                work.wait()
+        return out
+
+    return _waiting(group).submit(arrived, out.device)
+
+
+def _waiting(group: Group) -> Worker:
+    """Return the thread that waits for this group's messages: torch has no futures of messages between two ranks."""
+    found = _workers.get(group)
+    if found is None:
+        found = _workers[group] = Worker("thinwire-messages")
+    return found
+
+
+_workers: weakref.WeakKeyDictionary[Group, Worker] = weakref.WeakKeyDictionary()
