@@ -34,6 +34,12 @@ def ranks() -> Iterator[Ranks]:
     _RANKS.stop()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers keep a secret in the user's folder; those of tests in one of their own."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """Have torch use two threads, as kernels divide large tensors among threads."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from served import (
     thresholded,
     warnings,
 )
+from torch import nn
 
 from thinwire import FingerprintError, StateError, codecs, recipes
 from thinwire.errors import ServerError
@@ -139,6 +140,13 @@ def test_a_trainer_of_something_else_is_told_in_what_and_the_server_logs_both_si
     server.close()  # so that all is logged
     assert re.search(logged, caplog.messages[-1])
     assert "the server has" not in str(refused.value)
+
+
+def test_a_compiled_model_has_the_names_of_the_plain_one() -> None:
+    model = Vector()
+    trainer = joined(started(), model=cast("nn.Module", torch.compile(model)))
+    model.give(gradients(1)[0])
+    assert trainer.step()
 
 
 def test_a_recipe_without_a_codec_is_refused() -> None:

@@ -48,6 +48,11 @@ class Entry:
         return f"{self.shape} {self.dtype}{', in rows' if self.rows else ''}"
 
 
+def named(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by name, without the prefix that torch.compile puts before names."""
+    return {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
+
+
 def entries(model: nn.Module) -> list[Entry]:
     """Return the model's parameters that are trained. Raises ValueError if there are none, or one is empty."""
     sparse = {
@@ -57,7 +62,7 @@ def entries(model: nn.Module) -> list[Entry]:
     }
     found = [
         Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=id(p) in sparse)
-        for name, p in model.named_parameters()
+        for name, p in named(model).items()
         if p.requires_grad
     ]
     if not found:
@@ -69,7 +74,7 @@ def entries(model: nn.Module) -> list[Entry]:
 
 def frozen(model: nn.Module) -> str:
     """Return a hash of the parameters that are not trained: nobody sends them, so all must have the same."""
-    digest, found = hashlib.sha256(), [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    digest, found = hashlib.sha256(), [(name, p) for name, p in named(model).items() if not p.requires_grad]
     for name, p in found:
         digest.update(f"{name} {tuple(p.shape)} {p.dtype}".encode())
         digest.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import StateError
-from thinwire.server.layout import Layout
+from thinwire.server.layout import Layout, named
 
 _held = WeakValueDictionary[int, Tensor]()
 """The parameters of this process that are served or trained, by id."""
@@ -23,7 +23,7 @@ class Places:
     """
 
     def __init__(self, layout: Layout, model: nn.Module) -> None:
-        own, self.names = dict(model.named_parameters()), [each.name for each in layout.parameters]
+        own, self.names = named(model), [each.name for each in layout.parameters]
         self.parameters = {name: own[name] for name in self.names}
         if taken := next((name for name, p in self.parameters.items() if id(p) in _held), None):
             raise ValueError(
@@ -43,7 +43,7 @@ class Places:
 
     def check(self, module: nn.Module) -> None:
         """Raise StateError unless the model, or this replica of it, still has its parameters where they were."""
-        found = dict(module.named_parameters())
+        found = named(module)
         for name, at in self._storage.items():
             p = found.get(name)
             if p is None or p.data_ptr() != at.data_ptr() or p.dtype is not at.dtype:

@@ -21,7 +21,7 @@ from thinwire.server.asking import wanted
 from thinwire.server.channel import Channel
 from thinwire.server.exchange import LOSS, Base, Draining, Uplink
 from thinwire.server.frames import Flag
-from thinwire.server.layout import pack
+from thinwire.server.layout import named, pack
 
 logger = logging.getLogger("thinwire")
 _BEARABLE = 20  # steps in a row whose gradients are not finite: a loss scale has come down by then
@@ -110,7 +110,7 @@ class Trainer:
         for channel in self._channels:
             channel.copy.check(module)
         known = {name for channel in self._channels for name in channel.copy.places.parameters}
-        found = {name: p for name, p in module.named_parameters() if p.grad is not None}
+        found = {name: p for name, p in named(module).items() if p.grad is not None}
         if strange := [name for name, p in found.items() if p.requires_grad and name not in known]:
             raise StateError(
                 f"{strange[0]} has a gradient, and no server has it, so it would not be trained ({len(strange)} such "

@@ -6,7 +6,8 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -461,18 +462,24 @@ def _left_out() -> float:
     return _far(worker.common(), {name: x / 2 for name, x in own.items()})
 
 
-def _one_is_sick(**options: bool) -> tuple[bool, int, int, dict[int, int], str]:
-    """After a first outer step, one of three workers is NaN in twelve more."""
+@contextmanager
+def _logged() -> Iterator[list[str]]:
     said = list[str]()
     listener = logging.Handler()
     listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("thinwire")
     logger.addHandler(listener)
-    worker = Worker(tw.OuterSteps(every=1, recipe=_small("topk"), **options))  # type: ignore[arg-type]
-    before, handle = worker.train(range(1)).common(), worker.handle
-    for step in range(1, 13):
-        worker.train(range(step, step + 1), poison=step if dist.get_rank() == 1 else None)
+    yield said
     logger.removeHandler(listener)
+
+
+def _one_is_sick(**options: bool) -> tuple[bool, int, int, dict[int, int], str]:
+    """After a first outer step, one of three workers is NaN in twelve more."""
+    worker = Worker(tw.OuterSteps(every=1, recipe=_small("topk"), **options))  # type: ignore[arg-type]
+    with _logged() as said:
+        before, handle = worker.train(range(1)).common(), worker.handle
+        for step in range(1, 13):
+            worker.train(range(step, step + 1), poison=step if dist.get_rank() == 1 else None)
     moved = not _same(before, worker.common())
     return moved, handle.stats().total.steps, handle.skipped, handle.left_out, "; ".join(said)
 
@@ -716,6 +723,34 @@ def test_what_is_loaded_late_is_not_taken_for_training(ranks: Ranks, order: str,
     for said, far in ranks.run(2, _loaded, order):
         assert re.search(f"^RuntimeError.*{words}" if words else "^nothing$", said, re.DOTALL), said
         assert words or order in ("alone back", "made handle made") or far < 0.2
+
+
+def _reloaded(order: str) -> list[int]:
+    """Load what was saved four outer steps ago. Return how often that was a warning, by training afterwards."""
+    worker = Worker(tw.OuterSteps(every=H, optimizer=partial(SGD, lr=1.0))).train(range(2 * H))
+    saved = worker.save()
+    worker.train(range(2 * H, 6 * H))
+    counts = []
+    with _logged() as said:
+        for word in order.split():
+            match word:
+                case "model":
+                    worker.model.load_state_dict(saved["model"])
+                case "handle":
+                    worker.handle.load_state_dict(saved["handle"])
+                case "back":
+                    worker.handle.go_back()
+        for start in (6 * H, 7 * H):
+            worker.train(range(start, start + H))
+            counts.append(sum("in mid-training" in each for each in said))
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("order", "warned"), [("model", 1), ("model handle", 0), ("handle model", 0), ("model back", 0), ("", 0)]
+)
+def test_a_model_that_is_loaded_alone_in_mid_training_is_a_warning(ranks: Ranks, order: str, warned: int) -> None:
+    assert ranks.run(2, _reloaded, order) == [[warned, warned]] * 2
 
 
 def _loaded_by_who_joins() -> str:

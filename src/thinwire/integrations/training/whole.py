@@ -28,7 +28,7 @@ class Whole:
         self._before: tuple[list[torch.optim.Optimizer], Tensor] | None = None
         self._forward: Any = None
         self._check = weakref.WeakMethod(check)
-        self._note = _Hook(self._note_loading)
+        self._note = Hook(self._note_loading)
         self._handles = [module.register_load_state_dict_pre_hook(self._note) for module in model.modules()]
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
@@ -73,7 +73,7 @@ class Whole:
         if self._before is None and model is not None:
             optimizers = list(self._optimizers)
             self._before = optimizers, self._digests(optimizers)
-            self._forward = model.register_forward_pre_hook(_Hook(self._before_forward), prepend=True)
+            self._forward = model.register_forward_pre_hook(Hook(self._before_forward), prepend=True)
 
     def _before_forward(self, model: nn.Module, inputs: object) -> None:
         check = self._check()
@@ -87,7 +87,7 @@ class Whole:
 
 
 @final
-class _Hook:
+class Hook:
     """A hook that calls a method for as long as its object lives. It stays behind when the model is copied."""
 
     def __init__(self, method: Callable[..., None] | None = None) -> None:
@@ -100,4 +100,4 @@ class _Hook:
             method(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, ()
+        return Hook, ()

@@ -89,7 +89,9 @@ def outer(
     weights = Weights(group, steps, samples)
     fragments = [_fragment(part, steps, weights) for part in parts]
     frozen = {name: local(p).detach() for name, p in whole.named_parameters() if not p.requires_grad}
-    return Outer(steps, fragments, optimizers, RunningStatistics(whole), frozen, weights, elastic=elastic)
+    handle = Outer(steps, fragments, optimizers, RunningStatistics(whole), frozen, weights, elastic=elastic)
+    handle.watch(whole)
+    return handle
 
 
 def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:

@@ -16,6 +16,7 @@ from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.training.optimizers import nested
+from thinwire.integrations.training.whole import Hook
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
 from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
@@ -63,6 +64,11 @@ class Outer:
         self._hooks = [each.register_step_pre_hook(self._before) for each in optimizers]
         self._hooks += [each.register_step_post_hook(self._after) for each in optimizers]
         AT_WORK.update(optimizers)
+
+    def watch(self, model: nn.Module) -> None:
+        """Say so where a state is loaded into this model in mid-training."""
+        note = Hook(self._begin.model_loads)
+        self._hooks += [module.register_load_state_dict_pre_hook(note) for module in model.modules()]
 
     @property
     def group(self) -> Group:
@@ -132,6 +138,7 @@ class Outer:
             for p, held in list(optimizer.state.items()):
                 if not all_finite([x for x in held.values() if isinstance(x, Tensor)]):
                     del optimizer.state[p]
+        self._begin.went_back()
 
     def regroup(self, group: Group, *, joining: bool = False) -> None:
         """Go on among the workers of another group, of whom some may be `joining`. A collective of the new group.
@@ -210,6 +217,7 @@ class Outer:
             for fragment in self.fragments:
                 fragment.adopt()
             self._running.take(self._running.tensors)
+        self._begin.warn()
 
     @untraced
     def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:

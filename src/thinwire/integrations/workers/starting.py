@@ -22,6 +22,21 @@ class Start:
         self._fragments, self._frozen = fragments, frozen
         self._rule, self.pending = self._late, True
         self._made: Sequence[int] = ()
+        self._loaded = False
+
+    def model_loads(self, *_: object) -> None:
+        """Note that a state is loaded into the model. Before workers compare, they look for themselves."""
+        self._loaded = not self.pending
+
+    def went_back(self) -> None:
+        """Note that the model has the global parameters."""
+        self._loaded = False
+
+    def warn(self) -> None:
+        """Say once if a state has been loaded into the model alone. Not a collective: it may be on one worker only."""
+        if self._loaded:
+            self._loaded = False
+            _log.warning(_RELOADED)
 
     def loads(self) -> None:
         """Note that the handle is about to load a state. The model may have been loaded before, or will be."""
@@ -29,7 +44,7 @@ class Start:
             self._rule, self._made = self._unloaded, self._versions()
         elif self._rule != self._unloaded:
             self._rule = self._anything
-        self.pending = True
+        self.pending, self._loaded = True, False
 
     def regroups(self, *, joining: bool) -> None:
         """Note that the group is another one. Who joins has the global parameters."""
@@ -91,6 +106,11 @@ _UNLOADED = (
 _ADOPTED = (
     "the model was loaded after outer(), alike on all workers: they go on from that. If this resumes a training, load "
     "the handle's state, too, or outer momentum and what waits start anew"
+)
+_RELOADED = (
+    "a state was loaded into this worker's model in mid-training: the next outer step takes the way there for training. "
+    "To go back to a checkpoint, call handle.load_state_dict() on every worker with what it saved, too; to drop what "
+    "was loaded, call handle.go_back()"
 )
 
 
