@@ -264,8 +264,8 @@ class Copy:
             self._changes = None
             logger.warning(
                 "an optimizer, load_state_dict or the like has changed parameters that a server keeps. The server does "
-                "not learn of it: its next answer overwrites them, or with down= they differ from now on. An average that "
-                "was swapped in for evaluation and out again does no harm"
+                "not learn of it: its next answer overwrites them, or with down= they differ from now on. An average "
+                "that was swapped in for evaluation and out again does no harm"
             )
 
     def _counted(self) -> list[int]:

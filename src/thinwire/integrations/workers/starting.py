@@ -108,9 +108,9 @@ _ADOPTED = (
     "the handle's state, too, or outer momentum and what waits start anew"
 )
 _RELOADED = (
-    "a state was loaded into this worker's model in mid-training: the next outer step takes the way there for training. "
-    "To go back to a checkpoint, call handle.load_state_dict() on every worker with what it saved, too; to drop what "
-    "was loaded, call handle.go_back()"
+    "a state was loaded into this worker's model in mid-training, and the next outer step takes the way there for "
+    "training. To go back to a checkpoint, call handle.load_state_dict() on every worker with what it saved, too; to "
+    "drop what was loaded, call handle.go_back()"
 )
 
 
