@@ -201,6 +201,13 @@ def test_latencies_of_two_collectives_in_flight_overlap_and_their_bytes_do_not()
     assert second.end == pytest.approx(0.10 + 2 * alone - 0.1)
 
 
+def test_gathers_on_gloo_wait_for_each_others_bytes_alone() -> None:
+    link, costs = Link(latency=0.1, bandwidth=1e7), {"topk:0.01": cost(nbytes=linear(0.08))}
+    two = profile({0.10: [("a", 250_000)], 0.12: [("b", 250_000)]}, link=link, costs=costs, world_size=2)
+    two = replace(two, made={"backend": "gloo"})
+    assert step_seconds(two, "topk:0.01") == pytest.approx(0.12 + 0.1 + 0.02e6 / 1e7)
+
+
 def test_decoding_waits_for_the_decoding_before() -> None:
     dear = {"topk:0.01": cost(decode=linear(1e-6), nbytes=linear(0.08))}
     found = profile({0.1: [("a", 100_000)], 0.11: [("b", 1000)]}, link=FAST, costs=dear)

@@ -1,5 +1,6 @@
 """Predicting a step: backward, encoding, the wire and decoding, where each waits for what it needs."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -9,8 +10,11 @@ from thinwire.checked import Number, checked
 from thinwire.planner.candidates import Candidate, candidate
 from thinwire.planner.profile import Bucket, Cost, Gradient, Profile
 
-_IN_FLIGHT: Mapping[object, int] = MappingProxyType({"gloo": 2})
-"""How many collectives torch lets a backend's threads work on at once; others wait for each other."""
+_IN_FLIGHT: Mapping[tuple[object, str], float] = MappingProxyType(
+    {("gloo", "all_reduce"): 2, ("gloo", "all_gather"): math.inf}
+)
+"""How many exchanges are under way at once: torch works on two collectives of Gloo's, and we send what is gathered as
+soon as it is there. Others wait for each other."""
 
 
 @final
@@ -67,6 +71,7 @@ def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
         encode = sum(cost.encode(g.numel) for g in mine)
         decode = sum(max(0.0, cost.decode(g.numel) + further * cost.each(g.numel)) for g in mine)
         more = _rounds(found, profile) * sum(cost.exchange(g.numel) for g in mine)
+    way = profile.made.get("backend"), found.exchange.transport
     trips = messages(found, 0.0, whole, profile)  # those of several exchanges overlap; their bytes share the wire
     busy = profile.slowdown * (messages(found, nbytes, whole, profile, busy=True) + more)
     return Work(
@@ -75,7 +80,7 @@ def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
         nbytes=nbytes,
         encode=encode,
         exchange=exchange + more,
-        holds=exchange + more - trips * (1 - 1 / _IN_FLIGHT.get(profile.made.get("backend"), 1)),
+        holds=exchange + more - trips * (1 - 1 / _IN_FLIGHT.get(way, 1)),
         decode=decode,
         busy=min(busy, exchange + more),
     )
