@@ -1,5 +1,5 @@
 """`python -m thinwire`."""
 
-from thinwire.tools.cli import main
+from thinwire_lab.cli import main
 
 main()

@@ -19,8 +19,8 @@ from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
 from thinwire.kernels import Kernel, dispatch
 from thinwire.kernels.dispatch import backend_of, triton_is_there
 from thinwire.payloads import Chunks, Narrow, indices
-from thinwire.tools.check.cases import CASES
-from thinwire.tools.check.material import Kit, Near, difference
+from thinwire_lab.check.cases import CASES
+from thinwire_lab.check.material import Kit, Near, difference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if importlib.util.find_spec("triton") is None:

@@ -18,9 +18,9 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage, SplitPoint
 
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary, sparsify
-from thinwire.tools.bench.rows import HEADER_BYTES
-from thinwire.tools.cluster.link import interface_bytes
-from thinwire.tools.cluster.local import Cluster
+from thinwire_lab.bench.rows import HEADER_BYTES
+from thinwire_lab.cluster.link import interface_bytes
+from thinwire_lab.cluster.local import Cluster
 
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 # Older pipelines want a gradient for everything that they sent, whole numbers too.

@@ -13,7 +13,7 @@ from plans import profile
 
 from thinwire.exchanges import Link
 from thinwire.planner import BoundaryRow, Crossings, Cut, PipelinePlan, decide, decide_boundaries
-from thinwire.tools.plan.words import boundary_reason
+from thinwire_lab.plan.words import boundary_reason
 
 SLOW = Link(latency=0.001, bandwidth=1e6)
 CUT = Cut(stage=0, dense_bytes=100_000, nbytes=4_000, codec=0.002, link=SLOW)

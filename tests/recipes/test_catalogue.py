@@ -12,7 +12,7 @@ from thinwire.planner.candidates import PLANNED
 from thinwire.recipes import METHODS, Method
 from thinwire.recipes.method import by_name, markdown
 from thinwire.reducer import PowerSGD, WarmUp, WithRows
-from thinwire.tools.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import ENTRANTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 OWN = {"dense", "torch_fp16", "torch_powersgd", "auto", "diloco", "streaming_diloco", "sparseloco"}

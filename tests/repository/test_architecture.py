@@ -1,4 +1,4 @@
-"""The floors of the house: a level imports only lower ones, and siblings never each other."""
+"""The floors of the house: a level imports only lower ones, siblings never each other, the library never the lab."""
 
 import ast
 import re
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import thinwire
+import thinwire_lab
 
 ROOT = Path(thinwire.__file__).parent
+LAB = Path(thinwire_lab.__file__).parent
 FLOORS = [
     ("checked",),
     ("errors", "schedules", "stats", "trace", "waits"),
@@ -30,16 +32,18 @@ FLOORS = [
     ("integrations.checkpoints",),
     ("integrations", "pipeline", "server"),
     ("frameworks",),
-    ("tools", "tools.inputs", "tools.machine"),
-    ("tools.cluster", "tools.problems", "tools.show"),
-    ("tools.bench", "tools.check", "tools.plan", "tools.simulate", "tools.watch"),
-    ("tools.cli",),
+    ("lab", "lab.inputs", "lab.machine"),
+    ("lab.cluster", "lab.problems", "lab.show"),
+    ("lab.bench", "lab.check", "lab.plan", "lab.simulate", "lab.watch"),
+    ("lab.papers", "lab.studies"),
+    ("lab.cli",),
     ("__main__",),
 ]
-HOUSES = {"integrations", "tools"}  # which have rooms of their own
+HOUSES = {"integrations", "lab"}  # which have rooms of their own
+PROGRAMS = {"lab.papers", "lab.studies"}  # which are of many small ones
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 INTEGRATIONS = {room for room in LEVEL if room.startswith("integrations")}
-FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+FILES = sorted(path for house in (ROOT, LAB) for path in house.rglob("*.py") if path != ROOT / "__init__.py")
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -52,22 +56,27 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT.parent))
+
+
 def _room(path: Path) -> str:
     return _room_of(_module(path))
 
 
 def _room_of(name: str) -> str:
     """The room that a module or a name in it lies in."""
-    _, *parts = name.split(".")
+    house, *parts = name.split(".")
+    parts = ["lab", *parts] if house == LAB.name else parts
     depth = 2 if parts[0] in HOUSES else 1
     return ".".join(parts[:depth])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES, ids=_short)
 def test_a_level_imports_only_lower_ones(path: Path) -> None:
     here = _room(path)
     for name in _imports(path):
-        if name.startswith("thinwire.") and (room := _room_of(name)) in LEVEL and room != here:
+        if name.startswith(("thinwire.", "thinwire_lab.")) and (room := _room_of(name)) in LEVEL and room != here:
             assert LEVEL[room] < LEVEL[here], f"{here} imports {name}"
 
 
@@ -85,10 +94,11 @@ def test_every_room_has_a_floor() -> None:
                 "frameworks",
                 *INTEGRATIONS,
                 "server",
-                "tools.bench",
-                "tools.check",
-                "tools.cluster",
-                "tools.plan",
+                "lab.bench",
+                "lab.check",
+                "lab.cluster",
+                "lab.plan",
+                *PROGRAMS,
             },
         ),
         (
@@ -99,17 +109,18 @@ def test_every_room_has_a_floor() -> None:
                 "integrations.sharding",
                 "integrations.workers",
                 "pipeline",
-                "tools.bench",
-                "tools.check",
-                "tools.cluster",
+                "lab.bench",
+                "lab.check",
+                "lab.cluster",
+                "lab.studies",
             },
         ),
         ("numba", {"kernels"}),
-        ("triton", {"kernels"}),
-        ("rich", {"tools.show", "tools.bench", "tools.check", "tools.plan", "tools.simulate", "tools.watch"}),
-        ("pyroute2", {"tools.cluster"}),
-        ("matplotlib", {"tools.show", "tools.bench", "tools.plan", "tools.simulate"}),
-        ("typer", {"tools.cli"}),
+        ("triton", {"kernels", "lab.studies"}),
+        ("rich", {"lab.show", *PROGRAMS, "lab.bench", "lab.check", "lab.plan", "lab.simulate", "lab.watch"}),
+        ("pyroute2", {"lab.cluster"}),
+        ("matplotlib", {"lab.show", *PROGRAMS, "lab.bench", "lab.plan", "lab.simulate"}),
+        ("typer", {"lab.cli", *PROGRAMS}),
         ("ray", {"frameworks"}),
         ("torchft", {"frameworks"}),
         ("torchtitan", {"frameworks"}),
@@ -120,7 +131,7 @@ def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) 
     assert users <= rooms
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES, ids=_short)
 def test_nothing_unpickles_what_a_peer_sends(path: Path) -> None:
     """torch's object collectives do: `collectives.messages` carries plain values and states in their place."""
     names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
@@ -140,7 +151,9 @@ def test_only_its_own_module_imports_a_framework(framework: str) -> None:
 
 def test_only_files_of_its_name_import_triton() -> None:
     """They are imported when the first tensor on a GPU comes; elsewhere Triton need not be there."""
-    users = {path.name for path in FILES if any(f"{name}.".startswith("triton.") for name in _imports(path))}
+    users = {
+        path.name for path in ROOT.rglob("*.py") if any(f"{name}.".startswith("triton.") for name in _imports(path))
+    }
     assert users == {"triton.py"}
 
 
@@ -168,12 +181,12 @@ def test_no_import_cycles() -> None:
 
 
 def _module(path: Path) -> str:
-    return ".".join(("thinwire", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def _top_level_imports(path: Path) -> set[str]:
     """A package that a module lies in does not count as imported by it."""
-    package = ".".join(("thinwire", *path.parent.relative_to(ROOT).parts))
+    package = ".".join(path.parent.relative_to(ROOT.parent).parts)
     return {name for name in _imports(path) if not package.startswith(name)}
 
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 import thinwire
-from thinwire.tools.cli import app
+from thinwire_lab.cli import app
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

@@ -1,1 +1,0 @@
-"""What benchmarks/convergence.py is made of."""

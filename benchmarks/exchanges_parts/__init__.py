@@ -1,1 +1,0 @@
-"""Parts of benchmarks/exchanges.py: the workers, and the figures from what they emit."""

@@ -1,1 +1,0 @@
-"""Parts of benchmarks/kernels.py: the kernels, their floors, and the results."""

@@ -1,5 +1,0 @@
-"""DRAGONN (Wang et al. 2022): indices go into hashed slots, so that selecting needs no order."""
-
-from papers.lab.claims import Paper
-
-DRAGONN = Paper(name="dragonn")

@@ -1,5 +1,0 @@
-"""gTop-k (Shi et al. 2019): a binary tree of merges instead of an all-gather."""
-
-from papers.lab.claims import Paper
-
-GTOPK = Paper(name="gtopk")

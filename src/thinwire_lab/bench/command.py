@@ -1,0 +1,106 @@
+"""`thinwire bench`, from checked options to printed table and written files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.options import Options
+from thinwire_lab.bench.report import print_report, write_html
+from thinwire_lab.bench.results import Results
+from thinwire_lab.bench.session import Session
+from thinwire_lab.bench.words import left_out
+from thinwire_lab.bench.worker import handle
+from thinwire_lab.cluster.workers import ended, is_first, started
+from thinwire_lab.inputs import check_writable
+from thinwire_lab.problems import PROBLEMS, build
+from thinwire_lab.problems.stages import check_stages
+from thinwire_lab.show.progress import BenchProgress
+from thinwire_lab.show.terminal import complain, print_raw, print_written, say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where results go. Raises BadInput when a file cannot be written, before anything has been measured."""
+
+    console: Console
+    json: Path | None
+    html: Path | None
+
+    def __post_init__(self) -> None:
+        check_writable((self.json, self.html))
+
+    def save(self, results: Results) -> None:
+        """Write the files."""
+        if self.json is not None:
+            results.write(self.json)
+        if self.html is not None:
+            write_html(results, self.html)
+
+    def show(self, results: Results) -> None:
+        """Write the files and print the table."""
+        self.save(results)
+        if results.rows:
+            print_report(self.console, results)
+        print_written(self.console, (self.json, self.html))
+
+
+def run(options: Options, *, json: Path | None, html: Path | None) -> int:
+    """Run the bench, print the table, write the files, and return the exit code.
+
+    Finished rows are printed and written, whatever ends the run. Raises BadInput before anything starts.
+    """
+    first = is_first()
+    outputs = Outputs(console=Console(quiet=not first), json=json if first else None, html=html if first else None)
+    description = _describe(options)
+    sessions = [Session(act, description) for act in options.acts]
+    code, reason = ended(lambda: _train(sessions, outputs))
+    outputs.show(_joined(sessions, reason))
+    if reason:
+        complain("bench", reason)
+    return code
+
+
+def _joined(sessions: Sequence[Session], reason: str | None) -> Results:
+    """Return what was measured in all acts that have begun."""
+    first, *later = sessions
+    then = _joined(later, reason) if later and later[0].begun else None
+    return replace(first.results(reason), then=then)
+
+
+def _train(sessions: Sequence[Session], outputs: Outputs) -> None:
+    options = sessions[0].options
+    with started(options.processes, options.rate, handle, options.island) as workers:
+        count = "1 worker" if options.workers == 1 else f"{options.workers} workers"
+        print_raw(outputs.console, f"{sessions[0].description}; {count}; {workers.label}")
+        if options.left_out:
+            print_raw(outputs.console, left_out(options.left_out, options.optimizer))
+        rows = sum(len(session.options.rows()) * session.options.seeds for session in sessions)
+        with BenchProgress(outputs.console, rows=rows) as progress:
+            for session in sessions:
+                if len(sessions) > 1:
+                    print_raw(outputs.console, f"{session.options.optimizer}, {session.options.steps} steps:")
+                session.run(workers, progress, on_row=lambda _: outputs.save(_joined(sessions, "the run goes on")))
+
+
+def print_listing() -> None:
+    """Print the recipes and models."""
+    console = Console()
+    for title, entries in (
+        ("recipe", {name: method.description for name, method in ENTRANTS.items()}),
+        ("model", {name: entry.summary for name, entry in PROBLEMS.items()}),
+    ):
+        width = max(map(len, (title, *entries)))
+        say(console, f"{title:{width}}  what it is", "bold")
+        for name, text in entries.items():
+            say(console, f"{name:{width}}  {text}", indent=" " * (width + 2))
+
+
+def _describe(options: Options) -> str:
+    """Build the problem once here, so that bad data ends the run before workers start."""
+    problem = build(options.model, seed=options.seed, data=options.data, scale=options.scale)
+    if options.pipeline > 1:
+        check_stages(problem, options.pipeline, options.micro_batches)
+    return problem.description

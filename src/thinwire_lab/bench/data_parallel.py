@@ -1,0 +1,116 @@
+"""A row in data parallelism: every worker has the whole model."""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from thinwire import trace
+from thinwire.integrations.training.drift import differing
+from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.options import RowJob
+from thinwire_lab.bench.slowness import Slowness
+from thinwire_lab.cluster.link import Meter
+from thinwire_lab.cluster.workers import wrapped
+from thinwire_lab.problems import Problem
+from thinwire_lab.problems.optimizers import optimizers, step_all, zero_all
+
+
+@final
+class DataParallel:
+    """See `worker.Run`."""
+
+    def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
+        method = ENTRANTS[job.recipe]
+        self.meter, self.seconds = meter, 0.0
+        self._problem = problem
+        cap = 1 << 20 if method.one_bucket else None
+        self._model = wrapped(copy.deepcopy(problem.model), bucket_cap_mb=cap)
+        self._optimizers = optimizers(job.optimizer, self._model.module, problem)
+        method.install(self._model, self._optimizers, job.scheduled_density)
+        self._slowness = Slowness(job.slowness(dist.get_rank()))
+
+    def step(self, step: int) -> dict[str, float]:
+        """Take one step; the batch is ready before the clock starts."""
+        batch = self._problem.batch(step, dist.get_rank(), dist.get_world_size())
+        zero_all(self._optimizers)
+        self._model.train()
+        with self._slowness:
+            times = timed_step(lambda: self._problem.loss(self._model, batch), lambda: step_all(self._optimizers))
+        self.seconds += times.total
+        dense = dense_bytes(self._model.module, dist.get_world_size())
+        return asdict(times) | {"total": times.total, "dense_bytes": dense} | self.meter.read(times.sent_bytes)
+
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        """Return the mean loss over every rank's share."""
+        module: nn.Module = self._model.module
+        module.eval()
+        shares = self._problem.held_out(dist.get_rank(), dist.get_world_size())
+        mean = torch.stack([self._problem.loss(module, batch) for batch in shares]).mean()
+        dist.all_reduce(mean)
+        self.meter.skip()
+        return float(mean) / dist.get_world_size()
+
+    def differing(self) -> list[str]:
+        """Compare the replicas."""
+        return differing(dict(self._model.module.named_parameters()), self._model.process_group)
+
+
+def dense_bytes(model: nn.Module, world: int) -> float:
+    """Return the bytes that each of `world` ranks sends in a ring all-reduce of float32 gradients."""
+    return 2 * (world - 1) / world * 4.0 * sum(p.numel() for p in model.parameters())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds of one step on one rank, and the bytes its payloads declared.
+
+    `exchange` is the communication that backward could not hide: from the last gradient until backward returns, less
+    the decoding in between. Work inside callbacks of PyTorch's own hooks counts there too.
+    """
+
+    compute: float
+    encode: float
+    exchange: float
+    decode: float
+    sent_bytes: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole step."""
+        return self.compute + self.encode + self.exchange + self.decode
+
+
+def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> StepTimes:
+    """Run forward, backward and update, and return where the time went."""
+    computed: list[float] = []
+
+    def mark_computed() -> None:
+        computed.append(time.perf_counter())
+
+    with trace.listen(trace.Recorder()) as recorder:
+        start = time.perf_counter()
+        loss = forward()
+        # Queued before DDP's own callback, so it runs when the last gradient is there and before backward waits.
+        loss.register_hook(lambda _: Variable._execution_engine.queue_callback(mark_computed))
+        loss.backward()
+        reduced = time.perf_counter()
+        update()
+        end = time.perf_counter()
+    encode = recorder.seconds("encode")
+    decode = recorder.seconds("decode", since=computed[0])
+    exchange = reduced - computed[0] - decode - recorder.seconds("encode", since=computed[0])
+    return StepTimes(
+        compute=end - start - encode - decode - exchange,
+        encode=encode,
+        exchange=exchange,
+        decode=decode,
+        sent_bytes=recorder.totals.get("sent_bytes", 0.0),
+    )

@@ -1,0 +1,399 @@
+"""What the user asked of a bench run, checked."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from thinwire.schedules import Schedule, exponential_warmup
+from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.cluster.link import Rate, parse_rate
+from thinwire_lab.cluster.workers import in_group, world_size
+from thinwire_lab.inputs import BadInput, check_density, counts, names, numbers
+from thinwire_lab.problems import PROBLEMS
+from thinwire_lab.problems.optimizers import check_optimizer
+
+DEFAULT = ("dense", "torch_fp16", "torch_powersgd", "topk", "dgc", "dragonn")
+"""The rows of a run for which the user names none."""
+_ON_SHARDS = ("dense", "topk", "dgc", "powersgd", "fading")
+"""The same with --shard; `fading` only where momentum is Adam's."""
+_WITH_OUTER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        name: ("dense", best, "diloco", "streaming_diloco", "sparseloco")
+        for name, best in (("sgd", "dgc"), ("adamw", "orthogonal"), ("muon", "bf16"))
+    }
+)
+"""The same with --outer, by optimizer: the best of the methods that exchange at each step, and all others."""
+_SERVED = ("dense", "topk", "dct_dp")
+"""The same with --servers."""
+_WITHOUT_REPLICAS = ("dense", "topk", "qsgd", "signsgd")
+"""The same where the only island has all workers."""
+_SECOND_ACT: dict[str, Any] = {
+    "recipes": ("dense", "torch_powersgd", "topk", "fading"),
+    "steps": 120,
+    "optimizer": "adamw",
+}
+"""What the default run goes on with. The whole takes less than 8 minutes on 2 cores."""
+
+
+class Setting(NamedTuple):
+    """What a row trains with: a recipe, its density, and the share of activations sent between pipeline stages.
+
+    outer: the inner steps between two outer steps; 0 for a method that exchanges gradients at each step. served:
+    asynchronously, on parameter servers.
+    """
+
+    recipe: str
+    density: float
+    boundary: float = 1.0
+    outer: int = 0
+    served: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One run. Raises BadInput for options that cannot work.
+
+    left_out: recipes of the default list that this optimizer cannot train with. seeds: how often each row is trained,
+    with `seed` and those after it. shard: how many neighbours hold a model together, None where each holds a whole one.
+    outer: after how many inner steps workers meet, each a row of every method that takes outer steps.
+    servers: parameter servers, on processes of their own; then each recipe has a second row that trains on them. slow:
+    how many times as long the last worker computes. kill: whether that one vanishes midway from rows that are served.
+    then: the second act, if there is one.
+    """
+
+    workers: int
+    rate: Rate | None
+    recipes: tuple[str, ...]
+    densities: tuple[float, ...]
+    steps: int
+    model: str
+    data: Path | None
+    scale: float
+    seed: int
+    target: float | None
+    extend: float
+    pipeline: int = 1
+    micro_batches: int = 4
+    boundaries: tuple[float, ...] = (1.0,)
+    optimizer: str = "sgd"
+    left_out: tuple[str, ...] = ()
+    seeds: int = 1
+    shard: int | None = None
+    outer: tuple[int, ...] = ()
+    servers: int = 0
+    slow: float = 1.0
+    kill: bool = False
+    then: "Options | None" = None
+
+    def __post_init__(self) -> None:
+        if self.workers < (1 if self.servers > 0 else 2):
+            raise BadInput(
+                f"--workers is {self.workers}; an exchange takes two: give --workers 2 or more, or --servers 1 as well"
+            )
+        if self.steps < 1:
+            raise BadInput(f"--steps is {self.steps}; expected 1 or more")
+        if self.target is not None and not math.isfinite(self.target):
+            raise BadInput(f"--target is {self.target}; expected a loss")
+        if abs(self.seed) >= 2**63:
+            raise BadInput(f"--seed is {self.seed}; expected less than 2^63")
+        if self.seeds < 1:
+            raise BadInput(f"--seeds is {self.seeds}; expected 1 or more")
+        if not 1 <= self.extend < math.inf:
+            raise BadInput(f"--extend is {self.extend:g}; expected 1 (stop at --steps) or more")
+        for density in self.densities:
+            check_density(density, "--density")
+        for recipe in self.recipes:
+            _check(*_named(recipe))
+        self._check_optimizer()
+        self._check_embeddings()
+        self._check_outer()
+        self._check_pipeline()
+        if self.shard is not None:
+            self._check_shard(self.shard)
+        self._check_servers()
+
+    @property
+    def processes(self) -> int:
+        """How many processes that takes."""
+        return self.workers + self.servers
+
+    @property
+    def island(self) -> int:
+        """How many workers share a link. Where one island has all of them, each has its own."""
+        return 1 if self.shard == self.workers else self.shard or 1
+
+    @property
+    def every(self) -> int:
+        """Every how many steps is the held-out loss taken? After an outer step of all rows, if there are any."""
+        meeting = math.lcm(*self.outer)
+        return max(1, self.steps // (15 * meeting)) * meeting
+
+    @property
+    def every_seed(self) -> range:
+        """The seeds that each row is trained with."""
+        return range(self.seed, self.seed + self.seeds)
+
+    @property
+    def acts(self) -> list["Options"]:
+        """This run, and what follows on the same workers."""
+        return [self] if self.then is None else [self, *self.then.acts]
+
+    def rows(self) -> list[Setting]:
+        """Return what each row trains with; dense comes first because the others are compared with it."""
+        recipes = sorted(self.recipes, key=lambda name: name != "dense")
+        settings = (
+            Setting(_named(recipe)[0], density, boundary, outer, served)
+            for recipe in recipes
+            for density in self._densities(*_named(recipe))
+            for boundary in sorted(self.boundaries, reverse=True)
+            for outer in (self.outer if _apart(recipe) else (0,))
+            for served in self._ways(_named(recipe)[0])
+        )
+        return list(dict.fromkeys(settings))
+
+    def _ways(self, name: str) -> tuple[bool, ...]:
+        """Return whether a method's rows are served: one worker alone has nobody to exchange with."""
+        if self.workers == 1:
+            return (True,)
+        return (False, True) if self.servers and ENTRANTS[name].served else (False,)
+
+    def _check_optimizer(self) -> None:
+        check_optimizer(self.optimizer)
+        unable = [name for name, _ in map(_named, self.recipes) if self.optimizer != "sgd" and ENTRANTS[name].needs_sgd]
+        if unable:
+            raise BadInput(
+                f"{unable[0]} takes over SGD's momentum, and --optimizer is {self.optimizer}: leave {unable[0]} out of "
+                "--recipes, or train with --optimizer sgd"
+            )
+
+    def _check_embeddings(self) -> None:
+        names = [_named(recipe)[0] for recipe in self.recipes]
+        unable = [name for name in names if not ENTRANTS[name].sparse_embeddings]
+        if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings and unable:
+            able = ",".join(name for name in names if name not in unable)
+            raise BadInput(
+                f"{unable[0]} cannot reduce the sparse gradients of {self.model}; try --recipes {able or 'dense'}"
+            )
+
+    def _check_pipeline(self) -> None:
+        if self.pipeline < 1 or self.workers % self.pipeline:
+            raise BadInput(
+                f"--pipeline {self.pipeline} does not divide --workers {self.workers} into replicas of stages"
+            )
+        if self.micro_batches < 1:
+            raise BadInput(f"--micro-batches is {self.micro_batches}; expected 1 or more")
+        for boundary in self.boundaries:
+            check_density(boundary, "--boundary")
+        if self.pipeline == 1 and self.boundaries != (1.0,):
+            raise BadInput("--boundary is about a model's cuts; give --pipeline STAGES as well")
+        unable = [name for name, _ in map(_named, self.recipes) if not ENTRANTS[name].pipelines]
+        if self.pipeline > 1 and unable:
+            raise BadInput(f"{unable[0]} does not follow a pipeline's steps; name a recipe instead")
+
+    def _check_shard(self, shards: int) -> None:
+        if shards < 2:
+            raise BadInput(
+                f"--shard is {shards}; expected 2 or more: so many workers of an island hold a model together"
+            )
+        if self.workers % shards:
+            raise BadInput(
+                f"--shard {shards} does not divide --workers {self.workers} into islands: give --workers {2 * shards}, "
+                f"another multiple of {shards}, or {shards} for one island without replicas"
+            )
+        if self.pipeline > 1:
+            raise BadInput("--shard and --pipeline both split the model: give one of the two")
+        unable = [name for name, _ in map(_named, self.recipes) if ENTRANTS[name].install_sharded is None]
+        if unable:
+            raise BadInput(
+                f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard"
+            )
+        apart = [name for name, _ in map(_named, self.recipes) if ENTRANTS[name].install_scattered is None]
+        if self.workers == shards and apart:
+            raise BadInput(
+                f"{apart[0]} needs replicas of the shards: leave it out of --recipes, or give --workers {2 * shards}"
+            )
+        if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings:
+            raise BadInput(f"FSDP2 cannot shard the sparse embeddings of {self.model}; try --model transformer")
+
+    def _check_outer(self) -> None:
+        if apart := [name for name in self.recipes if _apart(name)]:
+            if not self.outer:
+                raise BadInput(f"{apart[0]} takes outer steps: say after how many inner steps, as in --outer 10,30")
+            if self.shard is not None or self.pipeline > 1:
+                raise BadInput("--outer is about workers with whole models: leave --shard and --pipeline out")
+        elif self.outer:
+            raise BadInput("--outer, and no method of --recipes takes outer steps; add diloco or sparseloco")
+        if unable := [each for each in self.outer if each < 1 or self.steps % each]:
+            raise BadInput(
+                f"--outer {unable[0]} does not divide --steps {self.steps}, so what was learnt last would not count: "
+                "give a multiple of it as --steps"
+            )
+
+    def _check_servers(self) -> None:
+        if self.servers < 0:
+            raise BadInput(f"--servers is {self.servers}; expected 0 or more")
+        if not 1 <= self.slow < math.inf:
+            raise BadInput(f"--slow is {self.slow:g}; expected 1 (as fast as the others) or more")
+        if not self.servers and (self.slow > 1 or self.kill):
+            raise BadInput("--slow and --kill compare with parameter servers: give --servers 1 as well")
+        if self.servers and (self.pipeline > 1 or self.shard is not None):
+            raise BadInput("on parameter servers each worker has the whole model: leave --pipeline and --shard out")
+        if self.workers == 1:
+            self._check_one_worker()
+        if self.servers and self.optimizer == "muon":
+            raise BadInput("a parameter server has one optimizer for all matrices: give --optimizer sgd or adamw")
+
+    def _check_one_worker(self) -> None:
+        if self.slow > 1 or self.kill:
+            raise BadInput("--slow and --kill are about the last of several workers: give --workers 2 or more")
+        if unable := [name for name, _ in map(_named, self.recipes) if not ENTRANTS[name].served]:
+            raise BadInput(
+                f"--workers is 1, so all rows are served, and {unable[0]} cannot be: leave {unable[0]} out of "
+                "--recipes, or give --workers 2"
+            )
+
+    def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
+        """Return the densities given with the recipe, else the method's own, else the run's."""
+        if not ENTRANTS[name].sparse:
+            return (1.0,)
+        own = ENTRANTS[name].density if own is None else own
+        return self.densities if own is None else (own,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowJob:
+    """What a worker trains. `most_steps` bounds the search for `target` after `steps`; the loss is taken every `every`.
+
+    Steps before `skip` do not count. With `stages` above 1 the model is split into that many, each on its own worker;
+    a batch is split into `micro_batches`, and `boundary` is the share of activations sent between stages. With `shards`
+    above 1, so many neighbours hold the model together. With `outer`, workers meet every so many steps. With
+    `trainers`, only so many ranks train, and the `servers` after them serve if the row is `served`; `ports` are those
+    of the trainers' store and of each server. The last trainer is `slow`, and if `kill` it vanishes midway.
+    """
+
+    recipe: str
+    density: float
+    steps: int
+    most_steps: int
+    every: int
+    skip: int = 0
+    target: float | None = None
+    warmup: int = 0
+    stages: int = 1
+    micro_batches: int = 1
+    boundary: float = 1.0
+    optimizer: str = "sgd"
+    shards: int = 1
+    outer: int = 0
+    served: bool = False
+    trainers: int = 0
+    servers: int = 0
+    ports: Sequence[int] = ()
+    slow: float = 1.0
+    kill: bool = False
+
+    def slowness(self, rank: int) -> float:
+        """Return how many times as long this rank computes."""
+        return self.slow if rank == self.trainers - 1 else 1.0
+
+    def own_steps(self, rank: int) -> float:
+        """Return after how many steps of its own this rank vanishes."""
+        return self.steps // 2 if self.kill and rank == self.trainers - 1 else math.inf
+
+    @property
+    def scheduled_density(self) -> float | Schedule:
+        """The density. If the method warms up, it falls from 1/4 to that density over `warmup` steps."""
+        stages = 4
+        if not ENTRANTS[self.recipe].warms_up or self.warmup < stages:
+            return self.density
+        return exponential_warmup(self.density, steps_each=self.warmup // stages, stages=stages)
+
+
+def read(
+    *,
+    workers: int | None,
+    link: str | None,
+    recipes: str | None,
+    densities: str,
+    pipeline: int = 1,
+    boundaries: str | None = None,
+    optimizer: str = "sgd",
+    shard: int | None = None,
+    outer: str | None = None,
+    servers: int = 0,
+    **others: Any,
+) -> Options:
+    """Read options from text. Under torchrun the group decides on workers and link. Raises BadInput.
+
+    The default run, for which the user asks nothing in particular, has a second act: the same model with AdamW.
+    """
+    if in_group():
+        if workers not in (None, world_size()) or link not in (None, "none"):
+            raise BadInput("under torchrun the group has its size and its network: leave --workers and --link out")
+        if servers:
+            raise BadInput("--servers starts its own processes: leave torchrun out")
+        workers, link = world_size(), "none"
+    usual = _SERVED if servers else DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
+    usual = _WITHOUT_REPLICAS if shard is not None and workers == shard else usual
+    if outer is not None:
+        usual = _WITH_OUTER.get(optimizer, usual)
+    asked = usual if recipes is None else names(recipes, "--recipes", "dense,topk")
+    unable = recipes is None and optimizer != "sgd"
+    left_out = tuple(name for name in asked if unable and ENTRANTS[name].needs_sgd)
+    found = Options(
+        workers=2 * (shard or 1) if workers is None else workers,
+        rate=parse_rate("100mbit" if link is None else link),
+        recipes=tuple(name for name in asked if name not in left_out),
+        densities=numbers(densities, "--density"),
+        pipeline=pipeline,
+        boundaries=numbers(boundaries or ("1" if pipeline == 1 else "1,0.05"), "--boundary"),
+        optimizer=optimizer,
+        left_out=left_out,
+        shard=shard,
+        outer=() if outer is None else counts(outer, "--outer"),
+        servers=servers,
+        **others,
+    )
+    return replace(found, then=replace(found, **_SECOND_ACT)) if found == _USUAL else found
+
+
+def _apart(recipe: str) -> bool:
+    """Whether this method takes outer steps."""
+    return ENTRANTS[_named(recipe)[0]].outer_steps is not None
+
+
+def _named(recipe: str) -> tuple[str, float | None]:
+    """Read ``topk`` or ``topk:0.01``."""
+    name, colon, density = recipe.partition(":")
+    try:
+        return name, float(density) if colon else None
+    except ValueError as error:
+        raise BadInput(f"--recipes {recipe!r}: expected a density behind the colon, such as topk:0.01") from error
+
+
+def _check(name: str, density: float | None) -> None:
+    if name not in ENTRANTS:
+        raise BadInput(f"unknown recipe {name!r}; expected some of {', '.join(ENTRANTS)}")
+    if density is not None:
+        if not ENTRANTS[name].sparse:
+            raise BadInput(f"--recipes {name}:{density:g}: {name} takes no density")
+        check_density(density, f"--recipes {name}:")
+
+
+_USUAL = Options(
+    workers=2,
+    rate=parse_rate("100mbit"),
+    recipes=DEFAULT,
+    densities=(0.01,),
+    steps=300,
+    model="transformer",
+    data=None,
+    scale=1.0,
+    seed=0,
+    target=None,
+    extend=1.5,
+)
+"""What a user gets who asks for nothing in particular."""

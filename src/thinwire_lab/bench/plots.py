@@ -1,0 +1,165 @@
+"""The results as figures: loss over time, loss over bytes, and where a step's time goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from thinwire_lab.bench.results import Results, Row
+from thinwire_lab.show.canvas import (
+    ALARM,
+    COLOURS,
+    DASHES,
+    FAINT,
+    INK,
+    MUTED,
+    PARTS,
+    Corner,
+    blank,
+    head,
+    legend,
+    name,
+    restrain,
+)
+from thinwire_lab.show.units import human_bytes, loss_text, milliseconds
+
+Panel = Callable[[Axes, Results], None]
+
+
+def loss_over_seconds(results: Results) -> Figure:
+    """Held-out loss over training seconds."""
+    return _figure(results, (7.5, 4.8), _seconds_panel)
+
+
+def loss_over_bytes(results: Results) -> Figure:
+    """Held-out loss over the bytes each worker sent, on a log scale."""
+    return _figure(results, (7.5, 4.8), _bytes_panel)
+
+
+def step_time(results: Results) -> Figure:
+    """Milliseconds per step, split into their parts."""
+    return _figure(results, (7.5, 4.8), _step_panel)
+
+
+def overview(results: Results) -> Figure:
+    """The three figures side by side, 1500 by 480 pixels."""
+    return _figure(results, (15, 4.8), _seconds_panel, _bytes_panel, _step_panel)
+
+
+def _figure(results: Results, inches: tuple[float, float], *panels: Panel) -> Figure:
+    figure = blank(inches)
+    every = [figure.add_subplot(1, len(panels), place) for place in range(1, len(panels) + 1)]
+    for axes, panel in zip(every, panels, strict=True):
+        restrain(axes)
+        panel(axes, results)
+    _head(figure, results)
+    _legend(figure, every[0], "outside lower left", 4)
+    if len(every) > 1:
+        _legend(figure, every[-1], "outside lower right", 3)
+    return figure
+
+
+def _head(figure: Figure, results: Results) -> None:
+    colour = ALARM if results.incomplete or not results.throttled else MUTED
+    lines = filter(None, (results.title, results.incomplete))
+    head(figure, *lines, colour=colour)
+
+
+def _seconds_panel(axes: Axes, results: Results) -> None:
+    _curves(axes, results, 0)
+    for row, colour, _ in _styled(results):
+        if row.seconds_to_target is not None and results.target_loss is not None:
+            axes.plot(row.seconds_to_target, results.target_loss, "o", color=colour, markersize=6, zorder=3)
+    axes.set_xlim(left=0)
+    name(axes, "Held-out loss over time", "training seconds; a dot where the target is reached")
+
+
+def _bytes_panel(axes: Axes, results: Results) -> None:
+    axes.set_xscale("log", nonpositive="mask")
+    _curves(axes, results, 1)
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: round_bytes(count)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    name(axes, "Held-out loss over bytes sent", f"bytes sent per {results.sender}, log scale")
+
+
+def _curves(axes: Axes, results: Results, along: int) -> None:
+    for row, colour, dash in _styled(results):
+        places = [point[along] for point in row.loss_curve]
+        losses = [point[2] for point in row.loss_curve]
+        label = row.label if math.isfinite(row.final_loss) else f"{row.label} (diverged)"
+        axes.plot(places, losses, dash, color=colour, linewidth=1.8, label=label)
+        if row.spread is not None:
+            low, high = (np.add(losses, np.multiply(sign, row.spread.curve_deviation)) for sign in (-1, 1))
+            axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    if results.target_loss is not None:
+        label = f"target {loss_text(results.target_loss)}"
+        axes.axhline(results.target_loss, color=MUTED, linewidth=0.8, zorder=1, label=label)
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
+    _limit_losses(axes, results)
+
+
+def _limit_losses(axes: Axes, results: Results) -> None:
+    """Show where the curves differ. Leave out the steep first fifth, diverged runs, and losses above the first."""
+    shown = [row for row in results.rows if math.isfinite(row.final_loss)]
+    curves = [[loss for _, _, loss in row.loss_curve if math.isfinite(loss)] for row in shown]
+    late = [loss for curve in curves for loss in curve[len(curve) // 5 :]]
+    if late:
+        high = min(max(late), max(curve[0] for curve in curves if curve))
+        low = min(late if results.target_loss is None else [*late, results.target_loss])
+        margin = 0.06 * (high - low) or 0.1
+        axes.set_ylim(low - margin, high + margin)
+
+
+def _legend(figure: Figure, axes: Axes, place: Corner, columns: int) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        legend(figure, handles, labels, columns=columns, place=place)
+
+
+def _step_panel(axes: Axes, results: Results) -> None:
+    axes.set_yticks(range(len(results.rows)), [row.label for row in results.rows], fontsize=9.5)
+    for tick, (_, colour, _) in zip(axes.get_yticklabels(), _styled(results), strict=True):
+        tick.set_color(colour)
+    ends = _stack(axes, results)
+    if results.free_step_seconds is not None:
+        ends.append(1000 * results.free_step_seconds)
+        axes.axvline(ends[-1], color=INK, linewidth=1, linestyle="--", label=f"free network, {ends[-1]:.0f} ms")
+    axes.set_xlim(0, 1.15 * max(ends, default=1.0) or 1.0)
+    axes.set_ylim(max(len(results.rows), 4) - 0.5, -0.5)
+    name(axes, "Time of one step", "milliseconds; labels: the median step")
+
+
+def _stack(axes: Axes, results: Results) -> list[float]:
+    """Draw each row's bar with its median beside it, and return where the bars end."""
+    ends = [0.0] * len(results.rows)
+    for part, colour in PARTS.items():
+        widths = [1000 * getattr(row.split_seconds, part) for row in results.rows]
+        bars = axes.barh(range(len(ends)), widths, 0.62, left=ends, color=colour, label=part)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    medians = [f"{milliseconds(row.step_seconds.p50)} ms" for row in results.rows]
+    axes.bar_label(bars, medians, padding=4, fontsize=9, color=INK)
+    return ends
+
+
+def round_bytes(count: float) -> str:
+    """Bytes for an axis: ``5 MB``."""
+    number, unit = human_bytes(count).split()
+    return f"{float(number):g} {unit}"
+
+
+def _styled(results: Results) -> Iterator[tuple[Row, str, str]]:
+    """Give each row its recipe's colour. Dashes tell densities and boundaries of the same recipe apart."""
+    recipes = list(dict.fromkeys(row.recipe for row in results.rows if not row.is_dense))
+    seen: dict[str, int] = {}
+    for row in results.rows:
+        index = -1 if row.is_dense else recipes.index(row.recipe)
+        dash = index // len(COLOURS) + seen.get(row.recipe, 0) if index >= 0 else 0
+        seen[row.recipe] = seen.get(row.recipe, 0) + (index >= 0)
+        yield row, COLOURS[index % len(COLOURS)] if index >= 0 else INK, DASHES[dash % len(DASHES)]

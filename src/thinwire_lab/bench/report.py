@@ -1,0 +1,196 @@
+"""The report of a bench run: one table (two on a narrow terminal), notes, and a page with figures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rich.console import Console
+
+from thinwire_lab.bench.plots import loss_over_bytes, loss_over_seconds, step_time
+from thinwire_lab.bench.results import Results, Row
+from thinwire_lab.bench.words import in_words, left_out
+from thinwire_lab.inputs import write_atomically
+from thinwire_lab.show import page
+from thinwire_lab.show.table import Column, Table, tabulated
+from thinwire_lab.show.terminal import fits, print_table, say
+from thinwire_lab.show.units import UNKNOWN, duration, human_bytes, loss_text, milliseconds
+
+_NAMES: Column[Row] = Column(heading="recipe", text=lambda row: row.label, left=True)
+_FIGURES = (loss_over_seconds, loss_over_bytes, step_time)
+
+
+def print_report(console: Console, results: Results) -> None:
+    """Print the run: title, tables (one where the console is wide enough), notes and conclusions, of each act."""
+    for number, act in enumerate(results.acts):
+        _print_act(console, act, "\n" if number else "")
+
+
+def _print_act(console: Console, results: Results, before: str) -> None:
+    say(console, before + results.title, "bold" if results.throttled else "bold red")
+    if results.incomplete:
+        say(console, results.incomplete, "bold yellow")
+    if results.rows:
+        for table in _tables(console, results):
+            say(console, f"\n{table.title}" if table.title else "", "italic")
+            print_table(console, table)
+        say(console, "\n" + "\n".join(_notes(results)), "dim")
+    say(console, "\n" + "\n".join(in_words(results)))
+
+
+def write_html(results: Results, path: Path) -> None:
+    """Write the page; an earlier file stays whole if that fails."""
+    write_atomically(path, html(results))
+
+
+def html(results: Results) -> str:
+    """Return the page: conclusions, table, figures and environment of each act."""
+    acts = (block for act in results.acts for block in _blocks(act))
+    return page.page(f"thinwire bench: {results.title}", *acts)
+
+
+def _blocks(results: Results) -> list[str]:
+    return [
+        page.chapter(
+            "thinwire bench",
+            page.paragraphs([results.title], "plain" if results.throttled else "alarm"),
+            page.paragraphs([results.incomplete or ""], "alarm"),
+            page.paragraphs([str(results.environment.get("model_description", ""))], "soft"),
+            page.paragraphs(in_words(results)),
+        ),
+        page.section("Recipes", page.table(_whole(results)), page.paragraphs(_notes(results), "soft")),
+        page.section("Figures", page.figures(*(draw(results) for draw in _FIGURES))),
+        page.section("Environment", page.definitions(results.environment)),
+    ]
+
+
+def _tables(console: Console, results: Results) -> list[Table]:
+    whole = _whole(results)
+    if fits(console, whole):
+        return [whole]
+    halves = {"time": _time_columns(results), "bytes and loss": _byte_and_loss_columns(results)}
+    return [tabulated([_NAMES, *columns], results.rows, title=title) for title, columns in halves.items()]
+
+
+def _whole(results: Results) -> Table:
+    return tabulated([_NAMES, *_time_columns(results), *_byte_and_loss_columns(results)], results.rows)
+
+
+def _time_columns(results: Results) -> list[Column[Row]]:
+    free = results.free_step_seconds
+
+    def step(row: Row) -> str:
+        low, middle, high = map(milliseconds, (row.step_seconds.p20, row.step_seconds.p50, row.step_seconds.p80))
+        return f"{middle} ({low}-{high})"
+
+    def over_free(row: Row) -> str:
+        return f"{row.step_seconds.p50 / free:.2f}x" if free else UNKNOWN
+
+    def speedup(row: Row) -> str:
+        return UNKNOWN if row.speedup_vs_dense is None else f"{row.speedup_vs_dense:.2f}x"
+
+    def part(name: str) -> Column[Row]:
+        return Column(heading=f"{name}\nms", text=lambda row: milliseconds(getattr(row.split_seconds, name)))
+
+    return [
+        Column(heading="step ms\np50 (p20-p80)", text=step, rank=lambda row: row.step_seconds.p50),
+        Column(heading="x free\nnet", text=over_free),
+        *map(part, ("compute", "encode", "exchange", "decode")),
+        Column(heading="speed\nup", text=speedup),
+    ]
+
+
+def _byte_and_loss_columns(results: Results) -> list[Column[Row]]:
+    steps = {row.steps for row in results.rows}
+    after = f"{steps.pop()} steps" if len(steps) == 1 else "equal steps"
+
+    def to_target(row: Row) -> str:
+        if row.seconds_to_target is not None:
+            return duration(row.seconds_to_target)
+        return UNKNOWN if results.target_loss is None else "not reached"
+
+    def sent(name: str) -> Column[Row]:
+        return Column(heading=f"{name}\nbytes", text=lambda row: human_bytes(getattr(row.wire_bytes_per_step, name)))
+
+    return [
+        *map(sent, ("measured", "declared", "dense")),
+        Column(
+            heading=f"loss at\n{after}",
+            text=_loss,
+            rank=lambda row: row.final_loss,
+        ),
+        Column(heading="time to\ntarget", text=to_target, rank=lambda row: row.seconds_to_target),
+        Column(heading="replicas\nidentical", text=_identical),
+    ]
+
+
+def _identical(row: Row) -> str:
+    if row.served:
+        return UNKNOWN
+    return "✓" if row.replicas_identical else "✗"
+
+
+def _loss(row: Row) -> str:
+    deviation = row.spread.loss_deviation if row.spread else math.nan
+    return loss_text(row.final_loss) + (f" ± {deviation:.3f}" if math.isfinite(deviation) else "")
+
+
+def _on_servers(results: Results) -> list[str]:
+    lines = [
+        "served: asynchronously on parameter servers, which step at each update, at the learning rate over the number "
+        "of workers and over 1 + staleness. Steps, bytes and losses are the first worker's; exchange: until the answer "
+        "has come, which has parameters in full, or the largest changes where little is sent."
+    ]
+    if (slow := results.environment.get("slow", 1)) > 1:
+        lines.append(f"The last worker computes {slow:g} times as long as the others, in all rows.")
+    if results.environment.get("kill"):
+        lines.append(
+            "The last worker vanishes midway from the rows that are served. DDP would end with it: its rows ran "
+            "undisturbed."
+        )
+    return lines
+
+
+def _notes(results: Results) -> list[str]:
+    """Explain the columns that this run needs explained."""
+    free = results.free_step_seconds
+    lifted = f"an uncompressed step with the link lifted, {milliseconds(free)} ms" if free else "not taken in this run"
+    lines = [f"free net: {lifted}. speed up: dense's median step over this one."]
+    lines += [
+        f"bytes: sent per step per {results.sender}. measured: on the link, headers included. dense: by float32 "
+        "all-reduce."
+    ]
+    if results.stages > 1:
+        lines.append(
+            f"{results.stages} stages: of the first one's worker. exchange: all waiting. | 0.05: share of activations "
+            "that crosses, in bf16. dense: activations as they are, and float32 all-reduce between replicas."
+        )
+    if results.shards > 1 and not results.islands:
+        lines.append(
+            f"{results.shards} shards, no replicas: measured has FSDP2's all-gathers of parameters, too; declared and "
+            "dense are gradients alone, reduce-scattered. dense: FSDP2's own. exchange: all waiting."
+        )
+    if results.islands:
+        lines.append(
+            f"{results.shards} shards: bytes are what crosses between islands. dense: FSDP2's own HSDP. exchange: all "
+            "waiting, within the island and for the processor too."
+        )
+    if any(row.outer for row in results.rows):
+        lines.append(
+            "H: the inner steps from one outer step to the next. Of such rows, times and bytes are means over H steps, "
+            "exchange is all that was waited for, and losses are those of the global parameters."
+        )
+    if results.servers:
+        lines += _on_servers(results)
+    if results.seeds > 1:
+        lines.append(
+            f"loss: mean ± standard deviation over {results.seeds} seeds of weights and batches. Times and bytes are "
+            "medians over the seeds; a run's target is what dense reached with the same seed, unless --target is given."
+        )
+    if recipes := results.environment.get("left_out"):
+        lines.append(left_out(recipes, str(results.environment.get("optimizer"))))
+    if any(row.wire_bytes_per_step.measured is None for row in results.rows):
+        lines.append(f"measured {UNKNOWN}: counting on the link needs network namespaces.")
+    if any(row.wire_bytes_per_step.declared is None for row in results.rows):
+        lines.append(f"declared {UNKNOWN}: the payload is not thinwire's, its size not known.")
+    return lines

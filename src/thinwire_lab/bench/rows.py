@@ -1,0 +1,127 @@
+"""From a worker's events to a row of the table."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, quantiles
+from typing import Any
+
+from thinwire_lab.bench.options import Setting
+from thinwire_lab.bench.results import Quantiles, Row, Split, WireBytes
+
+HEADER_BYTES = 66
+"""Ethernet 14, IPv4 20, TCP with timestamps 32: what each packet adds."""
+
+Event = Mapping[str, Any]
+
+
+@dataclass
+class Record:
+    """Collects the events of one row."""
+
+    setting: Setting
+    steps: int
+    skip: int
+    _steps: list[Event] = field(default_factory=list)
+    _losses: list[Event] = field(default_factory=list)
+    _different: list[str] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Add a "step", "tail", "loss" or "done" event."""
+        takers = {"step": self._steps.append, "tail": self._tail, "loss": self._losses.append, "done": self._done}
+        takers[event["kind"]](event)
+
+    def step_seconds(self) -> list[float]:
+        """Return the seconds of the steps that count: those after the first `skip`, up to `steps`.
+
+        Of outer steps, means over the inner steps from one to the next.
+        """
+        return [event["total"] for event in self._counted()]
+
+    def curve(self) -> tuple[tuple[float, float, float], ...]:
+        """Return (seconds, bytes, held-out loss) for each time the loss was taken."""
+        return tuple((event["seconds"], event["bytes"], event["loss"]) for event in self._losses)
+
+    def protocol_overhead(self) -> float | None:
+        """Return the bytes of packet headers over the declared bytes, if packets were counted."""
+        counted = [event for event in self._counted() if "packets" in event]
+        declared = sum(event["sent_bytes"] for event in counted)
+        return HEADER_BYTES * sum(event["packets"] for event in counted) / declared if declared else None
+
+    def row(self, *, dense: Row | None, target: float | None) -> Row:
+        """Return the row; `dense` is the uncompressed row if there is one."""
+        seconds = percentiles(self.step_seconds())
+        measured = [event["measured"] for event in self._counted() if "measured" in event]
+        final = next(event["loss"] for event in self._losses if event["step"] == self.steps)
+        is_dense = self.setting == Setting("dense", 1.0)
+        target = final if target is None and is_dense else target
+        return Row(
+            **self.setting._asdict(),
+            steps=self.steps,
+            step_seconds=seconds,
+            split_seconds=self._split(seconds),
+            wire_bytes_per_step=WireBytes(
+                measured=fmean(measured) if measured else None,
+                declared=fmean(event["sent_bytes"] for event in self._counted()),
+                dense=fmean(event["dense_bytes"] for event in self._counted()),
+            ),
+            loss_curve=self.curve(),
+            final_loss=final,
+            seconds_to_target=None if target is None else seconds_to(target, self.curve()),
+            speedup_vs_dense=dense.step_seconds.p50 / seconds.p50 if dense else 1.0 if is_dense else None,
+            replicas_identical=not self._different,
+        )
+
+    def _counted(self) -> list[Event]:
+        kept = [event for event in self._steps if self.skip <= event["step"] < self.steps]
+        return _rounds(kept, self.setting.outer) if self.setting.outer else kept
+
+    def _split(self, seconds: Quantiles) -> Split:
+        """Return the mean split of the steps between the 20th and the 80th percentile: it adds up to a typical step."""
+        typical = [event for event in self._counted() if seconds.p20 <= event["total"] <= seconds.p80]
+        return Split(**{part: fmean(event[part] for event in typical or self._counted()) for part in _PARTS})
+
+    def _tail(self, event: Event) -> None:
+        if self._steps and "measured" in event:
+            last = self._steps[-1]
+            self._steps[-1] = {**last, **{key: last[key] + event[key] for key in ("measured", "packets")}}
+
+    def _done(self, event: Event) -> None:
+        self._different.extend(event["different"])
+
+
+def _rounds(steps: Sequence[Event], length: int) -> list[Event]:
+    """Return the mean of each whole round of so many steps; if there is none, that of all."""
+    rounds: dict[int, list[Event]] = {}
+    for event in steps:
+        rounds.setdefault(event["step"] // length, []).append(event)
+    whole = [each for each in rounds.values() if len(each) == length] or [list(steps)]
+    return [{key: fmean(event[key] for event in each) for key in _numbers(each)} for each in whole]
+
+
+def _numbers(steps: Sequence[Event]) -> list[str]:
+    """Return the keys of the figures that all of these steps have."""
+    return [key for key in steps[0] if key != "kind" and all(key in event for event in steps)]
+
+
+_PARTS = ("compute", "encode", "exchange", "decode")
+
+
+def percentiles(values: Sequence[float]) -> Quantiles:
+    """Return the 20th, 50th and 80th percentile of at least one value."""
+    if len(values) == 1:
+        return Quantiles(p20=values[0], p50=values[0], p80=values[0])
+    tenths = quantiles(values, n=10, method="inclusive")
+    return Quantiles(p20=tenths[1], p50=tenths[4], p80=tenths[7])
+
+
+def seconds_to(target: float, curve: Sequence[tuple[float, float, float]]) -> float | None:
+    """Return when the loss first reached `target`, between two points of the curve if need be; None if it never did."""
+    before = None
+    for seconds, _, loss in curve:
+        if loss <= target:
+            if before is None:
+                return seconds
+            return before[0] + (seconds - before[0]) * (before[1] - target) / (before[1] - loss)
+        before = (seconds, loss) if math.isfinite(loss) else before
+    return None

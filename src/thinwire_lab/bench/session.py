@@ -1,0 +1,173 @@
+"""A whole bench run: every row in turn on the same workers, over the same link."""
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from statistics import median
+from typing import Any, Protocol
+
+from thinwire_lab.bench.options import Options, Setting
+from thinwire_lab.bench.results import Results, Row, label
+from thinwire_lab.bench.rows import Record, percentiles
+from thinwire_lab.bench.seeds import merged
+from thinwire_lab.cluster.workers import Workers, free_ports
+from thinwire_lab.machine import processor
+from thinwire_lab.problems.rates import RATES
+
+_PACKAGES = ("torch", "thinwire", "numba")
+_WARMUP = 20  # steps left out of all figures but the loss, in runs at least four times as long
+
+
+class Watcher(Protocol):
+    """Follows the run: see `progress.BenchProgress`."""
+
+    def start_row(self, label: str, steps: int) -> None:
+        """A row begins."""
+
+    def advance(self, step: int, loss: float | None, step_seconds: float) -> None:
+        """A step is done."""
+
+    def finish_row(self, summary: str) -> None:
+        """A row ends."""
+
+
+@dataclass
+class Session:
+    """One run of the bench. Whatever ends it, `results()` keeps the rows finished so far."""
+
+    options: Options
+    description: str
+    _link: str = "not started"
+    _throttled: bool = False
+    _rows: list[Row] = field(default_factory=list)
+    _dense_of: dict[int, Row] = field(default_factory=dict)  # by seed
+    _overhead: dict[str, float] = field(default_factory=dict)
+    _free: list[float] = field(default_factory=list)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has come to its rows."""
+        return self._link != "not started"
+
+    def run(self, workers: Workers, watcher: Watcher, on_row: Callable[[Results], None]) -> None:
+        """Train every row; `on_row` gets the results after each."""
+        self._link, self._throttled = workers.label, workers.throttled
+        for setting in self.options.rows():
+            if workers.throttled:
+                self._sample_free_network(workers)
+            self._train(workers, watcher, setting)
+            on_row(self.results("the run goes on"))
+
+    def results(self, reason: str | None = None) -> Results:
+        """Return what has been measured; `reason` says why rows are missing, if any are."""
+        environment = _environment(self.options) | {
+            "model_description": self.description,
+            "link": self._link,
+            "throttled": self._throttled,
+            "target_loss": self._target(),
+            "free_network_step_seconds": asdict(percentiles(self._free)) if self._free else None,
+            "protocol_overhead": self._overhead,
+            "complete": len(self._rows) == len(self.options.rows()),
+            "reason": None if len(self._rows) == len(self.options.rows()) else reason,
+        }
+        return Results(environment=environment, rows=tuple(self._rows))
+
+    def _train(self, workers: Workers, watcher: Watcher, setting: Setting) -> None:
+        seeds = self.options.every_seed
+        runs, overheads = zip(*(self._run_of(workers, watcher, setting, seed) for seed in seeds), strict=True)
+        row = runs[0] if len(seeds) == 1 else merged(runs, seeds, dense=self._dense())
+        self._rows.append(row)
+        if row.is_dense:
+            self._dense_of = dict(zip(seeds, runs, strict=True))
+        if None not in overheads:
+            self._overhead[row.label] = median(overheads)
+
+    def _run_of(self, workers: Workers, watcher: Watcher, setting: Setting, seed: int) -> tuple[Row, float | None]:
+        """Train a row with one seed. Return what it did and its protocol overhead, if that is known."""
+        steps, dense = self.options.steps, self._dense_of.get(seed)
+        target = dense.final_loss if self.options.target is None and dense else self.options.target
+        record = Record(setting, steps, _skip(steps))
+        watcher.start_row(label(**setting._asdict()) + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
+        loss = None
+        for event in self._events(workers, setting, steps, seed, target=target):
+            record.add(event)
+            loss = event.get("loss", loss)
+            if event["kind"] == "step":
+                watcher.advance(event["step"] + 1, loss, event["total"])
+        row = record.row(dense=dense, target=target)
+        watcher.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
+        return row, record.protocol_overhead()
+
+    def _sample_free_network(self, workers: Workers) -> None:
+        """What does a step cost when the network is free? Take a few uncompressed steps without a limit on the link."""
+        workers.throttle(False)
+        steps = max(3, min(16, self.options.steps // 5))
+        record = Record(Setting("dense", 1.0), steps, _skip(steps))
+        for event in self._events(workers, record.setting, steps, self.options.seed, target=None, quick=True):
+            record.add(event)
+        self._free += record.step_seconds()
+        workers.throttle(True)
+
+    def _events(
+        self,
+        workers: Workers,
+        setting: Setting,
+        steps: int,
+        seed: int,
+        *,
+        target: float | None,
+        quick: bool = False,
+    ) -> Iterator[dict[str, Any]]:
+        most = steps if target is None else max(steps, round(self.options.extend * steps))
+        row = setting._asdict() | {"steps": steps, "most_steps": most, "target": target}
+        row |= {"stages": self.options.pipeline, "micro_batches": self.options.micro_batches}
+        row["optimizer"] = self.options.optimizer
+        row["shards"] = self.options.shard or 1
+        row |= {"trainers": self.options.workers, "servers": self.options.servers, "slow": self.options.slow}
+        row |= {"kill": self.options.kill, "ports": free_ports(1 + self.options.servers) if setting.served else ()}
+        row["skip"] = _skip(steps)
+        row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
+        row["every"] = most + 1 if quick else self.options.every
+        problem = {"name": self.options.model, "data": self.options.data, "seed": seed, "scale": self.options.scale}
+        problem["data"] = None if problem["data"] is None else str(problem["data"])
+        for rank, event in workers.run({"row": row, "problem": problem}):
+            if rank == 0:
+                yield event
+
+    def _dense(self) -> Row | None:
+        return next((row for row in self._rows if row.is_dense), None)
+
+    def _target(self) -> float | None:
+        dense = self._dense()
+        return self.options.target if self.options.target is not None or dense is None else dense.final_loss
+
+
+def _skip(steps: int) -> int:
+    return min(_WARMUP, steps // 4)
+
+
+def _environment(options: Options) -> dict[str, Any]:
+    """Return the machine and versions of the run: a reader needs them to judge the figures."""
+    return {
+        "model": options.model,
+        "workers": options.workers,
+        "pipeline": options.pipeline,
+        "micro_batches": options.micro_batches if options.pipeline > 1 else None,
+        "steps": options.steps,
+        "optimizer": options.optimizer,
+        "learning_rate": getattr(RATES[options.model], options.optimizer),
+        "seed": options.seed,
+        **({"seeds": list(options.every_seed)} if options.seeds > 1 else {}),
+        **({"shard": options.shard} if options.shard else {}),
+        **({"outer": list(options.outer)} if options.outer else {}),
+        **({"servers": options.servers, "slow": options.slow, "kill": options.kill} if options.servers else {}),
+        **({"left_out": list(options.left_out)} if options.left_out else {}),
+        "scale": options.scale,
+        "cpu": processor(),
+        "cores": os.cpu_count(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

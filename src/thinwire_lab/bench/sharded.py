@@ -1,0 +1,117 @@
+"""A row on sharded models: FSDP2 shards within an island, and islands exchange gradients; or there is one island."""
+
+import copy
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from thinwire import trace
+from thinwire.integrations.training.drift import differing
+from thinwire_lab.bench.data_parallel import dense_bytes
+from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.options import RowJob
+from thinwire_lab.cluster.link import Meter
+from thinwire_lab.cluster.workers import mesh
+from thinwire_lab.problems import Problem
+from thinwire_lab.problems.optimizers import optimizers, step_all, zero_all
+
+
+@final
+class Sharded:
+    """See `worker.Run`. Islands × shards, in the order of ranks: the workers of an island are neighbours.
+
+    Bytes are an island's: what its link carries to the others. If there is one alone, each of its workers has a link,
+    and bytes are this worker's.
+    """
+
+    def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
+        method, whole = ENTRANTS[job.recipe], mesh(job.shards, ("replicate", "shard"))
+        self.meter, self.seconds = meter, 0.0
+        self._problem, self._islands = problem, whole.size(0)
+        self._replicas, self._island = whole.get_group("replicate"), whole.get_group("shard")
+        self._model: Any = copy.deepcopy(problem.model)
+        _shard(self._model, whole if method.shards_natively and self._islands > 1 else whole["shard"])
+        self._optimizers = optimizers(job.optimizer, self._model, problem)
+        install = method.install_sharded if self._islands > 1 else method.install_scattered
+        assert install is not None  # options have seen to that
+        install(self._model, whole, self._optimizers, job.scheduled_density)
+
+    def step(self, step: int) -> dict[str, float]:
+        """Take one step; the batch is ready before the clock starts.
+
+        Whenever this worker did not compute, it waited: for a link, a neighbour or the processor.
+        """
+        batch = self._problem.batch(step, dist.get_rank(), dist.get_world_size())
+        zero_all(self._optimizers)
+        self._model.train()
+        recorder = _Recorder()
+        with trace.listen(recorder):
+            start, busy = time.perf_counter(), time.thread_time()
+            self._problem.loss(self._model, batch).backward()
+            step_all(self._optimizers)
+            total, busy = time.perf_counter() - start, time.thread_time() - busy
+        self.seconds += total
+        sent, dense = self._declared(recorder.totals.get("sent_bytes", 0.0))
+        return recorder.split(total, busy) | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
+
+    def _declared(self, mine: float) -> tuple[float, float]:
+        """Return the bytes that gradients took on the link, and what uncompressed ones would have taken."""
+        if self._islands == 1:
+            return mine, dense_bytes(self._model, self._island.size()) / 2
+        declared = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(declared, group=self._island)
+        return float(declared), dense_bytes(self._model, self._islands)
+
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        """Return the mean loss over every rank's share."""
+        self._model.eval()
+        shares = self._problem.held_out(dist.get_rank(), dist.get_world_size())
+        mean = torch.stack([self._problem.loss(self._model, batch) for batch in shares]).mean()
+        for module in _sharded(self._model):
+            module.reshard()  # FSDP leaves the root whole after an evaluation
+        dist.all_reduce(mean)
+        self.meter.skip()
+        return float(mean) / dist.get_world_size()
+
+    def differing(self) -> list[str]:
+        """Compare this worker's shards with their replicas."""
+        return differing(dict(self._model.named_parameters()), self._replicas)
+
+
+def _shard(model: nn.Module, over: Any) -> None:
+    """Make a group of each block in a list of them, and one of the rest."""
+    from torch.distributed.fsdp import fully_shard  # takes seconds
+
+    blocks = [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
+    for module in (*blocks, model):
+        fully_shard(module, mesh=over)
+
+
+def _sharded(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "reshard")]
+
+
+@dataclass
+class _Recorder(trace.Recorder):
+    """A recorder that tells this thread's spans from those of others, such as the communication thread's."""
+
+    own: float = 0.0
+    _thread: int = field(default_factory=threading.get_ident)
+
+    def took(self, name: str, start: float, end: float) -> None:
+        super().took(name, start, end)
+        if name in ("encode", "decode") and threading.get_ident() == self._thread:
+            self.own += end - start
+
+    def split(self, total: float, busy: float) -> dict[str, float]:
+        """Return the parts of a step in which this thread used the processor for `busy` seconds."""
+        encode, decode = self.seconds("encode"), self.seconds("decode")
+        compute = max(0.0, min(busy, total) - self.own)
+        waiting = max(0.0, total - compute - encode - decode)
+        return {"compute": compute, "encode": encode, "exchange": waiting, "decode": decode, "total": total}

@@ -1,0 +1,98 @@
+"""A worker process and its jobs: join the group, build the problem, and train a row."""
+
+import functools
+import gc
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from thinwire_lab import problems
+from thinwire_lab.bench.data_parallel import DataParallel
+from thinwire_lab.bench.hybrid import Hybrid
+from thinwire_lab.bench.local_steps import LocalSteps
+from thinwire_lab.bench.options import RowJob
+from thinwire_lab.bench.served import Served, serve
+from thinwire_lab.bench.sharded import Sharded
+from thinwire_lab.cluster.link import Meter, interface_bytes
+from thinwire_lab.cluster.worker import Emit
+from thinwire_lab.cluster.workers import join_group
+
+
+class Run(Protocol):
+    """A model in training on this worker: `DataParallel`, `Hybrid`, `LocalSteps`, `Served` or `Sharded`."""
+
+    meter: Meter
+    seconds: float
+
+    def step(self, step: int) -> dict[str, float]:
+        """Take a step, and return where its time and bytes went."""
+
+    def held_out_loss(self) -> float:
+        """Return the held-out loss. Its bytes do not count. A collective: every rank must call it."""
+
+    def differing(self) -> list[str]:
+        """Return the names of parameters that differ between replicas. A collective."""
+
+
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Join the group of those who train at the first job, then train the row that `job` asks for, or serve it."""
+    options = job["problem"]
+    data = None if options["data"] is None else Path(options["data"])
+    problem = _build(options["name"], options["seed"], data, options["scale"])
+    row, rank = RowJob(**job["row"]), int(os.environ["RANK"])
+    if row.trainers and rank >= row.trainers:
+        if row.served:
+            serve(row, problem)
+        return
+    join_group(row.trainers or None)
+    if row.served and rank:
+        Served(row, problem, Meter(_sent_on_interface)).follow(row.own_steps(rank))
+    else:
+        train(row, _kind(row)(row, problem, Meter(_sent_on_interface)), emit)
+
+
+def _kind(row: RowJob) -> Callable[[RowJob, problems.Problem, Meter], Run]:
+    if row.outer:
+        return LocalSteps
+    if row.served:
+        return Served
+    if row.stages > 1:
+        return Hybrid
+    return Sharded if row.shards > 1 else DataParallel
+
+
+_build: Callable[..., problems.Problem] = functools.lru_cache(maxsize=1)(
+    lambda name, seed, data, scale: problems.build(name, seed=seed, data=data, scale=scale)
+)
+
+
+def _sent_on_interface() -> tuple[int, int] | None:
+    counters = interface_bytes()
+    return None if counters is None else (counters[0], counters[2])
+
+
+def train(job: RowJob, run: Run, emit: Emit) -> None:
+    """Train one row and emit its events.
+
+    They are "step", "tail" (bytes of the previous step that left late), "loss", and at the end "done" with the
+    parameters that differ between ranks.
+    """
+    for step in range(job.most_steps + 1):
+        evaluate = step % job.every == 0 or step == job.steps
+        if evaluate or step == job.skip:
+            emit({"kind": "tail", **run.meter.drain()})
+        if evaluate:
+            loss = run.held_out_loss()
+            emit({"kind": "loss", "step": step, "seconds": run.seconds, "bytes": run.meter.total, "loss": loss})
+            if step >= job.steps and _is_over(loss, job.target):
+                break
+        if step < job.most_steps:
+            emit({"kind": "step", "step": step, **run.step(step)})
+    emit({"kind": "done", "different": run.differing()})
+    gc.collect()  # the row's model is in a reference cycle, and may be large
+
+
+def _is_over(loss: float, target: float | None) -> bool:
+    return target is None or loss <= target or not math.isfinite(loss)

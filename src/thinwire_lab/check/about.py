@@ -1,0 +1,88 @@
+"""What is here: versions, devices, and which implementation of the kernels runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from types import MappingProxyType
+
+import torch
+import torch.distributed as dist
+
+from thinwire import kernels
+from thinwire.kernels import Kernel
+from thinwire_lab.check.findings import Finding, first_line
+from thinwire_lab.check.kernels import implementation
+from thinwire_lab.machine import processor
+from thinwire_lab.show.units import human_bytes
+
+_PACKAGES = ("torch", "numba", "triton", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes; "absent" for a package that is not installed."""
+    return {
+        "thinwire": version("thinwire"),
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return str(torch.__version__) if package == "torch" else version(package)  # with CUDA's version
+    except PackageNotFoundError:  # torch for ROCm brings triton under another name
+        return "of torch" if find_spec(package) else "absent"
+
+
+def _versions(device: torch.device) -> tuple[bool | None, str]:
+    found = versions()
+    complete = device.type == "cpu" or found["triton"] != "absent"
+    missing = "" if complete else "; kernels on a GPU need triton: pip install triton"
+    return complete, ", ".join(f"{name} {number}" for name, number in found.items()) + missing
+
+
+def _device(device: torch.device) -> tuple[bool | None, str]:
+    if device.type == "cpu":
+        return True, f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    found = torch.cuda.get_device_properties(device)
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    more = f"; {torch.cuda.device_count()} devices" if torch.cuda.device_count() > 1 else ""
+    return True, f"{device}: {found.name}, {human_bytes(found.total_memory)}, capability {capability}, {runtime}{more}"
+
+
+def _backend(device: torch.device) -> tuple[bool | None, str]:
+    x = torch.ones(8, device=device)
+    ran = implementation(kernels.select, x, x[0], 8)
+    expected = "numba" if device.type == "cpu" else "triton"
+    if os.environ.get("THINWIRE_BACKEND"):
+        return None, f"{ran}, as THINWIRE_BACKEND={os.environ['THINWIRE_BACKEND']} says"
+    every = [found for name in kernels.__all__ if isinstance(found := getattr(kernels, name), Kernel)]
+    own = sum(each.on(kernels.select.backend(x, x[0], 8)) is not each.reference for each in every)
+    return ran == expected, f"{ran}; {own} of {len(every)} kernels have an implementation of their own"
+
+
+def _groups(device: torch.device) -> tuple[bool | None, str]:
+    there = [name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available")()]
+    return True, ", ".join(there)
+
+
+ROWS: Mapping[str, Callable[[torch.device], tuple[bool | None, str]]] = MappingProxyType(
+    {"versions": _versions, "device": _device, "kernels": _backend, "process groups": _groups}
+)
+"""What is reported, by name."""
+
+
+def check_machine(name: str, device: torch.device) -> Finding:
+    """Return one row."""
+    start = time.perf_counter()
+    try:
+        ok, said = ROWS[name](device)
+    except Exception as error:
+        ok, said = False, first_line(error)
+    return Finding(section="machine", name=name, ok=ok, said=said, seconds=time.perf_counter() - start)

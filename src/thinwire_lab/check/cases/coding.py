@@ -1,0 +1,122 @@
+"""Kernels that write numbers in few bits, and read them: what they are tried on."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.kernels import Groups, Numbering, OffsetGrid
+from thinwire_lab.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials
+from thinwire_lab.check.material import Kit, Near, Trial, framed
+
+
+def _group_norms(kit: Kit, n: int) -> Trials:
+    for order in (1.0, 2.0, torch.inf):
+        for groups in _groups(n):
+            yield Trial((kit.vector(n), groups, order))
+
+
+def _groups(n: int) -> Iterator[Groups]:
+    """Yield one vector in groups, three of which two may be empty, and these as a group each."""
+    runs = (n - n // 3 - n // 7, n // 7, n // 3)
+    yield from (Groups((n,), GROUP), Groups(runs, GROUP), Groups(runs))
+
+
+def _pack_bits(kit: Kit, n: int) -> Trials:
+    for bits, dtype in ((1, torch.uint8), (BITS, torch.int16), (19, torch.int32)):
+        yield Trial((kit.whole(n, 0, torch.iinfo(dtype).max, dtype), bits))
+
+
+def _unpack_bits(kit: Kit, n: int) -> Trials:
+    for bits, dtype in ((1, torch.uint8), (BITS, torch.int16), (19, torch.int32)):
+        yield Trial((kit.whole(-(-n * bits // 8), 0, 256, torch.uint8), n, bits, dtype))
+
+
+def _ones(kit: Kit, n: int) -> Trials:
+    for count in (0, n // 3, n):
+        yield Trial((kit.whole(n, 0, 2, torch.uint8), count))
+
+
+def _elias_fano(encode: bool, rows: bool = False) -> Callable[[Kit, int], Trials]:
+    def trials(kit: Kit, n: int) -> Trials:
+        indices = kit.picks(n)
+        buffer = kernels.elias_fano_encode.reference(indices, n)
+        if encode:
+            yield Trial((indices, n))
+        else:
+            yield Trial((torch.stack([buffer] * 3) if rows else buffer, indices.numel(), n))
+
+    return trials
+
+
+def _scales(kit: Kit, groups: Groups, *, powers: bool = False) -> Tensor:
+    """Return a scale for each group, if asked a power of two; NaN for a group with anything but finite numbers."""
+    lots = kit.whole(sum(groups.counts), 1, 5).float()
+    scales = torch.exp2(lots) / 4 if powers else lots * 0.7
+    norms = kernels.group_norms.reference(kit.vector(sum(groups.runs)).float(), groups, torch.inf)
+    return framed(torch.where(norms.isfinite(), scales, torch.nan))
+
+
+def _encoding(*rest: Any, powers: bool = False) -> Callable[[Kit, int], Trials]:
+    """Return the trials of a kernel that writes codes; what it takes between the groups and the seeds is `rest`."""
+
+    def trials(kit: Kit, n: int) -> Trials:
+        for code, groups in product((torch.uint8, torch.int16), _groups(n)):
+            seeds = [SEED + run for run in range(len(groups.runs))]
+            more = (_scales(kit, groups, powers=powers), groups, *rest, seeds)
+            yield Trial((kit.room(n, dtype=code), kit.vector(n), *more), (0,))
+
+    return trials
+
+
+def _sign_encode(kit: Kit, n: int) -> Trials:
+    for code in (torch.uint8, torch.int16):
+        yield Trial((kit.room(n, dtype=code), kit.vector(n)), (0,))
+
+
+def _offset_encode(kit: Kit, n: int) -> Trials:
+    for grid in (OffsetGrid(20, 0x3E0, 33, 33), OffsetGrid(23, 0x78, 10, 5)):
+        for rounding in ("truncate", "nearest", "stochastic"):
+            yield from _encoding(grid, rounding, powers=True)(kit, n)
+
+
+def _table_decode(kit: Kit, n: int) -> Trials:
+    table = framed(Kit(kit.device).vector(64))
+    for code, groups in product((torch.uint8, torch.int16), _groups(n)):
+        yield Trial((kit.room(n), kit.whole(n, 0, 128, code), table, _scales(kit, groups), groups), (0,))
+
+
+def _subsets(decode: bool) -> Callable[[Kit, int], Trials]:
+    """Return the trials of numbers of one digit, and of two."""
+
+    def trials(kit: Kit, n: int) -> Trials:
+        for kept in (6, 26):
+            numbers, numbering = -(-n // 256), Numbering.of(256, kept)
+            assert numbering, f"{kept} of 256 can be numbered"
+            steps = kit.whole(kept * numbers, 1, numbering.space // kept).view(-1, kept)
+            positions = framed((steps.cumsum(1) - 1).to(torch.int16).view(-1))
+            buffer = kernels.subsets_encode.reference(positions, numbering)
+            yield Trial((buffer[None], numbers, numbering) if decode else (positions, numbering))
+
+    return trials
+
+
+CASES: Mapping[str, Case] = {
+    "elias_fano_decode": Case(make=_elias_fano(encode=False), dtypes=ONLY_32, contents=("normal",)),
+    "elias_fano_decode_rows": Case(make=_elias_fano(encode=False, rows=True), dtypes=ONLY_32, contents=("normal",)),
+    "elias_fano_encode": Case(make=_elias_fano(encode=True), dtypes=ONLY_32, contents=("normal",)),
+    "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
+    "levels_encode": Case(make=_encoding(7), dtypes=ONLY_32),
+    "offset_encode": Case(make=_offset_encode, dtypes=ONLY_32),
+    "ones": Case(make=_ones, dtypes=ONLY_32, contents=("normal",)),
+    "pack_bits": Case(make=_pack_bits, dtypes=ONLY_32, contents=("normal",), nbytes=300),
+    "sign_encode": Case(make=_sign_encode, dtypes=ONLY_32),
+    "subsets_decode": Case(make=_subsets(decode=True), dtypes=ONLY_32, contents=("normal",)),
+    "subsets_encode": Case(make=_subsets(decode=False), dtypes=ONLY_32, contents=("normal",)),
+    "table_decode": Case(make=_table_decode, dtypes=(torch.float32, torch.float16)),
+    "ternary_encode": Case(make=_encoding(), dtypes=ONLY_32),
+    "unpack_bits": Case(make=_unpack_bits, dtypes=ONLY_32, contents=("normal",), nbytes=300),
+}

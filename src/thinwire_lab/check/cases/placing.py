@@ -1,0 +1,173 @@
+"""Kernels that put values in their places: scattered, merged, hashed into slots, sketched, summed by rows."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.kernels import Slotted
+from thinwire_lab.check.cases.case import FINITE, ONLY_32, SEED, Case, Trials, several
+from thinwire_lab.check.material import Kit, Trial, framed
+
+
+def _runs(kit: Kit, n: int, ranks: int = 3) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Return indices and values that some ranks sent, rank after rank, and how many each did."""
+    parts = [kit.picks(n, rank) for rank in range(ranks)]
+    indices = torch.cat(parts)
+    return framed(indices), kit.vector(indices.numel()), tuple(part.numel() for part in parts)
+
+
+def _scatter(kit: Kit, n: int) -> Trials:
+    indices, values, runs = _runs(kit, n)
+    yield Trial((kit.vector(n, 1), ((0, n),), indices, values, runs), (0,))
+    downwards = torch.cat([run.flip(0) for run in indices.split(list(runs))])  # as slots are: in no order
+    yield Trial((kit.vector(n, 1), ((0, n),), framed(downwards), values, runs), (0,))
+    if third := n // 3:
+        ends = [torch.cat([kit.picks(third, rank), kit.picks(third, rank + 3) + (n - third)]) for rank in range(3)]
+        regions, apart = ((0, third), (n - third, third)), framed(torch.cat(ends))
+        yield Trial(
+            (kit.vector(n, 1), regions, apart, kit.vector(apart.numel()), tuple(run.numel() for run in ends)), (0,)
+        )
+
+
+def _scatter_add(kit: Kit, n: int) -> Trials:
+    indices, values, runs = _runs(kit, n)
+    yield Trial((kit.vector(n, 1), indices, values, runs, -1.0), (0,))
+
+
+def _subtract_rounded(kit: Kit, n: int) -> Trials:
+    indices, room = kit.picks(n), framed(kit.vector(n, 1).bfloat16())
+    yield Trial((room, indices, framed(kit.vector(indices.numel()).round()), SEED), (0,))
+
+
+def _in_pieces(kit: Kit, n: int) -> tuple[list[Tensor], list[int], Tensor, Tensor, list[int]]:
+    """Return vectors, offsets, and a run of indices and values for each."""
+    pieces, offsets = several(kit.vector(n, 1)), [7, 0, 0, 1 << 20]
+    picks = [kit.picks(x.numel()) if x.numel() else kit.whole(0, 0, 1) for x in pieces]
+    indices = framed(torch.cat([found + offset for found, offset in zip(picks, offsets, strict=True)]))
+    values = framed(kit.vector(indices.numel()).round())  # some are 0
+    return pieces, offsets, indices, values, [each.numel() for each in picks]
+
+
+def _gather_each(kit: Kit, n: int) -> Trials:
+    pieces, offsets, indices, _, runs = _in_pieces(kit, n)
+    starts = kit.seeds(offsets).repeat_interleave(kit.seeds(runs))
+    yield Trial((pieces, framed(indices.to(torch.int64) - starts), runs))
+
+
+def _peak_of_each(kit: Kit, n: int) -> Trials:
+    yield Trial((several(kit.vector(n)),))
+    yield Trial(([x for x in several(kit.vector(n)) if x.numel()],))
+
+
+def _scatter_add_each(kit: Kit, n: int) -> Trials:
+    yield Trial((*_in_pieces(kit, n), -1.0), (0,))
+
+
+def _mask_each(kit: Kit, n: int) -> Trials:
+    yield Trial(_in_pieces(kit, n), (0,))
+
+
+def _mask(kit: Kit, n: int) -> Trials:
+    indices = kit.picks(n)
+    yield Trial((kit.vector(n, 1), indices, kit.vector(indices.numel())), (0,))
+
+
+def _merge(kit: Kit, n: int) -> Trials:
+    indices, values, runs = _runs(kit, n)
+    yield Trial((list(indices.split(runs)), [part[:, None] for part in values.split(runs)]))
+
+
+def _slots(n: int) -> int:
+    return n // 7 + 1
+
+
+def _slot_of(kit: Kit, n: int) -> Trials:
+    yield Trial((kit.whole(n, 0, n), _slots(n), n, SEED))
+
+
+def _index_of(kit: Kit, n: int) -> Trials:
+    yield Trial((*kernels.slot_of.reference(kit.whole(n, 0, n), _slots(n), n, SEED), _slots(n), n, SEED))
+
+
+def _hashed_slots(kit: Kit, n: int) -> Trials:
+    for most in (3, 2**31 - 1):
+        yield Trial((kit.picks(n), kit.whole(kit.picks(n).numel(), 0, most), n // 40 + 1, n, SEED))
+
+
+def _hashed_slots_of_each(kit: Kit, n: int) -> Trials:
+    pieces = several(kit.vector(n))
+    picks = [kit.picks(x.numel()) if x.numel() else kit.whole(0, 0, 1) for x in pieces]
+    runs, slots = [each.numel() for each in picks], [-(-x.numel() // 40) for x in pieces]
+    priorities = kit.whole(sum(runs), 0, 2**31 - 1)
+    yield Trial((pieces, framed(torch.cat(picks)), priorities, runs, slots, [SEED, 1, 2, 3]))
+
+
+def _slot_codes(kit: Kit, n: int) -> Trials:
+    yield Trial((_in_slots(kit, n), n, SEED))
+
+
+def _slot_indices(kit: Kit, n: int) -> Trials:
+    yield Trial((kernels.slot_codes.reference(_in_slots(kit, n), n, SEED), n, SEED))
+
+
+def _slotted(kit: Kit, n: int) -> tuple[Tensor, list[Slotted], Tensor]:
+    """Return indices in the slots of several regions, of which some have none, the regions and their seeds."""
+    slots, within = _in_slots(kit, n).numel(), _in_slots(kit, n)
+    parts = [Slotted(3, n, slots), Slotted(n + 3, 5, 0), Slotted(n + 8, n, slots)]
+    return framed(torch.cat([within + 3, within + n + 8])), parts, kit.seeds([SEED, 9, SEED])
+
+
+def _slots_encode(kit: Kit, n: int) -> Trials:
+    indices, parts, seeds = _slotted(kit, n)
+    yield Trial((indices, parts, seeds))
+
+
+def _slots_decode(kit: Kit, n: int) -> Trials:
+    indices, parts, seeds = _slotted(kit, n)
+    packed, _ = kernels.slots_encode.reference(indices, parts, seeds)
+    rows = torch.stack([packed, kit.whole(packed.numel(), 0, 256, torch.uint8)])
+    yield Trial((rows, parts, seeds.expand(2, -1)))
+
+
+def _in_slots(kit: Kit, n: int) -> Tensor:
+    (trial,) = list(_hashed_slots(kit, n))[:1]
+    table = kernels.hashed_slots.reference(*trial.args)
+    return framed(table.masked_fill(table < 0, n - 1))
+
+
+def _sketch_insert(kit: Kit, n: int) -> Trials:
+    yield Trial((framed(kit.vector(n).round()), 3, n // 30 + 1, SEED))  # sums of whole numbers have no rounding
+
+
+def _sketch_query(kit: Kit, n: int) -> Trials:
+    yield Trial((framed(kit.vector(3 * (n // 30 + 1)).view(3, -1)), n, SEED))
+
+
+def _row_sums(kit: Kit, n: int) -> Trials:
+    yield Trial((framed(torch.stack([kit.vector(n, rank) for rank in range(3)])),))
+
+
+CASES: Mapping[str, Case] = {
+    "gather_each": Case(make=_gather_each),
+    "hashed_slots": Case(make=_hashed_slots, dtypes=ONLY_32, contents=("normal",)),
+    "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
+    "index_of": Case(make=_index_of, dtypes=ONLY_32, contents=("normal",), nbytes=100),
+    "mask": Case(make=_mask),
+    "mask_each": Case(make=_mask_each),
+    "merge": Case(make=_merge),
+    "peak_of_each": Case(make=_peak_of_each),
+    "row_sums": Case(make=_row_sums),
+    "scatter": Case(make=_scatter),
+    "scatter_add": Case(make=_scatter_add),
+    "scatter_add_each": Case(make=_scatter_add_each),
+    "sketch_insert": Case(make=_sketch_insert, contents=FINITE, nbytes=150),
+    "sketch_query": Case(make=_sketch_query, contents=FINITE, nbytes=150),
+    "slot_codes": Case(make=_slot_codes, dtypes=ONLY_32, contents=("normal",)),
+    "slot_indices": Case(make=_slot_indices, dtypes=ONLY_32, contents=("normal",)),
+    "slot_of": Case(make=_slot_of, dtypes=ONLY_32, contents=("normal",), nbytes=100),
+    "slots_decode": Case(make=_slots_decode, dtypes=ONLY_32, contents=("normal",)),
+    "slots_encode": Case(make=_slots_encode, dtypes=ONLY_32, contents=("normal",)),
+    "subtract_rounded": Case(make=_subtract_rounded),
+}

@@ -1,0 +1,83 @@
+"""`thinwire check`, from options to printed tables, written files and exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from json import dumps
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from thinwire_lab.check.about import versions
+from thinwire_lab.check.findings import Finding
+from thinwire_lab.check.launch import Launch, is_launched
+from thinwire_lab.check.progress import CheckProgress
+from thinwire_lab.check.report import Report
+from thinwire_lab.check.sections import Asked
+from thinwire_lab.inputs import BadInput, check_writable, write_atomically
+from thinwire_lab.show.terminal import print_written
+
+_LOG_WIDTH = 160
+
+
+def asked(*, quick: bool, device: str | None, only: str | None) -> Asked:
+    """Read options. Raises BadInput."""
+    there = torch.cuda.is_available()
+    device = device or ("cuda" if there else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"--device {device!r}: expected cpu or cuda")
+    if device == "cuda" and not there:
+        raise BadInput("--device cuda: torch sees no GPU here; expected cpu, or a build of torch for your GPU")
+    parts = () if only is None else tuple(part.strip() for part in only.split(","))
+    if not all(parts):
+        raise BadInput(f"--only {only!r}: expected parts of names, separated by single commas")
+    return Asked(device=device, quick=quick, only=parts)
+
+
+def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
+    """Check, print and write; return 1 if anything failed, on every rank, else 0. Raises BadInput before it starts."""
+    check_writable((json, html))
+    began, started = datetime.now(UTC), time.perf_counter()
+    launch = Launch.found()
+    sections = options.sections(launch.world if is_launched() else None)
+    _refuse_unknown(options.only, [row for section in sections for row in section.rows])
+    findings: list[Finding] = []
+    progress = Console(stderr=True, quiet=launch.rank != 0)
+    with CheckProgress(progress, sum(len(section.rows) for section in sections)) as bar:
+        for section in sections:
+            bar.start(section)
+            findings += launch.work(section, options.device, bar.found)
+            report = Report(
+                findings=findings,
+                versions=versions(),
+                asked=options,
+                ranks=launch.world,
+                began=began,
+                seconds=time.perf_counter() - started,
+                complete=section is sections[-1],
+            )
+            if launch.rank == 0:
+                _write(report, json, html)
+    if launch.rank == 0:
+        console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+        report.print(console)
+        print_written(console, (json, html))
+    return launch.verdict(1 if report.failed else 0)
+
+
+def _refuse_unknown(only: Sequence[str], rows: Sequence[str]) -> None:
+    for part in only:
+        if not any(part in row for row in rows):
+            raise BadInput(f"--only {part!r} is part of no row's name; run without it to see them all")
+
+
+def _write(report: Report, json: Path | None, html: Path | None) -> None:
+    """Write what has been found so far, so that it is there if the check is cut short."""
+    if json is not None:
+        write_atomically(json, dumps(report.document(), indent=1) + "\n")
+    if html is not None:
+        write_atomically(html, report.html())

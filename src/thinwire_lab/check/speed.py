@@ -1,0 +1,124 @@
+"""How long do encode and decode take, in copies of the same memory?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from types import MappingProxyType
+
+import torch
+
+from thinwire.codecs import Codec, HashedSlots, SampledThreshold
+from thinwire.memories import ErrorFeedback, Memory, MomentumCorrection
+from thinwire.payloads import Sparse
+from thinwire_lab.check.findings import Finding, first_line
+from thinwire_lab.show.units import milliseconds
+
+_DENSITY, _RANKS, _REPEATS = 1e-3, 16, 7
+_COPIES_A_PASS = 0.5  # a copy reads once and writes once
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What is timed, and how many copies of the same memory it may take: `passes` at the rate of a copy, × `slack`."""
+
+    make: Callable[[int, torch.device], Work]
+    passes: int
+    slack: float
+
+    @property
+    def goal(self) -> float:
+        """The goal, in copies."""
+        return self.passes * self.slack * _COPIES_A_PASS
+
+
+def _encoding(memory: Callable[[], Memory], codec: Codec) -> Callable[[int, torch.device], Work]:
+    def make(numel: int, device: torch.device) -> Work:
+        gradients = [torch.randn(numel, device=device) for _ in range(2)]
+        kept, steps = memory(), iter(range(1 << 30))
+
+        def encode() -> None:
+            step = next(steps)
+            signal = kept.compensate("weight", gradients[step % 2], 1.0, seed=step)
+            payload = codec.encode_signal(signal, seed=step)
+            payload.to_buffer()
+            kept.retain(["weight"], payload)
+            kept.commit()
+
+        return encode
+
+    return make
+
+
+def _decoding(numel: int, device: torch.device) -> Work:
+    count = max(1, round(_DENSITY * numel))
+    indices = torch.arange(count, dtype=torch.int32, device=device) * (numel // count)
+    payloads = [
+        Sparse(indices=indices + rank, values=torch.randn(count, device=device), numel=numel) for rank in range(_RANKS)
+    ]
+    rows, out = torch.stack([payload.to_buffer() for payload in payloads]), torch.empty(numel, device=device)
+    return lambda: payloads[0].from_buffers(rows).write(out)
+
+
+ROWS: Mapping[str, Row] = MappingProxyType(
+    {
+        "encode, sampled threshold": Row(
+            make=_encoding(ErrorFeedback, SampledThreshold(density=_DENSITY)), passes=3, slack=1.25
+        ),
+        "encode, hashed slots": Row(make=_encoding(ErrorFeedback, HashedSlots(density=_DENSITY)), passes=3, slack=1.25),
+        "encode, momentum correction": Row(
+            make=_encoding(lambda: MomentumCorrection(momentum=0.9), SampledThreshold(density=_DENSITY)),
+            passes=5,
+            slack=1.25,
+        ),
+        f"decode of {_RANKS} payloads": Row(make=_decoding, passes=1, slack=1.5),
+    }
+)
+"""What is timed, by name."""
+
+
+def check_speed(name: str, device: torch.device, size: int) -> Finding:
+    """Time one row. That it is slow is no failure; that it raises is one."""
+    start, row = time.perf_counter(), ROWS[name]
+    try:
+        figures = _measure(row, size, device)
+        ok = None
+        said = (
+            f"{figures['copies']:.2f} copies, goal {row.goal:.2f}; {milliseconds(figures['seconds'])} ms "
+            f"for {size:,} elements, a copy {milliseconds(figures['copy_seconds'])} ms"
+        )
+    except Exception as error:
+        ok, said, figures = False, first_line(error), {}
+    return Finding(section="speed", name=name, ok=ok, said=said, figures=figures, seconds=time.perf_counter() - start)
+
+
+def _measure(row: Row, size: int, device: torch.device) -> dict[str, float]:
+    work, source = row.make(size, device), torch.randn(size, device=device)
+    spare = torch.empty_like(source)
+    times: list[tuple[float, float]] = []
+    for _ in range(2 + _REPEATS):  # the first two compile, and take memory
+        times.append((_timed(work, device), _timed(lambda: spare.copy_(source), device)))
+    ours, copies = zip(*times[2:], strict=True)
+    return {
+        "elements": size,
+        "seconds": median(ours),
+        "copy_seconds": median(copies),
+        "copies": median(mine / copy for mine, copy in times[2:]),
+        "goal": row.goal,
+    }
+
+
+def _timed(work: Work, device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,211 @@
+"""Runs the rows of a section in processes of their own, ends those that hang, and starts others for what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from signal import Signals
+from threading import Event
+from typing import IO
+
+from torch._C._distributed_c10d import Store
+
+from thinwire_lab.check.findings import Finding, merged
+from thinwire_lab.check.sections import Section
+from thinwire_lab.check.worker import Spec
+
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+WORKER = "thinwire_lab.check.worker"
+"""The module that processes run."""
+_STARTING = 180.0  # seconds to import everything and to join
+_AGREEING = 45.0  # seconds for the other ranks to end a row that hangs there
+_TRIES = 2  # to join, as a process that dies while joining leaves the others without a group
+_LOOKING = 0.5  # seconds until we look whether it is over
+Found = dict[int, dict[int, Finding]]
+"""Findings by row and by rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where sections run: the ranks that this process looks after, their device, and the store that all share."""
+
+    ranks: Sequence[int]
+    device: str
+    threads: int
+    address: tuple[str, int]
+    store: Store
+    prefix: str
+    alone: bool
+
+
+@dataclass
+class _Member:
+    """A process, and what it has said."""
+
+    spec: Spec
+    process: subprocess.Popen[bytes]
+    pipe: int
+    errors: IO[bytes]
+    deadline: float
+    row: int = 0
+    next: int | None = None
+    unjoined: str = ""
+    found: dict[int, Finding] = field(default_factory=dict)
+    rest: bytes = b""
+
+    @classmethod
+    def start(cls, section: Section, place: Place, rank: int, row: int) -> _Member:
+        """Start a process that works through the rows of a section from `row` on."""
+        outlet, inlet = os.pipe()
+        spec = Spec(
+            title=section.title,
+            kind=section.kind,
+            rows=list(section.rows),
+            start=row,
+            device=place.device,
+            threads=place.threads,
+            pipe=inlet,
+            rank=rank,
+            world=section.world,
+            backend=section.backend,
+            store=place.address,
+            prefix=place.prefix,
+            patience=section.limit,
+            options=dict(section.options),
+        )
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-Pu",
+                "-X",
+                "faulthandler",
+                "-m",
+                WORKER,
+                json.dumps(asdict(spec)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            pass_fds=[inlet],
+            process_group=0,  # ^C is for us: a row that it ended would look like one that failed
+            env=os.environ | _environment(place),
+        )
+        os.close(inlet)
+        return cls(spec, process, outlet, errors, time.monotonic() + _STARTING, row)
+
+    def hear(self, limit: float) -> bool:
+        """Take in what it said; return whether more may come."""
+        data = os.read(self.pipe, 1 << 16)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "begin" in message:
+                self.deadline = time.monotonic() + limit + (_STARTING if not self.found else 0)
+                self.row = message["begin"]
+            elif "found" in message:
+                self.found[self.row] = Finding.from_json(message["found"])
+                self.deadline = time.monotonic() + limit + _AGREEING
+            self.next = message.get("next", self.next)
+            self.unjoined = message.get("unjoined", self.unjoined)
+        return bool(data)
+
+    def end(self) -> None:
+        """End it, if it has not ended, and note why the row it was at has no finding."""
+        hung = time.monotonic() >= self.deadline
+        if hung or self.process.poll() is None:
+            try:
+                self.process.wait(0 if hung else 10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        code = self.process.wait()
+        os.close(self.pipe)
+        if self.next is None and self.row not in self.found:
+            reason = f"no group: {self.unjoined}" if self.unjoined else self._cause(hung, code)
+            self.found[self.row] = Finding(
+                section=self.spec.title, name=self.spec.rows[self.row], ok=False, said=reason
+            )
+        self.errors.close()
+
+    def _cause(self, hung: bool, code: int) -> str:
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        last = next((line.strip() for line in reversed(lines) if "rror" in line), "")
+        if hung:
+            return f"no answer within {self.spec.patience:g} s"
+        how = f"killed by {Signals(-code).name}" if code < 0 else f"its process ended with status {code}"
+        return f"{how}: {last[:200]}" if last else how
+
+
+def _environment(place: Place) -> dict[str, str]:
+    found = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "OMP_NUM_THREADS": str(place.threads)}
+    return found | (dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK) if place.alone else {})
+
+
+def run(section: Section, place: Place, tell: Callable[[Finding], None]) -> Found:
+    """Do all rows of a section; `tell` hears of each as this process's ranks have found it."""
+    lanes = [replace(section, rows=section.rows[lane :: section.lanes], lanes=1) for lane in range(section.lanes)]
+    over = Event()
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        try:
+            dealt = list(threads.map(lambda lane: _run(lane, place, tell, over), lanes))
+        finally:
+            over.set()  # ^C is heard in this thread alone
+    return {row * section.lanes + lane: by for lane, found in enumerate(dealt) for row, by in found.items()}
+
+
+def _run(section: Section, place: Place, tell: Callable[[Finding], None], over: Event) -> Found:
+    found: Found = {}
+    row = without_group = 0
+    while row < len(section.rows) and without_group < _TRIES and not over.is_set():
+        members = [_Member.start(section, place, rank, row) for rank in place.ranks]
+        try:
+            _attend(members, section, place, lambda by_row: _tell(found, by_row, tell), over)
+        finally:
+            for member in members:
+                if member.process.poll() is None:
+                    member.process.kill()
+        without_group = without_group + 1 if any(member.unjoined for member in members) else 0
+        row = max(member.row for member in members) + 1
+    return found
+
+
+def _tell(found: Found, by_row: Found, tell: Callable[[Finding], None]) -> None:
+    """Note rows that all of this process's ranks have done, and tell of those that are new."""
+    for row, by_rank in by_row.items():
+        if row not in found:
+            found[row] = by_rank
+            tell(merged(by_rank))
+
+
+def _attend(
+    members: Sequence[_Member], section: Section, place: Place, done: Callable[[Found], None], over: Event
+) -> None:
+    """Listen until all have ended, or until it is over."""
+    with selectors.DefaultSelector() as selector:
+        for member in members:
+            selector.register(member.pipe, selectors.EVENT_READ, member)
+        while (open_ := [key.data for key in selector.get_map().values()]) and not over.is_set():
+            soonest = min(member.deadline for member in open_) - time.monotonic()
+            ready = [key.data for key, _ in selector.select(min(_LOOKING, max(0.0, soonest)))]
+            ended = [member for member in ready if not member.hear(section.limit)]
+            ended += [member for member in open_ if member not in ready and time.monotonic() >= member.deadline]
+            for member in ended:
+                selector.unregister(member.pipe)
+                member.end()
+                if member.next is None and section.backend:
+                    place.store.set(member.spec.status(member.row, member.spec.rank), "failed")
+            done(_common(members))
+
+
+def _common(members: Sequence[_Member]) -> Found:
+    rows = set.intersection(*(set(member.found) for member in members))
+    return {row: {member.spec.rank: member.found[row] for member in members} for row in sorted(rows)}

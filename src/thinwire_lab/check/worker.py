@@ -1,0 +1,159 @@
+"""A process that works through rows of a section: `python -m thinwire_lab.check.worker SPEC`.
+
+A process of its own, because a kernel may hang, or spoil a GPU for all that its process does later. Ranks agree after
+each row, through a store, whether it went well on all of them. If not, all of them end, and go on with the next row in
+new processes and a new group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed has them, its stubs do not
+
+from thinwire_lab.check.about import check_machine
+from thinwire_lab.check.exchanges import check_exchange
+from thinwire_lab.check.findings import Finding, first_line
+from thinwire_lab.check.kernels import Limits, check_kernel
+from thinwire_lab.check.speed import check_speed
+from thinwire_lab.check.training import check_recipe
+
+Handler = Callable[["Spec", str, torch.device], Finding]
+
+HANDLERS: Mapping[str, Handler] = MappingProxyType(
+    {
+        "machine": lambda spec, row, device: check_machine(row, device),
+        "kernels": lambda spec, row, device: check_kernel(row, device, Limits.of(**spec.options)),
+        "speed": lambda spec, row, device: check_speed(row, device, spec.options["size"]),
+        "exchanges": lambda spec, row, device: check_exchange(spec.title, row, device),
+        "recipes": lambda spec, row, device: check_recipe(spec.title, row, device, spec.options["steps"]),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What a process is to do. start: the first row. pipe: the descriptor it reports to. store: host and port."""
+
+    title: str
+    kind: str
+    rows: Sequence[str]
+    start: int
+    device: str
+    threads: int
+    pipe: int
+    rank: int
+    world: int
+    backend: str
+    store: tuple[str, int]
+    prefix: str
+    patience: float
+    options: Mapping[str, Any]
+
+    def status(self, row: int, rank: int) -> str:
+        """Return the store's key for how a row went on a rank."""
+        return f"{self.prefix}/{self.title}/{row}/{rank}"
+
+
+def connect(host: str, port: int, *, serve: bool = False, patience: float = 60.0) -> TCPStore:
+    """Return a store that all ranks share."""
+    return TCPStore(host, port, is_master=serve, wait_for_workers=False, timeout=timedelta(seconds=patience))
+
+
+def work(spec: Spec, out: TextIO) -> None:
+    """Do rows from `spec.start` on, until one fails that others must not follow. Report each."""
+
+    def emit(**message: Any) -> None:
+        print(json.dumps(message), file=out, flush=True)
+
+    device = torch.device(spec.device)
+    emit(begin=spec.start)
+    try:
+        store = _join(spec, device)
+    except Exception as error:
+        emit(unjoined=first_line(error))
+        return
+    for row in range(spec.start, len(spec.rows)):
+        emit(begin=row)
+        found = _found(spec, spec.rows[row], device)
+        emit(found=Finding(**{**vars(found), "section": spec.title}).to_json())
+        if not _agreed(spec, store, row, found.ok is not False) or _spoilt(device):
+            emit(next=row + 1)
+            return
+    emit(next=len(spec.rows))
+
+
+def _found(spec: Spec, row: str, device: torch.device) -> Finding:
+    try:
+        return HANDLERS[spec.kind](spec, row, device)
+    except Exception as error:
+        return Finding(section=spec.title, name=row, ok=False, said=first_line(error))
+
+
+def _join(spec: Spec, device: torch.device) -> Store | None:
+    """Join the group, if it takes one. Return the store by which ranks agree."""
+    torch.set_num_threads(spec.threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not spec.backend:
+        return None
+    store = connect(*spec.store, patience=spec.patience + 30)
+    dist.init_process_group(
+        spec.backend,
+        store=PrefixStore(f"{spec.prefix}/{spec.title}/group of {spec.start}", store),
+        rank=spec.rank,
+        world_size=spec.world,
+        timeout=timedelta(seconds=min(30.0, spec.patience)),
+    )
+    return store
+
+
+def _agreed(spec: Spec, store: Store | None, row: int, well: bool) -> bool:
+    """Return whether a row went well on all ranks."""
+    if store is None:
+        return True
+    store.set(spec.status(row, spec.rank), "well" if well else "failed")
+    return {store.get(spec.status(row, rank)) for rank in range(spec.world)} == {b"well"}
+
+
+def _spoilt(device: torch.device) -> bool:
+    """Whether the device can no longer be used by this process."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+        torch.ones(1, device=device).item()
+    except RuntimeError:
+        return True
+    return False
+
+
+def main() -> None:
+    """Do what the command line says, and end without waiting for a group that may hang."""
+    spec = Spec(**json.loads(sys.argv[1]))
+    code = 1
+    try:
+        with os.fdopen(spec.pipe, "w") as out:
+            work(spec, out)
+        time.sleep(0.05)  # threads of collectives release what they hold
+        code = 0
+    except BaseException as error:
+        print(first_line(error), file=sys.stderr)
+        raise
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,352 @@
+"""The command line. A command imports its tool only when it runs."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+except ImportError:
+    sys.exit("thinwire's command line needs its extra packages: pip install 'thinwire[bench]'")
+
+from thinwire.planner import Budget
+
+BAD_INPUT = 2
+"""The exit code when the user's input cannot be used."""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def thinwire() -> None:
+    """Compressed gradients for distributed PyTorch training over slow links."""
+
+
+@app.command()
+def bench(
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes on this machine; 1 only with --servers.", show_default="2")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Rate of each worker's link, such as 1gbit, with its latency if wanted, as in 10mbit/50ms; or none.",
+            show_default="100mbit",
+        ),
+    ] = None,
+    recipes: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows, separated by commas, each with a density of its own if wanted, as topk:0.02; see --list.",
+            show_default="dense,torch_fp16,torch_powersgd,topk,dgc,dragonn",
+        ),
+    ] = None,
+    density: Annotated[str, typer.Option(help="Share of elements to send; each of several is a row.")] = "0.01",
+    shard: Annotated[
+        int | None,
+        typer.Option(
+            help="Shard the model over so many neighbours, an island, with FSDP2. --link is then between islands, "
+            "whose workers share it; dense is FSDP2's own HSDP. With as many --workers there is one "
+            "island, whose workers have a link each, and dense is FSDP2."
+        ),
+    ] = None,
+    outer: Annotated[
+        str | None,
+        typer.Option(
+            help="Let workers train on their own for so many steps, such as 10,30, and then exchange how far they "
+            "moved: each number is a row of diloco, streaming_diloco and sparseloco."
+        ),
+    ] = None,
+    servers: Annotated[
+        int,
+        typer.Option(
+            help="Parameter servers, besides the workers: every recipe that can is trained on them as well, each "
+            "worker at its own pace."
+        ),
+    ] = 0,
+    slow: Annotated[
+        float, typer.Option(help="With --servers: the last worker computes so many times as long as the others.")
+    ] = 1.0,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="With --servers: the last worker vanishes midway, where it is served.")
+    ] = False,
+    pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
+    boundary: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of activations, and of their gradients, to send between stages; each of several is a row.",
+            show_default="1,0.05",
+        ),
+    ] = None,
+    micro_batches: Annotated[int, typer.Option(help="Parts in which a batch goes through a pipeline.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of each row; losses are compared after so many.")] = 300,
+    model: Annotated[str, typer.Option(help="What to train; see --list.")] = "transformer",
+    data: Annotated[Path | None, typer.Option(help="Data of the model; see --list.")] = None,
+    scale: Annotated[float, typer.Option(help="Size of the xml model; 1 is 126.7 M parameters.")] = 1.0,
+    optimizer: Annotated[
+        str, typer.Option(help="What updates the weights: sgd, adamw, or muon for matrices and adamw for the rest.")
+    ] = "sgd",
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Train each row so many times, from --seed on; the report has means and spreads.")
+    ] = 1,
+    target: Annotated[float | None, typer.Option(help="Loss to time; by default what dense reaches.")] = None,
+    extend: Annotated[float, typer.Option(help="Train up to so many times --steps to reach the target.")] = 1.5,
+    json: Annotated[Path | None, typer.Option(help="Write the results here, after every row.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Name recipes and models, and exit.")] = False,
+) -> None:
+    """Train a real model over a slow link with each recipe in turn, and say what each saves and what it costs."""
+    from thinwire_lab.bench import command, options
+    from thinwire_lab.inputs import BadInput
+
+    if listing:
+        command.print_listing()
+        return
+    try:
+        asked = options.read(
+            workers=workers,
+            link=link,
+            recipes=recipes,
+            densities=density,
+            shard=shard,
+            outer=outer,
+            servers=servers,
+            slow=slow,
+            kill=kill,
+            pipeline=pipeline,
+            boundaries=boundary,
+            micro_batches=micro_batches,
+            steps=steps,
+            model=model,
+            data=data,
+            scale=scale,
+            optimizer=optimizer,
+            seed=seed,
+            seeds=seeds,
+            target=target,
+            extend=extend,
+        )
+        code = command.run(asked, json=json, html=html)
+    except BadInput as error:
+        typer.echo(f"thinwire bench: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
+@app.command()
+def plan(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE.py:BUILD",
+            help="A model of your own: a function, in a file or as package.module:build, that returns "
+            "(module, step) or (module, step, optimizer), with step(model) -> loss.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes on this machine; with --profile, as if.", show_default="2")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Rate of each worker's link, such as 1gbit, or none; with --profile, as if.", show_default="100mbit"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model of the bench; see thinwire bench --list.", show_default="transformer")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Data of the model; see thinwire bench --list.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Size of the xml model.", show_default="1")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and batches.", show_default="0")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Plan from this profile; nothing is measured.")] = None,
+    save_profile: Annotated[Path | None, typer.Option(help="Write what was measured here.")] = None,
+    pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
+    micro_batches: Annotated[
+        int | None, typer.Option(help="Parts in which a batch goes through a pipeline.", show_default="4")
+    ] = None,
+    boundary: Annotated[
+        float | None,
+        typer.Option(help="Share of activations that may be chosen to cross between stages.", show_default="0.05"),
+    ] = None,
+    density: Annotated[str | None, typer.Option(help="Densities that may be chosen.", show_default="0.01")] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(help="What may be chosen, least harm to the loss first.", show_default=",".join(Budget().names)),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="What trains: sgd, adamw or muon. Then only what was measured close to uncompressed loss is chosen."
+        ),
+    ] = None,
+    loss: Annotated[
+        float | None,
+        typer.Option(
+            help="How close: times uncompressed training's loss, as measured with --optimizer.", show_default="1.01"
+        ),
+    ] = None,
+    error_feedback: Annotated[
+        bool, typer.Option("--error-feedback/--no-error-feedback", help="Whether gradients may wait for later steps.")
+    ] = True,
+    outer: Annotated[
+        str | None,
+        typer.Option(help="Consider letting workers train on their own for so many steps, such as 10,30,100."),
+    ] = None,
+    more_steps: Annotated[
+        str | None,
+        typer.Option(
+            help="How many times as many steps outer steps take to the same loss, such as diloco:30=1.1,"
+            "sparseloco:30=1.2, in place of what was measured."
+        ),
+    ] = None,
+    unfolded: Annotated[bool, typer.Option("--all", help="Show every tensor on a line of its own.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+) -> None:
+    """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
+    from thinwire_lab.inputs import BadInput
+    from thinwire_lab.plan import apart, command, options
+    from thinwire_lab.plan import pipeline as stages
+
+    try:
+        request = options.Request(
+            target=target,
+            model=model,
+            data=data,
+            scale=scale,
+            seed=seed,
+            workers=workers,
+            link=link,
+            profile=profile,
+            save_profile=save_profile,
+            micro_batches=micro_batches,
+            boundary=boundary,
+            optimizer=options.optimizer_called(optimizer),
+        )
+        wishes = options.wishes(
+            densities=density,
+            candidates=candidates,
+            error_feedback=error_feedback,
+            optimizer=request.optimizer,
+            loss=loss,
+        )
+        alone = apart.read(outer, more_steps)
+        if pipeline == 1:
+            source, files = request.source(), {"json": json, "html": html, "profile": save_profile}
+            code = command.run(source, wishes, **files, unfolded=unfolded, apart=alone)
+        elif alone is not None:
+            raise BadInput("--outer is about models in one piece; leave --pipeline out")
+        else:
+            code = stages.run(request.pipelined(pipeline), wishes, json=json, html=html, unfolded=unfolded)
+    except BadInput as error:
+        typer.echo(f"thinwire plan: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
+@app.command()
+def simulate(
+    workers: Annotated[str, typer.Option(help="How many, such as 8..4096, which doubles, or 4,6,8.")] = "8..4096",
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Link between any two workers, such as 1gbit or 1gbit/5ms; with regions, each worker's own.",
+            show_default="as in the profile; 10gbit/0.1ms with regions",
+        ),
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help="Tiers from the nearest on, such as 8x100gbit/10us,4x25gbit/50us,10gbit: 8 workers a host, which "
+            "share its 25 Gbit/s, 4 hosts a rack, which share its 10 Gbit/s to other racks; or a CSV of regions: "
+            "region_a,region_b,delay_ms,bandwidth_gbps."
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Profile of a model and a machine.", show_default="the DRAGONN paper's XML model"),
+    ] = None,
+    recipes: Annotated[
+        str | None,
+        typer.Option(help="Candidates, such as dense,fp16,topk:0.01.", show_default="all that the profile has"),
+    ] = None,
+    outer: Annotated[
+        str | None,
+        typer.Option(help="Have workers train on their own for so many steps, such as 30,100, by each method too."),
+    ] = None,
+    tokens: Annotated[float | None, typer.Option(help="Say in how many days so many are trained on.")] = None,
+    batch: Annotated[int, typer.Option(help="Tokens that a worker takes in a step, for --tokens.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write the predictions here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw step times and efficiencies here (.png, .svg, .pdf).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+) -> None:
+    """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
+    from thinwire_lab.inputs import BadInput
+    from thinwire_lab.simulate import command, options, outputs
+
+    try:
+        files = outputs.Files(json=json, plot=plot, html=html)
+        asked = options.read(
+            workers=workers,
+            link=link,
+            topology=topology,
+            profile=profile,
+            recipes=recipes,
+            outer=outer,
+            tokens=tokens,
+            batch=batch,
+        )
+        files.show(command.outcome(asked))
+    except BadInput as error:
+        typer.echo(f"thinwire simulate: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
+
+
+@app.command()
+def check(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes and few steps: under a minute on 2 cores.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Rows with one of these, separated by commas, in their names.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the findings here.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", "--output", help="Write a self-contained page here.")] = None,
+) -> None:
+    """Prove this machine: every kernel against its reference, every recipe on this group; exits with 1 if any fails."""
+    from thinwire_lab.check import command
+    from thinwire_lab.inputs import BadInput
+
+    try:
+        code = command.run(command.asked(quick=quick, device=device, only=only), json=json, html=html)
+    except BadInput as error:
+        typer.echo(f"thinwire check: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
+@app.command()
+def watch(
+    addresses: Annotated[
+        list[str], typer.Argument(metavar="HOST:PORT...", help="Parameter servers. THINWIRE_SECRET must be theirs.")
+    ],
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and exit.")] = False,
+) -> None:
+    """Show the trainers of parameter servers: steps a second, staleness, bytes and loss, drawn anew every second."""
+    from thinwire_lab.inputs import BadInput
+    from thinwire_lab.watch import command
+
+    try:
+        code = command.run(addresses, every=every, once=once)
+    except BadInput as error:
+        typer.echo(f"thinwire watch: {error}", err=True)
+        code = BAD_INPUT
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

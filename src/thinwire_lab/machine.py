@@ -1,0 +1,36 @@
+"""The machine and the code that figures were taken with."""
+
+import hashlib
+import platform
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+
+def processor() -> str:
+    """Return the processor's model, or its architecture where the system does not say more."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+@cache
+def code() -> str:
+    """Return a digest of all our sources, of twelve digits: results of another digest may differ."""
+    house = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(path for name in ("thinwire", "thinwire_lab") for path in (house / name).rglob("*.py")):
+        digest.update(str(path.relative_to(house)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def made() -> dict[str, str]:
+    """Return when a result was made: now, and by which version, sources, torch and processor."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "thinwire": version("thinwire"),
+        "code": code(),
+        "torch": version("torch"),
+        "processor": processor(),
+    }

@@ -1,0 +1,116 @@
+"""The claims about activations: thresholds that fall, the law they follow, and how far a fitted threshold strays."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from thinwire_lab.papers.dct import DCT
+from thinwire_lab.papers.dct.figures import trainings
+from thinwire_lab.papers.dct.looking import DENSITIES
+from thinwire_lab.papers.shared.judging import agreed, by_setting, every
+from thinwire_lab.papers.shared.ledger import Outcome
+from thinwire_lab.papers.shared.seeds import GRADIENTS
+from thinwire_lab.papers.shared.shelf import Document
+
+_FIGURES = "python -m thinwire_lab.papers.dct.model_parallel figures"
+_DRAWN = Document(
+    name="activations",
+    words=f"{_FIGURES} --folder papers/dct",
+    quick="--steps 20 --folder papers/runs/figures",
+    complete=lambda found: found["runs"].keys() >= trainings().keys(),
+)
+ACTIVATIONS = (
+    _DRAWN,
+    *(
+        replace(
+            _DRAWN, name=f"activations-{seed}", words=f"{_FIGURES} --seed {seed}", quick="--steps 20", seeds=(seed,)
+        )
+        for seed in (1, 2)
+    ),
+)
+"""One document a seed; the first is drawn, too."""
+_NOTHING = 0.01
+"""A threshold below this share of the root mean square: what is left out is zeros already."""
+_HOW = "`thinwire_lab.papers.dct.model_parallel figures`, DLRM, first cut, three seeds, undecided where they disagree"
+Found = Mapping[str, Any]
+
+
+def _spread(values: Iterable[float], form: str) -> str:
+    """Return the mean over seeds, and in brackets from where to where they reach."""
+    all_of = list(values)
+    return f"{fmean(all_of):{form}} ({min(all_of):{form}} to {max(all_of):{form}})"
+
+
+@DCT.judge("T16", *ACTIVATIONS)
+def teaches_sparsity(*seeds: Found) -> Outcome:
+    """Over the activations' root mean square, thresholds end lower with a boundary than without one."""
+    parts, said = {}, []
+    for place, density in enumerate(DENSITIES):
+        runs = (f"exact {density:g}", "dense")
+        with_one, dense = ([_end(found["runs"][run], place) for found in seeds] for run in runs)
+        if max(*with_one, *dense) > _NOTHING:
+            parts[f"{1 - density:.0%}"] = agreed(a < b for a, b in zip(with_one, dense, strict=True))
+        said.append(f"{_spread(with_one, '.4f')} against {_spread(dense, '.4f')} at {1 - density:.0%}")
+    word, note = every(parts)
+    how = f"the last tenth of the training, against a dense one; {_HOW}; holds if lower wherever it is above 0.01"
+    return Outcome(verdict=word, note=note, measured=f"over RMS {', '.join(said)}", how=how)
+
+
+def _end(looks: list[Mapping[str, Any]], place: int) -> float:
+    """Return a threshold over the root mean square, at the end."""
+    return fmean(look["thresholds"][place] / look["rms"] for look in looks[-max(1, len(looks) // 10) :])
+
+
+@DCT.judge("T17", *ACTIVATIONS, GRADIENTS)
+def laplace(*found: Any) -> Outcome:
+    """Before a ReLU, Laplace's law describes activations better than a normal one."""
+    *seeds, checked = found
+    before = [each["shapes"]["before the ReLU"]["aic"] for each in seeds]
+    other = checked["T17"]
+    dlrm = agreed(aic["Laplace"] < aic["normal"] for aic in before)
+    word, note = every({"DLRM": dlrm, "MNIST": other.verdict})
+    zeros = (each["shapes"]["at the cut"]["zeros"] for each in seeds)
+    laws = " against ".join(_spread((aic[law] for aic in before), ".3f") for law in ("Laplace", "normal"))
+    measured = (
+        f"DLRM: criterion {laws} before the ReLU, behind it {_spread(zeros, '.0%')} are 0 and neither fits; MNIST: "
+        f"{other.measured}"
+    )
+    how = f"Akaike's criterion per element, after training; {_HOW}, and `thinwire_lab.papers.gradients`; {other.how}"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@DCT.judge("T18", *ACTIVATIONS, GRADIENTS)
+def strays(*found: Any) -> Outcome:
+    """Aimed at a quarter, a fitted threshold ends five points or more from where it began."""
+    *seeds, checked = found
+    other = checked["T18"]
+    looks = [each["runs"]["Laplace 0.25"] for each in seeds]
+    drifts = (each[-1]["fitted"][0] - each[0]["fitted"][0] for each in looks)
+    parts = {"DLRM": agreed(abs(drift) >= 0.05 for drift in drifts), "the MNIST network": other.verdict}
+    word, note = by_setting(parts)
+    fitted, one_sided = (
+        " to ".join(_spread((each[at][which][0] for each in looks), ".1%") for at in (0, -1))
+        for which in ("fitted", "one_sided")
+    )
+    measured = f"DLRM: {fitted}, by the paper's one-sided formula {one_sided}; MNIST: {other.measured}{other.note}"
+    how = f"{_HOW}, and `thinwire_lab.papers.gradients`; {other.how}"
+    return Outcome(more="more seeds", verdict=word, note=note, measured=measured, how=how)
+
+
+@DCT.judge("T24", *ACTIVATIONS, GRADIENTS)
+def half_zero(*found: Any) -> Outcome:
+    """Behind a ReLU, 35 to 65 % of the activations are 0 at every look."""
+    *seeds, checked = found
+    zeros = [[look["zeros"] for look in each["runs"]["dense"]] for each in seeds]
+    other = checked["T24"]
+    dlrm = agreed(min(each) >= 0.35 and max(each) <= 0.65 for each in zeros)
+    word, note = by_setting({"DLRM": dlrm, "the MNIST network": other.verdict})
+    first, last = (_spread((each[at] for each in zeros), ".0%") for at in (0, -1))
+    measured = (
+        f"DLRM: {first} at the first step, {last} at the end; MNIST: {other.measured}. Where "
+        "fewer than k of a row are not 0, the boundary sends k all the same, zeros among them"
+    )
+    return Outcome(
+        verdict=word, note=note, measured=measured, how=f"{_HOW}, and `thinwire_lab.papers.gradients`; {other.how}"
+    )

@@ -1,0 +1,256 @@
+"""Thresholds, activations and Theorem 1."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from thinwire.codecs import BlockTopK, LaplaceThreshold, SampledThreshold, TopK
+from thinwire.codecs.thresholding import kth_largest
+from thinwire_lab.papers.dct import DCT
+from thinwire_lab.papers.dct.looking import criteria
+from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.figures import label, side_by_side
+from thinwire_lab.papers.shared.material import Absent, Material, Run
+from thinwire_lab.papers.shared.measuring import ratio, seconds
+from thinwire_lab.problems import build
+from thinwire_lab.show.canvas import COLOURS
+
+
+def deviations(thresholds: list[float]) -> list[float]:
+    """After the first 5 % of steps: return how far each threshold lies from the mean of all up to it."""
+    x = torch.tensor(thresholds, dtype=torch.float64)
+    running = x.cumsum(0) / torch.arange(1, len(x) + 1)
+    return (x / running - 1)[max(1, len(x) // 20) :].tolist()
+
+
+@DCT.claim("T1", "At 95 % sparsity the exact threshold strays at most 26 % from its running mean")
+def stray(material: Material) -> Finding:
+    largest = {
+        f"{run.model} {layer}": max(map(abs, deviations(found)))
+        for run in material.recorded()
+        for layer, found in run.thresholds.items()
+    }
+    if not largest:
+        raise Absent("needs thresholds over training")
+    worst = max(largest, key=lambda layer: largest[layer])
+    fine = sum(value <= 0.26 for value in largest.values())
+    halves = [found[len(found) // 2 :] for run in material.recorded() for found in run.thresholds.values()]
+    later = sum(max(map(abs, deviations(half))) <= 0.26 for half in halves)
+    figure = (
+        f"{fine} of {len(largest)} layers stay within 26 %, {later} when counted from halfway; "
+        f"worst {largest[worst]:.0%} ({worst}); {_after_drop(material.recorded())}"
+    )
+    steps = max(len(found) for run in material.recorded() for found in run.thresholds.values())
+    how = (
+        f"gradient plus error memory, exact Top-5 %, first {steps} steps of training at a constant rate, the first 5 % "
+        "left out; holds if every layer does; then half as many steps at a tenth of the rate, of which the last half "
+        "over the last quarter before"
+    )
+    return Finding(holds=fine == len(largest), figure=figure, how=how)
+
+
+def _after_drop(runs: Sequence[Run]) -> str:
+    """Say what a drop of the rate does to thresholds, layer by layer."""
+    times = sorted(
+        fmean(after[len(after) // 2 :]) / fmean(run.thresholds[layer][-len(after) // 2 :])
+        for run in runs
+        for layer, after in run.after_drop.items()
+    )
+    if not times:
+        return "no drop of the rate"
+    spread = f"{times[0]:.2f} to {times[-1]:.2f}"
+    return f"a drop of the rate multiplies a layer's by {median(times):.2f} in the median, {spread}"
+
+
+@DCT.figure("exact_thresholds", "Exact 95 % thresholds over training.")
+def threshold_drift(runs: Sequence[Run]) -> Figure:
+    """Each layer's exact threshold over its running mean."""
+
+    def draw(axes: Axes, run: Run) -> None:
+        for thresholds in run.thresholds.values():
+            ratios = [1 + deviation for deviation in deviations(thresholds)]
+            start = len(thresholds) - len(ratios)
+            axes.plot(range(start, len(thresholds)), ratios, color=COLOURS[0], linewidth=0.8, alpha=0.55)
+        axes.axhspan(0.74, 1.26, color=COLOURS[4], alpha=0.25, zorder=0, label="±26 %, the paper's figure", linewidth=0)
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+        label(axes, f"{run.model}: a line for each of {len(run.thresholds)} layers", "step", "threshold / running mean")
+
+    return side_by_side([run for run in runs if run.thresholds], draw)
+
+
+@DCT.claim("T2", "Any positive threshold gives a contraction, hence SGD's rate")
+def contraction(material: Material) -> Finding:
+    found = [s for run in material.recorded() for s in run.stale]
+    if not found:
+        raise Absent("needs thresholds over training")
+    nothing = sum(s.density == 0 for s in found)
+    densities = sorted(s.density for s in found)
+    worst = max(found, key=lambda s: s.left)
+    middle = densities[len(densities) // 2]
+    figure = (
+        f"nothing passes in {nothing} of {len(found)} layer-steps; |E|^2/|W|^2 up to {worst.left:.3f} ({worst.layer}); "
+        f"real density {densities[0]:.2%} to {densities[-1]:.0%}, median {middle:.1%}"
+    )
+    how = (
+        "threshold of 5 % kept for 50 steps, error feedback; holds if something always passes, so that the "
+        "ratio is below 1"
+    )
+    return Finding(holds=nothing == 0, figure=figure, how=how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The inputs (batch, width) of every ReLU at one step."""
+
+    step: int
+    before: list[Tensor]
+
+
+def watch(material: Material) -> list[Seen]:
+    """Train, and return the inputs seen at five steps. Raises Absent without MNIST."""
+    return _train(material.folder("mnist"), material.many(40, 300), material.seed)
+
+
+@lru_cache(maxsize=1)
+def _train(folder: Path, steps: int, seed: int) -> list[Seen]:
+    problem, found = build("mlp", seed=seed, data=folder), []
+    optimizer = torch.optim.SGD(problem.model.parameters(), lr=problem.learning_rate, momentum=problem.momentum)
+    for step in range(steps + 1):
+        batch = problem.batch(step, 0, 1)
+        if step % (steps // 4) == 0:
+            found.append(Seen(step=step, before=_before(problem.model, batch[0])))
+        optimizer.zero_grad()
+        problem.loss(problem.model, batch).backward()
+        optimizer.step()
+    return found
+
+
+@torch.no_grad()
+def _before(model: nn.Module, x: Tensor) -> list[Tensor]:
+    found = []
+    for layer in model.children():
+        if isinstance(layer, nn.ReLU):
+            found.append(x)
+        x = layer(x)
+    return found
+
+
+@DCT.claim("T17", "Activations look like a Laplace law; a normal law fits worse")
+def laplace_or_normal(material: Material) -> Finding:
+    last = watch(material)[-1]
+    figures, better = [], []
+    for place, before in enumerate(last.before):
+        laplace, normal = (criteria(before.double().view(-1))[law] for law in ("Laplace", "normal"))
+        better.append(laplace < normal)
+        after = before.clamp(min=0)
+        figures.append(f"layer {place + 1}: AIC {laplace:.3f} against {normal:.3f} per element before the ReLU")
+        figures[-1] += f", {float((after == 0).double().mean()):.0%} zeros after"
+    how = "hidden layers of the MNIST network instead of DLRM; holds if Laplace beats normal before every ReLU"
+    return Finding(holds=all(better), figure="; ".join(figures), how=how)
+
+
+@DCT.claim("T18", "Aimed at 25 % occupancy, the fitted threshold ends at 13 %")
+def drifting(material: Material) -> Finding:
+    real = [[_density(layer.clamp(min=0), 0.25) for layer in seen.before] for seen in watch(material)]
+    gradients = [LaplaceThreshold(density=0.25, bound=4.0).encode(x) for _, x in material.tensors(least=1024)]
+    sent = [int((p.values != 0).sum()) / p.numel for p in gradients] or [math.nan]
+    spans = [max(layer) - min(layer) for layer in zip(*real, strict=True)]
+    figure = "; ".join(
+        f"layer {i + 1}: {layer[0]:.1%} to {layer[-1]:.1%}" for i, layer in enumerate(zip(*real, strict=True))
+    )
+    one_sided = [_density(layer.clamp(min=0), 0.5) for layer in watch(material)[-1].before]
+    figure += f"; a one-sided quantile gives {', '.join(f'{share:.0%}' for share in one_sided)} at the end"
+    figure += f"; on gradients {min(sent):.0%} to {max(sent):.0%}"
+    how = (
+        "two-sided formula on ReLU outputs of the MNIST network instead of DLRM; holds if one drifts by 5 "
+        "points or more"
+    )
+    return Finding(holds=max(spans) >= 0.05, figure=figure, how=how)
+
+
+def _density(x: Tensor, wanted: float) -> float:
+    return float((x.abs() >= x.abs().mean() * math.log(1 / wanted)).double().mean())
+
+
+@DCT.claim("T20", "Per-sample thresholds and one common threshold give the same mean gradient, to first order")
+def first_order(material: Material) -> Finding:
+    generator, n, units = torch.Generator().manual_seed(material.seed), material.many(100_000, 400_000), 8
+    hidden = torch.randn(n, units, generator=generator, dtype=torch.float64)
+    v = torch.randn(units, generator=generator, dtype=torch.float64)
+    target = torch.tanh(hidden @ v)
+    common = _mean_gradient(hidden, v, target, 1.0)
+    gaps = []
+    for spread in (0.4, 0.2):
+        both = [_mean_gradient(hidden, v, target, 1 + sign * spread) for sign in (-1, 1)]
+        gaps.append(float((sum(both) / 2 - common).norm() / common.norm()))
+    figure = f"relative gap {gaps[0]:.4f} at spread 0.4, {gaps[1]:.4f} at 0.2: {gaps[0] / gaps[1]:.1f} times less"
+    how = (
+        "two-layer network on Gaussian hidden units, exact gradients; holds if halving the spread divides "
+        "the gap by 3 to 5"
+    )
+    return Finding(holds=3 <= gaps[0] / gaps[1] <= 5, figure=figure, how=how)
+
+
+def _mean_gradient(hidden: Tensor, v: Tensor, target: Tensor, threshold: float) -> Tensor:
+    kept = hidden * (hidden.abs() >= threshold)
+    return kept.T @ (kept @ v - target) / len(hidden)
+
+
+@DCT.claim("T24", "Activations after a ReLU are about half zero, so cuts there compress better")
+def zeros(material: Material) -> Finding:
+    found: list[Seen] = watch(material)
+    shares = [[float((layer <= 0).double().mean()) for layer in seen.before] for seen in found]
+    every = [share for step in shares for share in step]
+    figure = "; ".join(f"layer {i + 1}: {s[0]:.0%} to {s[-1]:.0%}" for i, s in enumerate(zip(*shares, strict=True)))
+    kept = torch.cat([layer.clamp(min=0).view(-1) for layer in found[-1].before])
+    printed = float((kept >= kept.sort().values[round(0.25 * kept.numel())]).double().mean())
+    how = (
+        f"MNIST network over {found[-1].step} steps; holds if 35 to 65 %; at eta 0.25 |x| >= tau keeps "
+        f"{printed:.0%} instead of 75 %"
+    )
+    return Finding(holds=min(every) >= 0.35 and max(every) <= 0.65, figure=figure, how=how)
+
+
+@DCT.claim("T25", "Communication falls up to 20 times (95 % sparsity)")
+def twenty_times(material: Material) -> Finding:
+    masked, listed = ratio(BlockTopK(density=0.05, block=1)), ratio(TopK(density=0.05))
+    both = 2 / (1 / masked + 0.05)
+    figure = (
+        f"{masked:.1f} times with a mask, {listed:.1f} with indices, both coded, {both:.1f} over both ways if "
+        "one needs neither"
+    )
+    return Finding(
+        holds=max(masked, both) >= 19.5,
+        figure=figure,
+        how="payloads of 2^20 float32 elements at density 0.05; holds from 19.5 on",
+    )
+
+
+@DCT.claim("T27", "Sorting at each step eats the gain of Top-k")
+def sorting(material: Material) -> Finding:
+    x = torch.randn(1 << material.many(20, 22))
+    k = x.numel() // 20
+    ways = {
+        "sort": seconds(lambda: x.abs().sort(), 2),
+        "topk": seconds(lambda: TopK(density=0.05).encode(x), 2),
+        "kthvalue": seconds(lambda: x.abs().kthvalue(x.numel() - k), 2),
+        "exact threshold": seconds(lambda: kth_largest(x, k), 2),
+        "sampled": seconds(lambda: SampledThreshold(density=0.05).encode(x), 2),
+        "one pass": seconds(lambda: LaplaceThreshold(density=0.05, bound=2.0).encode(x), 2),
+    }
+    saved = x.nbytes * 0.9 / (12.5e9 / 8)
+    figure = ", ".join(f"{name} {1000 * t:.1f} ms" for name, t in ways.items())
+    figure += f"; {1000 * saved:.1f} ms of transfer saved at 12.5 Gbit/s, {12500 * saved:.0f} ms at 1 Gbit/s"
+    how = (
+        f"{x.nbytes >> 20} MiB at 5 %, this CPU; holds if sorting takes longer than what it saves on the "
+        "paper's network"
+    )
+    return Finding(holds=ways["sort"] > saved, figure=figure, how=how)

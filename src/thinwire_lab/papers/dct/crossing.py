@@ -1,0 +1,294 @@
+"""DCT-MP's claims about losses, on trainings with boundaries where a pipeline would be split."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Self
+
+from thinwire_lab.papers.dct import DCT, results
+from thinwire_lab.papers.dct.rows import BASELINE, rows
+from thinwire_lab.papers.dct.training import Run
+from thinwire_lab.papers.shared.judging import by_setting, every, no_worse, worse
+from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
+from thinwire_lab.papers.shared.material import Absent
+from thinwire_lab.papers.shared.shelf import Document, Shelf
+from thinwire_lab.papers.shared.trials import OVER_SEEDS, Interval, interval
+
+MARGIN = 1.0
+"""Percent of the held-out loss within which these count as the same: seeds differ by less than in other trainings."""
+_SPLIT, _TWICE, _INSIDE = "2 workers", "3 workers", ("1 activation function", "2 activation functions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundaries:
+    """Every row of a problem's comparison, on each seed."""
+
+    problem: str
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    options: str = ""
+
+    @property
+    def more(self) -> str:
+        """See `shelf.Evidence`."""
+        return "more seeds"
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """See `shelf.Evidence`."""
+        return (
+            f"python -m thinwire_lab.papers.dct.model_parallel accuracy --problem {self.problem} "
+            f"--seeds {len(self.seeds)}{self.options} --resume --json papers/runs/{self._name}",
+        )
+
+    @property
+    def _name(self) -> str:
+        return f"boundaries-{self.problem}.json"
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """See `shelf.Evidence`. A comparison that was cut off is missing."""
+        try:
+            self.read(shelf)
+        except Absent:
+            return self.commands
+        return () if all(map(shelf.by_today, self.commands)) else self.commands
+
+    def read(self, shelf: Shelf) -> "Losses":
+        """Return what became of each row. Raises Absent where a seed is missing."""
+        path = shelf.folder / self._name
+        if not path.exists():
+            raise Absent(f"{self._name} has not been run")
+        document = results.Document.read(path)
+        found = {row.name: document.of(self.problem, row.name) for row in rows(self.problem)}
+        for name, runs in found.items():
+            if not {run.seed for run in runs} >= set(self.seeds):
+                raise Absent(f"{name} of {self.problem} has {len(runs)} of {len(self.seeds)} seeds")
+        return Losses(runs=found)
+
+    def spread(self, found: "Losses") -> str:
+        """See `shelf.Evidence`."""
+        return OVER_SEEDS.format(len(self.seeds))
+
+    def shrunk(self) -> Self:
+        """See `shelf.Evidence`."""
+        return replace(self, seeds=(0, 1), options=" --steps 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """A problem's runs by row, such as `exact | 90% | 2 workers`."""
+
+    runs: Mapping[str, Sequence[Run]]
+
+    def over(self, row: str, other: str = f"{BASELINE} | 0% | none") -> Interval:
+        """Return by how many percent the held-out loss is above the other row's, seed by seed."""
+        return interval(list(results.over(self.runs[row], self.runs[other])))
+
+    def gap(self, row: str) -> float:
+        """Return how far the held-out loss is above the training loss, in nats."""
+        return fmean(run.held_out_loss - run.train_loss for run in self.runs[row])
+
+    def kept(self, row: str) -> float:
+        """Return the share that passed, in percent."""
+        return 100 * fmean(run.kept for run in self.runs[row])
+
+    def said(self, *named: str, other: str = f"{BASELINE} | 0% | none") -> str:
+        """Return how far each row is above the other, in words."""
+        return ", ".join(f"{row.split(' | ')[1]} {self.over(row, other)}" for row in named)
+
+
+DLRM, TEXT = Boundaries(problem="dlrm", seeds=tuple(range(10))), Boundaries(problem="transformer")
+HYBRID = Document(
+    name="hybrid",
+    words="python -m thinwire_lab.studies.server_hybrid --link 100mbit --steps 60 --rounds 5 --rate 0.3",
+    quick="--steps 4 --rounds 2",
+    seeds=(0, 1, 2, 3, 4),
+    more="more seeds",
+)
+OTHER_HYBRIDS = tuple(
+    replace(HYBRID, name=f"hybrid-{left_out}", words=f"{HYBRID.words} --lines neither,both --boundary {share:g}")
+    for left_out, share in ((75, 0.25), (95, 0.05))
+)
+_HOW = (
+    "`thinwire_lab.papers.dct.model_parallel`: DLRM on generated clicks, 1,500 steps, and a byte-level GPT, 300 steps; "
+    "held-out loss over dense's, seed by seed, 95 % intervals"
+)
+
+
+def _exact(place: str, *sparsities: int) -> list[str]:
+    return [f"exact | {each}% | {place}" for each in sparsities]
+
+
+def _both(models: Mapping[str, Losses], *named: str) -> str:
+    return "; ".join(f"{model} {losses.said(*named)}" for model, losses in models.items())
+
+
+def _same_then_worse(models: Mapping[str, Losses], same: Sequence[str], last: str) -> tuple[str, str]:
+    """Return the verdict on rows that are as good as dense, and a last one that is not, by model."""
+    parts = {
+        model: every(
+            {row: no_worse(losses.over(row), MARGIN) for row in same} | {last: worse(losses.over(last), MARGIN)}
+        )[0]
+        for model, losses in models.items()
+    }
+    return by_setting(parts)
+
+
+@DCT.judge("T8", DLRM, TEXT)
+def one_cut(dlrm: Losses, text: Losses) -> Outcome:
+    """As good as dense up to 95 %, and worse at 98 %."""
+    models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_SPLIT, 75, 90, 95, 98)
+    word, note = _same_then_worse(models, named[:3], named[3])
+    how = f"exact Top-k, two stages; {_HOW}; holds if at most 1 % above dense up to 95 %, and above it at 98 %"
+    return Outcome(verdict=word, note=note, measured=_both(models, *named), how=how)
+
+
+@DCT.judge("T9", DLRM, TEXT)
+def two_cuts(dlrm: Losses, text: Losses) -> Outcome:
+    """With two cuts as good as dense at 90 %, and worse at 95 %."""
+    models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_TWICE, 75, 90, 95)
+    word, note = _same_then_worse(models, named[1:2], named[2])
+    how = f"exact Top-k, three stages; {_HOW}; holds if at most 1 % above dense at 90 %, and above it at 95 %"
+    return Outcome(verdict=word, note=note, measured=_both(models, *named), how=how)
+
+
+@DCT.judge("T10", DLRM, TEXT)
+def many_cuts(dlrm: Losses, text: Losses) -> Outcome:
+    """With more cuts even 75 % is worse than dense."""
+    (five,), (four,) = _exact("5 activation functions", 75), _exact("3 workers + 2 activation functions", 75)
+    found = {"DLRM, five cuts": dlrm.over(five), "the transformer, four": text.over(four)}
+    word, note = by_setting({name: worse(each, MARGIN) for name, each in found.items()})
+    measured = "; ".join(f"{name}: {each}" for name, each in found.items())
+    how = f"75 %; {_HOW}; holds if above dense beyond noise"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@DCT.judge("T12", HYBRID, *OTHER_HYBRIDS)
+def both_at_once(*found: Mapping[str, Any]) -> Outcome:
+    """Sparsified boundaries and gradients together are as good as dense at 90 %, and worse at 95 %."""
+    above = [_over_neither(each["runs"]) for each in found]
+    ninety, seventy_five, ninety_five = (each["both"] for each in above)
+    alone = ", ".join(f"{name} {each}" for name, each in above[0].items() if name != "both")
+    word, note = every({"90 %": no_worse(ninety, MARGIN), "95 %": worse(ninety_five, MARGIN)})
+    how = (
+        "GPT in two stages, two trainers, 60 steps at 0.3 of the usual rate on parameter servers, so much of the "
+        "activations and 99 % of the gradients left out; loss over neither's, 5 seeds; holds if at most 1 % above at "
+        "90 %, and above it at 95 %. [Figures](../../docs/measurements/server.md#trainers-that-are-pipelines)"
+    )
+    measured = f"both: 75 % {seventy_five}, 90 % {ninety}, 95 % {ninety_five}; alone, at 90 %: {alone}"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _over_neither(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Interval]:
+    """Return by how many percent each line's loss is above that of neither, seed by seed."""
+    base = [run["loss"] for run in runs["neither"]]
+    return {
+        name: interval([100 * (run["loss"] / other - 1) for run, other in zip(each, base, strict=True)])
+        for name, each in runs.items()
+        if name != "neither"
+    }
+
+
+@DCT.judge("T13", TEXT)
+def perplexity(text: Losses) -> Outcome:
+    """A transformer's quality is the same at 90 and 95 %, where the paper cuts: behind activation functions."""
+    found = {row: text.over(row) for place in _INSIDE for row in _exact(place, 90, 95)}
+    word, note = every({row.removeprefix("exact | "): no_worse(each, MARGIN) for row, each in found.items()})
+    better = all(each.below for each in found.values())
+    one, two = _INSIDE
+    behind = f"{one} {text.said(*_exact(one, 75, 90, 95, 98))}, behind {two} {text.said(*_exact(two, 90, 95))}"
+    (four,) = _exact("3 workers + 2 activation functions", 75)
+    measured = (
+        f"behind {behind}; on the stream between blocks, one cut {text.said(*_exact(_SPLIT, 75, 90, 95))}, two "
+        f"{text.said(*_exact(_TWICE, 75, 90, 95))}; both, which are four cuts, {text.said(four)}"
+    )
+    how = (
+        f"loss for BLEU; {_HOW}; the GPT alone, whose two blocks have two such places; holds if at most 1 % above "
+        "dense at 90 and 95 %, at the paper's places, with one cut and with two"
+    )
+    return Outcome(
+        verdict=word, note=": better than claimed" if word == HOLDS and better else note, measured=measured, how=how
+    )
+
+
+@DCT.judge("T19", DLRM, TEXT)
+def fitted(dlrm: Losses, text: Losses) -> Outcome:
+    """A threshold fitted to a Laplace law is as good as the exact one that lets as many pass."""
+    models = {"DLRM": dlrm, "the transformer": text}
+    parts, said = {}, []
+    for model, losses in models.items():
+        for sparsity in (75, 95):
+            rows = [f"{method} | {sparsity}% | {_SPLIT}" for method in ("Laplace", "exact, as many as Laplace")]
+            found = losses.over(*rows)
+            parts[f"{model} at {sparsity} %"] = no_worse(found, 0.5)
+            said.append(f"{model}, aimed at {sparsity} %, {losses.kept(rows[0]):.1f} % kept: {found}")
+    word, note = by_setting(parts)
+    how = f"loss over that of the exact threshold at the same real density; {_HOW}; holds if at most 0.5 % above"
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+@DCT.judge("T22", DLRM, TEXT)
+def sketches(dlrm: Losses, text: Losses) -> Outcome:
+    """A Gaussian sketch of the activations is worse than dense, and than Top-k."""
+    models = {"DLRM": dlrm, "the transformer": text}
+    named = [f"Gaussian sketch | {each}% | {_SPLIT}" for each in (50, 75, 90)]
+    (mask,) = _exact(_SPLIT, 75)
+    parts = {
+        model: every(
+            {"dense": worse(losses.over(named[0]), MARGIN), "Top-k": worse(losses.over(named[0], mask), MARGIN)}
+        )[0]
+        for model, losses in models.items()
+    }
+    word, note = by_setting(parts)
+    over_mask = ", ".join(f"{model} {losses.over(named[0], mask)}" for model, losses in models.items())
+    how = f"x S S^T; {_HOW}; holds if at 50 % above dense, and above Top-k that leaves out 75 %"
+    return Outcome(
+        verdict=word, note=note, measured=f"{_both(models, *named)}; over Top-k at 75 %: {over_mask}", how=how
+    )
+
+
+@DCT.judge("T23", DLRM, TEXT)
+def own_mask(dlrm: Losses, text: Losses) -> Outcome:
+    """Top-k of the gradients that cross, with error feedback, is worse than keeping the activations' mask."""
+    places = {"DLRM, one cut": (dlrm, _SPLIT), "two cuts": (dlrm, _TWICE), "the transformer": (text, _SPLIT)}
+    parts, said = {}, []
+    for name, (losses, place) in places.items():
+        pairs = [(f"gradient top-k, error feedback | {s}% | {place}", *_exact(place, s)) for s in (75, 90)]
+        parts[name] = every({own: worse(losses.over(own, mask), MARGIN) for own, mask in pairs})[0]
+        said.append(f"{name} " + ", ".join(losses.said(own, other=mask) for own, mask in pairs))
+    word, note = by_setting(parts)
+    lossy = [f"gradient top-k | {each}% | {_SPLIT}" for each in (50, 90)]
+    measured = (
+        f"{'; '.join(said)}; without feedback, over dense: DLRM {dlrm.said(*lossy)}, transformer {text.said(*lossy)}"
+    )
+    how = f"over the shared mask of the same sparsity; {_HOW}; holds if above it at 75 and 90 %"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@DCT.judge("T26", DLRM, TEXT)
+def regularises(dlrm: Losses, text: Losses) -> Outcome:
+    """Held-out loss is better than dense's."""
+    places = {
+        "DLRM": (dlrm, _SPLIT),
+        "the transformer's stream": (text, _SPLIT),
+        "inside its block": (text, _INSIDE[0]),
+    }
+    parts = {name: _better(losses, _exact(place, 75, 90, 95)) for name, (losses, place) in places.items()}
+    word, note = by_setting(parts)
+    dense = f"{BASELINE} | 0% | none"
+    measured = "; ".join(
+        f"{name}: {losses.said(*_exact(place, 75, 90, 95))}, gap to the training loss {losses.gap(dense):.4f} dense, "
+        + ", ".join(f"{losses.gap(row):.4f}" for row in _exact(place, 75, 90, 95))
+        for name, (losses, place) in places.items()
+    )
+    dropout = dlrm.said(*(f"dropout | {each}% | {_SPLIT}" for each in (75, 90)))
+    how = (
+        f"{_HOW}; holds where one of 75, 90, 95 % is below dense beyond noise. By regularisation, the gap would be "
+        "smaller too: that is not judged"
+    )
+    return Outcome(verdict=word, note=note, measured=f"{measured}; dropout on DLRM {dropout}", how=how)
+
+
+def _better(losses: Losses, named: Sequence[str]) -> str:
+    found = [losses.over(row) for row in named]
+    narrow = all(each.half <= 2 * MARGIN for each in found)
+    return HOLDS if any(each.below for each in found) else FAILS if narrow else UNDECIDED

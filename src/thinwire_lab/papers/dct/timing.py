@@ -1,0 +1,155 @@
+"""DCT's claims about step times."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from thinwire.planner.texts import parse_link
+from thinwire_lab.papers.dct import DCT
+from thinwire_lab.papers.shared.benches import APART_SAID, FC_1G, FC_100M, FC_LIVES, Grid, Place, Steps
+from thinwire_lab.papers.shared.judging import agreed, by_setting, every, sooner
+from thinwire_lab.papers.shared.ledger import Outcome
+from thinwire_lab.papers.shared.shelf import Document
+
+SELECTING = Document(name="selecting", words="python -m thinwire_lab.papers.dct.selecting")
+
+
+def _rounds(found: Mapping[str, Any]) -> str:
+    changes = [abs(each) for lines in _cells(found).values() for each in _changes(lines, "plain again")]
+    return f"plain again within {max(changes):.1%} of plain in every round"
+
+
+PIPELINE = Document(
+    name="pipeline",
+    words="python -m thinwire_lab.studies.pipeline --rounds 3 --steps 24",
+    quick="--steps 3 --rounds 1 --problem transformer --link 100mbit",
+    apart=_rounds,
+)
+TIMED = (0.25, 0.1, 0.05, 0.02, 0.005)
+_KEPT = "dct_dp 0.05"
+
+
+_PLACES = "`thinwire bench`, 2, 4 and 8 workers on 2 cores, median steps of three rounds"
+
+
+def _by_place(slow: Steps, fast: Steps, lives: Grid) -> Grid:
+    """Return the steps of two, four and eight workers on both links."""
+    found = {Place(4, "100mbit"): slow, Place(4, "1gbit"): fast, **lives}
+    return {place: found[place] for place in sorted(found)}
+
+
+@DCT.judge("T5", FC_100M, FC_1G, FC_LIVES)
+def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
+    """The step shortens with sparsity up to a knee, beyond which it is flat."""
+    found = _by_place(slow, fast, lives)
+    word, note = by_setting({str(place): every(_falls_then_flat(steps))[0] for place, steps in found.items()})
+    measured = "; ".join(
+        f"{place}: dense {1e3 * steps.seconds('dense'):.0f} ms, then "
+        + ", ".join(f"{1e3 * steps.seconds(f'dct_dp {density:g}'):.0f}" for density in TIMED)
+        + ", of which the bytes take "
+        + ", ".join(f"{1e3 * _on_the_link(steps, place, density):.0f}" for density in TIMED)
+        for place, steps in found.items()
+    )
+    how = (
+        f"small VGG, `dct_dp` at 75, 90, 95, 98, 99.5 %; {_PLACES}; holds if 95 % is over 5 % "
+        "faster than 75 %, and at most 10 % slower than 99.5 %, undecided where the 20th to 80th percentiles overlap. "
+        "What the bytes take at the link's rate is the model's knee: beyond it they are a small part of the step"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _on_the_link(steps: Steps, place: Place, density: float) -> float:
+    """Return the seconds that its bytes take at the link's rate."""
+    return steps.bytes(f"dct_dp {density:g}") / parse_link(place.link).bandwidth
+
+
+def _falls_then_flat(steps: Steps) -> dict[str, str]:
+    most, knee, least = (steps.range(f"dct_dp {TIMED[place]:g}") for place in (0, 2, -1))
+    return {"falls": sooner(knee, most, 1 / 1.05), "is flat": sooner(knee, least, 1.1)}
+
+
+@DCT.judge("T3", FC_1G, SELECTING, FC_100M, FC_LIVES)
+def rare_thresholds(fc: Steps, found: Mapping[str, Any], slow: Steps, lives: Grid) -> Outcome:
+    """A threshold found anew by a sort at each step makes it slower than dense; one kept for 1,000 steps, faster."""
+    took, grid = found["seconds"], _by_place(slow, fc, lives)
+    word, note = by_setting({str(place): every(_rare_pays(steps, took["sort"]))[0] for place, steps in grid.items()})
+    at = "; ".join(
+        f"{place} {1e3 * steps.seconds('dense'):.0f} ms, "
+        + ", ".join(f"L = {life} {_longer(steps, took['sort'] / life):+.0%}" for life in (1, 10, 100, 1000))
+        for place, steps in grid.items()
+    )
+    measured = f"over dense's step, by a sort: {at}. To find a threshold: " + ", ".join(
+        f"{name} {1e3 * each:.1f} ms" for name, each in took.items()
+    )
+    how = (
+        f"small VGG, 95 %; {_PLACES}; L = 1: the kept threshold's step and a sort of every tensor, alone on one core, "
+        "timed by itself; a life of 10,000 adds nothing that can be timed; holds if L = 1 is slower than dense and "
+        f"L = 1000 faster, {APART_SAID}"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _rare_pays(steps: Steps, sort: float) -> dict[str, str]:
+    soonest, latest = steps.range(_KEPT)
+    return {
+        "L = 1 by a sort loses": sooner(steps.range("dense"), (soonest + sort, latest + sort)),
+        "L = 1000 wins": steps.ahead(_KEPT),
+    }
+
+
+def _longer(steps: Steps, more: float) -> float:
+    return (steps.seconds(_KEPT) + more) / steps.seconds("dense") - 1
+
+
+_ROUNDS_SAID = "undecided where rounds disagree"
+_PIPELINE = (
+    "`thinwire_lab.studies.pipeline`: two stages x two replicas on 2 cores, change against the plain line of the same "
+    "round, medians of three rounds"
+)
+
+
+@DCT.judge("T14", PIPELINE)
+def flattens(found: Mapping[str, Any]) -> Outcome:
+    """Boundaries shorten the step, most of it up to 90 %, and little beyond."""
+    parts, said = {}, []
+    for where, lines in _cells(found).items():
+        changes = [_changes(lines, f"DCT-MP {sparsity} %") for sparsity in (75, 90, 95)]
+        parts[where] = agreed(
+            most < -0.02 and most <= few and abs(all_but - most) < max(0.02, few - most)
+            for few, most, all_but in zip(*changes, strict=True)
+        )
+        said.append(f"{where} {', '.join(f'{median(each):+.1%}' for each in changes)}")
+    word, note = by_setting(parts)
+    how = (
+        f"{_PIPELINE}, at 75, 90, 95 %; holds if 90 % gains over 2 %, and 95 % adds less than 75 to 90 % did or than "
+        f"2 %, {_ROUNDS_SAID}; the published loss is that of T8"
+    )
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+@DCT.judge("T15", PIPELINE)
+def together(found: Mapping[str, Any]) -> Outcome:
+    """Boundaries and gradients together gain more than each alone."""
+    parts, said = {}, []
+    for where, lines in _cells(found).items():
+        changes = [_changes(lines, name) for name in ("both", "DCT-MP 90 %", "DCT-DP")]
+        parts[where] = agreed(1 + both < 0.98 * (1 + min(alone)) for both, *alone in zip(*changes, strict=True))
+        both, boundaries, gradients = map(median, changes)
+        said.append(f"{where} {both:+.1%} against {boundaries:+.1%} and {gradients:+.1%}")
+    word, note = by_setting(parts)
+    how = (
+        f"MP 90 %, DP 99 %; {_PIPELINE}; holds if the step of both is over 2 % shorter than each alone, "
+        f"{_ROUNDS_SAID}. What they cost in loss: T12, [figures](../../docs/measurements/pipeline.md)"
+    )
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+def _cells(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the lines of each model and link."""
+    return {f"{model} at {link}": lines for model, links in found["runs"].items() for link, lines in links.items()}
+
+
+def _changes(lines: Mapping[str, Any], name: str) -> list[float]:
+    """Return by what share a line's step is longer than the plain one's, in each round."""
+    pairs = zip(lines[name], lines["plain"], strict=True)
+    return [line["total"] / plain["total"] - 1 for line, plain in pairs]

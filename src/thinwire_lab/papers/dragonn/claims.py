@@ -1,0 +1,167 @@
+"""What do selecting and decoding cost?"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.codecs import HashedSlots, SampledThreshold, TopK
+from thinwire.payloads import Sparse
+from thinwire.signals import Plain
+from thinwire_lab.papers.dragonn import DRAGONN
+from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.material import Material
+from thinwire_lab.papers.shared.measuring import seconds
+
+
+@DRAGONN.claim("D5", "Prefix-sum selection costs 2d compares, 2(d-1) adds, d-1 swaps; hashing d compares and l hashes")
+def operations(material: Material) -> Finding:
+    wrong, sizes = [], [2**power for power in range(4, 13)]
+    for d in sizes:
+        x = torch.randn(d, generator=torch.Generator().manual_seed(d)).abs().tolist()
+        chosen, counts = by_prefix_sum(x, 1.5)
+        right = chosen == [i for i, value in enumerate(x) if value >= 1.5]
+        hashed = by_hash(x, 1.5) == {"compare": d, "hash": len(chosen)}
+        if not (right and hashed and counts == {"compare": 2 * d, "add": 2 * (d - 1), "swap": d - 1}):
+            wrong.append(f"d = {d}: {dict(counts)}")
+    figure = f"exact at {len(sizes) - len(wrong)} of {len(sizes)} sizes {'; '.join(wrong)}".strip()
+    return Finding(
+        holds=not wrong, figure=figure, how="instrumented up- and down-sweep, d = 2^4 to 2^12; holds if exact"
+    )
+
+
+@DRAGONN.claim("D6", "Selection by prefix sum touches memory about 7 times as often as the lower bound")
+def touches(material: Material) -> Finding:
+    d = 4096
+    counts = by_prefix_sum(torch.randn(d, generator=torch.Generator().manual_seed(0)).tolist(), 1.5)[1]
+    touched = (counts["compare"] + 2 * (counts["add"] + counts["swap"])) / d
+    x = torch.randn(material.many(1 << 18, 1 << 22), generator=torch.Generator().manual_seed(0))
+    slower = seconds(lambda: (x.abs() >= 3).nonzero()) / seconds(lambda: x.sum())
+    figure = f"{touched:.1f} times; on this CPU a mask and nonzero takes {slower:.1f} times one pass"
+    how = (
+        "a read for each of 2d comparisons, two accesses for each addition and swap, as the "
+        "paper counts them, over d reads; d = 4,096; "
+        "holds if 6 to 8"
+    )
+    return Finding(holds=6 <= touched <= 8, figure=figure, how=how)
+
+
+def by_prefix_sum(values: Sequence[float], threshold: float) -> tuple[list[int], Counter[str]]:
+    """Select by a parallel prefix sum (Appendix C). Return the indices and the operations spent.
+
+    The number of values is a power of two.
+    """
+    counts: Counter[str] = Counter()
+    mask = [int(value >= threshold) for value in values]
+    counts["compare"] += len(values)
+    places = _exclusive_scan(mask, counts)
+    ends = [*places[1:], places[-1] + mask[-1]]
+    counts["compare"] += len(values)
+    return [i for i, (place, end) in enumerate(zip(places, ends, strict=True)) if end > place], counts
+
+
+def by_hash(values: Sequence[float], threshold: float) -> Counter[str]:
+    """Return the operations of hashing: a comparison per value, and a hash per value that passes."""
+    passed = sum(value >= threshold for value in values)
+    return Counter({"compare": len(values), "hash": passed})
+
+
+def _exclusive_scan(mask: list[int], counts: Counter[str]) -> list[int]:
+    tree, reach = list(mask), 1
+    while reach < len(tree):
+        for right in range(2 * reach - 1, len(tree), 2 * reach):
+            tree[right] += tree[right - reach]
+            counts["add"] += 1
+        reach *= 2
+    tree[-1] = 0
+    while reach > 1:
+        reach //= 2
+        for right in range(2 * reach - 1, len(tree), 2 * reach):
+            tree[right - reach], tree[right] = tree[right], tree[right - reach]
+            counts["swap"] += 1
+            tree[right] += tree[right - reach]
+            counts["add"] += 1
+    return tree
+
+
+@DRAGONN.claim("D7", "Slots need no order between writers; exactly one valid index stays in a slot")
+def any_order(material: Material) -> Finding:
+    picks, repeats = torch.randperm(100_000)[:2000].to(torch.int32), material.many(10, 50)
+    ours, latest, lengths = set(), set(), set()
+    for _ in range(repeats):
+        shuffled = picks[torch.randperm(len(picks))]
+        slots = kernels.hashed_slots(shuffled, torch.zeros_like(shuffled), 1000, 100_000, 0)
+        ours.add(tuple(slots.tolist()))
+        order = torch.arange(len(picks), dtype=torch.int32)
+        last = kernels.hashed_slots.reference(shuffled, order, 1000, 100_000, 0)
+        latest.add(tuple(last.tolist()))
+        lengths.add(len(slots))
+    filled = [value for value in next(iter(ours)) if value >= 0]
+    once = len(set(filled)) == len(filled) and set(filled) <= set(picks.tolist())
+    figure = (
+        f"{len(ours)} distinct payload with a fixed winner, {len(latest)} when the last writer wins, in "
+        f"{repeats} orders"
+    )
+    how = (
+        "2,000 writers, 1,000 slots; holds if indices are valid, each is kept once, and a fixed winner makes all "
+        "payloads equal"
+    )
+    return Finding(holds=once and len(lengths) == 1 and len(ours) == 1, figure=figure, how=how)
+
+
+@DRAGONN.claim("D13", "Encode time hardly depends on the density between 1e-4 and 1e-2")
+def encode_time(material: Material) -> Finding:
+    x = torch.randn(1 << material.many(22, 24))
+    densities = (1e-4, 1e-3, 1e-2)
+    hashed = [seconds(lambda d=d: HashedSlots(density=d).encode(x)) for d in densities]  # type: ignore[misc]
+    sampled = [seconds(lambda d=d: SampledThreshold(density=d).encode(x)) for d in densities]  # type: ignore[misc]
+    ratio = max(hashed) / min(hashed)
+    times = ", ".join(f"{1000 * t:.1f} ms at {d:g}" for t, d in zip(hashed, densities, strict=True))
+    figure = f"max/min {ratio:.2f} ({times}); sampled threshold {max(sampled) / min(sampled):.2f}"
+    how = f"hashed slots on {x.nbytes >> 20} MiB, this CPU, {torch.get_num_threads()} thread; holds if max/min <= 1.2"
+    return Finding(holds=ratio <= 1.2, figure=figure, how=how)
+
+
+@DRAGONN.claim("D14", "Dense decoding grows linearly with K, concatenated decoding is constant; gain above K times")
+def batched_decoding(material: Material) -> Finding:
+    x = torch.randn(1 << material.many(21, 24))
+    one, counts, out = _pick(x, 0.001), (1, 4, 16), torch.empty_like(x)
+    batched = [seconds(lambda k=k: Sparse.concat([one] * k).write(out), 4) for k in counts]  # type: ignore[misc]
+    dense = [seconds(lambda k=k: _one_by_one(one, k, out), 2) for k in counts]  # type: ignore[misc]
+    slope, slope_dense = ((times[-1] - times[0]) / (counts[-1] - counts[0]) for times in (batched, dense))
+    gain = dense[-1] / batched[-1]
+    figure = f"slope {slope / slope_dense:.1%} of the dense way's; at K = 16 {gain:.1f} times faster"
+    how = f"{x.nbytes >> 20} MiB, density 0.001, K = 1, 4, 16; holds if the slope is below 5 % and the gain at least K"
+    return Finding(holds=slope < 0.05 * slope_dense and gain >= counts[-1], figure=figure, how=how)
+
+
+def _one_by_one(payload: Sparse, count: int, out: Tensor) -> None:
+    scratch = torch.empty_like(out)
+    out.zero_()
+    for _ in range(count):
+        payload.write(scratch)
+        out.add_(scratch)
+
+
+@DRAGONN.claim("D25", "Batched decoding equals decoding each payload and adding, whatever the order of indices")
+def batched_equals_each(material: Material) -> Finding:
+    worst = 0.0
+    for seed in range(material.many(20, 200)):
+        generator = torch.Generator().manual_seed(seed)
+        parts = [_pick(torch.randn(257, generator=generator, dtype=torch.float64), 0.3) for _ in range(1 + seed % 8)]
+        together = Sparse.concat(parts[::-1]).dense()
+        apart = torch.stack([part.dense() for part in parts]).sum(dim=0)
+        worst = max(worst, float((together - apart).abs().max()))
+    eps = 2.0**-52
+    figure = f"largest difference {worst:.1e}, {worst / eps:.0f} units of float64"
+    return Finding(
+        holds=worst <= 64 * eps,
+        figure=figure,
+        how="up to 8 payloads with indices in common, in reverse order; holds if equal up to float64 rounding",
+    )
+
+
+def _pick(x: Tensor, density: float) -> Sparse:
+    return TopK(density=density).encode_signal(Plain(x))

@@ -1,0 +1,198 @@
+"""DRAGONN's claims about steps to a target, with eight virtual workers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from thinwire_lab.papers.dragonn import DRAGONN
+from thinwire_lab.papers.shared.benches import FC_1G, XL_1G, Steps
+from thinwire_lab.papers.shared.judging import MARGIN, Range, by_setting, every, no_worse, sooner, worse
+from thinwire_lab.papers.shared.ledger import Outcome
+from thinwire_lab.papers.shared.trials import RATES, Interval, Series, Trial, Trials, Way, interval, steps_to
+
+WAYS = {
+    "dense": Way(recipe="dense()"),
+    "topk": Way(recipe="topk(density=0.001)"),
+    "dgc": Way(recipe="dgc(density=0.001)"),
+    "hashed": Way(recipe="dragonn(density=0.001)"),
+    "hashed, equal bytes": Way(recipe="dragonn(density=0.0016)"),
+    "signsgd": Way(recipe="signsgd()"),
+    "randomk": Way(recipe="randomk(density=0.001)"),
+    "as printed": Way(recipe="last_writer(density=0.001)"),
+}
+_GENTLY = {
+    f"{name}, at 80": Way(recipe=WAYS[name].recipe, rate=80.0)
+    for name in ("dense", "topk", "dgc", "hashed", "as printed")
+}
+"""An eighth of dense's best rate."""
+_UNMASKED = {
+    "unmasked": Way(
+        recipe="Compressed(memory=MomentumCorrection(masking=False), codec=SampledThreshold(density=0.001), "
+        "exchange=AllGather())"
+    )
+}
+_SLOWER = "randomk at a tenth of the rate"
+_SIGNS = ("signsgd", "signsgd at an eighth of the rate")
+
+
+def _ways(model: str) -> dict[str, Way]:
+    rate = RATES[model]
+    slower = {_SLOWER: Way(recipe="randomk(density=0.001)", rate=rate / 10)}
+    return WAYS | slower | {_SIGNS[1]: Way(recipe="signsgd()", rate=rate / 8)}
+
+
+XL = Trials(model="xml", scale=0.05, workers=8, steps=150, rate=RATES["xml"], ways=_ways("xml") | _GENTLY | _UNMASKED)
+MLP = Trials(model="mlp", workers=8, steps=200, rate=RATES["mlp"], ways=_ways("mlp")).on(5)
+_BY_SIZE = ("dense", "topk", "dgc", "hashed", "hashed, equal bytes", "as printed")
+XL_BY_SIZE, MLP_BY_SIZE = XL.only(*_BY_SIZE, *_GENTLY, *_UNMASKED), MLP.only(*_BY_SIZE)
+VGG_BY_SIZE = Trials(
+    model="vgg", workers=8, steps=200, rate=RATES["vgg"], ways={name: WAYS[name] for name in _BY_SIZE}
+).on(5)
+"""Those that send the largest elements. `as printed`: in each slot whoever writes last stays, in a random order."""
+
+Ways = Mapping[str, Series]
+_ON_XL = "a linear layer of 6.3 M weights (XL, 150 steps, 3 seeds)"
+_MODELS = f"8 virtual workers, density 0.001: {_ON_XL} and MNIST (200 steps, 5 seeds)"
+_VGG = "the small VGG (200 steps, 5 seeds)"
+_SEEDS = "steps to the loss that, seed by seed, "
+_TARGETS = f"{_SEEDS}both DGC and hashed slots have reached at the end"
+
+
+def steps(ways: Ways) -> dict[str, float]:
+    """Return each way's mean number of steps to a loss that DGC and hashed slots reach; infinite if a seed does not."""
+    targets = _ends(ways)
+    return {name: steps_to(series, targets) for name, series in ways.items()}
+
+
+def _ends(ways: Ways) -> list[float]:
+    """Return, seed by seed, the higher of DGC's and hashed slots' loss at the end, of those that do not diverge."""
+    pairs = zip(ways["dgc"], ways["hashed"], strict=True)
+    return [max((each.loss for each in pair if math.isfinite(each.loss)), default=math.inf) for pair in pairs]
+
+
+def _more(series: Series, other: Series, targets: Sequence[float], times: float = 1) -> Interval:
+    """Return by how many percent it needs more steps to a target than `times` the other's, seed by seed."""
+    pairs = zip(series, other, targets, strict=True)
+    return interval([100 * (a.steps_to(target) / b.steps_to(target) - times) for a, b, target in pairs])
+
+
+def _count(steps: float) -> str:
+    return f"{steps:.0f}" if math.isfinite(steps) else "not on every seed"
+
+
+def _said(found: Mapping[str, float], *names: str) -> str:
+    return ", ".join(f"{name} {_count(found[name])}" for name in names)
+
+
+@DRAGONN.judge("D11", XL_BY_SIZE, MLP_BY_SIZE, VGG_BY_SIZE)
+def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
+    """Hashed slots need no more steps than DGC; a result in their favour must survive equal bytes."""
+    models = {"XL": xl, "MNIST": mlp, "VGG": vgg}
+    more = {model: _more(ways["hashed"], ways["dgc"], _ends(ways)) for model, ways in models.items()}
+    word, note = by_setting({model: no_worse(each) for model, each in more.items()})
+    printed = {m: no_worse(_more(ways["as printed"], ways["dgc"], _ends(ways))) for m, ways in models.items()}
+    found = {model: steps(ways) for model, ways in models.items()}
+    measured = "; ".join(
+        f"{model}: steps {_said(n, *_BY_SIZE)}; hashed {_in_words(more[model])}" for model, n in found.items()
+    )
+    ends = "; ".join(
+        f"{model} " + ", ".join(f"{name} {fmean(t.loss for t in ways[name]):.3f}" for name in ("dgc", "hashed", "topk"))
+        for model, ways in (("MNIST", mlp), ("VGG", vgg))
+    )
+    as_printed = " ".join(by_setting(printed)).replace(" : ", ": ")
+    measured += (
+        f"; XL at an eighth of the rate, to what both end at there: {_gently(xl)}; at the full rate, DGC that "
+        f"leaves the momentum of what was sent as it is: {_said(found['XL'], 'unmasked')}; as printed: {as_printed}; "
+        f"losses at the end: {ends}"
+    )
+    how = (
+        f"{_MODELS}, and {_VGG}; {_TARGETS}; equal bytes: 1.6 times the density; as printed: whoever writes "
+        "last keeps a slot, at the paper's one pick a slot; holds if within 2 % of DGC's steps"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _gently(xl: Ways) -> str:
+    """Return how many steps each way needs at an eighth of the rate."""
+    ways = {name.removesuffix(", at 80"): xl[name] for name in _GENTLY}
+    return _said(steps(ways), *ways)
+
+
+def _in_words(more: Interval) -> str:
+    return f"{more} more than DGC" if math.isfinite(more.mean) else "not there on a seed"
+
+
+@DRAGONN.judge("D17", XL, MLP)
+def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
+    """SignSGD needs more steps than hashed slots, and Random-k five times as many."""
+    models = {"XL": xl, "MNIST": mlp}
+    parts, said = {}, []
+    for model, ways in models.items():
+        early = [_loss_at_a_fifth(trial) for trial in ways["hashed"]]
+        slow = {name: worse(_more(ways[name], ways["hashed"], early), MARGIN) for name in _SIGNS}
+        parts[f"signsgd on {model}"] = every(slow)[0]
+        five = {name: worse(_more(ways[name], ways["hashed"], early, 5), 0.0) for name in ("randomk", _SLOWER)}
+        parts[f"randomk on {model}"] = every(five)[0]
+        to = {name: steps_to(ways[name], early) for name in ("hashed", *_SIGNS, "randomk", _SLOWER)}
+        to_end = {name: steps_to(ways[name], _ends(ways)) for name in ("hashed", *_SIGNS)}
+        said.append(
+            f"{model}: steps {_said(to, *to)}; to what both DGC and hashed slots have reached at the end "
+            f"{_said(to_end, *to_end)}"
+        )
+    word, note = every(parts)
+    ends = "; ".join(
+        f"{model} " + ", ".join(f"{name} {fmean(t.loss for t in ways[name]):.2f}" for name in ("hashed", *_SIGNS))
+        for model, ways in models.items()
+    )
+    how = (
+        f"{_MODELS}; {_SEEDS}hashed slots have after a fifth of their run, so a seed has five times as "
+        "long. Random-k diverges at dense's rate, so it is tried at a tenth, too, and SignSGD at an eighth; holds if "
+        "SignSGD needs "
+        "more steps and Random-k over five times as many, each at both of its rates"
+    )
+    return Outcome(verdict=word, note=note, measured=f"{'; '.join(said)}; losses at the end: {ends}", how=how)
+
+
+def _loss_at_a_fifth(trial: Trial) -> float:
+    """Return the loss at the last look by which no more than a fifth of the run is over."""
+    looks = [loss for step, loss in zip(trial.steps, trial.losses, strict=True) if 5 * step <= trial.steps[-1]]
+    return looks[-1] if looks else trial.losses[0]
+
+
+@DRAGONN.judge("D10", XL_BY_SIZE, XL_1G, VGG_BY_SIZE, FC_1G)
+def time_to_target(xl: Ways, xl_steps: Steps, vgg: Ways, vgg_steps: Steps) -> Outcome:
+    """Dense takes longest to a target, then DGC, then hashed slots."""
+    parts, said = {}, []
+    for model, ways, bench in (("XL", xl, xl_steps), ("VGG", vgg, vgg_steps)):
+        needed = steps(ways)
+        times = {name: needed[name] * bench.seconds(label) for name, label in _TIMED.items()}
+        parts[model] = _in_order(ways, bench, "hashed")
+        others = ", ".join(f"{name}'s {times[name] / times['hashed']:.2f}" for name in ("dgc", "dense"))
+        said.append(
+            f"{model}: time over hashed slots', {others}; steps {_said(needed, *_BY_SIZE)}; with slots as printed it "
+            f"{_in_order(ways, bench, 'as printed')}, if their step is as long"
+        )
+    word, note = by_setting(parts)
+    how = (
+        f"8 virtual workers, density 0.001: {_ON_XL} and {_VGG}; {_TARGETS}, "
+        "times the median step, with XL at twice the size, 4 workers, 1 Gbit/s; undecided "
+        "where fewest steps at the 20th and most at the 80th percentile overlap; holds if hashed slots are sooner than "
+        "DGC and that than dense; two models instead of the paper's four"
+    )
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+_TIMED = {"dense": "dense", "dgc": "dgc 0.001", "hashed": "dragonn 0.001"}
+
+
+def _in_order(ways: Ways, bench: Steps, first: str) -> str:
+    """Judge whether these slots get there before DGC, and DGC before dense."""
+    labels = {first: _TIMED["hashed"], "dgc": _TIMED["dgc"], "dense": _TIMED["dense"]}
+    ranges = [_range(ways[name], _ends(ways), bench.range(label)) for name, label in labels.items()]
+    return every({f"{place}": sooner(*pair) for place, pair in enumerate(pairwise(ranges))})[0]
+
+
+def _range(series: Series, targets: Sequence[float], step: Range) -> Range:
+    counts = [trial.steps_to(target) for trial, target in zip(series, targets, strict=True)]
+    return min(counts) * step[0], max(counts) * step[1]

@@ -1,0 +1,234 @@
+"""DRAGONN's claims about the time that one tensor takes, by size, link and number of workers."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from thinwire_lab.papers.dragonn import DRAGONN
+from thinwire_lab.papers.dragonn.steps import PLAN, leaving_out
+from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_every, gains
+from thinwire_lab.papers.shared.judging import by_setting, every, larger, verdict
+from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
+from thinwire_lab.papers.shared.links import (
+    KEPT_SAID,
+    ROUTES,
+    SYNCHRONISING,
+    Found,
+    kept,
+    links,
+    parts,
+    routes,
+    seconds,
+    worlds,
+)
+
+_P = 4
+_ENCODING = (
+    "tensors of 2^16 to 2^27 bytes with heavy tails, one thread, medians of 5; DGC's selection as a mask and `nonzero` "
+    "in torch"
+)
+_HOW = f"{_ENCODING}; collectives of workers behind links of their own, Gloo, medians of 3; judged {KEPT_SAID}"
+_AT_FOUR = f"4 workers; {_HOW}"
+
+
+@DRAGONN.judge("D1", SYNCHRONISING)
+def compressing_is_half(found: Found) -> Outcome:
+    """From some size on DGC's encoding is over half of encoding, exchange and decoding; sooner on faster links."""
+    parts, said = {}, []
+    for density in (0.001, 0.01):
+        crossings = {link: _crossing(found, link, density) for link in kept(found)}
+        places = [each or math.inf for each in crossings.values()]
+        falls = places == sorted(places, reverse=True) and places[0] > places[-1]
+        parts[f"density {density:g}"] = verdict(falls)
+        largest = {link: f"{_share(found, link, density)[-1][1]:.0%}" for link in crossings}
+        said.append(
+            f"density {density:g} "
+            + ", ".join(
+                f"{link} {'from ' + _size(each) if each else 'never'}, {largest[link]} at the largest"
+                for link, each in crossings.items()
+            )
+        )
+    word, note = by_setting(parts)
+    how = f"share of encoding; {_AT_FOUR}; holds if it crosses one half, at smaller sizes on faster links"
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+def _share(found: Found, link: str, density: float) -> list[tuple[int, float]]:
+    rows = ((row, parts(found, row, link)) for row in routes(found, "mask", _P, density))
+    return [(row["bytes"], times[0] / sum(times)) for row, times in rows]
+
+
+def _crossing(found: Found, link: str, density: float) -> int | None:
+    """Return the size from which on all shares are above one half."""
+    above = None
+    for size, share in reversed(_share(found, link, density)):
+        if share <= 0.5:
+            break
+        above = size
+    return above
+
+
+@DRAGONN.judge("D2", SYNCHRONISING)
+def dense_wins_below(found: Found) -> Outcome:
+    """Small tensors synchronise sooner dense."""
+    wins = {link: _dense_wins(found, "mask", link) for link in links(found)}
+    word, note = by_setting({link: _any(wins[link].values()) for link in kept(found)})
+    how = f"density 0.001; {_AT_FOUR}; {_BEYOND}; holds where dense wins at some size"
+    return Outcome(verdict=word, note=note, measured=_where(wins), how=how)
+
+
+@DRAGONN.judge("D3", SYNCHRONISING)
+def topk_never_wins(found: Found) -> Outcome:
+    """Exact Top-k loses to dense at every size."""
+    wins = {link: _dense_wins(found, "topk", link) for link in links(found)}
+    word, note = by_setting({link: every(_named(wins[link]))[0] for link in kept(found)})
+    how = f"`torch.topk`, density 0.001; {_AT_FOUR}; {_BEYOND}; holds where dense wins at every size"
+    return Outcome(verdict=word, note=note, measured=_where(wins), how=how)
+
+
+_BEYOND = "a size is won where the longest of three repeats is shorter than the other's shortest"
+_RESULTS = {HOLDS: "dense wins at", FAILS: "loses at", UNDECIDED: "neither beyond repeats at"}
+
+
+def _dense_wins(found: Found, route: str, link: str) -> dict[int, str]:
+    """Return by size whether dense is faster in any repeat, in none, or in some."""
+
+    def lasts(row: Mapping[str, Any], of: str) -> tuple[float, float]:
+        gather = seconds(found, "all-gather", link, _P, row["sent"], of)
+        return seconds(found, "all-reduce", link, _P, row["bytes"], of), row["encode"] + gather + row["decode"]
+
+    wins = {}
+    for row in routes(found, route, _P, 0.001):
+        (soonest, other_soonest), (latest, other_latest) = lasts(row, "least"), lasts(row, "most")
+        wins[row["bytes"]] = HOLDS if latest <= other_soonest else FAILS if soonest > other_latest else UNDECIDED
+    return wins
+
+
+def _any(words: Iterable[str]) -> str:
+    there = set(words)
+    return HOLDS if HOLDS in there else UNDECIDED if UNDECIDED in there else FAILS
+
+
+def _named(wins: Mapping[int, str]) -> dict[str, str]:
+    return {_size(size): word for size, word in wins.items()}
+
+
+def _where(wins: Mapping[str, Mapping[int, str]]) -> str:
+    """Return where dense wins and loses, by link."""
+    said = []
+    for link, by_size in wins.items():
+        sizes = {word: [_exponent(size) for size, each in by_size.items() if each == word] for word in _RESULTS}
+        said.append(f"{link}: " + ", ".join(f"{_RESULTS[word]} {' '.join(at)}" for word, at in sizes.items() if at))
+    return "; ".join(said) + " (bytes)"
+
+
+def _size(nbytes: int) -> str:
+    return f"{_exponent(nbytes)} bytes"
+
+
+def _exponent(nbytes: int) -> str:
+    return f"2^{nbytes.bit_length() - 1}"
+
+
+@DRAGONN.judge("D9", SYNCHRONISING, XL_STEPS)
+def lead_grows(found: Found, xl: Grid) -> Outcome:
+    """The lead over DGC grows with the number of workers, and exact Top-k's steps are the longest."""
+    counts = [world for world in worlds(found) if world in (2, 4, 8)]
+    as_published = {link: [_lead(found, p, link, "decode one by one") for p in counts] for link in links(found)}
+    both = [_lead(found, world, kept(found)[-1], "decode") for world in counts]
+    parts = {
+        f"one tensor at {link}": verdict(all(b > 1.05 * a for a, b in pairwise(as_published[link])))
+        for link in kept(found)
+    }
+    parts |= {f"whole steps of XL at {link}": word for link, word in _leads_of_steps(xl).items()}
+    parts["Top-k last"] = every(
+        at_every(xl, lambda steps: every({name: steps.ahead(name, "topk 0.001") for name in _LEADERS})[0])
+    )[0]
+    word, note = by_setting(parts)
+    measured = (
+        f"DGC's time over hashed slots' for {', '.join(map(str, counts))} workers: "
+        + ", ".join(f"{link} {_numbers(each)}" for link, each in as_published.items())
+        + f"; with payloads decoded together for both, at {kept(found)[-1]} {_numbers(both)}; whole steps of XL "
+        + gains(xl, "dragonn 0.001", "dgc 0.001")
+        + "; Top-k's over hashed slots' "
+        + gains(xl, "dragonn 0.001", "topk 0.001")
+    )
+    how = (
+        "a tensor of the largest size, density 0.001; DGC decodes payloads one by one, "
+        f"as there; {_HOW}; holds if it rises by over 5 %, whole steps of XL, which decode together, beyond their 20th "
+        "to 80th percentiles, and if Top-k's are longest"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+_LEADERS = ("dragonn 0.001", "dgc 0.001")
+
+
+def _leads_of_steps(xl: Grid) -> dict[str, str]:
+    """Judge for each link whether the lead over DGC rises from each number of workers to the next."""
+    leads = {link: [steps.gain(*_LEADERS) for place, steps in xl.items() if place.link == link] for link in LINKS}
+    return {link: every({f"{b}": larger(b, a) for a, b in pairwise(each)})[0] for link, each in leads.items()}
+
+
+def _lead(found: Found, world: int, link: str, decode: str) -> float:
+    mask, hashed = (routes(found, route, world, 0.001)[-1] for route in ("mask", "hashed"))
+    return sum(parts(found, mask, link, decode)) / sum(parts(found, hashed, link))
+
+
+def _numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)
+
+
+@DRAGONN.judge("D12", ROUTES)
+def encodes_sooner(found: Found) -> Outcome:
+    """Hashing encodes in at most half of the time of a mask and `nonzero`, from 64 MB on."""
+    rows = list(_pairs(found))
+    holds = all(ratio <= 0.5 for size, ratio, _ in rows if size >= min(2**26, rows[-1][0]))
+    measured = ", ".join(f"{_size(size)}: {ratio:.2f}" for size, ratio, _ in rows[-3:])
+    ours = ", ".join(f"{sampled:.2f}" for _, _, sampled in rows[-3:])
+    how = (
+        f"time of `HashedSlots` over that of a mask and `nonzero`, density 0.001; no network; {_ENCODING}; holds if at "
+        "most half from 64 MB on"
+    )
+    return Outcome(
+        verdict=verdict(holds), measured=f"{measured}; our own sampled threshold without slots {ours}", how=how
+    )
+
+
+def _pairs(found: Found) -> Iterator[tuple[int, float, float]]:
+    for mask, hashed, sampled in zip(
+        *(routes(found, route, _P, 0.001) for route in ("mask", "hashed", "sampled")), strict=True
+    ):
+        yield mask["bytes"], hashed["encode"] / mask["encode"], sampled["encode"] / mask["encode"]
+
+
+def gains_of_parts(found: Found, link: str) -> tuple[float, float, float]:
+    """Return the gain over DGC of hashing alone, of decoding together alone, and of both, at the largest size."""
+    mask, hashed = (routes(found, route, _P, 0.001)[-1] for route in ("mask", "hashed"))
+    base = sum(parts(found, mask, link, "decode one by one"))
+    alone = base - mask["encode"] + hashed["encode"]
+    return base / alone, base / sum(parts(found, mask, link)), base / sum(parts(found, hashed, link))
+
+
+@DRAGONN.judge("D15", SYNCHRONISING, PLAN)
+def every_part_helps(found: Found, plan: Mapping[str, Any]) -> Outcome:
+    """Hashing alone, decoding payloads together alone, and leaving tensors out alone each help."""
+    gains = {link: gains_of_parts(found, link) for link in links(found)}
+    helping = {f"hashing at {link}": verdict(gains[link][0] > 1.05) for link in kept(found)}
+    helping |= {f"decoding together at {link}": verdict(gains[link][1] > 1.05) for link in kept(found)}
+    left_out = list(leaving_out(plan))
+    word, note = every(helping | {f"leaving tensors out at {each.link}": each.verdict for each in left_out})
+    measured = "; ".join(
+        f"{link}: hashing alone {each[0]:.2f}, decoding together alone {each[1]:.2f}, both {each[2]:.2f}"
+        for link, each in gains.items()
+    )
+    leaving = ", ".join(f"{each.link} {each.gain:.2f} ({each.compressed} tensors compressed)" for each in left_out)
+    how = (
+        "gain over DGC whose payloads are decoded one by one; a tensor of the largest size, density 0.001; "
+        f"{_AT_FOUR}; holds if each part alone gains over 5 %, and if whole steps of a transformer in which a plan "
+        "leaves tensors out are shorter than those of the same method, a sampled threshold at 0.01, for all: undecided "
+        "where their 20th to 80th percentiles overlap"
+    )
+    measured = f"{measured}; leaving tensors out alone: {leaving}"
+    return Outcome(more=MORE, verdict=word, note=note, measured=measured, how=how)

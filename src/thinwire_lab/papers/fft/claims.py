@@ -1,0 +1,203 @@
+"""What arrives at the other side, and in how many bytes?"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.codecs import FFT, BlockTopK, Cast, TopK
+from thinwire.formats import Levels, Ternary
+from thinwire_lab.papers.fft import FFT_PAPER
+from thinwire_lab.papers.fft.reconstruction import FOUR, absolute_errors, distribution, four_restored
+from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.errors import offset
+from thinwire_lab.papers.shared.material import Material
+from thinwire_lab.papers.shared.measuring import error, ratio, seconds
+
+
+@FFT_PAPER.claim("F3", "Gradients crowd around zero (roughly normal)")
+def crowd(material: Material) -> Finding:
+    tensors = [x.double() for _, x in material.tensors(least=512)]
+    kurtosis = [float(((x - x.mean()) ** 4).mean() / x.var() ** 2) - 3 for x in tensors]
+    crowded = [float((x.abs() < x.std() / 2).double().mean()) for x in tensors]
+    # Both laws have two parameters here, so the better likelihood has the better AIC.
+    laplace = sum(_laplace_loss(x) < _normal_loss(x) for x in tensors) / len(tensors)
+    median = sorted(kurtosis)[len(kurtosis) // 2]
+    inside = sum(crowded) / len(crowded)
+    figure = (
+        f"{inside:.0%} within half a s.d. of 0 (38 % if normal), median excess kurtosis {median:.1f}; Laplace "
+        f"fits better on {laplace:.0%}"
+    )
+    how = (
+        f"{len(tensors)} tensors; holds if they crowd as a normal law does or more, and normal is beaten on "
+        "less than half"
+    )
+    return Finding(holds=inside >= 0.38 and laplace < 0.5, figure=figure, how=how)
+
+
+@FFT_PAPER.claim("F6", "Parallel packing is 689 times a single thread and reaches 34 GB/s")
+def packing(material: Material) -> Finding:
+    x = torch.randn(material.many(1 << 16, 1 << 24), generator=torch.Generator().manual_seed(0))
+    copied = torch.empty_like(x)
+    copy = x.numel() / seconds(lambda: copied.copy_(x))
+    few = x[: x.numel() >> 6].tolist()
+    rates = {
+        "a Python loop": len(few) / seconds(lambda: [value for value in few if abs(value) >= 1.44], repeats=1),
+        "torch's mask": x.numel() / seconds(lambda: x[x.abs() >= 1.44]),
+        "ours": x.numel() / seconds(lambda: kernels.select(x, torch.tensor(1.44), x.numel())),
+    }
+    figure = ", ".join(f"{name} {4e-9 * rate:.2g} GB/s" for name, rate in rates.items())
+    how = (
+        f"the 15 % largest of {x.numel():,} floats, of which a copy runs at {4e-9 * copy:.2g} "
+        "GB/s; a GPU was not at hand; ours is "
+        f"{rates['ours'] / rates['a Python loop']:.0f} times the loop; holds, as `parallel "
+        "packing is bound by memory`, from half of a copy on"
+    )
+    return Finding(holds=rates["ours"] >= 0.5 * copy, figure=figure, how=how)
+
+
+def _normal_loss(x: Tensor) -> float:
+    return 0.5 * math.log(2 * math.pi * math.e * float(x.var()))
+
+
+def _laplace_loss(x: Tensor) -> float:
+    return 1 + math.log(2 * float((x - x.median()).abs().mean()))
+
+
+@FFT_PAPER.claim("F4", "At equal sparsity frequency Top-k has the smaller error")
+def frequency_or_direct(material: Material) -> Finding:
+    better, whole, figures = [], [], []
+    cheaper = [_both(x, 0.15, bytes_alike=True) for _, x in material.tensors(least=64)]
+    for density in (0.05, 0.15, 0.5):
+        pairs = [_both(x, density) for _, x in material.tensors(least=64)]
+        better.append(sum(f < d for f, d in pairs) / len(pairs))
+        for run in material.recorded():
+            x = torch.cat([g.reshape(-1) for g in run.late.mean.values()])
+            whole.append(_both(x, density))
+            figures.append(f"{run.model} {density:g}: {whole[-1][0]:.2g}/{whole[-1][1]:.2g}")
+    shares = ", ".join(f"{share:.0%}" for share in better)
+    alike = sum(f < d for f, d in cheaper) / len(cheaper)
+    figure = (
+        f"smaller on {shares} of the tensors at density 0.05, 0.15, 0.5 ({alike:.0%} at 0.15 and equal bytes); "
+        f"whole gradient frequency/direct {'; '.join(figures)}"
+    )
+    how = "err2, float32 values, blocks of 4096; holds if smaller on most tensors and on every whole gradient"
+    return Finding(holds=min(better) > 0.5 and all(f < d for f, d in whole), figure=figure, how=how)
+
+
+def _both(x: Tensor, density: float, bytes_alike: bool = False) -> tuple[float, float]:
+    """Return the errors of frequency and direct Top-k. At equal bytes, a bit per element costs 1/64 of density."""
+    direct = BlockTopK(density=density - 1 / 64, block=1) if bytes_alike else TopK(density=density)
+    return error(x, FFT(density=density).encode(x).dense()), error(x, direct.encode(x).dense())
+
+
+@FFT_PAPER.claim("F12", "Half precision before the FFT loses next to nothing")
+def half(material: Material) -> Finding:
+    errors, zeroed, infinite, count = [], 0, 0, 0
+    for _, x in material.tensors():
+        restored = Cast(values=torch.float16).encode(x).dense().float()
+        errors.append(error(x, restored))
+        zeroed += int(((restored == 0) & (x != 0)).sum())
+        infinite += int(restored.isinf().sum())
+        count += int((x != 0).sum())
+    figure = (
+        f"largest err2 {max(errors):.1e}; {zeroed / count:.2%} of the non-zero elements become 0, {infinite} infinite"
+    )
+    how = "every tensor, no loss scaling; holds if err2 < 1e-5 and no element becomes 0 or infinite"
+    return Finding(holds=max(errors) < 1e-5 and zeroed == 0 and infinite == 0, figure=figure, how=how)
+
+
+@FFT_PAPER.claim("F14", "|v - v_bar| / |v| stays in [0, 1]")
+def alpha(material: Material) -> Finding:
+    found = [(run.model, a) for run in material.recorded() for a in run.alphas]
+    worst = {theta: max(a.value for _, a in found if a.theta == theta) for theta in sorted({a.theta for _, a in found})}
+    added = max(abs(a.value - b.value) for (_, a), (_, b) in zip(found[::2], found[1::2], strict=True))
+    figure = "largest " + ", ".join(f"{value:.3f} at {theta:g}" for theta, value in worst.items())
+    how = (
+        f"P = 4 simulated workers over training, v_bar their mean; 10-bit numbers change it by at most {added:.4f}; "
+        "holds if never above 1"
+    )
+    return Finding(holds=max(worst.values()) <= 1, figure=figure, how=how)
+
+
+@FFT_PAPER.claim("F22", "FFT keeps the histogram's shape; Top-k loses the centre; QSGD shows 7 clusters, TernGrad 3")
+def histogram(material: Material) -> Finding:
+    distances, levels = dict.fromkeys(FOUR, 0.0), {}
+    for run in material.recorded():
+        for method, (x, restored) in four_restored(run).items():
+            distances[method] += float((x.sort().values - restored.sort().values).abs().mean() / x.abs().mean())
+    name, largest = max(run.late.mean.items(), key=lambda item: item[1].numel())
+    for method, codec in FOUR.items():
+        levels[method] = len(codec.encode(largest.reshape(-1)[:512]).dense().unique())
+    figure = ", ".join(f"{method} {value / len(material.runs):.3f}" for method, value in distances.items())
+    workers = [FOUR["terngrad"].encode(w[name].reshape(-1)[:512], seed=i) for i, w in enumerate(run.late.workers[:4])]
+    summed = len(torch.stack([payload.dense() for payload in workers]).sum(dim=0).unique())
+    counted = f"QSGD {levels['qsgd 3 bits']} levels, TernGrad {levels['terngrad']}, {summed} summed over {len(workers)}"
+    best = min(distances, key=lambda method: distances[method])
+    how = "Wasserstein distance over mean |g|, per model; holds if FFT's is smallest and levels are at most 7 and 3"
+    fits = best == "fft" and levels["qsgd 3 bits"] <= 7 and levels["terngrad"] <= 3
+    return Finding(holds=fits, figure=f"distance {figure}; {counted}", how=how)
+
+
+@FFT_PAPER.claim("F23", "FFT has the lowest error in the range 1e-5 to 1e-2")
+def lowest_error(material: Material) -> Finding:
+    ahead, squares = [], []
+    for run in material.recorded():
+        curves = {name: distribution(values) for name, values in absolute_errors(run).items()}
+        others = torch.stack([curve for name, curve in curves.items() if name != "fft"]).amax(dim=0)
+        ahead.append((run.model, float((curves["fft"] >= others).float().mean())))
+        squares.append({name: error(x, restored) for name, (x, restored) in four_restored(run).items()})
+    figure = ", ".join(f"{model}: ahead at {share:.0%} of the range" for model, share in ahead)
+    figure += "; err2 " + "; ".join(", ".join(f"{n} {v:.2f}" for n, v in found.items()) for found in squares)
+    how = (
+        "empirical distribution of |g - g'|, late gradients, theta 0.85; holds if FFT's lies above the "
+        "others throughout"
+    )
+    return Finding(holds=all(share == 1 for _, share in ahead), figure=figure, how=how)
+
+
+@FFT_PAPER.claim("F26", "Re-broadcasting parameters every 10 iterations is enough against drift of replicas")
+def drift(material: Material) -> Finding:
+    codec, generator = FOUR["fft"], torch.Generator().manual_seed(0)
+    replicas = [torch.zeros(5000) for _ in range(4)]
+    for step in range(20):
+        sent = [codec.encode(torch.randn(5000, generator=generator), seed=step) for _ in replicas]
+        rows = torch.stack([payload.to_buffer() for payload in sent])
+        for replica, own in zip(replicas, sent, strict=True):
+            replica.add_(own.from_buffers(rows).dense(), alpha=-0.1)
+    apart = max(float((replica - replicas[0]).abs().max()) for replica in replicas)
+    figure = f"replicas differ by {apart:g} after 20 steps without any broadcast"
+    return Finding(
+        holds=apart == 0,
+        figure=figure,
+        how="4 ranks decode the same buffers; holds if the drift is 0, and then trivially",
+    )
+
+
+@FFT_PAPER.claim("F5", "The status bitmap becomes a noticeable cost above a ratio of about 20")
+def bitmap(material: Material) -> Finding:
+    shares = {nominal: 1 / (1 + 32 / nominal) for nominal in (5, 10, 20, 50)}
+    real = ratio(FFT(density=0.15, values=offset(10, 5)))
+    listed = ", ".join(f"{share:.0%} at {nominal}" for nominal, share in shares.items())
+    figure = (
+        f"one bit per scalar is {listed} of the bytes; theta 0.85 with 10 bits is {real:.1f} times, "
+        f"{32 / 2.5:.1f} with a bit per scalar"
+    )
+    how = "arithmetic, and a real payload of 2^20 elements; holds if the bitmap is at least a third at 20"
+    return Finding(holds=shares[20] >= 1 / 3, figure=figure, how=how)
+
+
+@FFT_PAPER.claim("F21", "Compression ratios 21.3 (FFT), 6.67 (Top-k), 16 (TernGrad), 10.6 (QSGD)")
+def ratios(material: Material) -> Finding:
+    rows = {
+        "FFT": (21.3, FFT(density=0.15, values=offset(10, 5))),
+        "Top-k": (6.67, TopK(density=0.15)),
+        "Top-k with a bitmap": (6.67, BlockTopK(density=0.15, block=1)),
+        "TernGrad": (16.0, Cast(values=Ternary())),
+        "QSGD": (10.6, Cast(values=Levels(bits=3))),
+    }
+    real = {name: (published, ratio(codec)) for name, (published, codec) in rows.items()}
+    figure = ", ".join(f"{name} {found:.2f} ({published:g})" for name, (published, found) in real.items())
+    how = "payloads of 2^20 elements with headers, scales, indices or bitmap; holds if all are within 2 %"
+    return Finding(holds=all(abs(found / p - 1) < 0.02 for p, found in real.values()), figure=figure, how=how)

@@ -1,0 +1,115 @@
+"""The FFT paper's claims about learning, with virtual workers."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+from thinwire_lab.papers.fft import FFT_PAPER
+from thinwire_lab.papers.shared.judging import (
+    HALF_A_POINT,
+    by_setting,
+    every,
+    losses_over,
+    no_worse,
+    points,
+    rising,
+    worse,
+)
+from thinwire_lab.papers.shared.ledger import UNDECIDED, Outcome
+from thinwire_lab.papers.shared.trials import RATES, Series, Trials, Way, accuracy, points_lost
+
+_LOSSY = (
+    "MinimumSize(minimum_size=1024, small=dense(), "
+    "large=Compressed(memory=NoMemory(), codec=TopK(density=0.15), exchange=AllGather()))"
+)
+
+WAYS = {
+    "dense": Way(recipe="dense()"),
+    **{f"theta {theta}": Way(recipe=f"fft(density={1 - theta:g})") for theta in (0.5, 0.85, 0.9, 0.99)},
+    "recovery": Way(recipe="fft(density=schedules.recovery(0.1, at_step=140))"),
+    "topk": Way(recipe=_LOSSY),
+    "qsgd": Way(recipe="qsgd(bits=3, norm='l2')"),
+    "terngrad": Way(recipe="terngrad(clip=None)"),
+    "fft, EF": Way(recipe="fft(density=0.15, memory=ErrorFeedback())"),
+    "topk, EF": Way(recipe="topk(density=0.15)"),
+}
+MLP = Trials(model="mlp", workers=4, steps=200, rate=RATES["mlp"], ways=WAYS)
+FC = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=WAYS)
+_TOGETHER = {name: replace(WAYS[name], schedule="drop") for name in ("dense", "theta 0.9", "recovery")}
+"""The rate drops to a tenth where theta drops to 0, as in the paper."""
+MLP_TOGETHER, FC_TOGETHER = (replace(each, ways=_TOGETHER).on(5) for each in (MLP, FC))
+
+_FREE, _BACK = ("dense", "theta 0.5", "theta 0.9"), ("dense", "theta 0.9", "recovery")
+_FOUR = ("theta 0.85", "topk", "qsgd", "terngrad")
+
+Ways = Mapping[str, Series]
+_HOW = (
+    "4 virtual workers, 200 steps, no error feedback unless said: a perceptron on MNIST "
+    "and a small VGG on CIFAR-10; held-out loss over dense's, seed by seed"
+)
+_POINTS = "judged by points of accuracy lost, within half a point is the same"
+
+
+@FFT_PAPER.judge("F15", MLP.only(*_FREE).on(5), FC.only(*_FREE).on(5))
+def half_is_free(mlp: Ways, fc: Ways) -> Outcome:
+    """Dropping half of the frequencies changes nothing, dropping nine tenths does."""
+    models = {"MNIST": mlp, "VGG": fc}
+    parts = {
+        name: every(
+            {
+                "0.5": no_worse(points_lost(ways["theta 0.5"], ways["dense"]), HALF_A_POINT),
+                "0.9": worse(points_lost(ways["theta 0.9"], ways["dense"]), HALF_A_POINT),
+            }
+        )[0]
+        for name, ways in models.items()
+    }
+    word, note = by_setting(parts)
+    measured = "; ".join(
+        f"{name} (dense {accuracy(ways['dense'])}): {points(ways, 'dense', *_FREE[1:])}; loss "
+        f"{losses_over(ways, 'dense', *_FREE[1:])}"
+        for name, ways in models.items()
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=f"{_HOW}; {_POINTS}")
+
+
+@FFT_PAPER.judge("F16", MLP.only(*_BACK).on(5), FC.only(*_BACK).on(5), MLP_TOGETHER, FC_TOGETHER)
+def recovers(*found: Ways) -> Outcome:
+    """Sending everything from 70 % of the run on brings the loss back to dense's."""
+    names = ("MNIST", "VGG", "MNIST with the rate's drop", "VGG with the rate's drop")
+    models = dict(zip(names, found, strict=True))
+    lost = {name: ways for name, ways in models.items() if points_lost(ways["theta 0.9"], ways["dense"]).above}
+    parts = {name: no_worse(points_lost(ways["recovery"], ways["dense"]), HALF_A_POINT) for name, ways in lost.items()}
+    word, note = by_setting(parts or {"no model loses accuracy": UNDECIDED})
+    measured = "; ".join(
+        f"{name} (dense {accuracy(ways['dense'])}): {points(ways, 'dense', *_BACK[1:])}; loss "
+        f"{losses_over(ways, 'dense', *_BACK[1:])}"
+        for name, ways in models.items()
+    )
+    how = (
+        "theta 0.9 for 140 steps, then 0, at a constant learning rate and at one that drops to a tenth together with "
+        f"theta, for dense, too; {_HOW}; {_POINTS}; holds if the same as dense, where theta 0.9 alone loses accuracy "
+        "beyond noise: elsewhere there is nothing to bring back"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@FFT_PAPER.judge("F19", MLP.only("dense", *_FOUR).on(5), FC.only("dense", *_FOUR).on(5), MLP, FC)
+def the_four(mlp: Ways, fc: Ways, all_mlp: Ways, all_fc: Ways) -> Outcome:
+    """FFT is as dense, and Top-k, QSGD and TernGrad are worse, in that order."""
+    models = {"MNIST": (mlp, all_mlp), "VGG": (fc, all_fc)}
+    word, note = by_setting({name: _ordered(ways, _FOUR) for name, (ways, _) in models.items()})
+    measured = "; ".join(
+        f"{name} (dense {accuracy(ways['dense'])}): {points(ways, 'dense', *_FOUR)}; loss "
+        f"{losses_over(ways, 'dense', *_FOUR)}; on 3 seeds with feedback "
+        f"{losses_over(three, 'dense', 'fft, EF', 'topk, EF')}"
+        for name, (ways, three) in models.items()
+    )
+    how = f"theta 0.85 in 10 bits, Top-k 0.15, QSGD of 3 bits, TernGrad without clipping; {_HOW}; {_POINTS}"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _ordered(ways: Ways, names: tuple[str, ...]) -> str:
+    """Hold if the first is no worse than dense, and each loses more than the one before."""
+    first = no_worse(points_lost(ways[names[0]], ways["dense"]), HALF_A_POINT)
+    order = rising([points_lost(ways[b], ways[a]) for a, b in pairwise(names)])
+    return every({"as dense": first, "order": order})[0]

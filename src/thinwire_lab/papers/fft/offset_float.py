@@ -1,0 +1,176 @@
+"""The offset float: its arithmetic, what it costs, and other ways to spend N bits on a number.
+
+Every other way is a table of numbers; each value is rounded to the nearest.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from thinwire.formats import OffsetFloat, balanced_eps, tuned_eps
+from thinwire.payloads import spectral
+from thinwire_lab.papers.fft import FFT_PAPER
+from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.material import Material
+
+
+@FFT_PAPER.claim("F8", "m = 3, eps = 0.125, 8 bits: 0.256 -> 00001001 -> 0.25, base 0x3E0")
+def worked_example(material: Material) -> Finding:
+    form = OffsetFloat(bits=8, mantissa=3, eps=0.125, max=2.0, scaled=False)
+    codes, scales = form.encode(torch.tensor([0.256, -0.256, 2.0, -2.0]), seed=0)
+    back = form.decode(codes, scales).tolist()
+    used = 1 + form.positives + form.negatives
+    fits = codes.tolist() == [9, 42, 33, 66] and back == [0.25, -0.25, 2.0, -2.0] and form.grid.base == 0x3E0
+    figure = (
+        f"codes {codes.tolist()}, decoded {back}, base {form.grid.base:#x}, P = {form.positives}, {used} of "
+        "256 codes used"
+    )
+    return Finding(holds=fits, figure=figure, how="exact comparison")
+
+
+@FFT_PAPER.claim("F9", "The grid adapts to [-0.5, 0.5] and [-5, 5]")
+def adapts(material: Material) -> Finding:
+    fits, figures = True, []
+    for top in (0.5, 5.0):
+        form = OffsetFloat.balanced(bits=8, mantissa=3, max=top, scaled=False)
+        numbers = form.table()[1 : form.positives + 1].double()
+        gaps = numbers.diff()
+        fits &= bool((gaps[8:] == 2 * gaps[:-8]).all()) and abs(float(numbers[-1]) - top) <= top / 8
+        figures.append(f"{top:g}: {len(numbers)} positives from {numbers[0]:.3g} to {numbers[-1]:g}")
+    how = "exact: the spacing doubles every 2^3 codes, and the range ends within one step of the one asked for"
+    return Finding(holds=fits, figure="; ".join(figures), how=how)
+
+
+@FFT_PAPER.claim("F10", "Tuning eps by the sign of (most negative value - min) converges to P = 2^N / 2")
+def tuning(material: Material) -> Finding:
+    settled, missing, off = 0, [], []
+    for bits in range(4, 13):
+        for mantissa in range(1, bits - 1):
+            try:
+                closed = balanced_eps(bits=bits, mantissa=mantissa, max=1.0)
+            except ValueError:
+                missing.append((bits, mantissa))
+                continue
+            tuned = tuned_eps(bits=bits, mantissa=mantissa, max=1.0)
+            settled += tuned == closed
+            off += [(bits, mantissa)] if tuned != closed else []
+    figure = (
+        f"ends at the closed form, P = 2^(N-1) - 1, in {settled} of {settled + len(off)} cases; no eps exists "
+        f"in {len(missing)}"
+    )
+    how = (
+        f"N = 4 to 12, every mantissa below N - 1, max 1; none exists for (N, m) {missing[:4]} and so on; holds if it "
+        "ends at the closed form where there is one"
+    )
+    return Finding(holds=not off, figure=figure, how=how)
+
+
+@FFT_PAPER.claim(
+    "F11",
+    "The smallest useful ratio is about 2 at 10 Gbit/s and 30 at 56 Gbit/s; nothing pays above 22 Gbit/s at 12 GB/s",
+)
+def smallest_ratio(material: Material) -> Finding:
+    first, second = 1 / (2 * 22 / 8), (1 - 1 / 30) / (2 * 56 / 8)
+    at = {name: [_least(gbit / 8, cost) for gbit in (10, 56)] for name, cost in (("22", first), ("30", second))}
+    fits = any(abs(low / 2 - 1) < 0.15 and abs(high / 30 - 1) < 0.15 for low, high in at.values())
+    figure = (
+        f"'22 Gbit/s' fixes {first:.4f} s/GB, then {at['22'][0]:.2f} at 10 and {_said(at['22'][1])} at 56; "
+        f"'30 at 56' needs {second:.4f}, then {at['30'][0]:.2f} at 10; instant selection leaves {first - 1 / 12:.4f}"
+    )
+    return Finding(holds=fits, figure=figure, how="Eq. 4 recomputed; holds if one setting gives 2 and 30 within 15 %")
+
+
+def _said(ratio: float) -> str:
+    return "no ratio pays" if math.isinf(ratio) else f"{ratio:.2f}"
+
+
+def _least(gigabytes: float, cost: float) -> float:
+    rest = 1 - 2 * gigabytes * cost
+    return 1 / rest if rest > 0 else math.inf
+
+
+@FFT_PAPER.claim(
+    "F7", "Given N bits, the offset float fits gradients better than uniform steps or a plain N-bit IEEE split"
+)
+def best_format(material: Material) -> Finding:
+    samples = _samples(material)
+    found = {bits: [_beats(x, bits) for x in samples] for bits in (4, 6, 8, 10)}
+    shares = {bits: [sum(kind) / len(samples) for kind in zip(*rows, strict=True)] for bits, rows in found.items()}
+    listed = ", ".join(f"{plain:.0%} at {bits} bits" for bits, (plain, _, _) in shares.items())
+    scaled, logs = (sum(share[kind] for share in shares.values()) / len(shares) for kind in (1, 2))
+    figure = (
+        f"least error of offset float, uniform and plain IEEE on {listed}; beats uniform and IEEE scaled to max "
+        f"on {scaled:.0%}, a log-uniform grid on {logs:.0%} overall"
+    )
+    how = (
+        f"{len(samples)} samples of tensors and spectra, best mantissa each, nearest; holds if at least 80 % at each N"
+    )
+    return Finding(holds=min(plain for plain, _, _ in shares.values()) >= 0.8, figure=figure, how=how)
+
+
+def _beats(x: Tensor, bits: int) -> tuple[bool, bool, bool]:
+    ours, uniform = offset_error(x, bits), uniform_error(x, bits)
+    plain, scaled = (min(uniform, ieee_error(x, bits, scaled=scaled)) for scaled in (False, True))
+    return ours <= plain, ours <= scaled, ours <= logarithmic_error(x, bits)
+
+
+def _samples(material: Material) -> list[Tensor]:
+    every = [x for _, x in material.tensors(least=512)]
+    chosen = every[:: max(1, len(every) // material.many(4, 16))]
+    found = []
+    for x in chosen:
+        part = x[:: max(1, x.numel() // 4096)]
+        found += [part, spectral.forward(x, 4096).reshape(-1)[:4096]]
+    return [x[x != 0] for x in found if bool((x != 0).sum() > 64)]
+
+
+def offset_error(x: Tensor, bits: int) -> float:
+    """Return the squared error of the best balanced offset float, rounded to nearest."""
+    form = OffsetFloat.fit(x, bits=bits, rounding="nearest")
+    codes, scales = form.encode(x, seed=0)
+    return _squared(x, form.decode(codes, scales))
+
+
+def uniform_error(x: Tensor, bits: int) -> float:
+    """Return the squared error of 2^N - 1 even steps from -max to max."""
+    return _on_grid(x, torch.linspace(0, 1, 2 ** (bits - 1)) * x.abs().max())
+
+
+def ieee_error(x: Tensor, bits: int, scaled: bool) -> float:
+    """Return the squared error of the best split into exponent and mantissa, subnormals included.
+
+    `scaled` maps the largest magnitude to the largest number; otherwise the numbers are IEEE 754's.
+    """
+    return min(_ieee(x, exponent, bits - 1 - exponent, scaled) for exponent in range(2, min(bits, 9)))
+
+
+def logarithmic_error(x: Tensor, bits: int) -> float:
+    """Return the squared error of evenly spaced logarithms below max, over the best of several ranges."""
+    top = x.abs().max()
+    steps = torch.arange(2 ** (bits - 1) - 1, dtype=torch.float64).flip(0)
+    decades = (0.5, 1, 1.5, 2, 3, 4, 6, 8)
+    grids = (top * 10 ** (-steps * span / len(steps)) for span in decades)
+    return min(_on_grid(x, torch.cat([torch.zeros(1, dtype=torch.float64), grid])) for grid in grids)
+
+
+def _ieee(x: Tensor, exponent: int, mantissa: int, scaled: bool) -> float:
+    bias = 2 ** (exponent - 1) - 1
+    fractions = torch.arange(2**mantissa, dtype=torch.float64) / 2**mantissa
+    subnormal = fractions * 2.0 ** (1 - bias)
+    normal = [(1 + fractions) * 2.0 ** (e - bias) for e in range(1, 2**exponent - 1)]
+    grid = torch.cat([subnormal, *normal])
+    return _on_grid(x, grid * (x.abs().max().double() / grid[-1] if scaled else 1.0))
+
+
+def _on_grid(x: Tensor, positives: Tensor) -> float:
+    """Round magnitudes to the nearest of ascending numbers; larger ones to the last."""
+    grid, size = positives.double().contiguous(), x.abs().double()
+    right = torch.searchsorted(grid, size).clamp(max=len(grid) - 1)
+    left = (right - 1).clamp(min=0)
+    nearer = torch.where(size - grid[left] <= grid[right] - size, grid[left], grid[right])
+    return float((nearer - size).square().sum())
+
+
+def _squared(x: Tensor, restored: Tensor) -> float:
+    return float((x.double() - restored.double()).square().sum())

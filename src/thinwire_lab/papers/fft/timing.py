@@ -1,0 +1,184 @@
+"""The FFT paper's claims about collectives."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from thinwire_lab.papers.fft import FFT_PAPER
+from thinwire_lab.papers.shared.benches import (
+    APART_SAID,
+    CNN_STEPS,
+    FC_STEPS,
+    LM_STEPS,
+    PLACES_SAID,
+    TEXT_STEPS,
+    Grid,
+    Place,
+    Steps,
+    at_every,
+    by_workers,
+    told,
+)
+from thinwire_lab.papers.shared.judging import by_setting, every, larger, sooner, verdict
+from thinwire_lab.papers.shared.ledger import Outcome
+from thinwire_lab.papers.shared.links import KEPT_SAID, SWEEP, Found, kept, links, seconds, straight, worlds
+from thinwire_lab.papers.shared.shelf import Document
+
+
+@FFT_PAPER.judge("F13", SWEEP)
+def gathers_linearly(found: Found) -> Outcome:
+    """The time of an all-gather of a fixed payload is a straight line over the number of workers."""
+    parts, said, counts = dict[str, str](), [], worlds(found)
+    for link in links(found):
+        times = [seconds(found, "all-gather", link, p, 2**20) for p in counts]
+        slope, _, r2 = straight([p - 1 for p in counts], times)
+        parts |= {link: verdict(r2 >= 0.98)} if link in kept(found) else {}
+        said.append(f"{link}: R² {r2:.3f}, {1e3 * slope:.1f} ms a worker more")
+    word, note = by_setting(parts)
+    how = (
+        f"1 MiB a worker, P = {', '.join(map(str, counts))}; Gloo, workers in namespaces of one "
+        f"machine; holds if R² is at least 0.98, {KEPT_SAID}"
+    )
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+LAYERS = Document(name="layers", words="python -m thinwire_lab.papers.fft.layers")
+_FOUR = ("fft 0.15", "topk 0.15", "qsgd", "terngrad")
+
+
+@FFT_PAPER.judge("F1", CNN_STEPS, FC_STEPS, LM_STEPS)
+def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
+    """The model with most parameters for its computing spends the largest share of its step communicating."""
+    models = {"ResNet-20": cnn, "small VGG": fc, "LSTM": lm}
+    places = {place: {name: found[place] for name, found in models.items() if place in found} for place in cnn}
+    heaviest = {place: max(there, key=lambda name: _weight(there[name])) for place, there in places.items()}
+    parts = {
+        str(place): every(
+            {
+                name: larger(there[heaviest[place]].waits, each.waits)
+                for name, each in there.items()
+                if name != heaviest[place]
+            }
+        )[0]
+        for place, there in places.items()
+    }
+    word, note = by_setting(parts)
+    measured = "; ".join(f"{name}: {told(found, _share)}" for name, found in models.items())
+    how = (
+        f"dense: the share of a step that the link adds; {PLACES_SAID}; holds if the model with most bytes per second "
+        f"of computing, the {' or '.join(dict.fromkeys(heaviest.values()))}, has the largest, {APART_SAID}"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _share(steps: Steps) -> str:
+    share = 1 - steps.free / steps.seconds("dense")
+    return f"{share:.0%}" if share > 0 else "none"
+
+
+def _weight(steps: Steps) -> float:
+    """Return bytes sent per second of computing."""
+    return steps.bytes("dense") / steps.free
+
+
+@FFT_PAPER.judge("F20", FC_STEPS, CNN_STEPS, SWEEP)
+def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
+    """All four are faster than SGD, FFT most; also where dense gradients are reduced and not gathered."""
+    models = {"small VGG": fc, "ResNet-20": cnn}
+    asked = {name: {at: steps for at, steps in grid.items() if at.workers in (4, 8)} for name, grid in models.items()}
+    more = {name: [_gathered(steps, found, place) for place, steps in grid.items()] for name, grid in asked.items()}
+    parts = {f"{name} over all-reduce": every(at_every(grid, _all_sooner))[0] for name, grid in asked.items()}
+    for name, grid in asked.items():
+        gathered = zip(grid.items(), more[name], strict=True)
+        parts[f"{name} over all-gather"] = every({str(at): _all_sooner(each, x) for (at, each), x in gathered})[0]
+    word, note = every(parts)
+    measured = "; ".join(
+        f"{name}: {told(grid, _numbers)}; over all-gather {min(more[name]):.2f} to {max(more[name]):.2f} times that"
+        for name, grid in models.items()
+    )
+    how = (
+        f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; a dense all-gather's longer time from the "
+        f"sweep; holds if all are above 1 and FFT is first with 4 and with 8, {APART_SAID}"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _all_sooner(steps: Steps, times: float = 1.0) -> str:
+    """Whether all four are sooner than a dense step that takes so many times as long, and FFT is the first of them."""
+    first, *others = _FOUR
+    sooner_than_dense = {label: sooner(steps.range(label), steps.range("dense"), times) for label in _FOUR}
+    return every(sooner_than_dense | {f"over {label}": steps.ahead(first, label) for label in others})[0]
+
+
+def _numbers(steps: Steps) -> str:
+    return " / ".join(f"{steps.faster(label):.2f}" for label in _FOUR)
+
+
+def _gathered(steps: Steps, found: Found, place: Place) -> float:
+    """Return how many times longer a dense step is whose gradients are gathered."""
+    world, link = place.workers, place.link if place.link in links(found) else links(found)[-1]
+    nbytes = steps.gradient(world)
+    more = seconds(found, "all-gather", link, world, nbytes) - seconds(found, "all-reduce", link, world, nbytes)
+    return 1 + more / steps.seconds("dense")
+
+
+@FFT_PAPER.judge("F24", FC_STEPS, CNN_STEPS, TEXT_STEPS)
+def scales(*found: Grid) -> Outcome:
+    """From four workers on FFT has the highest rate of the four."""
+    models = dict(zip(_MODELS, found, strict=True))
+    parts = {name: every(at_every(grid, _first, (4, 8)))[0] for name, grid in models.items()}
+    word, note = every(parts)
+    measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
+    how = (
+        f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if FFT is at most 3 % behind at 4 and "
+        f"8, {APART_SAID}"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _first(steps: Steps) -> str:
+    first, *others = _FOUR
+    return every({label: sooner(steps.range(first), steps.range(label), 1.03) for label in others})[0]
+
+
+_MODELS = ("small VGG", "ResNet-20", "transformer")
+
+
+@FFT_PAPER.judge("F25", FC_STEPS, CNN_STEPS, TEXT_STEPS)
+def slower_is_better(*found: Grid) -> Outcome:
+    """Gains are larger on the slower link."""
+    models = dict(zip(_MODELS, found, strict=True))
+    parts = {
+        f"{label} on {name}, P = {workers}": larger(slow.gain(label), fast.gain(label))
+        for name, grid in models.items()
+        for workers, (slow, fast) in by_workers(grid).items()
+        for label in _FOUR
+    }
+    word, note = every(parts)
+    measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
+    how = (
+        f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if larger at 100 Mbit/s, {APART_SAID}"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@FFT_PAPER.judge("F2", LAYERS)
+def convolutions_compute(found: Mapping[str, Any]) -> Outcome:
+    """At one rate, a VGG's convolutions compute ten times longer than they communicate, and a ResNet's do not."""
+    ratios = {
+        name: [row["seconds"] * 1e9 / (8 * row["weights"]) for row in layers]
+        for name, layers in found["layers"].items()
+    }
+    middle = {name: median(values) for name, values in ratios.items()}
+    holds = middle["small VGG"] >= 10 * middle["ResNet-20"]
+    measured = "; ".join(
+        f"{name}: median {middle[name]:.0f} times, {min(values):.1f} to {max(values):.0f}"
+        for name, values in ratios.items()
+    )
+    how = (
+        "computing of each convolution alone, forward and backward of 32 images on one core, "
+        "over its weights' time at 1 Gbit/s; one rate at which the VGG's is 10 or more and the ResNet's 1 or less "
+        "exists "
+        "where the medians are ten times apart: holds if they are"
+    )
+    return Outcome(verdict=verdict(holds), measured=measured, how=how)

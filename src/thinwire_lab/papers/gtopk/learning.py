@@ -1,0 +1,282 @@
+"""gTop-k's claims about learning, with virtual workers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from math import exp
+
+from thinwire_lab.papers.gtopk import GTOPK
+from thinwire_lab.papers.shared.judging import (
+    HALF_A_POINT,
+    MARGIN,
+    by_setting,
+    every,
+    losses_over,
+    no_worse,
+    points,
+    rising,
+    worse,
+)
+from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
+from thinwire_lab.papers.shared.trials import (
+    RATES,
+    Interval,
+    Series,
+    Trials,
+    Way,
+    accuracy,
+    interval,
+    loss,
+    over,
+    points_lost,
+)
+
+
+def _plain(recipe: str, density: float = 0.001) -> Way:
+    return Way(recipe=f"{recipe}(density={density:g})")
+
+
+def _warmed(recipe: str, steps: int, density: float = 0.001) -> Way:
+    """Return a way with the paper's warm-up, so many steps at each of the four densities."""
+    return Way(recipe=f"{recipe}(density=schedules.gtopk_warmup({density:g}, steps_per_epoch={steps}))")
+
+
+_PICKS = {
+    "dense": Way(recipe="dense()"),
+    "topk": _plain("topk"),
+    "0.01": _plain("gtopk", 0.01),
+    "0.001": _plain("gtopk", 0.001),
+    "0.0005": _plain("gtopk", 0.0005),
+    "0.0001": _plain("gtopk", 0.0001),
+    "exact values": Way(recipe="gtopk(density=0.001, exact_values=True)"),
+    "density warm-up": _warmed("gtopk", 20),
+    "density warm-up to 0.0005": _warmed("gtopk", 20, 0.0005),
+    "rate warm-up": Way(recipe="gtopk(density=0.001)", warm_up=80),
+}
+_WHOLE = {
+    "whole": Way(
+        recipe="Whole(reducer=Compressed(memory=ErrorFeedback(), "
+        "codec=TopK(density=schedules.gtopk_warmup(0.001, steps_per_epoch=20)), exchange=GlobalTopKTree()))"
+    )
+}
+_MANY = {name: _PICKS[name] for name in ("dense", "topk", "0.001")}
+CNN = Trials(model="resnet20", workers=4, steps=200, rate=RATES["resnet20"], ways=_PICKS)
+FC = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=_PICKS)
+CNN_WHOLE, FC_WHOLE = (replace(each, ways=_WHOLE).on(5) for each in (CNN, FC))
+LM = Trials(
+    model="lstm",
+    workers=4,
+    steps=150,
+    rate=RATES["lstm"],
+    ways={"dense": Way(recipe="dense()"), "gtopk": Way(recipe="gtopk(density=0.005)")},
+)
+CNN_OF_32 = Trials(model="resnet20", workers=32, steps=60, rate=RATES["resnet20"], ways=_MANY)
+FC_OF_32 = Trials(
+    model="vgg",
+    workers=32,
+    steps=100,
+    rate=RATES["vgg"],
+    ways=_MANY | {f"{name}, warmed up": _warmed(name, 10) for name in ("topk", "gtopk")},
+)
+
+Ways = Mapping[str, Series]
+_HOW = "4 virtual workers, 200 steps of SGD; held-out loss, seed by seed"
+_HALVED = ("0.001", "0.0005", "density warm-up", "density warm-up to 0.0005")
+_WARMED = ("0.001", "density warm-up")
+_LIKE_DENSE = ("dense", *_WARMED)
+
+
+@GTOPK.judge("G4", CNN.only("topk", "exact values").on(5))
+def converges(cnn: Ways) -> Outcome:
+    """Sums of the global picks alone, exact: the loss ends within 5 % of local Top-k's."""
+    found = over(cnn["exact values"], cnn["topk"])
+    return Outcome(
+        verdict=no_worse(found, 5.0),
+        measured=(f"{found} over local Top-k's loss; {loss(cnn['exact values'])} against {loss(cnn['topk'])}"),
+        how=f"ResNet-20 on CIFAR-10, density 0.001, `gtopk(exact_values=True)`; {_HOW}; holds if within 5 %",
+    )
+
+
+@GTOPK.judge("G5", CNN.only(*_LIKE_DENSE).on(5), FC.only(*_LIKE_DENSE).on(5), CNN_WHOLE, FC_WHOLE)
+def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
+    """ResNet-20 as dense, and VGG better."""
+    parts = {
+        "ResNet-20": no_worse(points_lost(cnn["density warm-up"], cnn["dense"]), HALF_A_POINT),
+        "VGG": rising([points_lost(fc["dense"], fc["density warm-up"])]),
+    }
+    word, note = every(parts)
+    measured = "; ".join(
+        f"{name}: {points_lost(ways['density warm-up'], ways['dense'])} of dense's {accuracy(ways['dense'])}, "
+        f"loss {over(ways['density warm-up'], ways['dense'])}; without a warm-up "
+        f"{points_lost(ways['0.001'], ways['dense'])}; chosen from the whole model, as the paper does, "
+        f"{points_lost(whole['whole'], ways['dense'])}, loss {over(whole['whole'], ways['dense'])}"
+        for name, ways, whole in (("ResNet-20", cnn, cnn_whole), ("small VGG", fc, fc_whole))
+    )
+    how = f"density 0.001 of each tensor after a warm-up of 80 steps; {_HOW}; the same is within half a point"
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@GTOPK.judge("G6", CNN.only("dense", "0.001").on(5), FC.only("dense", "0.001").on(5))
+def dense_layers_lose_more(cnn: Ways, fc: Ways) -> Outcome:
+    """A network of dense layers loses more than a residual one."""
+    more = interval([a - b for a, b in zip(_losses_over(fc), _losses_over(cnn), strict=True)])
+    measured = (
+        f"small VGG {losses_over(fc, 'dense', '0.001')}, ResNet-20 "
+        f"{losses_over(cnn, 'dense', '0.001')}; the first loses {more} more"
+    )
+    how = f"density 0.001 without warm-up; {_HOW}; holds if the 95 % interval of the difference is above 0"
+    return Outcome(verdict=worse(more, MARGIN), measured=measured, how=how)
+
+
+def _losses_over(ways: Ways) -> list[float]:
+    return [100 * (a.loss / b.loss - 1) for a, b in zip(ways["0.001"], ways["dense"], strict=True)]
+
+
+@GTOPK.judge("G7", LM.on(5))
+def language_like_dense(lm: Ways) -> Outcome:
+    """Perplexity within 2 % of dense."""
+    found = interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(lm["gtopk"], lm["dense"], strict=True)])
+    measured = f"perplexity {found} over dense's; loss {loss(lm['gtopk'])} against {loss(lm['dense'])}"
+    how = "LSTM on WikiText-2, 4 virtual workers, 150 steps, density 0.005, 5 seeds; holds if within 2 %"
+    return Outcome(verdict=no_worse(found), measured=measured, how=how)
+
+
+@GTOPK.judge("G14", CNN.only(*_HALVED).on(5), FC.only(*_HALVED).on(5), CNN, FC)
+def sparser_still(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcome:
+    """Half the density barely changes the loss."""
+    half, after = ("0.0005", "0.001"), ("density warm-up to 0.0005", "density warm-up")
+    parts = {
+        f"{name}{said}": no_worse(points_lost(ways[sparser], ways[base]), 1.0)
+        for name, ways in (("ResNet-20", cnn), ("VGG", fc))
+        for said, (sparser, base) in (("", half), (" after a warm-up", after))
+    }
+    word, note = by_setting(parts)
+    measured = "; ".join(
+        f"{name}: {points(ways, '0.001', '0.0005')} to 0.001's {accuracy(ways['0.001'])}, "
+        f"after a warm-up {points_lost(ways[after[0]], ways[after[1]])} to {accuracy(ways[after[1]])}; "
+        f"on 3 seeds, to 0.01's {accuracy(every['0.01'])}, {points(every, '0.01', *_SPARSER)}, "
+        f"{_breaks(every)}"
+        for name, ways, every in (("ResNet-20", cnn, all_cnn), ("small VGG", fc, all_fc))
+    )
+    how = (
+        f"warm-up of 20 steps at each of the four densities; {_HOW}; holds if at most a point of accuracy is lost; to "
+        "find where it breaks, sparser ones are held against 0.01, there and at all that are sparser still"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+_SPARSER = ("0.001", "0.0005", "0.0001")
+
+
+def _breaks(ways: Ways) -> str:
+    """Say from which density on accuracy is lost to 0.01 beyond noise, there and at all that are sparser."""
+    lost = [points_lost(ways[density], ways["0.01"]).above for density in _SPARSER]
+    broken = [density for place, density in enumerate(_SPARSER) if all(lost[place:])]
+    return f"beyond noise from {broken[0]} on" if broken else "from none on beyond noise"
+
+
+@GTOPK.judge("G20", CNN.only(*_WARMED).on(5), FC.only(*_WARMED).on(5), CNN, FC)
+def warming_up_helps(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcome:
+    """A warm-up of the density ends lower than none, beyond noise."""
+    models = {"ResNet-20": (cnn, all_cnn), "VGG": (fc, all_fc)}
+    found = {name: points_lost(ways["density warm-up"], ways["0.001"]) for name, (ways, _) in models.items()}
+    words = {name: HOLDS if each.below else FAILS if each.above else UNDECIDED for name, each in found.items()}
+    word, note = by_setting(words)
+    measured = "; ".join(
+        f"{name}: density warm-up {found[name]}, loss {over(ways['density warm-up'], ways['0.001'])}; on 3 seeds, of "
+        "the "
+        f"rate {points_lost(three['rate warm-up'], three['0.001'])}"
+        for name, (ways, three) in models.items()
+    )
+    how = (
+        "density 0.001, warm-up of 20 steps at each of the four densities, or of the rate over "
+        f"80 steps; points of accuracy lost to none's; {_HOW}; holds if accuracy is won beyond noise; in "
+        "batches of other sizes: G16"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+@GTOPK.judge("G15", CNN_OF_32.on(5), FC_OF_32.on(5))
+def many_workers(cnn: Ways, fc: Ways) -> Outcome:
+    """With 32 workers it loses accuracy to local Top-k, on both networks."""
+    lost = {name: points_lost(ways["0.001"], ways["topk"]) for name, ways in (("ResNet-20", cnn), ("VGG", fc))}
+    lost["VGG after a warm-up"] = points_lost(fc["gtopk, warmed up"], fc["topk, warmed up"])
+    word, note = every({name: worse(each, HALF_A_POINT) for name, each in lost.items()})
+    measured = "; ".join(
+        f"{name}: {points_lost(ways['0.001'], ways['topk'])}, loss {over(ways['0.001'], ways['topk'])} over local "
+        f"Top-k's; accuracy {accuracy(ways['0.001'])} against "
+        f"{accuracy(ways['topk'])}, dense {accuracy(ways['dense'])}"
+        for name, ways in (("ResNet-20", cnn), ("small VGG", fc))
+    )
+    measured += (
+        f"; small VGG after a warm-up {lost['VGG after a warm-up']}, accuracy {accuracy(fc['gtopk, warmed up'])} "
+        f"against {accuracy(fc['topk, warmed up'])}"
+    )
+    how = (
+        "32 virtual workers of 32 samples, 60 and 100 steps, density 0.001, a warm-up of 10 steps at each of the four "
+        "densities where one is named, 5 seeds; holds if accuracy is lost beyond noise"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+_SIZES = (8, 32, 128)
+
+
+def _batches(model: str, way: Callable[[str, int], Way]) -> Iterator[Trials]:
+    """Yield trainings on equally many samples, in batches of three sizes. way: of a recipe, for so many steps."""
+    for batch in _SIZES:
+        steps = 3200 // batch
+        ways = {name: replace(way(name, steps), batch=batch) for name in ("topk", "gtopk")}
+        yield Trials(model=model, workers=4, steps=steps, rate=RATES[model], ways=ways).on(5)
+
+
+_MODELS = {"VGG": "vgg", "MNIST": "mlp"}
+_BATCHES = {
+    **{name: list(_batches(model, lambda recipe, _: _plain(recipe))) for name, model in _MODELS.items()},
+    **{
+        f"{name} after a warm-up": list(_batches(model, lambda recipe, steps: _warmed(recipe, steps // 10)))
+        for name, model in _MODELS.items()
+    },
+}
+
+
+@GTOPK.judge("G16", *(each for batches in _BATCHES.values() for each in batches))
+def more_updates_close_the_gap(*found: Ways) -> Outcome:
+    """The gap to local Top-k shrinks as the number of updates grows, on equally many samples."""
+    by_size = {name: found[i * len(_SIZES) :][: len(_SIZES)] for i, name in enumerate(_BATCHES)}
+    gaps = {name: [points_lost(ways["gtopk"], ways["topk"]) for ways in each] for name, each in by_size.items()}
+    parts = {name: rising([_further(*pair) for pair in pairwise(each)]) for name, each in by_size.items()}
+    word, note = by_setting(parts)
+    measured = "; ".join(
+        f"{name}: "
+        + ", ".join(
+            f"batch {size} {gap} to {accuracy(ways['topk'])}"
+            for size, gap, ways in zip(_SIZES, each, by_size[name], strict=True)
+        )
+        for name, each in gaps.items()
+    )
+    equal = "; ".join(
+        f"{name} " + ", ".join(f"batch {size} {_lost_after(25, ways)}" for size, ways in zip(_SIZES, each, strict=True))
+        for name, each in by_size.items()
+    )
+    measured += f". At equal updates, the first look from 25 on: {equal}"
+    how = (
+        "accuracy lost to local Top-k after 400, 100 and 25 updates on as many samples, density 0.001, 4 virtual "
+        "workers, 5 seeds, the rate of batches of 32; MNIST for ResNet-20, as it trains in seconds; "
+        "a warm-up is a tenth of the run at each of the four densities; holds if more is lost after fewer updates, "
+        "beyond noise. The rate rises over 20 updates, so after 25 a VGG has learned little"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _lost_after(updates: int, ways: Ways) -> Interval:
+    """Return how many points below local Top-k it is at the first look from so many updates on."""
+    pairs = zip(ways["gtopk"], ways["topk"], strict=True)
+    return interval([b.accuracy_at(updates) - a.accuracy_at(updates) for a, b in pairs], "points")
+
+
+def _further(more: Ways, fewer: Ways) -> Interval:
+    """Return how many points more are lost to local Top-k after fewer updates."""
+    pairs = zip(*(zip(ways["gtopk"], ways["topk"], strict=True) for ways in (more, fewer)), strict=True)
+    lost = [(d.accuracy - c.accuracy) - (b.accuracy - a.accuracy) for (a, b), (c, d) in pairs]
+    return interval(lost, "points")

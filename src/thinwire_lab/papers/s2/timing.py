@@ -1,0 +1,225 @@
+"""The S2 Reducer's claims about collectives."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import exp
+from typing import Any, NamedTuple
+
+from thinwire_lab.papers.s2 import S2
+from thinwire_lab.papers.s2.learning import CNN, CNN_WHOLE, LM, TEXT, Ways
+from thinwire_lab.papers.shared.benches import (
+    APART_SAID,
+    CNN_STEPS,
+    LM_1G,
+    LM_STEPS,
+    PLACES_SAID,
+    TEXT_STEPS,
+    Grid,
+    Place,
+    Steps,
+    at_every,
+    gains,
+    told,
+)
+from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, points, sooner, verdict
+from thinwire_lab.papers.shared.ledger import Outcome
+from thinwire_lab.papers.shared.links import EXCHANGES, KEPT_SAID, SWEEP, Found, collective, kept, links, worlds
+from thinwire_lab.papers.shared.trials import Interval, interval, points_lost
+
+
+@S2.judge("S15", SWEEP)
+def reducing_beats_gathering(found: Found) -> Outcome:
+    """A dense all-reduce takes P/2 times less than an all-gather of equal messages, beyond 8 MB."""
+    parts, said = {}, []
+    for link in links(found):
+        ratios = {p: gather_over_reduce(found, link, p) for p in worlds(found)}
+        known = {p: ratio for p, ratio in ratios.items() if ratio}
+        if link in kept(found):
+            parts[link] = verdict(all(ratio >= p / 2 for p, ratio in known.items()))
+        said.append(f"{link}: " + ", ".join(f"P = {p} {ratio:.2f} (P/2 = {p / 2:g})" for p, ratio in known.items()))
+    word, note = by_setting(parts)
+    how = (
+        "all-gather over all-reduce, the largest message that both took: 4 MiB, which is below the claim's 8 MB, for P "
+        "= 6 "
+        "and 8 at 100 Mbit/s, where more takes over 6 s; Gloo, workers in namespaces of one machine; holds if at "
+        f"least P/2, {KEPT_SAID}"
+    )
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+def gather_over_reduce(found: Found, link: str, world: int) -> float:
+    """Return the ratio at the largest size measured for both."""
+    gather, reduce = (
+        dict(zip(*collective(found, kind, link, world), strict=True)) for kind in ("all-gather", "all-reduce")
+    )
+    size = max(set(gather) & set(reduce))
+    return gather[size] / reduce[size]
+
+
+_STEPS = "`thinwire bench`, 4 workers on 2 cores, 1 Gbit/s, median steps of three rounds"
+_FOUR, _AT = Place(4, "1gbit"), "4 workers at 1 Gbit/s:"
+SKETCH, UNION, GATHER = "s2_reducer 0.0312", "s2_union 0.0312", "topk 0.0312"
+
+
+def _said(steps: Steps) -> str:
+    mb = ", ".join(f"{name} {steps.bytes(label) / 1e6:.2f}" for name, label in _THREE.items())
+    ms = ", ".join(f"{name} {1e3 * steps.seconds(label):.0f}" for name, label in _THREE.items())
+    return (
+        f"ms a step: dense {1e3 * steps.seconds('dense'):.0f}, {ms}; MB a step: dense "
+        f"{steps.bytes('dense') / 1e6:.2f}, {mb}"
+    )
+
+
+_THREE = {"sketch": SKETCH, "exact union": UNION, "all-gather": GATHER}
+
+
+@S2.judge("S9", LM_STEPS, LM.on(5))
+def faster_than_gathering(lm: Grid, trained: Ways) -> Outcome:
+    """On a model with a large embedding faster than all-gathers of values and indices, at the same perplexity."""
+    apart = _perplexity(trained)
+    parts = {"time": every(at_every(lm, _before_gather))[0], "perplexity": no_worse(apart, 1.0)}
+    word, note = every(parts)
+    measured = f"times as fast: {gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's; {_AT} {_said(lm[_FOUR])}"
+    how = (
+        f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {PLACES_SAID}; holds if "
+        f"faster everywhere, and the perplexity at most 1 % higher, {APART_SAID}"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _perplexity(trained: Ways, way: str = "sketch") -> Interval:
+    """Return by how many percent its perplexity is above dense's, seed by seed."""
+    return interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(trained[way], trained["dense"], strict=True)])
+
+
+def _before_gather(steps: Steps) -> str:
+    return steps.ahead(SKETCH, GATHER)
+
+
+def _before_union(steps: Steps) -> str:
+    return steps.ahead(SKETCH, UNION)
+
+
+@S2.judge("S13", LM_STEPS, TEXT_STEPS, LM.on(5), TEXT)
+def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> Outcome:
+    """Fewer bytes and shorter steps than sending blocks' values exactly, at the same quality."""
+    models = {"LSTM": lm, "transformer": {place: steps for place, steps in text.items() if SKETCH in steps.rows}}
+    lost = {"LSTM": _perplexity(lm_trained), "transformer": _perplexity(text_trained)}
+    parts = {
+        name: every(_saves(found) | {"perplexity": no_worse(lost[name], 1.0)})[0] for name, found in models.items()
+    }
+    word, note = by_setting(parts)
+    measured = "; ".join(
+        f"{name}: bytes {told(found, _fewer)}; times as fast: {gains(found, SKETCH, UNION)}; perplexity {lost[name]} "
+        f"over dense's; {_AT} {_said(found[_FOUR])}"
+        for name, found in models.items()
+    )
+    how = (
+        "against the exact union of the same blocks, packed, which is what OmniReduce sends; perplexity at dense's "
+        f"rate; {PLACES_SAID}; holds if everywhere with fewer bytes and faster, and the perplexity at most 1 % higher, "
+        f"{APART_SAID}"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+def _saves(found: Grid) -> dict[str, str]:
+    return at_every(found, lambda steps: every({"bytes": _smaller(steps, UNION), "time": _before_union(steps)})[0])
+
+
+def _smaller(steps: Steps, *others: str) -> str:
+    return verdict(steps.bytes(SKETCH) < min(map(steps.bytes, others)))
+
+
+def _fewer(steps: Steps) -> str:
+    return f"{steps.bytes(SKETCH) / steps.bytes(UNION) - 1:+.0%}"
+
+
+@S2.judge("S11", CNN_STEPS, CNN, CNN_WHOLE)
+def residual_network(found: Grid, cnn: Ways, whole: Ways) -> Outcome:
+    """Fewer bytes, shorter steps, and the same accuracy."""
+    parts = {
+        "bytes": every(at_every(found, lambda steps: _smaller(steps, UNION, GATHER)))[0],
+        "time against the union": every(at_every(found, _before_union, (4, 8), ("1gbit",)))[0],
+        "time against all-gather": every(at_every(found, _before_gather, (4, 8), ("1gbit",)))[0],
+        "accuracy": no_worse(points_lost(cnn["sketch"], cnn["dense"]), HALF_A_POINT),
+    }
+    word, note = every(parts)
+    measured = (
+        f"times as fast as the union: {gains(found, SKETCH, UNION)}; as all-gather: "
+        f"{gains(found, SKETCH, GATHER)}; {_AT} {_said(found[_FOUR])}; "
+        f"of dense's accuracy {points(cnn, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
+        f"{points_lost(whole['whole'], cnn['dense'])}"
+    )
+    how = (
+        f"ResNet-20, blocks of 32, 1/32 of them; {PLACES_SAID}; judged at 1 Gbit/s with 4 and 8, {APART_SAID}; "
+        "accuracy after 200 steps of 4 virtual "
+        "workers, 3 seeds, the same within half a point"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)
+
+
+class _Exchange(NamedTuple):
+    """Milliseconds, their 20th and 80th percentile, and megabytes."""
+
+    ms: float
+    around: Range
+    mb: float
+
+
+def _exchanges(found: Mapping[str, Any], link: str, world: int) -> dict[str, _Exchange]:
+    rows = (row for row in found["rows"] if row["link"] == link and row["world_size"] == world)
+    times = ((row, {name: 1e3 * each for name, each in row["seconds"].items()}) for row in rows)
+    return {
+        row["exchange"]: _Exchange(ms["p50"], (ms["p20"], ms["p80"]), row["declared_bytes"] / 1e6) for row, ms in times
+    }
+
+
+def _worlds(found: Mapping[str, Any], *wanted: int) -> Sequence[int]:
+    """Return those of these numbers of workers that were measured, or all that were, in a short run."""
+    there = sorted({row["world_size"] for row in found["rows"]})
+    return [world for world in wanted if world in there] or there
+
+
+@S2.judge("S14", EXCHANGES)
+def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
+    """The sketch communicates less than an all-gather, and that less than recursive doubling."""
+    parts, said = {}, []
+    for link in dict.fromkeys(row["link"] for row in found["rows"]):
+        for world in _worlds(found, 4, 8):
+            each = _exchanges(found, link, world)
+            names = ("sketch, blocks", "all-gather", "doubling")
+            order = {f"{a} before {b}": sooner(each[a].around, each[b].around) for a, b in pairwise(names)}
+            parts[f"P = {world} at {link}"] = every(order)[0]
+            said.append(
+                f"{link}, P = {world}: "
+                + ", ".join(f"{name} {each[name].ms:.0f} ms, {each[name].mb:.2f} MB" for name in names)
+            )
+    word, note = every(parts)
+    how = (
+        "10^6 elements, density 0.01 drawn independently by each rank, the worst case for a "
+        "union; Gloo; holds if in that order"
+    )
+    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+
+
+@S2.judge("S8", EXCHANGES, LM.on(5), LM_1G)
+def faster_than_doubling(found: Mapping[str, Any], lm: Ways, steps: Steps) -> Outcome:
+    """Faster than sparse recursive doubling, at the same perplexity."""
+    apart = _perplexity(lm)
+    gains, parts = {}, {"perplexity": no_worse(apart, 1.0)}
+    for link in dict.fromkeys(row["link"] for row in found["rows"]):
+        each = _exchanges(found, link, _worlds(found, 4)[0])
+        gains[link] = each["doubling"].ms / each["sketch, blocks"].ms
+        parts[f"time at {link}"] = sooner(each["sketch, blocks"].around, each["doubling"].around)
+    word, note = every(parts)
+    measured = (
+        ", ".join(f"{link} {gain:.2f} times faster" for link, gain in gains.items())
+        + (f"; perplexity {apart} over dense's, exact union {_perplexity(lm, 'union')}")
+        + f"; {_said(steps)}"
+    )
+    how = (
+        "exchange of 10^6 elements at density 0.01, 4 workers; LSTM on WikiText-2 with blocks "
+        f"for its weights, 150 steps, 5 seeds; steps: {_STEPS}; holds if the exchange is faster and the perplexity at "
+        "most 1 % higher, undecided where repeats or intervals overlap"
+    )
+    return Outcome(verdict=word, note=note, measured=measured, how=how)

@@ -1,0 +1,136 @@
+"""What judges a paper's claims: checks on gradients, and judges of other runs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from matplotlib.figure import Figure
+
+from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
+from thinwire_lab.papers.shared.material import Absent, Material, Run
+from thinwire_lab.papers.shared.shelf import Evidence
+
+UNTESTABLE = "not testable here"
+_WORDS = {True: HOLDS, False: FAILS, None: UNDECIDED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Whether a claim's criterion is met (None: undecided), the figures in words, and how they were measured."""
+
+    holds: bool | None
+    figure: str
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A row of the report. The fields are the document's keys."""
+
+    id: str
+    claim: str
+    verdict: str
+    figure: str
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A table of a paper's own: `key` names it in the document, `rows` are plain values by name."""
+
+    key: str
+    title: str
+    heads: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    rows: Sequence[Mapping[str, object]]
+
+
+Check = Callable[[Material], Finding]
+Decide = Callable[..., Outcome]
+Redraw = Callable[..., Figure]
+Draw = Callable[[Sequence[Run]], Figure]
+Tabulate = Callable[[Sequence[Run]], Sheet]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Decides a claim: `decide` takes what each of the evidence found, in order."""
+
+    evidence: Sequence[Evidence]
+    decide: Decide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure of the paper beside ours: `redraw` takes what each of the evidence found, in order."""
+
+    evidence: Sequence[Evidence]
+    redraw: Redraw
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """What a paper's files register by decorators: `checks` decide claims on gradients, `judges` on other runs."""
+
+    name: str
+    judges: dict[str, Judge] = field(default_factory=dict)
+    drawings: dict[str, Drawing] = field(default_factory=dict)
+    checks: dict[str, tuple[str, Check]] = field(default_factory=dict)
+    figures: dict[str, tuple[str, Draw]] = field(default_factory=dict)
+    tables: list[Tabulate] = field(default_factory=list)
+
+    def claim(self, name: str, text: str) -> Callable[[Check], Check]:
+        """Register a function as the check of claim `name`: the claim holds where the function says so."""
+
+        def register(check: Check) -> Check:
+            self.checks[name] = (text, check)
+            return check
+
+        return register
+
+    def judge(self, name: str, *evidence: Evidence) -> Callable[[Decide], Decide]:
+        """Register a function that decides claim `name` from what the evidence found."""
+
+        def register(decide: Decide) -> Decide:
+            self.judges[name] = Judge(evidence=evidence, decide=decide)
+            return decide
+
+        return register
+
+    def redraws(self, name: str, *evidence: Evidence) -> Callable[[Redraw], Redraw]:
+        """Register a function that draws a figure of the paper beside ours: `name`.png in the paper's folder."""
+
+        def register(redraw: Redraw) -> Redraw:
+            self.drawings[name] = Drawing(evidence=evidence, redraw=redraw)
+            return redraw
+
+        return register
+
+    def figure(self, name: str, caption: str) -> Callable[[Draw], Draw]:
+        """Register a function that draws what was recorded; the figure is `name`.png in the paper's folder."""
+
+        def register(draw: Draw) -> Draw:
+            self.figures[name] = (caption, draw)
+            return draw
+
+        return register
+
+    def table(self, tabulate: Tabulate) -> Tabulate:
+        """Register a function that tabulates what was recorded."""
+        self.tables.append(tabulate)
+        return tabulate
+
+
+def judge(checks: Mapping[str, tuple[str, Check]], material: Material) -> Iterator[Verdict]:
+    """Run every check. Without its data a claim is not testable; the reason says what is missing."""
+    for name, (text, check) in checks.items():
+        try:
+            found = check(material)
+        except Absent as absent:
+            yield Verdict(id=name, claim=text, verdict=UNTESTABLE, figure="none", how=str(absent))
+        else:
+            yield Verdict(id=name, claim=text, verdict=_WORDS[found.holds], figure=found.figure, how=found.how)
+
+
+def number(verdict: Verdict) -> int:
+    """Return the claim's number in its paper."""
+    return int(verdict.id[1:])

@@ -1,0 +1,110 @@
+"""Which claims are asked for, what has yet to run for them, and what the runs say."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+from matplotlib.figure import Figure
+
+from thinwire_lab.papers.shared.catalogue import ROOMS, catalogue
+from thinwire_lab.papers.shared.claims import Judge, Paper
+from thinwire_lab.papers.shared.ledger import OPEN, UNDECIDED, Outcome, Row, judged
+from thinwire_lab.papers.shared.material import Absent
+from thinwire_lab.papers.shared.seeds import GRADIENTS
+from thinwire_lab.papers.shared.shelf import Shelf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deciding:
+    """Some claims and their judges; a claim without one is open."""
+
+    names: Sequence[str]
+    judges: Mapping[str, Judge]
+
+    @classmethod
+    def of(cls, papers: Iterable[Paper], asked: Sequence[str]) -> Self:
+        """Return those of the claims or papers named, all if none is. Raises KeyError for what is neither."""
+        for name in asked:
+            if name not in catalogue() and name not in ROOMS:
+                raise KeyError(name)
+        names = [name for name, claim in catalogue().items() if not asked or {name, claim.paper} & set(asked)]
+        judges = {name: judge for paper in papers for name, judge in (_checked(paper) | paper.judges).items()}
+        return cls(names=names, judges={name: judges[name] for name in names if name in judges})
+
+    def shrunk(self) -> Self:
+        """Return the same with runs that are short."""
+        small = {
+            name: Judge(evidence=[each.shrunk() for each in judge.evidence], decide=judge.decide)
+            for name, judge in self.judges.items()
+        }
+        return type(self)(names=self.names, judges=small)
+
+    def missing(self, name: str, shelf: Shelf) -> Sequence[str]:
+        """Return the commands that a claim waits for."""
+        judge = self.judges.get(name)
+        return [command for each in judge.evidence for command in each.missing(shelf)] if judge else []
+
+    def commands(self, shelf: Shelf) -> Sequence[str]:
+        """Return all commands that are missing, each once."""
+        return list(dict.fromkeys(command for name in self.names for command in self.missing(name, shelf)))
+
+    def rows(self, shelf: Shelf) -> dict[str, Row]:
+        """Judge every claim whose runs are there."""
+        found = {}
+        for name in self.judges:
+            with suppress(Absent):
+                found[name] = self.row(name, shelf)
+        return found
+
+    def row(self, name: str, shelf: Shelf) -> Row:
+        """Judge a claim that has a judge. Raises Absent where a run is missing, ValueError where one is damaged."""
+        judge = self.judges[name]
+        read = [each.read(shelf) for each in judge.evidence]
+        spreads = (each.spread(what) for each, what in zip(judge.evidence, read, strict=True))
+        outcome = replace(judge.decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
+        if outcome.verdict == UNDECIDED:
+            more = outcome.more or " or ".join(dict.fromkeys(each.more for each in judge.evidence))
+            outcome = replace(outcome, how=f"{outcome.how}. What would decide: {more}")
+        seeds = [seed for each in judge.evidence for seed in each.seeds]
+        commands = [command for each in judge.evidence for command in each.commands]
+        return judged(catalogue()[name], outcome, seeds, commands)
+
+    def unfounded(self, rows: Mapping[str, Row], shelf: Shelf) -> Iterator[str]:
+        """Yield what is wrong with each row that its runs do not bear out, or that has none."""
+        for name in self.names:
+            problem = self._problem(rows[name], shelf)
+            if problem:
+                yield f"{name}: {problem}"
+
+    def _problem(self, row: Row, shelf: Shelf) -> str:
+        if row.id not in self.judges:
+            return "" if row.verdict == OPEN else f"no judge says that it is {row.verdict!r}"
+        try:
+            found = self.row(row.id, shelf)
+        except (Absent, ValueError) as problem:
+            return "" if row.verdict == OPEN else str(problem)
+        other = [field.name for field in fields(Row) if getattr(found, field.name) != getattr(row, field.name)]
+        return f"its runs say otherwise: {', '.join(other)}" if other else ""
+
+
+def drawn(papers: Iterable[Paper], shelf: Shelf) -> Iterator[tuple[str, Figure]]:
+    """Yield the papers' figures beside ours, by their place in the house, as far as their runs are there."""
+    for paper in papers:
+        for name, drawing in paper.drawings.items():
+            with suppress(Absent):
+                yield f"{paper.name}/{name}.png", drawing.redraw(*(each.read(shelf) for each in drawing.evidence))
+
+
+def _checked(paper: Paper) -> dict[str, Judge]:
+    """Return a judge for each check, which reads what `thinwire_lab.papers.gradients` found."""
+    return {name: Judge(evidence=[GRADIENTS], decide=_reader(name)) for name in paper.checks}
+
+
+def _reader(name: str) -> Callable[[Mapping[str, Outcome]], Outcome]:
+    def read(found: Mapping[str, Outcome]) -> Outcome:
+        if name not in found:
+            raise Absent(f"the runs on gradients have no verdict on {name}")
+        return found[name]
+
+    return read

@@ -1,0 +1,90 @@
+"""From intervals to verdicts, by rules that all rooms share."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED
+from thinwire_lab.papers.shared.trials import Interval, Series, over, points_lost
+
+MARGIN = 2.0
+"""Percent of the held-out loss within which two trainings are the same, where a claim has no accuracy in points."""
+Range = tuple[float, float]
+"""The least and the most of repeats, or their 20th and 80th percentile."""
+HALF_A_POINT = 0.5
+"""Of accuracy: within it two trainings are the same, says the list of claims."""
+
+
+def verdict(holds: bool) -> str:
+    """Return the word."""
+    return HOLDS if holds else FAILS
+
+
+def agreed(holds: Iterable[bool]) -> str:
+    """Return what all repeats say: undecided where they disagree."""
+    said = set(holds)
+    return UNDECIDED if len(said) > 1 else verdict(said == {True})
+
+
+def no_worse(found: Interval, margin: float = MARGIN) -> str:
+    """Whether it is no more than `margin` percent above the other: decided where the whole interval says so."""
+    if found.mean + found.half <= margin:
+        return HOLDS
+    return FAILS if found.mean - found.half > margin else UNDECIDED
+
+
+def worse(found: Interval, margin: float) -> str:
+    """Whether it is above the other: it is not where the interval reaches below 0 and stays within the margin."""
+    if found.above:
+        return HOLDS
+    return FAILS if found.mean + found.half <= margin else UNDECIDED
+
+
+def rising(parts: Sequence[Interval]) -> str:
+    """Whether what grows by these steps rises all along: decided where whole intervals say so."""
+    if any(each.below for each in parts):
+        return FAILS
+    return HOLDS if all(each.above for each in parts) else UNDECIDED
+
+
+def sooner(mine: Range, other: Range, times: float = 1.0) -> str:
+    """Whether what takes this long takes at most `times` as long as the other: undecided where the ranges overlap."""
+    (soonest, latest), (others_soonest, others_latest) = mine, other
+    if latest < times * others_soonest:
+        return HOLDS
+    return FAILS if soonest > times * others_latest else UNDECIDED
+
+
+def larger(mine: Range, other: Range) -> str:
+    """Whether it is above the other: undecided where the ranges overlap."""
+    return sooner(other, mine)
+
+
+def every(parts: Mapping[str, str]) -> tuple[str, str]:
+    """Return the verdict on a claim all of whose parts must hold, and a note that names the others."""
+    for word in (FAILS, UNDECIDED):
+        others = [name for name, part in parts.items() if part == word]
+        if others:
+            return word, "" if len(others) == len(parts) else f": {', '.join(others)}"
+    return HOLDS, ""
+
+
+def by_setting(parts: Mapping[str, str]) -> tuple[str, str]:
+    """Return the verdict on a claim made of several settings: it depends where it holds in one and not in another."""
+    words = set(parts.values())
+    if len(words) == 1:
+        return words.pop(), ""
+    note = ": " + "; ".join(
+        f"{word} on {', '.join(name for name, part in parts.items() if part == word)}"
+        for word in (HOLDS, FAILS, UNDECIDED)
+        if word in words
+    )
+    return DEPENDS if {HOLDS, FAILS} <= words else UNDECIDED, note
+
+
+def points(ways: Mapping[str, Series], base: str, *names: str) -> str:
+    """Return how many points of accuracy each way ends below the base, in words."""
+    return ", ".join(f"{name} {points_lost(ways[name], ways[base])}" for name in names)
+
+
+def losses_over(ways: Mapping[str, Series], base: str, *names: str) -> str:
+    """Return how far each way's final loss is above the base's, in words."""
+    return ", ".join(f"{name} {over(ways[name], ways[base])}" for name in names)

@@ -1,0 +1,117 @@
+"""The ledger: a row for every claim, with its verdict, what we measured, and the command that did."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from thinwire_lab.cluster.link import parse_rate
+from thinwire_lab.inputs import write_atomically
+from thinwire_lab.papers.shared.catalogue import HOUSE, Claim, catalogue
+
+SCHEMA = "thinwire.papers/1"
+LEDGER = HOUSE / "ledger.json"
+HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN = (
+    "holds",
+    "does not hold",
+    "depends",
+    "undecided",
+    "out of reach",
+    "open",
+)
+_RATE = re.compile(r"\b\d+[mg]bit\b")
+"""As commands have it, such as `100mbit`."""
+NOTHING = "\N{EN DASH}"
+VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What runs say about a claim.
+
+    note: follows the verdict, such as ": holds on the LSTM". spread: of `measured`, as the evidence says. how:
+    workload, links, and by which rule. more: what would decide it, if not more of the same.
+    """
+
+    verdict: str
+    measured: str
+    how: str
+    note: str = ""
+    spread: str = ""
+    more: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A claim, when it holds, and what became of it. `command`: what ran, one a line; DATA is the folder of data."""
+
+    id: str
+    paper: str
+    claim: str
+    published: str
+    criterion: str
+    verdict: str
+    note: str
+    measured: str
+    spread: str
+    seeds: tuple[int, ...]
+    command: tuple[str, ...]
+    how: str
+
+
+def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Iterable[str]) -> Row:
+    """Return the row of a claim that has been judged."""
+    return Row(
+        id=claim.id,
+        paper=claim.paper,
+        claim=f"{claim.place}: {claim.claim}",
+        published=claim.published,
+        criterion=claim.criterion,
+        seeds=tuple(sorted(set(seeds))),
+        command=tuple(dict.fromkeys(commands)),
+        **{name: _RATE.sub(_in_words, value) for name, value in asdict(outcome).items() if name != "more"},
+    )
+
+
+def _in_words(rate: re.Match[str]) -> str:
+    return str(parse_rate(rate[0]))
+
+
+def unjudged(claim: Claim) -> Row:
+    """Return the row of a claim that waits."""
+    how = f"not yet judged. What would: {claim.check}. Then: {claim.criterion}"
+    return judged(claim, Outcome(verdict=OPEN, measured=NOTHING, how=how), (), ())
+
+
+def read(path: Path = LEDGER) -> dict[str, Row]:
+    """Return the rows by id: all claims, the open ones as the catalogue has them. Raises ValueError for no ledger."""
+    try:
+        written = json.loads(path.read_text())["rows"] if path.exists() else []
+        known = {row["id"]: _row(row) for row in written if row["verdict"] != OPEN}
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no ledger ({error!r}); restore it, or name a file that is not there yet"
+        ) from error
+    for name, row in known.items():
+        if name not in catalogue() or row.verdict not in VERDICTS:
+            raise ValueError(f"{path} has {name}: {row.verdict!r}; expected claims of the catalogue, and {VERDICTS}")
+    return {name: known.get(name, unjudged(claim)) for name, claim in catalogue().items()}
+
+
+def write(rows: Mapping[str, Row], path: Path = LEDGER, judged_on: Mapping[str, Any] | None = None) -> None:
+    """Write all rows, and with which machine and versions they were judged. What ran says itself where it ran."""
+    document = {"schema": SCHEMA, "judged_on": judged_on or {}, "rows": [asdict(row) for row in rows.values()]}
+    write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def counts(rows: Iterable[Row]) -> Counter[str]:
+    """Return how many rows have each verdict."""
+    return Counter(row.verdict for row in rows)
+
+
+def _row(entry: Mapping[str, Any]) -> Row:
+    values = {field.name: entry[field.name] for field in fields(Row)}
+    return Row(**values | {name: tuple(values[name]) for name in ("seeds", "command")})

@@ -1,0 +1,118 @@
+"""The data on which claims are judged."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from thinwire_lab.problems import Problem
+
+Gradients = dict[str, Tensor]
+"""A gradient per parameter, in the parameter's shape."""
+
+
+class Absent(Exception):  # noqa: N818 - it reads better where it is raised
+    """The data for a check is missing; the message says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The gradients of several workers at one step: same weights, different batches."""
+
+    step: int
+    workers: list[Gradients]
+
+    @property
+    def mean(self) -> Gradients:
+        """The gradient that dense training would use."""
+        return {name: torch.stack([w[name] for w in self.workers]).mean(dim=0) for name in self.workers[0]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alpha:
+    """‖v − v̄‖/‖v‖ at one step, when a share `theta` of the frequencies is dropped."""
+
+    step: int
+    theta: float
+    quantised: bool
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stale:
+    """One layer at one step under a threshold measured earlier: ‖E‖²/‖W‖² of the unsent rest, and the share sent."""
+
+    step: int
+    layer: str
+    left: float
+    density: float
+
+
+@dataclass(kw_only=True, eq=False)
+class Run:
+    """What was recorded while one model trained.
+
+    `thresholds` are the 95 % ones per layer, one per step; `after_drop` those of the steps after the rate has dropped.
+    """
+
+    model: str
+    problem: Problem | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
+    thresholds: dict[str, list[float]] = field(default_factory=dict)
+    after_drop: dict[str, list[float]] = field(default_factory=dict)
+    stale: list[Stale] = field(default_factory=list)
+    alphas: list[Alpha] = field(default_factory=list)
+
+    @property
+    def late(self) -> Snapshot:
+        """The last snapshot, which has the most workers."""
+        return self.snapshots[-1]
+
+
+@dataclass(kw_only=True)
+class Material:
+    """All data on which claims are judged; `quick` asks for fewer repetitions and smaller vectors."""
+
+    runs: list[Run]
+    data: Path | None = None
+    seed: int = 0
+    quick: bool = False
+
+    def recorded(self) -> list[Run]:
+        """Return the runs. Raises Absent if there are none."""
+        if not self.runs:
+            raise Absent("needs gradients; no model could be trained as no data was found")
+        return self.runs
+
+    def run(self, model: str) -> Run:
+        """Return the run of one model. Raises Absent when it was not trained."""
+        for run in self.runs:
+            if run.model == model and run.problem is not None:
+                return run
+        raise Absent(f"needs {model}'s training data")
+
+    def tensors(self, least: int = 1) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, gradient) for each snapshot's mean gradients of `least` or more elements, flat."""
+        for run in self.recorded():
+            for shot in run.snapshots:
+                for name, gradient in shot.mean.items():
+                    if gradient.numel() >= least and bool(gradient.any()):
+                        yield f"{run.model} {shot.step} {name}", gradient.reshape(-1)
+
+    def many(self, quick: int, full: int) -> int:
+        """Return one of two counts."""
+        return quick if self.quick else full
+
+    def folder(self, *names: str) -> Path:
+        """Return the first of these data folders that exists. Raises Absent if none does."""
+        for name in names:
+            if self.data is not None and (self.data / name).exists():
+                return self.data / name
+        raise Absent(f"needs data: no folder {' or '.join(names)} was given")
+
+
+def flat(gradients: Gradients) -> Tensor:
+    """Return all gradients, one after another."""
+    return torch.cat([gradient.reshape(-1) for gradient in gradients.values()])

@@ -1,0 +1,221 @@
+"""Where the documents of runs lie, and how a missing one is made."""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from thinwire_lab.inputs import write_atomically
+from thinwire_lab.machine import code, made
+from thinwire_lab.papers.shared.catalogue import HOUSE
+from thinwire_lab.papers.shared.material import Absent
+
+RUNS = HOUSE / "runs"
+DATA = "DATA"
+TRAIN, SERVE = "thinwire_lab.studies.convergence", "thinwire_lab.studies.server_clicks"
+GOING_ON = (TRAIN, SERVE)
+TODAY = version("thinwire")
+_OURS = {"python": [sys.executable], "thinwire": [sys.executable, "-m", "thinwire"]}
+"""Programs of this very environment, whether or not it is on the path."""
+FIRST = "0.1.0"
+"""The version of runs that do not name theirs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """A folder of documents; `data` is that of data sets, which commands call DATA.
+
+    made.json there says of each command when, by which version and code and on what it ran, and for how long; lines of
+    trainings say it themselves. anew: what another code of this version has written is missing, too.
+    """
+
+    folder: Path = RUNS
+    data: Path | None = None
+    anew: bool = False
+
+    def document(self, name: str) -> Any:
+        """Return a JSON document. Raises Absent if it has not been made, ValueError if it is damaged."""
+        path = self.folder / name
+        if not path.exists():
+            raise Absent(f"{name} has not been run")
+        return _parsed(path, path.read_text())
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Return a file of JSON lines; nothing if there is none."""
+        path = self.folder / name
+        return [_parsed(path, line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def made(self) -> dict[str, dict[str, Any]]:
+        """Return what is known of each command that ran."""
+        path = self.folder / "made.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def by_today(self, command: str) -> bool:
+        """Whether today's version ran it, as far as is known."""
+        return self.is_current(self.made().get(command, {}))
+
+    def is_current(self, note: Mapping[str, Any]) -> bool:
+        """Whether what is noted of a run says that it need not run again."""
+        return note.get("thinwire", FIRST) == TODAY and (not self.anew or note.get("code") == code())
+
+    def run(self, command: str) -> None:
+        """Run a command from the checkout's root, and note it. Raises CalledProcessError, and Absent without data."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        began = time.perf_counter()
+        subprocess.run(list(self._words(command)), check=True, cwd=HOUSE.parent)
+        note = made() | {"seconds": round(time.perf_counter() - began, 1)}
+        write_atomically(self.folder / "made.json", json.dumps(self.made() | {command: note}, indent=1) + "\n")
+
+    def try_to_run(self, command: str) -> str | None:
+        """Run a command. Return what went wrong, if anything did."""
+        try:
+            self.run(command)
+        except (subprocess.CalledProcessError, Absent) as problem:
+            return str(problem)
+        return None
+
+    def _words(self, command: str) -> Iterator[str]:
+        words = shlex.split(command)
+        if self.anew:  # these programs go on where a file of theirs ends
+            words = [word for word in words if word != "--resume"] + ["--anew"] * bool({*GOING_ON} & {*words})
+        for word in words:
+            if word.startswith(DATA) and self.data is None:
+                raise Absent(f"needs data: {command}")
+            yield from _OURS.get(word, [self._placed(word)])
+
+    def _placed(self, word: str) -> str:
+        if word.startswith("papers/runs/"):
+            return str(self.folder / word.removeprefix("papers/runs/"))
+        return word.replace(DATA, str(self.data), 1) if word.startswith(DATA) else word
+
+
+def _parsed(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path.name} is not JSON ({error}); restore it, or delete it and run again") from error
+
+
+class Evidence(Protocol):
+    """Runs that verdicts rest on."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds they were run with."""
+
+    @property
+    def more(self) -> str:
+        """More of what would decide a claim that these runs leave undecided."""
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What makes them, as one would type it in the checkout, with DATA for the folder of data sets."""
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """Return the commands that have not been run to their end."""
+
+    def read(self, shelf: Shelf) -> Any:
+        """Return what they found. Raises Absent."""
+
+    def spread(self, found: Any) -> str:
+        """Return how far repeats of what was `read` lie apart, in words; nothing if each ran once."""
+
+    def shrunk(self) -> Self:
+        """Return the same runs, short."""
+
+
+def _nothing(_: Any) -> str:
+    return ""
+
+
+def _whole(_: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A program that writes a JSON file.
+
+    words: its command, without --json. quick: what makes it short. apart: says how far its repeats lie apart.
+    complete: whether it is all there, where the program writes it bit by bit.
+    """
+
+    name: str
+    words: str
+    quick: str = ""
+    seeds: tuple[int, ...] = (0,)
+    apart: Callable[[Any], str] = _nothing
+    complete: Callable[[Any], bool] = _whole
+    more: str = "more repeats"
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """See `Evidence`."""
+        return (f"{self.words} --json papers/runs/{self.name}.json",)
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """See `Evidence`. One by another version is missing, and is read until there is one by today's."""
+        if not all(map(shelf.by_today, self.commands)):
+            return self.commands
+        try:
+            self.read(shelf)
+        except Absent:
+            return self.commands
+        return ()
+
+    def read(self, shelf: Shelf) -> Any:
+        """See `Evidence`. Raises Absent where the run was cut off, too."""
+        found = shelf.document(f"{self.name}.json")
+        if not self.complete(found):
+            raise Absent(f"{self.name} was cut off")
+        return found
+
+    def spread(self, found: Any) -> str:
+        """See `Evidence`."""
+        return self.apart(found)
+
+    def shrunk(self) -> Self:
+        """See `Evidence`."""
+        return replace(self, words=f"{self.words} {self.quick}".strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combined:
+    """Documents that are read as one; `combine` takes what each of them found. enough: so many for a short run."""
+
+    documents: Sequence[Document]
+    combine: Callable[[Sequence[Any]], Any]
+    more: str = "more repeats"
+    enough: int | None = None
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """See `Evidence`."""
+        return tuple(dict.fromkeys(seed for each in self.documents for seed in each.seeds))
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """See `Evidence`."""
+        return tuple(command for each in self.documents for command in each.commands)
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """See `Evidence`."""
+        return tuple(command for each in self.documents for command in each.missing(shelf))
+
+    def read(self, shelf: Shelf) -> Any:
+        """See `Evidence`."""
+        return self.combine([each.read(shelf) for each in self.documents])
+
+    def spread(self, found: Any) -> str:
+        """See `Evidence`."""
+        return "; ".join(filter(None, (each.spread(found) for each in self.documents)))
+
+    def shrunk(self) -> Self:
+        """See `Evidence`."""
+        return replace(self, documents=[each.shrunk() for each in self.documents[: self.enough]])

@@ -1,0 +1,128 @@
+"""The tables of the rooms' pages and of the docs, written from the ledger and from the runs."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from thinwire_lab.inputs import write_atomically
+from thinwire_lab.papers.shared import choosing
+from thinwire_lab.papers.shared.catalogue import HOUSE, ROOMS
+from thinwire_lab.papers.shared.ledger import (
+    BEYOND,
+    DEPENDS,
+    FAILS,
+    HOLDS,
+    NOTHING,
+    OPEN,
+    UNDECIDED,
+    VERDICTS,
+    Row,
+    counts,
+)
+from thinwire_lab.papers.shared.shelf import Shelf
+
+RECIPES = "docs/explanation/recipes.md"
+"""The page of the recipes, from the checkout's root, whose last table is the verdicts by paper."""
+HEAD = (
+    "| id | the paper's claim and its figure | verdict | ours | how, or what would judge it |\n| "
+    "--- | --- | --- | --- | --- |\n"
+)
+_WORDS = {
+    HOLDS: ("holds", "hold"),
+    FAILS: ("does not", "do not"),
+    DEPENDS: ("depends on the setting", "depend on the setting"),
+    UNDECIDED: ("was looked at and could not be decided", "were looked at and could not be decided"),
+    BEYOND: ("is out of reach here", "are out of reach here"),
+    OPEN: ("is open", "are open"),
+}
+"""Of one claim, and of several."""
+TITLES = {
+    "dragonn": "[DRAGONN](dragonn/README.md)",
+    "fft": "[FFT sparsification and the offset float](fft/README.md)",
+    "s2": "[S2 Reducer](s2/README.md)",
+    "dct": "[Dynamic Communication Thresholding](dct/README.md)",
+    "gtopk": "[gTop-k](gtopk/README.md)",
+}
+_BAR = r"\|"
+YEARS = {"dragonn": 2022, "fft": 2020, "s2": 2021, "dct": 2021, "gtopk": 2019}
+
+
+def renew(rows: Mapping[str, Row], house: Path = HOUSE) -> None:
+    """Write every table of the rooms anew."""
+    for path, text in _pages(rows, house):
+        write_atomically(path, text)
+
+
+def stale(rows: Mapping[str, Row], house: Path = HOUSE) -> list[str]:
+    """Return the pages whose tables are not what the ledger says."""
+    return [str(path.relative_to(house.parent)) for path, text in _pages(rows, house) if path.read_text() != text]
+
+
+def counted(rows: Sequence[Row]) -> str:
+    """Return how many claims have which verdict, as a sentence."""
+    if not rows:
+        return "None."
+    numbers = counts(rows)
+    found = [(numbers[verdict], words) for verdict, words in _WORDS.items() if numbers[verdict]]
+    said = ", ".join(f"{number} {several if number > 1 else one}" for number, (one, several) in found)
+    return f"Of {len(rows)} claims {said}."
+
+
+def _pages(rows: Mapping[str, Row], house: Path) -> Iterator[tuple[Path, str]]:
+    for room in ROOMS:
+        path, mine = house / room / "README.md", [row for row in rows.values() if row.paper == room]
+        yield path, _put(_count(path.read_text(), mine), HEAD, "".join(map(_line, mine)))
+    path, text = house / "README.md", (house / "README.md").read_text()
+    text = re.sub(r"Of \d+ claims [^.]*\.", counted(list(rows.values())), text, count=1)
+    for head, lines in (_numbers(rows), _names(rows)):
+        text = _put(text, head, lines)
+    yield path, text
+    path, (head, lines) = house.parent / RECIPES, _names(rows)
+    yield path, _put(path.read_text(), head, lines.replace("](", "](../../papers/"))
+    path = house.parent / choosing.PAGE
+    yield path, _put(path.read_text(), choosing.HEAD, choosing.lines(Shelf()))
+
+
+def _count(text: str, rows: Sequence[Row]) -> str:
+    return re.sub(r"Of \d+ claims [^.]*\.", counted(rows), text, count=1)
+
+
+def _put(text: str, head: str, lines: str) -> str:
+    """Replace the lines of the table with this head."""
+    before, found, after = text.partition(head)
+    if not found:
+        raise ValueError(f"the page has no table headed {head.splitlines()[0]!r}")
+    return before + head + lines + re.sub(r"\A(\|.*\n)*", "", after)
+
+
+def _line(row: Row) -> str:
+    ours = f"{row.measured} ({row.spread})" if row.spread else row.measured
+    cells = (row.id, row.claim, f"**{row.verdict}**{row.note}", ours, row.how)
+    return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |\n"
+
+
+def _numbers(rows: Mapping[str, Row]) -> tuple[str, str]:
+    """Return the head and the lines of the table of counts."""
+    head = "| paper | claims | hold | do not hold | depend on the setting | undecided | out of reach | open |\n"
+    lines = []
+    for room in ROOMS:
+        mine = [row for row in rows.values() if row.paper == room]
+        numbers = [len(mine), *(counts(mine)[verdict] for verdict in VERDICTS)]
+        lines.append(f"| {TITLES[room]} ({YEARS[room]}) | " + " | ".join(map(str, numbers)) + " |\n")
+    total = [len(rows), *(counts(rows.values())[verdict] for verdict in VERDICTS)]
+    lines.append("| **all** | " + " | ".join(f"**{number}**" for number in total) + " |\n")
+    return head + "| --- |" + " ---: |" * 7 + "\n", "".join(lines)
+
+
+def _names(rows: Mapping[str, Row]) -> tuple[str, str]:
+    """Return the head and the lines of the table of names."""
+    groups = ((HOLDS,), (FAILS,), (DEPENDS, UNDECIDED, BEYOND), (OPEN,))
+    lines = []
+    for room in ROOMS:
+        mine = [row for row in rows.values() if row.paper == room]
+        cells = (" ".join(row.id for row in mine if row.verdict in group) or NOTHING for group in groups)
+        lines.append(f"| {TITLES[room]} | " + " | ".join(cells) + " |\n")
+    head = (
+        "| paper | hold | do not hold | depend, undecided or out of reach | open |\n| --- | --- | --- | --- | --- |\n"
+    )
+    return head, "".join(lines)

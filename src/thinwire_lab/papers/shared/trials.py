@@ -1,0 +1,238 @@
+"""Trainings with virtual workers, and what several seeds say together."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Any, Self
+
+from thinwire_lab.papers.shared.material import Absent
+from thinwire_lab.papers.shared.shelf import DATA, TRAIN, Shelf
+
+FILE = "learning.jsonl"
+RATES = {"mlp": 0.2, "xml": 640.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 0.2, "lstm": 4.0}
+"""Learning rates of SGD with momentum 0.9: of those tried, where dense ends lowest (their runs are in FILE)."""
+
+OVER_SEEDS = "\N{PLUS-MINUS SIGN} over {} seeds"
+_WITHOUT_DATA = ("transformer", "xml")
+_T = {1: math.inf, 2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""The 97.5 % quantile of Student's t, by the number of values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One training: held-out loss and accuracy over steps, and bits per parameter and step."""
+
+    seed: int
+    steps: Sequence[int]
+    losses: Sequence[float]
+    accuracies: Sequence[float]
+    bits: float
+
+    @property
+    def loss(self) -> float:
+        """At the end; infinite where it diverged."""
+        return self.losses[-1] if math.isfinite(self.losses[-1]) else math.inf
+
+    @property
+    def accuracy(self) -> float:
+        """At the end, in percent."""
+        return 100 * self.accuracies[-1]
+
+    def accuracy_at(self, step: int) -> float:
+        """Return that of the first look from a step on, in percent."""
+        return 100 * next(found for at, found in zip(self.steps, self.accuracies, strict=True) if at >= step)
+
+    def steps_to(self, target: float) -> float:
+        """Return after how many steps the loss first is at most `target`, between two looks; infinite if never."""
+        before = (0, math.inf)
+        for step, loss in zip(self.steps, self.losses, strict=True):
+            if loss <= target:
+                last, high = before
+                return step if math.isinf(high) else last + (step - last) * (high - target) / (high - loss)
+            before = (step, loss)
+        return math.inf
+
+
+Series = Sequence[Trial]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A recipe, as thinwire_lab.studies.convergence reads it, and what differs from the other rows.
+
+    schedule: of the learning rate.
+    """
+
+    recipe: str
+    optimizer: str = "sgd()"
+    rate: float | None = None
+    warm_up: int = 20
+    batch: int | None = None
+    workers: int | None = None
+    schedule: str = "constant"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trials:
+    """Each way on each seed, all else equal. `rate`: dense's best; scale: of the model's size."""
+
+    model: str
+    workers: int
+    steps: int
+    rate: float
+    ways: Mapping[str, Way]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    scale: float = 1.0
+
+    @property
+    def more(self) -> str:
+        """See `shelf.Evidence`."""
+        return "more seeds"
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """See `shelf.Evidence`."""
+        return tuple(self._command(way) for way in self.ways.values())
+
+    def missing(self, shelf: Shelf) -> tuple[str, ...]:
+        """See `shelf.Evidence`. A training by another version is missing, and read while there is none by today's."""
+        lines = [line for line in shelf.lines(FILE) if shelf.is_current(line)]
+        return tuple(self._command(way) for way in self.ways.values() if len(self._of(way, lines)) < len(self.seeds))
+
+    def read(self, shelf: Shelf) -> dict[str, Series]:
+        """Return a trial for each way and seed. Raises Absent if one is missing."""
+        lines = shelf.lines(FILE)
+        found = {name: self._of(way, lines) for name, way in self.ways.items()}
+        for name, series in found.items():
+            if len(series) < len(self.seeds):
+                raise Absent(f"{name} on {self.model} has {len(series)} of {len(self.seeds)} seeds")
+        return found
+
+    def spread(self, found: Mapping[str, Series]) -> str:
+        """See `shelf.Evidence`."""
+        return OVER_SEEDS.format(len(self.seeds))
+
+    def only(self, *names: str) -> Self:
+        """Return these ways alone."""
+        return replace(self, ways={name: self.ways[name] for name in names})
+
+    def on(self, seeds: int) -> Self:
+        """Return the same on as many seeds."""
+        return replace(self, seeds=tuple(range(seeds)))
+
+    def shrunk(self) -> Self:
+        """See `shelf.Evidence`."""
+        return replace(self, steps=4, seeds=(0, 1))
+
+    def _of(self, way: Way, lines: Sequence[Mapping[str, Any]]) -> Series:
+        wanted = self._settings(way)
+        fitting = [line for line in lines if all(line.get(name, 1.0) == value for name, value in wanted.items())]
+        newest = {line["seed"]: line for line in fitting}
+        return [_trial(newest[seed]) for seed in self.seeds if seed in newest]
+
+    def _settings(self, way: Way) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "workers": way.workers or self.workers,
+            "steps": self.steps,
+            "recipe": way.recipe,
+            "optimizer": way.optimizer,
+            "rate": way.rate or self.rate,
+            "warm_up": way.warm_up,
+            "batch": way.batch,
+            "scale": self.scale,
+            "schedule": way.schedule,
+        }
+
+    def _command(self, way: Way) -> str:
+        settings = self._settings(way)
+        given = {
+            **({} if self.model in _WITHOUT_DATA else {"data": DATA}),
+            **{name: settings[name] for name in ("model", "workers", "steps", "rate")},
+            "recipe": f'"{way.recipe}"',
+            "optimizer": f'"{way.optimizer}"',
+            "warm-up": way.warm_up,
+            "seeds": ",".join(map(str, self.seeds)),
+        }
+        extra = {"batch": way.batch} if way.batch else {}
+        falls = {"schedule": way.schedule} if way.schedule != "constant" else {}
+        sized = {"scale": self.scale} if self.scale != 1 else {}
+        options = " ".join(f"--{name} {value}" for name, value in (given | extra | sized | falls).items())
+        return f"python -m {TRAIN} run papers/runs/{FILE} {options}"
+
+
+def _trial(line: Mapping[str, Any]) -> Trial:
+    steps, losses, _, accuracies = zip(*((*look, None)[:4] for look in line["looks"]), strict=True)
+    return Trial(
+        seed=line["seed"],
+        steps=steps,
+        losses=losses,
+        accuracies=[math.nan if x is None else x for x in accuracies],
+        bits=line["bits"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A mean over seeds, and half of its 95 % interval. Where a seed has diverged, the mean is infinite."""
+
+    mean: float
+    half: float
+    unit: str = "%"
+
+    @property
+    def above(self) -> bool:
+        """Whether the interval is above 0."""
+        return self.mean - self.half > 0
+
+    @property
+    def below(self) -> bool:
+        """Whether the interval is below 0."""
+        return self.mean + self.half < 0
+
+    def within(self, margin: float) -> bool:
+        """Whether the interval is within ±margin."""
+        return abs(self.mean) + self.half <= margin
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ± {self.half:.2f} {self.unit}" if math.isfinite(self.mean) else "diverged on a seed"
+
+
+def over(series: Series, base: Series) -> Interval:
+    """Return by how many percent the final loss is above the other's, seed by seed."""
+    return interval([100 * (a.loss / b.loss - 1) for a, b in zip(series, base, strict=True)])
+
+
+def points_lost(series: Series, base: Series) -> Interval:
+    """Return by how many points the final accuracy is below the other's, seed by seed."""
+    return interval([b.accuracy - a.accuracy for a, b in zip(series, base, strict=True)], "points lost")
+
+
+def interval(values: Sequence[float], unit: str = "%") -> Interval:
+    """Return mean and 95 % interval of a few values, by Student's t.
+
+    A value that is not finite is of a seed that has diverged. If the others are above 0, so is all of the interval.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < len(values):
+        return Interval(mean=math.inf, half=0.0 if min(finite, default=math.inf) > 0 else math.inf, unit=unit)
+    half = _T[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return Interval(mean=fmean(values), half=half, unit=unit)
+
+
+def loss(series: Series) -> str:
+    """Return mean and standard deviation of the final loss."""
+    values = [trial.loss for trial in series]
+    return f"{fmean(values):.3f} ± {stdev(values):.3f}" if all(map(math.isfinite, values)) else "diverged"
+
+
+def accuracy(series: Series) -> str:
+    """Return mean and standard deviation of the final accuracy."""
+    values = [trial.accuracy for trial in series]
+    return f"{fmean(values):.1f} ± {stdev(values):.1f} %"
+
+
+def steps_to(series: Series, targets: Sequence[float]) -> float:
+    """Return the mean number of steps to a target for each seed; infinite if a seed never gets there."""
+    return fmean(trial.steps_to(target) for trial, target in zip(series, targets, strict=True))

@@ -1,0 +1,119 @@
+"""A plan, printed and as a page: conclusions, every tensor, the network, and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+
+from thinwire.planner import Plan, Profile
+from thinwire_lab.inputs import write_atomically
+from thinwire_lab.plan.apart import NOTES, Apart
+from thinwire_lab.plan.plots import CAPTION, least_ratio, timeline
+from thinwire_lab.plan.tensors import Tensors, every
+from thinwire_lab.plan.words import conclusions, network, origin, title
+from thinwire_lab.show import page
+from thinwire_lab.show.table import Column, Table, tabulated
+from thinwire_lab.show.terminal import print_table, say
+from thinwire_lab.show.units import UNKNOWN, human_bytes
+
+_COLUMNS: tuple[Column[Tensors], ...] = (
+    Column(heading="tensor", text=lambda some: some.label, left=True),
+    Column(heading="elements", text=lambda some: f"{some.numel:,}"),
+    Column(heading="size", text=lambda some: human_bytes(some.dense_bytes)),
+    Column(heading="choice", text=lambda some: some.choice, left=True),
+    Column(heading="payload", text=lambda some: human_bytes(some.nbytes)),
+    Column(heading="saves ms", text=lambda some: UNKNOWN if some.choice == "dense" else f"{1e3 * some.saves:.2f}"),
+)
+_NOTE = "saves: how much longer a step would take if these tensors alone were left uncompressed."
+_ADVICE = "What would help more:"
+
+
+def print_plan(
+    console: Console, measured: Profile, plan: Plan, tensors: Sequence[Tensors], apart: Apart | None = None
+) -> None:
+    """Print the plan's subject, table and conclusions, what else would help, and what outer steps would bring."""
+    say(console, title(plan.profile), "bold")
+    for line in origin(measured, plan.profile):
+        say(console, line, "dim")
+    for name, latency, bandwidth in network(plan.profile):
+        say(console, f"  {name:14}  latency {latency:>8}  bandwidth {bandwidth}")
+    for tier in plan.profile.tiers:
+        say(console, f"  {tier}", indent="    ")
+    console.print()
+    if tensors:
+        print_table(console, _table(tensors))
+        if plan.pays:
+            say(console, _NOTE, "dim")
+    else:
+        say(console, "No gradient to plan for: those of sparse embeddings go as DDP sends them.")
+    console.print()
+    for text in conclusions(plan):
+        say(console, text, "bold")
+    if plan.advice:
+        say(console, _ADVICE)
+    for text in plan.advice:
+        say(console, f"- {text}", indent="  ")
+    if apart is not None:
+        _print_apart(console, apart, plan)
+
+
+def _print_apart(console: Console, apart: Apart, plan: Plan) -> None:
+    table = apart.table(plan)
+    say(console, f"\n{table.title}\n", "bold")
+    print_table(console, table)
+    for note in ("", *NOTES):
+        say(console, note, "dim")
+    say(console, f"\n{apart.conclusion(plan)}", "bold")
+
+
+def write_html(measured: Profile, plan: Plan, path: Path, apart: Apart | None = None) -> None:
+    """Write the page; an earlier file stays whole if that fails."""
+    write_atomically(path, html(measured, plan, apart))
+
+
+def html(measured: Profile, plan: Plan, apart: Apart | None = None) -> str:
+    """Return the page."""
+    blocks = list(sections(measured, plan))
+    if apart is not None:
+        table = apart.table(plan)
+        said = page.paragraphs([apart.conclusion(plan)]), page.table(table), page.paragraphs(NOTES, "soft")
+        blocks.append(page.section(table.title, *said))
+    return page.page(f"thinwire plan: {title(plan.profile)}", page.chapter("thinwire plan", *blocks))
+
+
+def sections(measured: Profile, plan: Plan) -> Iterator[str]:
+    """Yield the conclusions, the step drawn, every tensor, the network, and the least ratio that pays."""
+    yield page.paragraphs([title(plan.profile)])
+    yield page.paragraphs(origin(measured, plan.profile), "soft")
+    yield page.paragraphs(conclusions(plan))
+    if plan.advice:
+        yield page.paragraphs([_ADVICE]) + page.bullets(plan.advice)
+    yield page.section("A step", page.figures(timeline(plan), one=True))
+    yield page.section("Tensors", page.table(_table(every(plan))), page.paragraphs([_NOTE], "soft"))
+    yield page.section("Network", *_network(plan.profile))
+    if plan.profile.costs and plan.profile.timeline.gradients:
+        figure = page.figures(least_ratio(plan.profile), caption=CAPTION, one=True)
+        yield page.section("The least compression that pays", figure)
+    yield page.section("How it was measured", page.definitions(measured.made))
+
+
+def _network(profile: Profile) -> Iterator[str]:
+    links = {name: f"latency {latency}, bandwidth {bandwidth}" for name, latency, bandwidth in network(profile)}
+    yield page.definitions(links)
+    yield page.paragraphs(profile.tiers, "soft")
+
+
+def _table(tensors: Sequence[Tensors]) -> Table:
+    return tabulated(_COLUMNS, tensors, why=[some.reason for some in tensors], under=list(_reasons(tensors)))
+
+
+def _reasons(tensors: Sequence[Tensors]) -> Iterator[str]:
+    """Yield the reason below each tensor; one that holds for several in a row comes below the last."""
+    for (reason, like), group in groupby(tensors, key=lambda some: (some.reason, some.like)):
+        counts = [some.count for some in group]
+        which = "" if sum(counts) == 1 else "each: " if like else "the largest: "
+        yield from ("" for _ in counts[1:])
+        yield f"{which}{reason}"

@@ -1,0 +1,91 @@
+"""The problems that `thinwire bench` trains on, by name."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from thinwire_lab.inputs import BadInput
+from thinwire_lab.problems import dlrm, lstm, mlp, resnet20, transformer, vgg, xml
+from thinwire_lab.problems.base import Batch, Options, Parts, Problem
+
+__all__ = ["PROBLEMS", "Batch", "Entry", "Parts", "Problem", "build"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A problem that can be built; `summary` says in a line its model, its data and what --data must name."""
+
+    summary: str
+    make: Callable[[Options], Problem]
+    takes_data: bool = True
+    sparse_embeddings: bool = False
+    scales: bool = False
+
+
+PROBLEMS: Mapping[str, Entry] = MappingProxyType(
+    {
+        "transformer": Entry(
+            summary="byte-level GPT, 0.83 M parameters, on Python's own standard library; --data FILE for another text",
+            make=transformer.make,
+        ),
+        "lstm": Entry(
+            summary="word-level LSTM, 4.4 M parameters; needs --data DIR with WikiText-2's train.txt and valid.txt",
+            make=lstm.make,
+        ),
+        "lstm_sparse": Entry(
+            summary="the same with a sparse embedding and a head of its own, 8.7 M parameters; --data as for lstm",
+            make=lstm.make_sparse,
+            sparse_embeddings=True,
+        ),
+        "mlp": Entry(
+            summary="784-1024-1024-10 network, 1.9 M parameters; needs --data DIR with MNIST's idx files",
+            make=mlp.make,
+        ),
+        "resnet20": Entry(
+            summary="ResNet-20, 0.27 M parameters; needs --data FILE.npz with CIFAR-10",
+            make=resnet20.make,
+        ),
+        "vgg": Entry(
+            summary="small VGG with large dense layers, 1.6 M parameters; needs --data FILE.npz with CIFAR-10",
+            make=vgg.make,
+        ),
+        "dlrm": Entry(
+            summary="DLRM, 1.0 M parameters, on generated clicks; --data FILE for Criteo's train.txt, 4.7 M parameters",
+            make=dlrm.make,
+        ),
+        "xml": Entry(
+            summary="linear layer 4,096 -> 30,938, 126.7 M parameters, on generated sparse features; "
+            "takes no data, --scale multiplies the number of labels",
+            make=xml.make,
+            takes_data=False,
+            scales=True,
+        ),
+    }
+)
+
+
+def build(name: str, *, seed: int, data: Path | None = None, scale: float = 1.0) -> Problem:
+    """Build a problem in its initial state; takes seconds. Leaves torch's and numpy's global generators alone.
+
+    Raises BadInput for an unknown name, a negative seed, a scale that is not positive and finite, a scale for a problem
+    that has one size, and data that is missing, unusable or not wanted.
+    """
+    entry = PROBLEMS.get(name)
+    if entry is None:
+        raise BadInput(f"no model is called {name!r}; choose one of {', '.join(PROBLEMS)}")
+    if seed < 0:
+        raise BadInput(f"the seed must not be negative but is {seed}")
+    _check_scale(name, entry, scale)
+    if data is not None and not entry.takes_data:
+        raise BadInput(f"{name} generates its data; leave --data out")
+    return entry.make(Options(seed=seed, data=data, scale=scale))
+
+
+def _check_scale(name: str, entry: Entry, scale: float) -> None:
+    if not (math.isfinite(scale) and scale > 0):
+        raise BadInput(f"--scale must be a positive number but is {scale:g}")
+    if scale != 1 and not entry.scales:
+        scaling = ", ".join(known for known, entry in PROBLEMS.items() if entry.scales)
+        raise BadInput(f"{name} has one size; leave --scale out, or choose a model that scales: {scaling}")

@@ -1,0 +1,102 @@
+"""The optimizers that a problem can be trained with, by the name of `--optimizer`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.server.central import MakeOptimizer
+from thinwire_lab.inputs import BadInput
+from thinwire_lab.problems.base import Problem, sgd
+from thinwire_lab.problems.rates import RATES
+
+BETAS = (0.9, 0.95)
+"""AdamW's: a second moment that forgets within 20 steps suits runs of some hundred."""
+
+
+def check_optimizer(name: str) -> None:
+    """Raise BadInput unless there is such an optimizer, and this torch has it."""
+    if name not in OPTIMIZERS:
+        raise BadInput(f"no optimizer is called {name!r}; choose one of {', '.join(OPTIMIZERS)}")
+    if name == "muon" and not hasattr(torch.optim, "Muon"):
+        raise BadInput(
+            f"torch {torch.__version__} has no torch.optim.Muon: take torch 2.9 or newer, or another optimizer"
+        )
+
+
+def optimizers(name: str, model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that together train `model`, the problem's own or a part of it."""
+    return OPTIMIZERS[name](model, problem)
+
+
+def step_all(several: Sequence[torch.optim.Optimizer]) -> None:
+    """Let each take its step."""
+    for each in several:
+        each.step()
+
+
+def zero_all(several: Sequence[torch.optim.Optimizer]) -> None:
+    """Drop the gradients that they hold."""
+    for each in several:
+        each.zero_grad(set_to_none=True)
+
+
+def _sgd(model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
+    return [sgd(model, problem)]
+
+
+def _adamw(model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
+    return _adam(list(model.parameters()), model, problem)
+
+
+def _muon(model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
+    """Muon for matrices; embeddings and all that is no matrix go to AdamW."""
+    tables = {p for module in model.modules() if isinstance(module, _TABLES) for p in module.parameters()}
+    matrices = [p for p in model.parameters() if p.dim() == 2 and p not in tables]
+    rest = [p for p in model.parameters() if p.dim() != 2 or p in tables]
+    found: list[torch.optim.Optimizer] = []
+    if matrices:
+        rate = RATES[problem.name].muon
+        found.append(torch.optim.Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+    return found + _adam(rest, model, problem)
+
+
+def _adam(parameters: list[nn.Parameter], model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
+    """AdamW, and SparseAdam for embeddings with sparse gradients, which AdamW cannot take."""
+    rate, sparse = RATES[problem.name].adamw, sparse_weights(model)
+    dense = [p for p in parameters if p not in sparse]
+    rows = [p for p in parameters if p in sparse]
+    found: list[torch.optim.Optimizer] = []
+    if dense:
+        found.append(torch.optim.AdamW(dense, lr=rate, betas=BETAS))
+    if rows:
+        found.append(torch.optim.SparseAdam(rows, lr=rate, betas=BETAS))
+    return found
+
+
+def served_optimizers(name: str, problem: Problem, trainers: int) -> tuple[MakeOptimizer, MakeOptimizer]:
+    """Return what makes a parameter server's optimizers of its flat parameters and of rows, "sgd" or "adamw".
+
+    It steps at the update of each trainer rather than at their mean, so the rate is divided by their number.
+    """
+    slow, adam = problem.learning_rate / trainers, RATES[problem.name].adamw / trainers
+    made: dict[str, tuple[MakeOptimizer, MakeOptimizer]] = {
+        "sgd": (
+            lambda p: torch.optim.SGD(p, lr=slow, momentum=problem.momentum),
+            lambda p: torch.optim.SGD(p, lr=slow),
+        ),
+        "adamw": (
+            lambda p: torch.optim.AdamW(p, lr=adam, betas=BETAS),
+            lambda p: torch.optim.SparseAdam(list(p), lr=adam, betas=BETAS),
+        ),
+    }
+    return made[name]
+
+
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+OPTIMIZERS: Mapping[str, Callable[[nn.Module, Problem], list[torch.optim.Optimizer]]] = MappingProxyType(
+    {"sgd": _sgd, "adamw": _adamw, "muon": _muon}
+)

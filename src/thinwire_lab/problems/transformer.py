@@ -1,0 +1,132 @@
+"""A byte-level GPT on the source of Python's standard library, or on any text."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from thinwire_lab.inputs import reading
+from thinwire_lab.problems.base import Options, Parts, Problem, classes, cross_entropy, seeded, size
+from thinwire_lab.problems.rates import RATES
+from thinwire_lab.problems.sampling import batches, held_out, spaced
+from thinwire_lab.problems.stages import Chain, chosen, feed
+from thinwire_lab.problems.text import Windows, source_texts
+
+CONTEXT, WIDTH, HEADS, LAYERS = 64, 176, 4, 2
+BATCH, HELD_OUT = 12, 144
+
+
+class Block(nn.Module):
+    """Self-attention and a GELU network, each added to the stream (batch, time, width) it reads."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        """Both branches start as zero. Plain SGD is then stable at learning rates that would otherwise diverge."""
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_network = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        for linear in (self.qkv, self.up):
+            nn.init.normal_(linear.weight, std=width**-0.5)
+        for linear in (self.out, self.down):
+            nn.init.zeros_(linear.weight)
+
+    def forward(self, stream: Tensor, bias: Tensor) -> Tensor:
+        """Return the stream with both branches added. Attention adds `bias` (heads, time, time) to its scores."""
+        stream = stream + self._attend(self.before_attention(stream), bias)
+        return stream + self.down(F.gelu(self.up(self.before_network(stream))))
+
+    def _attend(self, stream: Tensor, bias: Tensor) -> Tensor:
+        query, key, value = self.qkv(stream).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class ByteGPT(nn.Module):
+    """Bytes (batch, time) int64 to logits of the byte after each, (batch, time, 256)."""
+
+    def __init__(self) -> None:
+        """An embedding of unit variance and a small output layer: at the start every byte is about as likely."""
+        super().__init__()
+        self.bytes = nn.Embedding(256, WIDTH)
+        self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(LAYERS))
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        nn.init.normal_(self.head.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See the class."""
+        return self.head(self.norm(_through(self.blocks, self.bytes(tokens))))
+
+
+class Stage(nn.Module):
+    """Some blocks of a ByteGPT. `before` embeds bytes, or does nothing; `after` gives logits, or does nothing."""
+
+    def __init__(self, before: nn.Module, blocks: nn.ModuleList, after: nn.Module) -> None:
+        """Take modules of the model itself."""
+        super().__init__()
+        self.before, self.blocks, self.after = before, blocks, after
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        """Bytes or the stream (batch, time, width) to the stream or logits; keyword arguments are ignored."""
+        return self.after(_through(self.blocks, self.before(x)))
+
+
+def _through(blocks: nn.ModuleList, stream: Tensor) -> Tensor:
+    # Not a buffer: DistributedDataParallel would send it at every step.
+    bias = recency(stream.shape[1]).to(stream.device)
+    for block in blocks:
+        stream = block(stream, bias)
+    return stream
+
+
+def recency(time: int) -> Tensor:
+    """The bias (heads, time, time) of linear distance (ALiBi, Press et al. 2022), minus infinity for later tokens.
+
+    The heads' slopes are 2, 1, 1/2, 1/4: steeper than for words, as the last few bytes say most about the next.
+    """
+    distance = torch.arange(time)[:, None] - torch.arange(time)
+    slopes = 2.0 ** (1 - torch.arange(HEADS))
+    return (-slopes[:, None, None] * distance).masked_fill(distance < 0, -torch.inf)
+
+
+def make(options: Options) -> Problem:
+    """The problem on the text file `options.data`, its last twentieth held out, or on the standard library."""
+    text, held_text = _texts(options.data)
+    source = str(options.data or "Python's standard library")
+    train = Windows(tokens=text, length=CONTEXT, source=source)
+    rest = Windows(tokens=held_text, length=CONTEXT, source=f"the held-out part of {source}")
+    with seeded(options.seed):
+        model = ByteGPT()
+    return Problem(
+        name="transformer",
+        description=f"byte-level GPT, {size(model)}, on {len(text):,} bytes of {source}",
+        model=model,
+        batch=batches(options.seed, partial(train.draw, count=BATCH)),
+        loss=cross_entropy,
+        held_out=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
+        learning_rate=RATES["transformer"].sgd,
+        parts=Parts(split=_split, feed=feed, criterion=classes),
+    )
+
+
+def _split(model: nn.Module, stages: int) -> list[nn.Module]:
+    """Cut after the first block, and after the second."""
+    whole, nothing = cast(ByteGPT, model), nn.Identity()
+    logits, rest = Chain(whole.norm, whole.head), whole.blocks[1:]
+    start = Stage(whole.bytes, whole.blocks[:1], nothing)
+    three: list[nn.Module] = [start, Stage(nothing, rest, nothing), logits]
+    return chosen("transformer", {2: [start, Stage(nothing, rest, logits)], 3: three}, stages)
+
+
+def _texts(path: Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    if path is None:
+        return source_texts()
+    with reading(path, "a text file that is not empty"):
+        text = np.memmap(path, np.uint8, mode="r")
+    cut = len(text) - len(text) // 20
+    return text[:cut], text[cut:]

@@ -1,0 +1,160 @@
+"""What the user asked to simulate, checked."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from thinwire.exchanges import Link, Network
+from thinwire.planner import Profile
+from thinwire.planner.apart import SCHEMES
+from thinwire.planner.network import MOST, Regions, Tiers, ring
+from thinwire.planner.published import xml
+from thinwire.planner.scaling import Scale, on, scaled
+from thinwire.planner.texts import described, parse_link, parse_tiers, read_regions
+from thinwire_lab.inputs import BadInput, counts
+
+INSIDE = "10gbit/0.1ms"
+"""A rank's own link, unless given, where the topology names regions."""
+_MOST_WORKERS = 16384
+_BUILT_IN = (0.0001, 0.001, 0.01)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to simulate, and its name. network: None for the links of the profile.
+
+    outer: after how many inner steps workers meet, where they train on their own. tokens: how many to train on in all,
+    if asked, where a worker takes `batch` in a step.
+    """
+
+    worlds: Sequence[int]
+    profile: Profile
+    names: Sequence[str]
+    network: Network | None
+    model: str
+    where: str
+    outer: Sequence[int] = ()
+    tokens: float | None = None
+    batch: int = 1
+
+    @property
+    def title(self) -> str:
+        """What the figures show."""
+        return f"{self.model}; {self.where}"
+
+    def scales(self) -> list[Scale]:
+        """Predict all of it. Raises BadInput for a recipe that the profile does not know."""
+        try:
+            found = scaled(self.profile, self.names, self.worlds, self.network)
+        except ValueError as error:
+            raise BadInput(f"--recipes: {error}") from error
+        return [replace(scale, seconds={**scale.seconds, **self._apart(scale.world_size)}) for scale in found]
+
+    def _apart(self, world: int) -> dict[str, float]:
+        """Return the seconds of a step by method of outer steps."""
+        there = on(self.profile, self.network, world)
+        return {
+            f"{name}:H {every}": scheme.seconds(there, every)
+            for name, scheme in SCHEMES.items()
+            for every in self.outer
+        }
+
+
+def read(
+    *,
+    workers: str,
+    link: str | None,
+    topology: str | None,
+    profile: Path | None,
+    recipes: str | None,
+    outer: str | None = None,
+    tokens: float | None = None,
+    batch: int = 1,
+) -> Options:
+    """Read options from text. Raises BadInput."""
+    if (tokens is not None and not 0 < tokens < math.inf) or batch < 1:
+        raise BadInput(f"--tokens is {tokens} and --batch {batch}; expected numbers above 0")
+    known, model = _profile(profile)
+    network, where = _network(link, topology, known)
+    names = ("dense", *known.costs) if recipes is None else tuple(filter(None, map(str.strip, recipes.split(","))))
+    if not names:
+        raise BadInput(f"--recipes {recipes!r} names nothing; expected e.g. dense,topk:0.01")
+    if recipes is None and profile is None:
+        names = ("dense", "sampled_topk:0.001", "sampled_doubling:0.001", "sampled_gtopk:0.001")
+    return Options(
+        worlds=worlds(workers),
+        profile=known,
+        names=tuple(dict.fromkeys(names)),
+        network=network,
+        model=model,
+        where=where,
+        outer=() if outer is None else counts(outer, "--outer"),
+        tokens=tokens,
+        batch=batch,
+    )
+
+
+def worlds(text: str) -> tuple[int, ...]:
+    """Read ``8..4096`` (doubling) or ``4,6,8``. Raises BadInput for anything else."""
+    try:
+        first, dots, last = text.partition("..")
+        found = _doubling(int(first), int(last)) if dots else tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise BadInput(f"--workers {text!r}: expected numbers, such as 8..4096, which doubles, or 4,6,8") from error
+    if not found or not all(1 <= world <= _MOST_WORKERS for world in found):
+        raise BadInput(f"--workers {text!r}: expected 1 to {_MOST_WORKERS:,} workers, the least first")
+    return tuple(sorted(set(found)))
+
+
+def _doubling(first: int, last: int) -> tuple[int, ...]:
+    if not 1 <= first <= last <= _MOST_WORKERS:
+        return ()
+    return (*(first << bit for bit in range((last // first).bit_length()) if first << bit < last), last)
+
+
+def _profile(path: Path | None) -> tuple[Profile, str]:
+    if path is None:
+        model = "the paper of DRAGONN: XML, 126.7 M parameters in one layer, 25 ms a step on a V100, 12.5 ms to encode"
+        return xml(densities=_BUILT_IN), f"{model}; decoding and merging, not published, count as free"
+    try:
+        found = Profile.load(path)
+    except OSError as error:
+        raise BadInput(f"--profile: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"--profile {path}: {error}; expected what a Profile's save() wrote") from error
+    gradients, made = found.timeline.gradients, found.made.get("world_size", found.world_size)
+    millions = sum(g.numel for g in gradients) / 1e6
+    return found, f"{path.name}: {millions:.3g} M parameters in {len(gradients)} tensors, measured with {made} workers"
+
+
+def _network(link: str | None, topology: str | None, profile: Profile) -> tuple[Network | None, str]:
+    try:
+        if topology is not None and (topology.endswith(".csv") or Path(topology).is_file()):
+            return _regions(Path(topology), parse_link(link or INSIDE))
+        if topology is not None and link is not None:
+            raise BadInput("--link and tiers in --topology exclude each other: the last tier is the link beyond")
+        if topology is not None:
+            return _tiers(topology)
+        if link is not None:
+            found = parse_link(link)
+            return found, f"{described(found)} between all"
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    return None, f"links as in the profile, {described(profile.links['all_reduce'])} a message of an all-reduce"
+
+
+def _tiers(text: str) -> tuple[Tiers, str]:
+    found = parse_tiers(text)
+    near = [f"{described(link)} within {size}" for size, link in found.groups]
+    return found, ", ".join([*near, f"{described(found.beyond)} beyond"])
+
+
+def _regions(path: Path, inside: Link) -> tuple[Regions, str]:
+    try:
+        found = read_regions(path, inside)
+    except OSError as error:
+        raise BadInput(f"--topology: cannot read {path}: {error.strerror}") from error
+    ordered = ring(found) if len(found.names) <= MOST else found
+    how = "the ring with the fastest slowest edge" if len(found.names) <= MOST else "as in the file"
+    return ordered, f"regions in this order ({how}): {', '.join(ordered.names)}; {described(inside)} inside"

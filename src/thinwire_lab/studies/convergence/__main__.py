@@ -1,0 +1,157 @@
+"""What does each recipe cost in loss under each optimizer, and how many bits does it send?
+
+    python -m thinwire_lab.studies.convergence run runs.jsonl --optimizer "adamw(betas=(0.9, 0.95))" --rate 1e-3,3e-3
+    python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "topk()" --recipe "powersgd(rank=4)" --seeds 0,1
+    python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "sparseloco(every=30)"
+    python -m thinwire_lab.studies.convergence table runs.jsonl --tuned --markdown runs.md
+    python -m thinwire_lab.studies.convergence plot runs.jsonl runs.png --tuned --only topk,dense
+
+One process trains with virtual workers: a thread for each rank, its own replica, optimizer and `thinwire.replicate`.
+There is no network; group.py says what takes its place, and that sums have the bits of Gloo's. So a
+run ends with the bits of real workers that use `replicate`. With attach and DDP it does too for two workers; with more,
+DDP's other buckets make the ring add in another order.
+
+Recipes and optimizers are expressions: what thinwire.recipes has, or parts put together, as in `MinimumSize(...)`; and
+`sgd`, `adamw`, `muon`, `signum` of optimizers.py. Outer steps may stand in a recipe's place, as in
+`OuterSteps(every=10, recipe=topk(), optimizer=partial(torch.optim.SGD, lr=1.0))`. The held-out loss then is that of the
+global parameters, so let H divide the steps. Every run is a line in a file, and what the file has of this version is
+not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices included. A
+payload counts once, however often the exchange has it travel.
+"""
+
+from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from thinwire_lab.machine import code
+from thinwire_lab.show.table import markdown as page
+from thinwire_lab.show.terminal import print_raw, print_table
+from thinwire_lab.studies.convergence.optimizers import Schedule
+from thinwire_lab.studies.convergence.plot import draw
+from thinwire_lab.studies.convergence.results import append, grouped, read, table, tuned
+from thinwire_lab.studies.convergence.training import DATA, TODAY, Run, Settings, problem_of, train
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+console = Console()
+
+File = Annotated[Path, typer.Argument(help="The runs, as JSON lines.")]
+Only = Annotated[str, typer.Option(help="Rows whose recipe and optimizer contain one of these, separated by commas.")]
+Model = Annotated[str, typer.Option(help=f"transformer, {', '.join(DATA)}, or another of `thinwire bench`.")]
+Steps = Annotated[int, typer.Option(help="Runs of so many steps; 0 for all.")]
+Workers = Annotated[int, typer.Option(help="Runs of so many workers; 0 for all.")]
+Rates = Annotated[str, typer.Option(help="Runs with this schedule: constant, cosine or drop; all where left out.")]
+Best = Annotated[bool, typer.Option("--tuned", help="Of each method, the best learning rate alone.")]
+
+
+@app.command("run")
+def run_all(
+    file: File,
+    recipe: Annotated[list[str] | None, typer.Option(help="A recipe; may be repeated.")] = None,
+    optimizer: Annotated[list[str] | None, typer.Option(help="An optimizer; may be repeated.")] = None,
+    rate: Annotated[str, typer.Option(help="Learning rates.")] = "2e-3",
+    seeds: Annotated[str, typer.Option(help="Seeds, of initial weights and of batches.")] = "0",
+    model: Model = "transformer",
+    schedule: Annotated[Schedule, typer.Option(help="After the warm-up; drop: to a tenth after 70 %.")] = "constant",
+    warm_up: Annotated[int, typer.Option(help="Steps over which the learning rate rises.")] = 20,
+    steps: Annotated[int, typer.Option(help="Steps.")] = 300,
+    workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
+    batch: Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that holds cifar10/, wikitext2/ and mnist/.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    scale: Annotated[float, typer.Option(help="Size of the xml model; 1 is 126.7 M parameters.")] = 1.0,
+    anew: Annotated[bool, typer.Option("--anew", help="Run again what other sources of this version wrote.")] = False,
+) -> None:
+    """Train with every combination that the file does not have, and add each to it."""
+    torch.set_num_threads(1)
+    combinations = product(
+        recipe or ["dense()"], optimizer or ["adamw()"], map(float, rate.split(",")), map(int, seeds.split(","))
+    )
+    for each, by, at, seed in combinations:
+        settings = Settings(
+            model=model,
+            recipe=each,
+            optimizer=by,
+            rate=at,
+            schedule=schedule,
+            steps=steps,
+            workers=workers,
+            seed=seed,
+            batch=batch,
+            warm_up=warm_up,
+            device=device,
+            scale=scale,
+        )
+        there = (run for run in read(file) if run.thinwire == TODAY and (not anew or run.made.get("code") == code()))
+        if settings in {run.settings for run in there}:
+            continue
+        done = train(settings, problem_of(model, seed, data, scale))
+        append(file, done)
+        print_raw(console, _line(done))
+
+
+@app.command("table")
+def tabulate(
+    file: File,
+    model: Model = "",
+    steps: Steps = 0,
+    workers: Workers = 0,
+    schedule: Rates = "",
+    only: Only = "",
+    best: Best = False,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
+) -> None:
+    """Print the runs, best first: means and standard deviations over seeds."""
+    runs = _among(read(file), model, steps, workers, schedule, only)
+    found = table(tuned(grouped(runs)) if best else grouped(runs))
+    if markdown is None:
+        print_table(console, found)
+    else:
+        markdown.write_text(page(found) + "\n")
+
+
+@app.command("plot")
+def plot(
+    file: File,
+    image: Annotated[Path, typer.Argument(help="The PNG to write.")],
+    model: Model = "transformer",
+    steps: Steps = 300,
+    workers: Workers = 4,
+    schedule: Rates = "constant",
+    only: Only = "",
+    best: Best = False,
+) -> None:
+    """Draw loss over bits and over steps."""
+    runs = _among(read(file), model, steps, workers, schedule, only)
+    draw(tuned(grouped(runs)) if best else grouped(runs), image)
+
+
+def _among(runs: Iterable[Run], model: str, steps: int, workers: int, schedule: str, only: str) -> list[Run]:
+    """Return the runs that were asked for."""
+    asked = ((model, "model"), (steps, "steps"), (workers, "workers"), (schedule, "schedule"))
+    wanted = [run for run in runs if all(not value or getattr(run.settings, name) == value for value, name in asked)]
+    found = [run for run in wanted if any(part.strip() in _method(run) for part in only.split(","))]
+    if not found:
+        raise typer.BadParameter("the file has no such runs")
+    return found
+
+
+def _method(run: Run) -> str:
+    return f"{run.settings.recipe} {run.settings.optimizer}"
+
+
+def _line(run: Run) -> str:
+    settings = run.settings
+    return (
+        f"{settings.model}, {settings.workers} workers, {run.looks[-1].step} steps, {_method(run)}, "
+        f"lr {settings.rate:g}, seed {settings.seed}: loss {run.loss:.4f} at {run.bits:.3f} bit, "
+        f"{run.seconds:.2f} s a step"
+    )
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,178 @@
+"""Every exchange on the same vectors, with 2, 4 and 8 workers: bytes against the formulas, times against the models.
+
+    python -m thinwire_lab.studies.exchanges --json out.json --plot out.png
+
+The workers share this machine, each behind its own link. Vectors are random, so the ranks' picks are independent, as
+the formulas assume. For each exchange you see: the bytes per worker, as declared, as the formula predicts, and as the
+link counts them, with the packets' headers (66 each) counted apart; the time, beside the model's prediction from a
+latency and a bandwidth that two workers found by ping-pong; the time of the same exchange with the links lifted;
+whether all ranks hold the same bits; and whether these are the float64 sum. The models know messages only. Computing,
+and waiting for a turn on the shared cores, come on top: they are what is left with the links lifted.
+
+Without permission for network namespaces it says so, and runs unthrottled, with no bytes counted on the link.
+"""
+
+import json as js
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from thinwire_lab.cluster.link import Rate, parse_rate
+from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.show.table import Column, tabulated
+from thinwire_lab.show.terminal import print_titled
+from thinwire_lab.show.units import UNKNOWN, human_bytes, milliseconds
+from thinwire_lab.studies.exchanges.figures import Event, Fit, Row, fit, row
+from thinwire_lab.studies.exchanges.plot import draw
+from thinwire_lab.studies.exchanges.worker import WAYS
+
+HANDLER = "thinwire_lab.studies.exchanges.worker:handle"
+SCHEMA = "thinwire.exchanges/2"
+SIZES = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]  # bytes of ping-pong messages
+CLOSE = 0.03  # how far bytes may deviate from the formula
+
+console = Console()
+
+
+def main(
+    worlds: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "2,4,8",
+    links: Annotated[str, typer.Option(help="Rates of the workers' links, or none.")] = "100mbit,1gbit",
+    numel: Annotated[int, typer.Option(help="Elements of each vector.")] = 1_000_000,
+    density: Annotated[float, typer.Option(help="Share of the elements that are sent.")] = 0.01,
+    repeats: Annotated[int, typer.Option(help="Times that each exchange is measured.")] = 7,
+    json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the results here, as PNG.")] = None,
+) -> None:
+    """Compare exchanges; ends with status 1 where ranks disagree or a sum is wrong."""
+    job = {"numel": numel, "density": density, "repeats": repeats}
+    counts = _counts(worlds)
+    found = [_compare(rate, counts, job) for rate in _rates(links)]
+    fits, rows = [link for link, _ in found], [each for _, many in found for each in many]
+    show(rows, fits)
+    environment = _environment() | job | {"links": [asdict(found) for found in fits]}
+    if json is not None:
+        results = {"schema": SCHEMA, "environment": environment, "rows": [asdict(each) for each in rows]}
+        json.write_text(js.dumps(results, indent=1) + "\n")
+    if plot is not None:
+        draw(rows, environment, plot)
+    raise typer.Exit(int(not all(each.identical and each.right is not False for each in rows)))
+
+
+def _counts(worlds: str) -> list[int]:
+    counts = [int(count) for count in worlds.split(",") if count.strip().isdigit()]
+    if len(counts) <= worlds.count(",") or min(counts) < 2:
+        raise typer.BadParameter(f"--worlds is {worlds!r}; expected numbers from 2 on, separated by commas")
+    return counts
+
+
+def _rates(links: str) -> list[Rate | None]:
+    """Read the rates; one is enough if links cannot be limited."""
+    rates = [parse_rate(text) for text in links.split(",")]
+    with Cluster(1, rates[0], HANDLER) as cluster:
+        if rates[0] is None or cluster.throttled:
+            return rates
+        console.print(f"{cluster.label}: times say nothing about a slow link, and bytes are not counted", style="red")
+        return [None]
+
+
+def _compare(rate: Rate | None, worlds: list[int], job: dict[str, Any]) -> tuple[Fit, list[Row]]:
+    """Measure the link with the workers of every cluster, then the exchanges on it."""
+    pings: list[Event] = []
+    emitted: list[tuple[str, int, list[Event], list[Event]]] = []
+    for world in worlds:
+        with Cluster(world, rate, HANDLER) as cluster:
+            console.print(f"{world} workers, {cluster.label}", style="dim", highlight=False)
+            link = str(rate) if cluster.throttled else "unthrottled"
+            pings += _events(cluster, task="ping", sizes=SIZES, repeats=job["repeats"])
+            limited = [_events(cluster, task="measure", way=way, **job) for way in WAYS]
+            cluster.limit(None)
+            lifted = [_events(cluster, task="measure", way=way, **job) for way in WAYS]
+            emitted += zip(WAYS, [world] * len(WAYS), limited, lifted, strict=True)
+    found = fit(pings, link=link)
+    return found, [row(*each, found) for each in emitted]
+
+
+def _events(cluster: Cluster, **job: Any) -> list[Event]:
+    return [event for _, event in cluster.run(job)]
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numba", "thinwire")},
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def show(rows: list[Row], fits: list[Fit]) -> None:
+    """Print a table for each link and number of workers."""
+    for found in fits:
+        link = f"{1e3 * found.latency:.2f} ms per message, {8e-6 * found.bandwidth:.1f} Mbit/s (R² {found.r2:.4f})"
+        mine = [each for each in rows if each.link == found.link]
+        for world in dict.fromkeys(each.world_size for each in mine):
+            title = f"{world} workers, {found.link}: {link}"
+            print_titled(console, tabulated(COLUMNS, [each for each in mine if each.world_size == world], title=title))
+
+
+def _bare(each: Row) -> float | None:
+    """Return the bytes counted on the link, less the packets' headers."""
+    if each.measured_bytes is None or each.header_bytes is None:
+        return None
+    return each.measured_bytes - each.header_bytes
+
+
+def _spread(seconds: Mapping[str, float]) -> str:
+    low, middle, high = (milliseconds(seconds[name]) for name in ("p20", "p50", "p80"))
+    return f"{middle} ({low}-{high})"
+
+
+def _share(off: float | None) -> str:
+    return UNKNOWN if off is None else f"{off:+.2%}"
+
+
+def _far(off: float | None) -> bool:
+    return off is not None and abs(off) > CLOSE
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column(heading="exchange", text=lambda each: each.exchange, left=True),
+    Column(heading="formula", text=lambda each: human_bytes(each.formula_bytes)),
+    Column(
+        heading="declared\noff by",
+        text=lambda each: _share(each.off_formula),
+        wrong=lambda each: _far(each.off_formula),
+    ),
+    Column(heading="measured", text=lambda each: human_bytes(each.measured_bytes)),
+    Column(heading="less\nheaders", text=lambda each: human_bytes(_bare(each))),
+    Column(heading="excess", text=lambda each: _share(each.excess)),
+    Column(
+        heading="off\nformula",
+        text=lambda each: _share(each.off_measured),
+        wrong=lambda each: _far(each.off_measured),
+    ),
+    Column(heading="ms p50\n(p20-p80)", text=lambda each: _spread(each.seconds)),
+    Column(heading="links lifted\nms p50 (p20-p80)", text=lambda each: _spread(each.lifted_seconds)),
+    Column(heading="model\nms", text=lambda each: milliseconds(each.predicted_seconds)),
+    Column(
+        heading="same\nbits", text=lambda each: "yes" if each.identical else "NO", wrong=lambda each: not each.identical
+    ),
+    Column(
+        heading="sum",
+        text=lambda each: {True: "exact", False: "WRONG", None: UNKNOWN}[each.right],
+        wrong=lambda each: each.right is False,
+    ),
+)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,148 @@
+"""The workers: they exchange one vector each, and measure the link by ping-pong.
+
+A job and its events are JSON. An exchange is named as in `WAYS`.
+"""
+
+import functools
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.codecs import BlockTopK, Codec
+from thinwire.collectives import all_gather
+from thinwire.collectives.groups import gather_whole
+from thinwire.exchanges import Exchange, OwnerSharded
+from thinwire.payloads import Payload
+from thinwire.recipes import METHODS
+from thinwire_lab.cluster.link import Meter, interface_bytes
+from thinwire_lab.cluster.worker import Emit
+
+LEAD = 0.1  # seconds for all ranks to settle before they start together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to sum sparse vectors. `exact`: it gives exactly the sum of what the ranks sent."""
+
+    codec: Callable[[float], Codec]
+    exchange: Exchange
+    exact: bool = True
+
+
+def _of(method: str, *, exact: bool = True) -> Way:
+    """Return the way of a catalogue method."""
+    found = METHODS[method]
+    return Way(codec=lambda density: found.large(density).codec, exchange=found.large().exchange, exact=exact)
+
+
+WAYS = {
+    "dense": _of("dense"),
+    "all-gather": _of("topk"),
+    "tree": _of("gtopk", exact=False),
+    "doubling": _of("doubling"),
+    "owner-sharded": _of("owner"),
+    "owner-sharded, blocks": Way(codec=lambda density: BlockTopK(density=density), exchange=OwnerSharded()),
+    "union, blocks": _of("s2_union"),
+    "sketch, blocks": _of("s2_reducer", exact=False),
+}
+
+
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Join the group at the first job, then do the job."""
+    _join()
+    _TASKS[job.pop("task")](emit, **job)
+
+
+@functools.cache
+def _join() -> None:
+    dist.init_process_group("gloo")
+
+
+def vector(rank: int, numel: int) -> Tensor:
+    """Return normal float32 numbers, the same for a rank in every job: multiples of 2⁻¹², so that sums are exact."""
+    return (torch.randn(numel, generator=torch.Generator().manual_seed(rank)) * 2**12).round() / 2**12
+
+
+def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) -> None:
+    """Emit "round" for every repeat but the first, which warms up, and finally "sum"."""
+    chosen, meter = WAYS[way], Meter(_sent)
+    codec, world = chosen.codec(density), dist.get_world_size()
+    mine = codec.encode(vector(dist.get_rank(), numel))
+    for repeat in range(repeats + 1):
+        event, total = _exchange(chosen.exchange, mine, meter, seed=repeat)
+        if repeat:
+            emit({"kind": "round", "repeat": repeat, "formula": chosen.exchange.sent_bytes(mine, world)} | event)
+    right = None
+    if chosen.exact and dist.get_rank() == 0:
+        right = torch.equal(total.to(torch.float64), _float64_sum(codec, numel, world))
+    digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
+    emit({"kind": "sum", "digest": digest, "right": right, "payload": mine.nbytes})
+
+
+def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> tuple[dict[str, Any], Tensor]:
+    """Exchange once."""
+    group = dist.group.WORLD
+    assert group is not None
+    _start_together(meter)
+    start = time.perf_counter()
+    done = exchange.start(mine, group, seeds=[seed]).wait()
+    end = time.perf_counter()
+    return {"start": start, "end": end, "declared": done.sent_bytes} | meter.drain(), done.total.dense()
+
+
+def _start_together(meter: Meter) -> None:
+    """Wait until all ranks go on, by the clock, because a barrier's messages would count as the exchange's."""
+    moment = torch.tensor([time.perf_counter() + LEAD], dtype=torch.float64)
+    dist.all_reduce(moment, op=dist.ReduceOp.MAX)
+    meter.skip()
+    time.sleep(max(0.0, moment.item() - time.perf_counter()))
+
+
+def _float64_sum(codec: Codec, numel: int, world: int) -> Tensor:
+    payloads = (codec.encode(vector(rank, numel)) for rank in range(world))
+    return torch.stack([payload.dense().to(torch.float64) for payload in payloads]).sum(dim=0)
+
+
+def _sent() -> tuple[int, int] | None:
+    traffic = interface_bytes()
+    return None if traffic is None else (traffic.tx_bytes, traffic.tx_packets)
+
+
+def _ping(emit: Emit, *, sizes: list[int], repeats: int) -> None:
+    """Between ranks 0 and 1, emit the one-way seconds of messages of these sizes, after a warm-up message."""
+    rank = dist.get_rank()
+    for number, size in enumerate(sizes[:1] + sizes * repeats if rank < 2 else []):
+        message = torch.zeros(size, dtype=torch.uint8)
+        start = time.perf_counter()
+        for sender in (0, 1):
+            (dist.send if sender == rank else dist.recv)(message, 1 - rank)
+        if rank == 0 and number:
+            emit({"nbytes": size, "seconds": (time.perf_counter() - start) / 2})
+    dist.barrier()
+
+
+def _gather(emit: Emit, *, nbytes: int, repeats: int) -> None:
+    """Gather a buffer of every rank by torch and directly, in turn; the first repeat warms up. Emits one event each."""
+    group, meter = dist.group.WORLD, Meter(_sent)
+    assert group is not None
+    mine = vector(group.rank(), -(-nbytes // 4)).view(torch.uint8)[:nbytes]
+    ways = {"torch": gather_whole, "direct": all_gather}
+    for repeat in range(repeats + 1):
+        for way, gather in ways.items():
+            out = mine.new_zeros(group.size() * nbytes)
+            _start_together(meter)
+            start = time.perf_counter()
+            gather(out, mine, group).wait()
+            event = {"start": start, "end": time.perf_counter()} | meter.drain()
+            if repeat:
+                digest = hashlib.sha256(out.numpy().tobytes()).hexdigest()
+                emit({"kind": "round", "way": way, "repeat": repeat, "digest": digest} | event)
+
+
+_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": _ping, "gather": _gather}

@@ -1,0 +1,1 @@
+"""Parts of the study of kernels: the kernels, their floors, and the results."""

@@ -1,0 +1,160 @@
+"""How much step time do sparsified boundaries and gradients save? Two stages x two replicas over slow links.
+
+    python -m thinwire_lab.studies.pipeline --json steps.json --plot docs/measurements/pipeline_steps.png
+
+For their effect on training see papers/dct.
+"""
+
+import json as documents
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from thinwire_lab.bench.options import Setting
+from thinwire_lab.cluster.link import parse_rate
+from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.inputs import write_atomically
+from thinwire_lab.show.canvas import COLOURS, INK, MUTED, blank, name, restrain
+from thinwire_lab.show.table import Table
+from thinwire_lab.show.terminal import print_titled
+
+SCHEMA = "thinwire.pipeline_steps/1"
+STAGES, REPLICAS, MICRO_BATCHES = 2, 2, 4
+LINES = {
+    "plain": Setting("dense", 1.0),
+    "DCT-MP 75 %": Setting("dense", 1.0, 0.25),
+    "DCT-MP 90 %": Setting("dense", 1.0, 0.1),
+    "DCT-MP 95 %": Setting("dense", 1.0, 0.05),
+    "DCT-DP": Setting("dct_dp", 0.01),
+    "both": Setting("dct_dp", 0.01, 0.1),
+    "plain again": Setting("dense", 1.0),
+}
+PUBLISHED = {"DCT-MP 75 %": -0.0704, "DCT-MP 90 %": -0.1395, "DCT-MP 95 %": -0.1443, "DCT-DP": -0.23, "both": -0.371}
+"""Change in time: Table 5, and Section 3.3, of a production model on 12.5 Gbit/s."""
+
+Runs = dict[str, dict[str, dict[str, list[dict[str, float]]]]]
+"""Problem → link → line → the result of each round."""
+
+
+def steps(
+    json: Annotated[Path, typer.Option(help="Write what was found here, after every round.")],
+    problem: Annotated[list[str] | None, typer.Option(help="Of transformer, dlrm; may be repeated.")] = None,
+    link: Annotated[list[str] | None, typer.Option(help="Rates of each worker's link; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each all lines run, one after the other.")] = 5,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of each line in a round; the first third warms up.")] = 30,
+    plot: Annotated[Path | None, typer.Option(help="Draw the changes here, as PNG.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch and of the kernels.")] = 1,
+) -> None:
+    """Time plain pipelining, sparsified boundaries, sparsified gradients and both, round by round."""
+    torch.set_num_threads(threads)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    problems, links = problem or ["transformer", "dlrm"], link or ["100mbit", "1gbit"]
+    runs: Runs = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    with (
+        Cluster(STAGES * REPLICAS, parse_rate(links[0]), "thinwire_lab.bench.worker:handle") as cluster,
+        Progress(console=console) as progress,
+    ):
+        task = progress.add_task("", total=rounds * len(problems) * len(links) * len(LINES))
+        for _ in range(rounds):
+            for each in problems:
+                for rate in links:
+                    cluster.limit(parse_rate(rate))
+                    for label, line in LINES.items():
+                        progress.update(task, advance=1, description=f"{each}, {rate}, {label}")
+                        runs[each][rate][label].append(_round(cluster, each, line, steps))
+            write_atomically(json, documents.dumps({"schema": SCHEMA, "link": cluster.label, "runs": runs}) + "\n")
+    print_titled(console, table(runs))
+    if plot is not None:
+        draw(runs, PUBLISHED, plot)
+
+
+def _round(cluster: Cluster, problem: str, line: Setting, steps: int) -> dict[str, float]:
+    """Train a line for some steps, and return the medians on the first worker. Raises where replicas differ."""
+    row = line._asdict() | {"steps": steps, "most_steps": steps, "every": steps + 1, "skip": steps // 3}
+    row |= {"stages": STAGES, "micro_batches": MICRO_BATCHES}
+    job = {"row": row, "problem": {"name": problem, "seed": 0, "data": None, "scale": 1.0}}
+    events = list(cluster.run(job))
+    if apart := [event["different"] for _, event in events if event["kind"] == "done" and event["different"]]:
+        raise RuntimeError(f"replicas of {problem} with {line} differ in {apart}")
+    counted = [e for rank, e in events if rank == 0 and e["kind"] == "step" and e["step"] >= steps // 3]
+    return {key: median(e[key] for e in counted) for key in ("total", "encode", "decode", "sent_bytes", "dense_bytes")}
+
+
+def changes(rounds: dict[str, list[dict[str, float]]], label: str) -> list[float]:
+    """Return, for each round, the relative difference between a line's step and the plain one."""
+    pairs = zip(rounds[label], rounds["plain"], strict=True)
+    return [one["total"] / plain["total"] - 1 for one, plain in pairs]
+
+
+def table(runs: Runs) -> Table:
+    """Return the results beside the paper's figures."""
+    return Table(
+        title=f"{STAGES} stages x {REPLICAS} replicas; bytes and codec of the first stage",
+        headings=("model", "link", "line", "step ms", "change", "rounds, from to", "published", "bytes", "codec ms"),
+        rows=[
+            (problem, rate, label, *_cells(rounds, label))
+            for problem, links in runs.items()
+            for rate, rounds in links.items()
+            for label in LINES
+        ],
+        left=range(3),
+    )
+
+
+def _cells(rounds: dict[str, list[dict[str, float]]], label: str) -> tuple[str, ...]:
+    found, change = rounds[label], changes(rounds, label)
+
+    def mid(*keys: str) -> float:
+        return median(sum(one[key] for key in keys) for one in found)
+
+    published: Any = PUBLISHED.get(label)
+    return (
+        f"{1e3 * mid('total'):.0f}",
+        f"{median(change):+.1%}",
+        f"{min(change):+.1%} {max(change):+.1%}",
+        "" if published is None else f"{published:+.1%}",
+        f"{mid('sent_bytes') / 1e3:.0f} kB",
+        f"{1e3 * mid('encode', 'decode'):.1f}",
+    )
+
+
+def draw(runs: Runs, published: dict[str, float], path: Path) -> None:
+    """Draw a panel per model with the changes as bars and the paper's as lines across them, and write it as PNG."""
+    figure = blank((5.5 * len(runs), 4.4))
+    for panel, (problem, links) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items(), strict=True):
+        for place, (rate, rounds) in enumerate(links.items()):
+            _bars(panel, place, len(links), rate, rounds, list(published))
+        for x, change in enumerate(published.values()):
+            panel.plot(
+                [x - 0.45, x + 0.45], 2 * [100 * change], color=INK, linewidth=1.2, label="published" if not x else None
+            )
+        panel.axhline(0, color=MUTED, linewidth=0.8)
+        panel.set_xticks(range(len(published)), [label.replace("MP ", "MP\n") for label in published])
+        restrain(panel)
+        name(panel, problem, "2 stages x 2 replicas; dots: rounds")
+        panel.set_ylabel("change in step time, %", fontsize=9.5, color=MUTED)
+        panel.legend(frameon=False, fontsize=9, labelcolor=INK)
+    figure.savefig(path)
+
+
+def _bars(
+    panel: Any, place: int, of: int, rate: str, rounds: dict[str, list[dict[str, float]]], labels: list[str]
+) -> None:
+    width = 0.8 / of
+    for x, label in enumerate(labels):
+        pairs = zip(rounds[label], rounds["plain"], strict=True)
+        change = [100 * (one["total"] / plain["total"] - 1) for one, plain in pairs]
+        at = x - 0.4 + width * (place + 0.5)
+        panel.bar(at, median(change), 0.9 * width, color=COLOURS[place], label=rate if not x else None)
+        panel.plot(len(change) * [at], change, ".", color=INK, markersize=3)
+
+
+if __name__ == "__main__":
+    typer.run(steps)

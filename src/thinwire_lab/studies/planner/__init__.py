@@ -1,0 +1,1 @@
+"""Parts of the study of predictions: the workers, the figures and the plots."""

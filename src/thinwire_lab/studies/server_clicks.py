@@ -1,0 +1,254 @@
+"""Asynchronous training of DLRM on generated clicks, as in DCT's section 3.3.
+
+    python -m thinwire_lab.studies.server_clicks runs.jsonl --updates 2000 --densities 1,0.01 --threads 1,4 --drains 0
+    python -m thinwire_lab.studies.server_clicks runs.jsonl --embeddings dense --optimizer sgd --rate 0.3
+    python -m thinwire_lab.studies.server_clicks runs.jsonl --trainers 4 --down 0.05 --fetch-rows --densities 0.05
+    python -m thinwire_lab.studies.server_clicks runs.jsonl --only-table --plot runs.png
+
+One server and some trainers, by default one, each with so many Hogwild threads, in one process; the updates of all
+trainers are counted together. A density of 1 is uncompressed; others keep a
+threshold for 1,000 updates. With sparse embeddings, their rows are sent as they are, and the networks' eight layers are
+compressed, as in the paper. Each run is a line in a file, and one that the file has is not repeated. `looks` are taken
+at a few points: updates, held-out loss (nats), the norm of what waits on the trainers, seconds of training, and bytes
+sent up. `joining_bytes`, `down_bytes`: what came to all trainers when they joined, and afterwards. `drain`: updates
+between two drains on average; 0 never drains.
+"""
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated, Any, cast
+
+import torch
+import typer
+from matplotlib.cm import viridis
+from matplotlib.pyplot import subplots
+from torch import nn
+
+import thinwire
+from thinwire.reducer import Reducer
+from thinwire_lab import machine
+from thinwire_lab.problems import dlrm
+from thinwire_lab.problems.base import Options, Problem
+
+LIFE, PARTS = 1000, 8
+"""How many updates a threshold is kept; at how many points of a run to look."""
+
+
+def recipe(density: float) -> Reducer:
+    return thinwire.recipes.dense() if density == 1 else thinwire.recipes.dct_dp(density=density, life=LIFE)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs of a table share."""
+
+    embeddings: str
+    optimizer: str
+    rate: float
+    updates: int
+    trainers: int = 1
+    down: float = 1.0
+    fetch_rows: bool = False
+
+
+def made(setting: Setting, seed: int) -> Problem:
+    problem = dlrm.make(Options(seed=seed))
+    cast(Any, problem.model).interaction.embedding.sparse = setting.embeddings == "sparse"
+    return problem
+
+
+@dataclass(frozen=True)
+class Run:
+    """A server at work, and its trainers. Losses are of the server's parameters, so that a look moves no bytes."""
+
+    served: Problem
+    server: thinwire.Server
+    trainers: list[thinwire.Trainer]
+    recipes: list[Reducer]
+
+    def bytes_of(self, name: str) -> int:
+        return sum(getattr(each.traffic(), name) for each in self.trainers)
+
+    def look(self, done: int, seconds: float) -> tuple[int, float, float, float, int]:
+        return done, _held_out(self.served), _waiting(self.recipes), round(seconds, 2), self.bytes_of("sent_bytes")
+
+
+def run(setting: Setting, density: float, threads: int, drain: int, seed: int) -> dict[str, Any]:
+    with ExitStack() as open_ones:
+        at_work = _begun(open_ones, setting, density, drain, seed)
+        joining, looks, seconds, done = at_work.bytes_of("received_bytes"), [], 0.0, 0
+        for part in range(1, PARTS + 1):
+            start, end = time.perf_counter(), part * setting.updates // PARTS
+            _train(at_work, range(done, end), threads, fetch_rows=setting.fetch_rows)
+            done, seconds = end, seconds + time.perf_counter() - start
+            looks.append(at_work.look(done, seconds))
+            print(f"density {density} threads {threads} drain {drain} seed {seed}: {looks[-1]}", flush=True)
+        stale = at_work.server.status().staleness
+        return {
+            "looks": looks,
+            "staleness": sum(k * n for k, n in stale.items()) / sum(stale.values()),
+            "bytes": at_work.bytes_of("sent_bytes"),
+            "joining_bytes": joining,
+            "down_bytes": at_work.bytes_of("received_bytes") - joining,
+            "drained": at_work.bytes_of("drained"),
+        }
+
+
+def _begun(open_ones: ExitStack, setting: Setting, density: float, drain: int, seed: int) -> Run:
+    down = None if setting.down == 1 else thinwire.codecs.TopK(density=setting.down)
+    both: dict[str, Any] = {"down": down, "fetch_rows": setting.fetch_rows}
+    served, recipes = made(setting, seed), [recipe(density) for _ in range(setting.trainers)]
+    server = thinwire.serve(
+        served.model,
+        recipe(density),
+        optimizer=lambda p: OPTIMIZERS[setting.optimizer](p, lr=setting.rate),
+        address="127.0.0.1:0",
+        trainers=setting.trainers,
+        **both,
+    )
+    open_ones.enter_context(server)
+    both |= {"address": server.address, "drain": drain or None, "seed": seed}
+    trainers = [thinwire.connect(made(setting, seed).model, sent, **both) for sent in recipes]
+    for each in trainers:
+        open_ones.enter_context(each)
+    return Run(served, server, trainers, recipes)
+
+
+def _train(at_work: Run, steps: range, threads: int, *, fetch_rows: bool) -> None:
+    lock, rest, problem = threading.Lock(), list(steps), at_work.served
+
+    def work(trainer: thinwire.Trainer, module: nn.Module) -> None:
+        while True:
+            with lock:
+                if not rest:
+                    return
+                step = rest.pop(0)
+            batch = problem.batch(step, 0, 1)
+            if fetch_rows:
+                trainer.fetch(_looked_up(module, batch))
+            module.zero_grad()
+            problem.loss(module, batch).backward()
+            trainer.step(module)
+
+    with ThreadPoolExecutor(len(at_work.trainers)) as pool:
+        for done in [pool.submit(each.run, partial(work, each), threads=threads) for each in at_work.trainers]:
+            done.result()
+
+
+def _looked_up(module: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+    """Return the ids of the rows that a batch looks up."""
+    return {"interaction.embedding.weight": batch[1] + cast(Any, module).interaction.offsets}
+
+
+@torch.no_grad()
+def _held_out(problem: Problem) -> float:
+    return mean(problem.loss(problem.model, batch).item() for batch in problem.held_out(0, 1))
+
+
+def _waiting(recipes: list[Reducer]) -> float:
+    parts = [x.square().sum() for each in recipes for memory in each.memories() for x in memory.waiting()]
+    return float(torch.stack(parts).sum().sqrt()) if parts else 0.0
+
+
+def kept(path: Path) -> list[dict[str, Any]]:
+    usual = {"trainers": 1, "down": 1.0, "fetch_rows": False}  # of runs before there were these
+    return [usual | json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    rows = [
+        "| embeddings | density | threads | drain | held-out loss | staleness | what waits, midway, last | up | down |",
+        "| --- | ---: | ---: | ---: | --- | ---: | --- | ---: | ---: |",
+    ]
+    for (embeddings, density, threads, drain), found in sorted(_rows(runs).items()):
+        losses = [each["looks"][-1][1] for each in found]
+        spread = f" ± {stdev(losses):.4f}" if losses[1:] else ""
+        middle, end = (mean(each["looks"][i][2] for each in found) for i in (PARTS // 2 - 1, -1))
+        stale, sent = mean(each["staleness"] for each in found), mean(each["bytes"] for each in found)
+        down = [each["down_bytes"] / 1e6 for each in found if "down_bytes" in each]
+        cells = [embeddings, -density, threads, drain or "never", f"{mean(losses):.4f}{spread}", f"{stale:.2f}"]
+        cells += [f"{middle:.3f}, {end:.3f}", f"{sent / 1e6:.0f} MB", f"{mean(down):.0f} MB" if down else ""]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def _rows(runs: list[dict[str, Any]]) -> dict[tuple[str, float, int, int], list[dict[str, Any]]]:
+    rows = defaultdict(list)
+    for each in runs:
+        rows[each["embeddings"], -each["density"], each["threads"], each["drain"]].append(each)
+    return rows
+
+
+def plot(runs: list[dict[str, Any]], path: Path) -> None:
+    """Draw mean losses over bytes and updates: a colour for each density, dashed for several threads."""
+    figure, axes = subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    rows = {key: found for key, found in sorted(_rows(runs).items()) if not key[3]}
+    densities = sorted({-key[1] for key in rows}, reverse=True)
+    for (_, density, threads, _), found in rows.items():
+        losses = [mean(each["looks"][i][1] for each in found) for i in range(PARTS)]
+        style: dict[str, Any] = {
+            "color": viridis(densities.index(-density) / len(densities)),
+            "linestyle": "-" if threads == 1 else "--",
+        }
+        name = f"density {-density:g}, {threads} thread{'s' * (threads > 1)}"
+        axes[0].plot([look[4] / 1e6 for look in found[0]["looks"]], losses, label=name, **style)
+        axes[1].plot([look[0] for look in found[0]["looks"]], losses, **style)
+    axes[0].set(xscale="log", xlabel="megabytes sent up", ylabel="held-out loss, nats")
+    axes[1].set(xlabel="updates")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+app = typer.Typer()
+
+
+@app.command()
+def main(
+    path: Annotated[Path, typer.Argument(help="Where runs are kept, a line each")],
+    updates: Annotated[int, typer.Option(help="How many updates each run has")] = 2000,
+    densities: Annotated[str, typer.Option(help="1 is uncompressed")] = "1,0.05,0.01",
+    threads: Annotated[str, typer.Option(help="Hogwild threads")] = "1,4",
+    drains: Annotated[str, typer.Option(help="Updates between drains, on average; 0 for never")] = "0",
+    seeds: Annotated[str, typer.Option(help="Of the batches and the weights")] = "0",
+    embeddings: Annotated[str, typer.Option(help="sparse: rows travel as they are; or dense")] = "sparse",
+    optimizer: Annotated[str, typer.Option(help="The server's: adagrad or sgd")] = "adagrad",
+    rate: Annotated[float, typer.Option(help="Its learning rate")] = 0.01,
+    trainers: Annotated[int, typer.Option(help="How many, each with so many threads")] = 1,
+    down: Annotated[float, typer.Option(help="Density of what comes down; 1 sends all parameters")] = 1.0,
+    fetch_rows: Annotated[bool, typer.Option("--fetch-rows", help="Fetch the rows that a batch looks up")] = False,
+    only_table: Annotated[bool, typer.Option(help="Run nothing")] = False,
+    to_plot: Annotated[Path | None, typer.Option("--plot", help="Draw loss over bytes and updates here")] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Run what other sources wrote, too")] = False,
+) -> None:
+    """Run what the file does not have yet, add to it, and print the table."""
+    torch.set_num_threads(1)
+    setting = Setting(embeddings, optimizer, rate, updates, trainers, down, fetch_rows)
+    wanted = product(*(each.split(",") for each in (seeds, densities, threads, drains))) if not only_table else ()
+    for seed, density, count, drain in wanted:
+        row: dict[str, Any] = {"density": float(density), "threads": int(count), "drain": int(drain), "seed": int(seed)}
+        same_sources = {"code": machine.code()} if anew else {}
+        if not any((asdict(setting) | row | same_sources).items() <= old.items() for old in kept(path)):
+            found = asdict(setting) | row | run(setting, **row) | machine.made()
+            with path.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+    same = [each for each in kept(path) if asdict(setting).items() <= each.items()]
+    print(table(same))
+    if to_plot:
+        plot(same, to_plot)
+
+
+if __name__ == "__main__":
+    app()

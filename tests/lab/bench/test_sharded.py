@@ -1,0 +1,153 @@
+"""Islands × shards: FSDP2 within an island, and what crosses between islands is what is declared."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_report import example
+from typer.testing import CliRunner
+
+from thinwire_lab.bench import options
+from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.plots import loss_over_bytes
+from thinwire_lab.bench.report import html
+from thinwire_lab.bench.rows import HEADER_BYTES
+from thinwire_lab.cli import app
+from thinwire_lab.cluster.local import Cluster
+
+STEPS = 3
+JOB = {"steps": STEPS, "most_steps": STEPS, "every": STEPS}
+
+
+@pytest.fixture(scope="module")
+def islands() -> Iterator[Cluster]:
+    with Cluster(4, None, "thinwire_lab.bench.worker:handle", island=2) as cluster:
+        yield cluster
+
+
+def _train(cluster: Cluster, **row: Any) -> list[list[dict[str, Any]]]:
+    """Train a row and return the events of each rank."""
+    events: dict[int, list[dict[str, Any]]] = {}
+    problem = {"name": "transformer", "seed": 0, "data": None, "scale": 1.0}
+    for rank, event in cluster.run({"row": {**JOB, "density": 1.0, **row}, "problem": problem}):
+        events.setdefault(rank, []).append(event)
+    return [events[rank] for rank in sorted(events)]
+
+
+def _losses(events: list[dict[str, Any]]) -> list[float]:
+    return [event["loss"] for event in events if event["kind"] == "loss"]
+
+
+@pytest.mark.slow
+def test_islands_train_as_whole_replicas_do_and_their_links_carry_what_is_declared(islands: Cluster) -> None:
+    whole = _losses(_train(islands, recipe="dense")[0])
+    for events in _train(islands, recipe="dense", shards=2):
+        assert _losses(events) == pytest.approx(whole, rel=1e-4)
+        assert events[-1] == {"kind": "done", "different": []}
+        step = next(event for event in events if event["kind"] == "step" and event["step"] == STEPS - 1)
+        assert step["sent_bytes"] == step["dense_bytes"] == 4 * 834_416
+        if "measured" not in step:
+            pytest.skip(islands.label)
+        tail = events[-3]
+        assert tail["kind"] == "tail"
+        sent, packets = step["measured"] + tail["measured"], step["packets"] + tail["packets"]
+        # what passes within an island, all parameters twice and all gradients, does not count
+        assert sent - HEADER_BYTES * packets == pytest.approx(step["sent_bytes"], rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"recipe": "topk", "density": 0.01},
+        {"recipe": "dgc", "density": 0.01},
+        {"recipe": "powersgd"},
+        {"recipe": "fading", "density": 0.05, "optimizer": "adamw"},
+        {"recipe": "dense", "optimizer": "adamw"},
+        {"recipe": "topk", "density": 0.01, "optimizer": "muon"},
+    ],
+)
+def test_any_recipe_keeps_the_shards_of_replicas_identical(islands: Cluster, row: dict[str, Any]) -> None:
+    if row.get("optimizer") == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    all_events = _train(islands, shards=2, **row)
+    assert all(events[-1] == {"kind": "done", "different": []} for events in all_events)
+    first, *others = (_losses(events) for events in all_events)
+    assert first[-1] < first[0]
+    assert all(losses == first for losses in others)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Cluster]:
+    with Cluster(2, None, "thinwire_lab.bench.worker:handle") as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_without_replicas_links_carry_parameters_twice_and_what_is_declared(alone: Cluster) -> None:
+    whole, links = _losses(_train(alone, recipe="dense")[0]), {}
+    for row in ({"recipe": "dense"}, {"recipe": "topk", "density": 0.01}):
+        events = _train(alone, shards=2, **row)[0]
+        assert events[-1] == {"kind": "done", "different": []}
+        step = next(event for event in events if event["kind"] == "step" and event["step"] == STEPS - 1)
+        assert step["dense_bytes"] == 2 * 834_416
+        if "measured" not in step:
+            pytest.skip(alone.label)
+        tail = events[-3]
+        sent, packets = step["measured"] + tail["measured"], step["packets"] + tail["packets"]
+        links[row["recipe"]] = sent - HEADER_BYTES * packets, step["sent_bytes"]
+        if row["recipe"] == "dense":
+            assert _losses(events) == pytest.approx(whole, rel=1e-4)
+    measured, declared = links["topk"]
+    assert declared < 0.1 * 2 * 834_416
+    assert 2 * 834_416 < measured - declared < 2.1 * 2 * 834_416  # the root is gathered once, as FSDP leaves it whole
+    assert links["dense"][0] > measured + 0.9 * 2 * 834_416
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--shard", "1"), "--shard is 1; expected 2 or more"),
+        (("--shard", "0"), "--shard is 0; expected 2 or more"),
+        (("--shard", "2", "--workers", "5"), "give --workers 4, another multiple of 2"),
+        (("--shard", "4", "--workers", "4", "--recipes", "dense,dgc"), "dgc needs replicas of the shards"),
+        (("--shard", "2", "--pipeline", "2", "--workers", "4"), "give one of the two"),
+        (
+            ("--shard", "2", "--recipes", "dense,torch_powersgd"),
+            "torch_powersgd works in DistributedDataParallel alone",
+        ),
+        (("--shard", "2", "--recipes", "auto"), "auto works in DistributedDataParallel alone"),
+        (("--shard", "2", "--recipes", "topk", "--model", "lstm_sparse", "--data", "."), "cannot shard the sparse"),
+        (("--shard", "2", "--optimizer", "adamw", "--recipes", "dgc"), "dgc takes over SGD's momentum"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(args: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(app, ["bench", *args])
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_who_names_no_recipes_gets_those_that_work_on_shards() -> None:
+    usual: dict[str, Any] = {
+        "workers": None, "link": None, "recipes": None, "densities": "0.01", "steps": 300, "model": "transformer",
+        "data": None, "scale": 1.0, "seed": 0, "target": None, "extend": 1.5, "shard": 2,
+    }  # fmt: skip
+    sgd, adamw = options.read(**usual), options.read(**usual | {"optimizer": "adamw"})
+    assert (sgd.workers, sgd.island, sgd.then) == (4, 2, None)
+    assert set(sgd.recipes) == {"dense", "topk", "dgc", "powersgd"}
+    assert (set(adamw.recipes), adamw.left_out) == ({"dense", "topk", "powersgd", "fading"}, ("dgc",))
+    assert all(ENTRANTS[name].install_sharded for name in (*sgd.recipes, *adamw.recipes))
+
+
+def test_a_report_says_whose_bytes_they_are() -> None:
+    results = example()
+    results = replace(results, environment={**results.environment, "shard": 2})
+    page = html(results)
+    assert "in islands of 2" in results.title
+    assert "sent per step per island" in page
+    assert "2 shards: bytes are what crosses between islands. dense: FSDP2" in page
+    assert "per island" in loss_over_bytes(results).axes[0].get_xlabel()
+    assert "per worker" in loss_over_bytes(example()).axes[0].get_xlabel()

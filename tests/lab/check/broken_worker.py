@@ -1,0 +1,35 @@
+"""A worker of `thinwire check` in which rows break: run in place of the real one."""
+
+import os
+import time
+from types import MappingProxyType
+
+import torch
+
+from thinwire_lab.check import worker
+from thinwire_lab.check.findings import Finding
+
+
+def broken(spec: worker.Spec, row: str, device: torch.device) -> Finding:
+    """Do what the row's name says."""
+    if row == "hangs":
+        time.sleep(1000)
+    if row == "aborts":
+        os.abort()
+    if row == "raises" or row == f"raises on rank {spec.rank}":
+        raise RuntimeError("it broke\nand more")
+    return Finding(section=spec.title, name=row, ok=True)
+
+
+def joining(spec: worker.Spec, device: torch.device) -> object:
+    """Die instead, where the first row says so."""
+    if spec.rows[spec.start] == f"rank {spec.rank} cannot join":
+        os.abort()
+    return join(spec, device)
+
+
+if __name__ == "__main__":
+    join = worker._join
+    worker._join = joining  # type: ignore[assignment]  # returns what the real one does
+    worker.HANDLERS = MappingProxyType(dict.fromkeys(worker.HANDLERS, broken))
+    worker.main()

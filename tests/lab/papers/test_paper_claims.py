@@ -1,0 +1,195 @@
+"""The program that measures errors and judges the papers' claims, on gradients drawn at random."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from thinwire_lab.bench.results import Quantiles, Results, Row, Split, WireBytes
+from thinwire_lab.papers.dct import DCT
+from thinwire_lab.papers.dragonn.claims import by_prefix_sum
+from thinwire_lab.papers.fft import FFT_PAPER
+from thinwire_lab.papers.fft.offset_float import ieee_error, uniform_error
+from thinwire_lab.papers.gtopk.tree import Outcome, Trial, outcomes, pick
+from thinwire_lab.papers.rooms import PAPERS
+from thinwire_lab.papers.shared.claims import UNTESTABLE, Verdict, judge
+from thinwire_lab.papers.shared.errors import Measured, at_equal_bytes, compressors, measure
+from thinwire_lab.papers.shared.figures import frontier
+from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
+from thinwire_lab.papers.shared.material import Material, Run
+from thinwire_lab.papers.shared.measuring import error
+from thinwire_lab.papers.shared.program import analyse, parse, train, write
+from thinwire_lab.papers.shared.recording import synthetic
+
+DCT_FIGURES = replace(DCT, checks={})
+SLOW = {"D13", "D14", "D21", "T27"}
+CHECKS = {name: check for paper in PAPERS for name, check in paper.checks.items()}
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return synthetic()
+
+
+@pytest.fixture(scope="module")
+def rows(run: Run) -> list[Measured]:
+    return list(measure(run, list(compressors(quick=True)), lambda: None))
+
+
+@pytest.fixture(scope="module")
+def verdicts(run: Run) -> dict[str, Verdict]:
+    fast = {name: check for name, check in CHECKS.items() if name not in SLOW}
+    return {verdict.id: verdict for verdict in judge(fast, Material(runs=[run], quick=True))}
+
+
+def test_every_method_gives_a_row_for_each_snapshot_with_real_bytes(rows: list[Measured], run: Run) -> None:
+    assert len(rows) == 2 * len(list(compressors(quick=True)))
+    assert all(row.bytes > 0 and row.error >= 0 and -1 <= row.cosine <= 1 + 1e-9 for row in rows)
+    topk = next(row for row in rows if row.method == "topk" and row.density == 0.1)
+    expected = 0
+    for d in (g.numel() for g in run.late.mean.values()):
+        k = round(0.1 * d)  # of 10 elements, one: 3 low bits each
+        expected += 16 + sum(-(-bits // 64) * 8 for bits in (32 * k, 3 * k, k + (d - 1) // 8))
+    assert topk.bytes == expected
+
+
+def test_more_bytes_mean_less_error_for_the_same_method(rows: list[Measured]) -> None:
+    for family in ("topk", "fft", "qsgd", "powersgd"):
+        curve = sorted((row.bits_per_element, row.error) for row in rows if row.family == family and row.step == 9)
+        assert [e for _, e in curve] == sorted((e for _, e in curve), reverse=True), family
+
+
+def test_equal_bytes_are_interpolated_within_a_curve_only(rows: list[Measured]) -> None:
+    found = at_equal_bytes([row for row in rows if row.step == 9])
+    assert all(e is None or e > 0 for errors in found.values() for e in errors)
+    assert found["topk"][0] is None
+    assert found["topk"][4] is not None
+
+
+@pytest.mark.slow
+def test_arithmetic_claims_come_out_as_calculated_by_hand(verdicts: dict[str, Verdict]) -> None:
+    holds = {"D5", "D7", "D25", "F5", "F8", "F9", "F10", "F26", "S1", "S2", "G9", "G10"}
+    fails = {"D24", "F11", "F21", "S5", "S6", "S16", "T25", "G12", "G17", "G21"}
+    assert {name for name in holds if verdicts[name].verdict != HOLDS} == set()
+    assert {name for name in fails if verdicts[name].verdict != FAILS} == set()
+
+
+@pytest.mark.slow
+def test_a_claim_without_its_data_is_not_testable(verdicts: dict[str, Verdict]) -> None:
+    for name in ("D23", "F17", "S7", "T17", "T24"):
+        assert verdicts[name].verdict == UNTESTABLE
+        assert "needs" in verdicts[name].how
+
+
+def test_without_gradients_nothing_is_judged_from_them() -> None:
+    chosen = {name: CHECKS[name] for name in ("F14", "F8")}
+    found = {verdict.id: verdict.verdict for verdict in judge(chosen, Material(runs=[]))}
+    assert found == {"F14": UNTESTABLE, "F8": HOLDS}
+
+
+@pytest.fixture(scope="module")
+def trees() -> list[Outcome]:
+    # 5 and 1 meet in one half and 1 is dropped; the other half brings index 1 back.
+    vectors = [[5.0, 0, 0], [0, 1.0, 0], [0, 9.0, 0], [0, 0, 0.5]]
+    picks = [pick(torch.tensor(x), 1 / 3) for x in vectors]
+    parts = [torch.randn(64, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    several = [Trial(picks=[pick(x, 0.1) for x in parts[:ranks]]) for ranks in (1, 2, 3, 5, 8)]
+    return outcomes([Trial(picks=picks, merge="paper"), Trial(picks=picks, merge="exact"), *several])
+
+
+@pytest.mark.slow
+def test_the_tree_loses_by_the_papers_rule_what_the_exact_rule_keeps(trees: list[Outcome]) -> None:
+    paper, exact, *_ = trees
+    assert [values.tolist() for values in paper.total] == [[1], [9]]
+    assert math.isclose(paper.lost, 1 / 15.5, rel_tol=1e-6)
+    assert exact.lost == 0
+
+
+@pytest.mark.slow
+def test_the_tree_takes_any_number_of_workers(trees: list[Outcome]) -> None:
+    for tree in trees[2:]:
+        assert len(tree.total[0]) == 6
+        assert tree.lost < 1e-6
+
+
+def test_the_prefix_sum_finds_what_passes() -> None:
+    found, counts = by_prefix_sum([0.0, 3.0, 1.0, 2.0], 2.0)
+    assert found == [1, 3]
+    assert counts == {"compare": 8, "add": 6, "swap": 3}
+
+
+def test_grids_keep_the_numbers_on_them() -> None:
+    assert uniform_error(torch.tensor([-7.0, 0.0, 3.0, 7.0]), 4) < 1e-12
+    assert ieee_error(torch.tensor([0.5, -1.0, 2.0, 0.0]), 6, scaled=False) == 0
+
+
+def test_error_is_relative_and_squared() -> None:
+    assert error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0])) == pytest.approx(16 / 25)
+
+
+@pytest.mark.slow
+def test_a_report_is_written_as_document_page_and_figures(run: Run, tmp_path: Path) -> None:
+    names = [f"--{kind}={tmp_path / kind}" for kind in ("json", "html", "png")]
+    options = parse(["--quick", *names])
+    chosen = {name: FFT_PAPER.checks[name] for name in ("F8", "F14")}
+    with Progress(disable=True) as progress:
+        report = analyse([run], options, progress, [replace(FFT_PAPER, checks=chosen), DCT_FIGURES])
+    write(report, options, progress.console)
+    document = json.loads((tmp_path / "json").read_text())
+    assert document["schema"] == "thinwire.fidelity/1"
+    assert set(document["errors"][0]) == {
+        "model", "step", "method", "density", "bytes", "bits_per_element", "error", "cosine",
+    }  # fmt: skip
+    assert set(document["claims"][0]) == {"id", "claim", "verdict", "figure", "how"}
+    page = (tmp_path / "html").read_text()
+    assert len(list((tmp_path / "png").rglob("*.png"))) == page.count("data:image/png;base64,") == 4
+    assert not re.search(r'(src|href)="(?!data:)', page)
+
+
+def test_missing_data_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse(["--quick", "--data", str(tmp_path)])
+    console = Console(width=200)
+    with Progress(console=console, disable=True) as progress:
+        assert train(options, console, progress) == []
+    said = capsys.readouterr().out
+    assert "skipping lstm" in said
+    assert "skipping resnet20" in said
+
+
+def _row(recipe: str, declared: float | None, loss: float) -> Row:
+    return Row(
+        recipe=recipe,
+        density=0.5,
+        boundary=1.0,
+        steps=1,
+        step_seconds=Quantiles(p20=1, p50=1, p80=1),
+        split_seconds=Split(compute=1, encode=0, exchange=0, decode=0),
+        wire_bytes_per_step=WireBytes(measured=None, declared=declared, dense=100),
+        loss_curve=(),
+        final_loss=loss,
+        seconds_to_target=None,
+        speedup_vs_dense=None,
+        replicas_identical=True,
+    )
+
+
+def test_the_frontier_shows_rows_whose_bytes_are_known(tmp_path: Path) -> None:
+    rows = (_row("dense", None, 1.0), _row("topk", 10, 2.0), _row("theirs", None, 1.5), _row("dgc", 10, math.nan))
+    Results(environment={}, rows=rows).write(tmp_path / "bench.json")
+    options = parse(["--bench", str(tmp_path / "bench.json")])
+    assert options.bench is not None
+    axes = frontier(options.bench).axes[0]
+    assert [line.get_label() for line in axes.lines] == ["dense", "topk"]
+
+
+def test_an_unfit_bench_document_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bench.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        parse(["--bench", str(tmp_path / "bench.json")])
+    assert "expected a document of" in capsys.readouterr().err

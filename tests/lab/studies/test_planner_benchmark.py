@@ -1,0 +1,88 @@
+"""thinwire_lab.studies.planner: what a cell comes to, its figures, and a short run of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinwire_lab.studies.planner.figures import Cell, cell, summary
+from thinwire_lab.studies.planner.plot import draw_follow, draw_grid, draw_scaling
+
+PROGRAM = [sys.executable, "-m", "thinwire_lab.studies.planner"]
+HISTORY = [{"step": 9, "choice": {"w": "topk:0.01"}, "reason": "first plan"}]
+EVENTS: list[dict[str, Any]] = [
+    {"kind": "plan", "seconds": 4.0, "predicted": {"dense": 1.1, "topk:0.01": 0.5, "the plan": 0.45}},
+    {"kind": "attached", "seconds": 3.0},
+    {"kind": "decided", "seconds": 2.0, "steps": 30, "history": HISTORY},
+    {"kind": "times", "name": "dense", "seconds": [1.0, 1.0, 2.0]},
+    {"kind": "times", "name": "topk:0.01", "seconds": [0.4, 0.5, 0.6]},
+    {"kind": "times", "name": "the plan", "seconds": [0.6]},
+    {"kind": "times", "name": "auto", "seconds": [1.1, 0.9, 2.02]},
+    {"kind": "times", "name": "dense again", "seconds": [1.0, 1.1, 2.0]},
+    {"kind": "same", "same": True},
+]
+
+
+def _cell(link: str = "1gbit") -> Cell:
+    return cell("transformer", 2, link, EVENTS)
+
+
+def test_a_cell_by_hand() -> None:
+    found = _cell()
+    assert found.candidates == ["dense", "topk:0.01"]
+    assert found.best == "topk:0.01"
+    assert found.error("dense") == pytest.approx(0.1)
+    assert found.regret("the plan") == pytest.approx(0.2)
+    assert found.over_dense("auto") == pytest.approx(0.01)
+    assert found.over_dense("dense again") == 0.0
+    assert (found.same, found.choice, found.reason) == (True, {"w": "topk:0.01"}, "first plan")
+
+
+def test_the_summary_by_hand() -> None:
+    found = summary([_cell(), _cell("none")])
+    assert found["predictions"] == 6
+    assert found["median_error"] == pytest.approx(0.1)
+    assert found["median_regret"] == pytest.approx(0.2)
+    assert found["auto_over_dense_most"] == pytest.approx(0.01)
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    cells = [_cell(), _cell("none")]
+    draw_grid(cells, summary(cells), tmp_path / "grid.png")
+    steps = [{"kind": "step", "step": i, "seconds": 0.1, "loss": 5.0 - i} for i in range(5)]
+    runs: dict[str, list[dict[str, Any]]] = {"auto": [*steps, {"kind": "same", "history": HISTORY}], "dense": steps}
+    draw_follow(runs, ((0, "1gbit"), (3, "50mbit")), tmp_path / "follow.png")
+    rows = [
+        {"link": "100mbit", "workers": world, "name": name, "measured": 0.1 * world, "simulated": 0.11 * world}
+        for world in (2, 4)
+        for name in ("dense", "fp16")
+    ]
+    draw_scaling(rows, tmp_path / "scaling.png")
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("grid.png", "follow.png", "scaling.png"))
+
+
+@pytest.mark.slow
+def test_a_short_run_measures_what_it_predicts(tmp_path: Path) -> None:
+    command = [*PROGRAM, "grid", "--models", "transformer", "--worlds", "2"]
+    command += ["--links", "1gbit", "--seconds", "0.1", "--json", str(tmp_path / "grid.json")]
+    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "100"}, timeout=200)
+    if "cannot be limited here" in found.stderr:
+        pytest.skip("no network namespaces here")
+    assert found.returncode == 0, found.stderr
+    assert "median error" in found.stdout
+    raw = json.loads((tmp_path / "grid.json").read_text())
+    (only,) = raw["cells"]
+    assert only["same"] is True
+    assert set(only["predicted"]) | {"auto", "dense again"} == set(only["measured"])
+
+
+@pytest.mark.slow
+def test_a_model_that_is_unknown_is_refused() -> None:
+    command = [*PROGRAM, "grid", "--models", "nonsense"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert found.returncode == 2
+    assert "nonsense" in found.stderr
