@@ -32,7 +32,7 @@ FLOORS = [
     ("integrations.checkpoints",),
     ("integrations", "pipeline", "server"),
     ("frameworks",),
-    ("lab", "lab.inputs", "lab.machine"),
+    ("lab", "lab.apart", "lab.inputs", "lab.machine"),
     ("lab.cluster", "lab.problems", "lab.show"),
     ("lab.bench", "lab.check", "lab.plan", "lab.simulate", "lab.watch"),
     ("lab.papers", "lab.studies"),

@@ -1,17 +1,14 @@
 """Sparsified activations and gradients between the stages of a split model (Gupta et al. 2021, DCT-MP)."""
 
 from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
-from thinwire.pipeline.comparisons import GaussianSketch, TopKGradient
 from thinwire.pipeline.laplace import LaplaceBoundary
 from thinwire.pipeline.sparsify import Sparsified, sparsify
 
 __all__ = [
     "Boundary",
-    "GaussianSketch",
     "LaplaceBoundary",
     "Report",
     "Sparsified",
     "TopKBoundary",
-    "TopKGradient",
     "sparsify",
 ]

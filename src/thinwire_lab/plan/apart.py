@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.planner import Plan
-from thinwire.planner.apart import SCHEMES, STEPS, Way, ways
-from thinwire.planner.outer_losses import basis
+from thinwire_lab.apart import SCHEMES, STEPS, Way, basis, ways
 from thinwire_lab.inputs import BadInput, counts
 from thinwire_lab.show.table import Column, Table, tabulated
 from thinwire_lab.show.units import UNKNOWN, duration, human_bytes, milliseconds

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from thinwire.exchanges import Link, Network
 from thinwire.planner import Profile
-from thinwire.planner.apart import SCHEMES
 from thinwire.planner.network import MOST, Regions, Tiers, ring
-from thinwire.planner.published import xml
 from thinwire.planner.scaling import Scale, on, scaled
 from thinwire.planner.texts import described, parse_link, parse_tiers, read_regions
+from thinwire_lab.apart import SCHEMES
 from thinwire_lab.inputs import BadInput, counts
+from thinwire_lab.simulate.published import xml
 
 INSIDE = "10gbit/0.1ms"
 """A rank's own link, unless given, where the topology names regions."""

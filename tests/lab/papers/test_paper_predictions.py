@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.exchanges import AllGather, AllReduce, Link
-from thinwire.planner.published import LINK, XML
 from thinwire_lab.papers.dct import simulate as dct_simulate
 from thinwire_lab.papers.dragonn import model as dragonn
 from thinwire_lab.papers.dragonn import simulate as dragonn_simulate
@@ -17,6 +16,7 @@ from thinwire_lab.papers.gtopk import model as gtopk
 from thinwire_lab.papers.gtopk import simulate as gtopk_simulate
 from thinwire_lab.papers.s2 import simulate as s2_simulate
 from thinwire_lab.papers.shared.implied import gain, share
+from thinwire_lab.simulate.published import LINK, XML
 
 APPS = {
     "gtopk": gtopk_simulate.app,

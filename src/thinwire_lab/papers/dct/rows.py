@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from thinwire.pipeline import GaussianSketch, LaplaceBoundary, TopKBoundary, TopKGradient
+from thinwire.pipeline import LaplaceBoundary, TopKBoundary
+from thinwire_lab.papers.dct.comparisons import GaussianSketch, TopKGradient
 from thinwire_lab.papers.dct.training import INSIDE
 
 Make = Callable[[float, int], nn.Module]

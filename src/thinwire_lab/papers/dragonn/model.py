@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thinwire.exchanges import AllGather, AllReduce
-from thinwire.planner.published import COMPUTED, LINK, MEASURED, XML, xml
 from thinwire.planner.scaling import scaled
+from thinwire_lab.simulate.published import COMPUTED, LINK, MEASURED, XML, xml
 
 WORKERS, DENSITY = 16, 0.001
 SPEEDUPS = {"dgc": 10.2, "dragonn": 22.4}

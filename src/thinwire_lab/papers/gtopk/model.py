@@ -6,8 +6,8 @@ from math import log2
 from typing import final
 
 from thinwire.exchanges import AllGather, GlobalTopKTree, Link
-from thinwire.planner.published import PAIR, published
 from thinwire.planner.scaling import Scale, scaled
+from thinwire_lab.simulate.published import PAIR, published
 
 ALPHA, BETA = 0.436e-3, 3.6e-8
 """Seconds of a message, and seconds per element of 4 bytes, fitted by the authors between two of their machines."""

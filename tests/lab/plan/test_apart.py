@@ -10,9 +10,8 @@ from thinwire import outer_steps
 from thinwire.exchanges import Link
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget, decide
-from thinwire.planner.apart import SCHEMES, STEPS, ways
-from thinwire.planner.outer_losses import OUTER_LOSSES, MeasuredApart, more_steps, of_ratio
 from thinwire.reducer import Compressed, MinimumSize
+from thinwire_lab.apart import OUTER_LOSSES, SCHEMES, STEPS, MeasuredApart, more_steps, of_ratio, ways
 
 LINK = Link(latency=0.05, bandwidth=1e6)
 ONE = profile({0.1: [("0", 1_000_000)]}, link=LINK, costs={}, world_size=4, rest=0.02)
@@ -59,7 +58,7 @@ def test_a_higher_loss_takes_more_steps() -> None:
 
 def test_between_two_measured_h_is_what_lies_between(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (MeasuredApart("diloco", 10, 1.02, 1.0), MeasuredApart("diloco", 40, 1.08, 1.0))
-    monkeypatch.setattr("thinwire.planner.outer_losses.OUTER_LOSSES", rows)
+    monkeypatch.setattr("thinwire_lab.apart.OUTER_LOSSES", rows)
     middle = more_steps("diloco", 20)
     assert middle == pytest.approx(of_ratio(math.sqrt(1.02 * 1.08)))
     assert (more_steps("diloco", 10), more_steps("diloco", 40)) == (of_ratio(1.02), of_ratio(1.08))
