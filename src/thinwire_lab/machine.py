@@ -1,11 +1,17 @@
 """The machine and the code that figures were taken with."""
 
 import hashlib
+import os
 import platform
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("numba", "numpy", "triton")
 
 
 def processor() -> str:
@@ -34,3 +40,16 @@ def made() -> dict[str, str]:
         "torch": version("torch"),
         "processor": processor(),
     }
+
+
+def environment(**more: Any) -> dict[str, Any]:
+    """Return what a reader needs to judge figures that were taken here, and `more`. A missing package is None."""
+    here = {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "python": platform.python_version()}
+    return more | made() | here | {name: _version(name) for name in _PACKAGES}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

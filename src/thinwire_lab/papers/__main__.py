@@ -16,12 +16,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from thinwire_lab.machine import environment
 from thinwire_lab.papers.rooms import PAPERS
 from thinwire_lab.papers.shared import ledger, tables
 from thinwire_lab.papers.shared.catalogue import HOUSE, ROOMS
 from thinwire_lab.papers.shared.deciding import Deciding, drawn
 from thinwire_lab.papers.shared.ledger import LEDGER, OPEN, Row
-from thinwire_lab.papers.shared.report import environment
 from thinwire_lab.papers.shared.shelf import RUNS, Shelf
 from thinwire_lab.show.table import Column, tabulated
 from thinwire_lab.show.terminal import print_table
@@ -95,7 +95,7 @@ def check() -> None:
 
 def _renew(deciding: Deciding, shelf: Shelf, json: Path) -> None:
     rows = _base(json) | deciding.rows(shelf)
-    ledger.write(rows, json, environment({}))
+    ledger.write(rows, json, environment())
     if json == LEDGER:
         tables.renew(rows)
         for name, figure in drawn(PAPERS, shelf):

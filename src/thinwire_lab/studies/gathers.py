@@ -22,11 +22,13 @@ from rich.console import Console
 from thinwire_lab.bench.rows import percentiles
 from thinwire_lab.cluster.link import Rate
 from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.cluster.rounds import durations, events
+from thinwire_lab.machine import environment
 from thinwire_lab.show.table import Column, markdown, tabulated
 from thinwire_lab.show.terminal import print_titled
 from thinwire_lab.show.units import UNKNOWN, human_bytes, milliseconds
-from thinwire_lab.studies.exchanges.__main__ import HANDLER, _counts, _environment, _events, _rates
-from thinwire_lab.studies.exchanges.figures import Event, durations
+from thinwire_lab.studies.exchanges.__main__ import HANDLER, _counts, _rates
+from thinwire_lab.studies.exchanges.figures import Event
 
 SCHEMA = "thinwire.gathers/2"
 HEADING = "## Gathers on Gloo"
@@ -65,12 +67,12 @@ def main(
     for rate in _rates(links):
         for world in _counts(worlds):
             rows += _compare(rate, world, [round(1e6 * size) for size in megabytes], repeats)
-    environment = _environment() | {"repeats": repeats}
+    about = environment(repeats=repeats)
     if json is not None:
-        results = {"schema": SCHEMA, "environment": environment, "rows": [asdict(each) for each in rows]}
+        results = {"schema": SCHEMA, "environment": about, "rows": [asdict(each) for each in rows]}
         json.write_text(js.dumps(results, indent=1) + "\n")
     if page is not None:
-        page.write_text(replaced(page.read_text(), section(rows, environment)))
+        page.write_text(replaced(page.read_text(), section(rows, about)))
     raise typer.Exit(int(not all(each.identical for each in rows)))
 
 
@@ -79,7 +81,7 @@ def _compare(rate: Rate | None, world: int, sizes: Sequence[int], repeats: int) 
         link = str(rate) if cluster.throttled else "unthrottled"
         known = rate if cluster.throttled else None
         rows = [
-            gather(_events(cluster, task="gather", nbytes=nbytes, repeats=repeats), nbytes, world, link, known)
+            gather(events(cluster, task="gather", nbytes=nbytes, repeats=repeats), nbytes, world, link, known)
             for nbytes in sizes
         ]
         title = f"{world} workers, {cluster.label}"

@@ -73,7 +73,8 @@ def test_the_whole_run_small(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found == json.loads((tmp_path / "x.json").read_text())
     assert found["schema"] == "thinwire.kernels/1"
-    assert set(found["environment"]) >= {"device", "cpu", "torch", "numba", "triton", "commit", "thinwire", "python"}
+    about = {"device", "processor", "torch", "numba", "triton", "code", "thinwire", "python"}
+    assert set(found["environment"]) >= about
     assert {row["name"] for row in found["rows"]} == set(CASES)
     assert {row["d"] for row in found["rows"]} == {1024, 10_000}
     assert all(set(row) >= FIELDS and row["correct"] and row["backend"] == "cpu" for row in found["rows"])

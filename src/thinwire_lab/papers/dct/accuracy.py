@@ -1,20 +1,16 @@
 """`accuracy`: every row of the comparison, on every seed."""
 
-import os
-import platform
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
 from thinwire_lab.inputs import BadInput
+from thinwire_lab.machine import environment
 from thinwire_lab.papers.dct.results import Document, Unfit, table, title
 from thinwire_lab.papers.dct.rows import Row, rows
 from thinwire_lab.papers.dct.training import Material, run
@@ -58,17 +54,6 @@ def accuracy(
         page.write_text(
             "\n\n".join(f"{title(document, name)}\n\n{markdown(table(document, name))}" for name in problems) + "\n"
         )
-
-
-def environment() -> dict[str, object]:
-    """Return what a reader needs to judge the figures."""
-    return {
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "thinwire")},
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _built(name: str, seed: int, data: Path | None) -> Problem:

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
 from thinwire_lab.inputs import BadInput, write_atomically
-from thinwire_lab.papers.dct.accuracy import OTHERWISE, STEPS, environment
+from thinwire_lab.machine import environment
+from thinwire_lab.papers.dct.accuracy import OTHERWISE, STEPS
 from thinwire_lab.papers.dct.looking import DENSITIES, activations, follow, shape
 from thinwire_lab.papers.dct.plots import draw
 from thinwire_lab.papers.dct.training import Material

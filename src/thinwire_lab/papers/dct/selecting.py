@@ -14,8 +14,8 @@ from torch import Tensor
 
 from thinwire.codecs import SampledThreshold
 from thinwire.codecs.thresholding import kth_largest
+from thinwire_lab.machine import environment
 from thinwire_lab.papers.shared.measuring import seconds
-from thinwire_lab.papers.shared.report import environment
 from thinwire_lab.problems.vgg import vgg
 
 DENSITY = 0.05
@@ -34,7 +34,7 @@ def main(json: Annotated[Path, typer.Option(help="Write the seconds here.")]) ->
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(size, generator=generator) ** 3 for size in sizes]
     found = {name: sum(_seconds(way, x) for x in tensors) for name, way in WAYS.items()}
-    json.write_text(js.dumps({"environment": environment({"density": DENSITY}), "seconds": found}, indent=1) + "\n")
+    json.write_text(js.dumps({"environment": environment(density=DENSITY), "seconds": found}, indent=1) + "\n")
 
 
 def _seconds(way: Callable[[Tensor, int], object], x: Tensor) -> float:

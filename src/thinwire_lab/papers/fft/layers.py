@@ -12,8 +12,8 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from thinwire_lab.machine import environment
 from thinwire_lab.papers.shared.measuring import seconds
-from thinwire_lab.papers.shared.report import environment
 from thinwire_lab.problems.resnet20 import resnet20
 from thinwire_lab.problems.vgg import vgg
 
@@ -25,7 +25,7 @@ def main(json: Annotated[Path, typer.Option(help="Write the seconds and bytes he
     """Measure forward and backward of every convolution alone, on inputs of its size, one thread."""
     torch.set_num_threads(1)
     found = {name: list(_layers(make())) for name, make in NETWORKS.items()}
-    json.write_text(js.dumps({"environment": environment({"batch": BATCH}), "layers": found}, indent=1) + "\n")
+    json.write_text(js.dumps({"environment": environment(batch=BATCH), "layers": found}, indent=1) + "\n")
 
 
 def _layers(model: nn.Module) -> Iterator[dict[str, Any]]:

@@ -12,12 +12,13 @@ from rich.progress import Progress
 
 from thinwire_lab.bench.results import Results
 from thinwire_lab.inputs import write_atomically
+from thinwire_lab.machine import environment
 from thinwire_lab.papers.shared import figures
 from thinwire_lab.papers.shared.claims import Paper, Verdict, judge, number
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.material import Material, Run
 from thinwire_lab.papers.shared.recording import all_steps, available, record
-from thinwire_lab.papers.shared.report import Report, environment
+from thinwire_lab.papers.shared.report import Report
 from thinwire_lab.problems import Problem
 
 STEPS, QUICK_STEPS = 200, 8
@@ -110,7 +111,7 @@ def analyse(runs: list[Run], options: Options, progress: Progress, papers: Seque
         "seed": options.seed,
     }
     return Report(
-        environment=environment(facts),
+        environment=environment(**facts),
         errors=rows,
         claims=list(_verdicts(material, progress, papers)),
         sheets=[tabulate(runs) for paper in papers for tabulate in paper.tables],

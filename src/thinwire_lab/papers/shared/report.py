@@ -1,18 +1,12 @@
 """All results: as a document, as tables on the console, and as a page."""
 
-import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from thinwire_lab.machine import processor
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Sheet, Verdict
 from thinwire_lab.papers.shared.errors import AT_BITS, Measured, at_equal_bytes
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
@@ -127,17 +121,3 @@ class Report:
             for model in {r.model: 0 for r in self.errors}
         }
         return {model: [r for r in self.errors if r.model == model and r.step == step] for model, step in last.items()}
-
-
-def environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a reader needs to judge the figures."""
-    return {
-        **options,
-        "cpu": processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "thinwire": version("thinwire"),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }

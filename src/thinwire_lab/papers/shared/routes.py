@@ -17,7 +17,7 @@ import typer
 from torch import Tensor
 
 from thinwire.codecs import Codec, HashedSlots, SampledThreshold
-from thinwire_lab.papers.shared.report import environment
+from thinwire_lab.machine import environment
 from thinwire_lab.papers.shared.sweep import SIZES
 
 SCHEMA = "thinwire.routes/1"
@@ -38,9 +38,7 @@ def main(
     torch.set_num_threads(1)
     sizes = [size for size in SIZES if size <= largest]
     rows = [row for world in worlds.split(",") for row in _rows(int(world), sizes, repeats)]
-    json.write_text(
-        js.dumps({"schema": SCHEMA, "environment": environment({"repeats": repeats}), "routes": rows}, indent=1)
-    )
+    json.write_text(js.dumps({"schema": SCHEMA, "environment": environment(repeats=repeats), "routes": rows}, indent=1))
 
 
 def _rows(world: int, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:

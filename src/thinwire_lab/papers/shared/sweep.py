@@ -8,24 +8,30 @@ rank to the end of the last. `pings`: one-way seconds.
 """
 
 import json as js
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import torch
+import torch.distributed as dist
 import typer
 from rich.console import Console
+from torch import Tensor
 
 from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.papers.shared.report import environment
-from thinwire_lab.papers.shared.sweeping import COLLECTIVES
+from thinwire_lab.cluster.rounds import durations, events, ping, start_together
+from thinwire_lab.cluster.worker import Emit
+from thinwire_lab.cluster.workers import join_group
+from thinwire_lab.machine import environment
 
-HANDLER = "thinwire_lab.papers.shared.sweeping:handle"
+HANDLER = "thinwire_lab.papers.shared.sweep:handle"
 SCHEMA = "thinwire.sweep/1"
 SMALL = [2**8, 2**12]  # bytes, for collectives alone
 SIZES = [2**power for power in range(16, 28, 2)] + [2**27]
+LEAD = 0.05  # seconds for all ranks to settle before they start together
 PINGS = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]
 
 console = Console()
@@ -50,7 +56,7 @@ def main(
                 link = text if cluster.throttled else "unthrottled"
                 found["collectives"] += list(_collectives(cluster, rate, link, world, sizes, longest, repeats))
                 found["pings"] += list(_pings(cluster, link, world, repeats))
-    json.write_text(js.dumps({"schema": SCHEMA, "environment": environment({"repeats": repeats}), **found}, indent=1))
+    json.write_text(js.dumps({"schema": SCHEMA, "environment": environment(repeats=repeats), **found}, indent=1))
 
 
 def _collectives(
@@ -60,26 +66,43 @@ def _collectives(
         for size in (*SMALL, *sizes):
             if rate is not None and 8 * size * (world - 1) / rate.bits_per_second > longest:
                 continue
-            times = _durations(_events(cluster, task="collective", kind=kind, nbytes=size, repeats=repeats))
+            times = durations(events(cluster, task="collective", kind=kind, nbytes=size, repeats=repeats))
             spread = {"seconds": median(times), "least": min(times), "most": max(times)}
             yield {"kind": kind, "link": link, "world": world, "bytes": size} | spread
 
 
 def _pings(cluster: Cluster, link: str, world: int, repeats: int) -> Iterator[dict[str, Any]]:
-    for event in _events(cluster, task="ping", sizes=PINGS, repeats=repeats) if world == 2 else ():
-        yield {"link": link} | event
+    for event in events(cluster, task="ping", sizes=PINGS, repeats=repeats) if world == 2 else ():
+        yield {"link": link, **event}
 
 
-def _events(cluster: Cluster, **job: Any) -> list[dict[str, Any]]:
-    return [event for _, event in cluster.run(job)]
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """What a worker does: join the group at the first job, then do the job."""
+    join_group()
+    _TASKS[job.pop("task")](emit, **job)
 
 
-def _durations(events: Sequence[dict[str, Any]]) -> list[float]:
-    """Return each repeat's time from the start of the last rank to the end of the last."""
-    repeats = defaultdict(list)
-    for event in events:
-        repeats[event["repeat"]].append(event)
-    return [max(e["end"] for e in ranks) - max(e["start"] for e in ranks) for ranks in repeats.values()]
+def _collective(emit: Emit, *, kind: str, nbytes: int, repeats: int) -> None:
+    """Emit when this rank started and ended each repeat of a collective over so many bytes a rank."""
+    for repeat in range(repeats + 1):
+        call = COLLECTIVES[kind](torch.ones(nbytes // 4))
+        start_together(LEAD)
+        start = time.perf_counter()
+        call()
+        if repeat:
+            emit({"repeat": repeat, "start": start, "end": time.perf_counter()})
+
+
+def _all_gather(x: Tensor) -> Callable[[], object]:
+    rows = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    return lambda: dist.all_gather(rows, x)
+
+
+_TASKS: dict[str, Callable[..., None]] = {"collective": _collective, "ping": ping}
+COLLECTIVES: dict[str, Callable[[Tensor], Callable[[], object]]] = {
+    "all-reduce": lambda x: lambda: dist.all_reduce(x),
+    "all-gather": _all_gather,
+}
 
 
 if __name__ == "__main__":

@@ -13,12 +13,8 @@ Without permission for network namespaces it says so, and runs unthrottled, with
 """
 
 import json as js
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +23,8 @@ from rich.console import Console
 
 from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.cluster.rounds import events
+from thinwire_lab.machine import environment
 from thinwire_lab.show.table import Column, tabulated
 from thinwire_lab.show.terminal import print_titled
 from thinwire_lab.show.units import UNKNOWN, human_bytes, milliseconds
@@ -57,12 +55,12 @@ def main(
     found = [_compare(rate, counts, job) for rate in _rates(links)]
     fits, rows = [link for link, _ in found], [each for _, many in found for each in many]
     show(rows, fits)
-    environment = _environment() | job | {"links": [asdict(found) for found in fits]}
+    about = environment(links=[asdict(found) for found in fits], **job)
     if json is not None:
-        results = {"schema": SCHEMA, "environment": environment, "rows": [asdict(each) for each in rows]}
+        results = {"schema": SCHEMA, "environment": about, "rows": [asdict(each) for each in rows]}
         json.write_text(js.dumps(results, indent=1) + "\n")
     if plot is not None:
-        draw(rows, environment, plot)
+        draw(rows, about, plot)
     raise typer.Exit(int(not all(each.identical and each.right is not False for each in rows)))
 
 
@@ -91,27 +89,13 @@ def _compare(rate: Rate | None, worlds: list[int], job: dict[str, Any]) -> tuple
         with Cluster(world, rate, HANDLER) as cluster:
             console.print(f"{world} workers, {cluster.label}", style="dim", highlight=False)
             link = str(rate) if cluster.throttled else "unthrottled"
-            pings += _events(cluster, task="ping", sizes=SIZES, repeats=job["repeats"])
-            limited = [_events(cluster, task="measure", way=way, **job) for way in WAYS]
+            pings += events(cluster, task="ping", sizes=SIZES, repeats=job["repeats"])
+            limited = [events(cluster, task="measure", way=way, **job) for way in WAYS]
             cluster.limit(None)
-            lifted = [_events(cluster, task="measure", way=way, **job) for way in WAYS]
+            lifted = [events(cluster, task="measure", way=way, **job) for way in WAYS]
             emitted += zip(WAYS, [world] * len(WAYS), limited, lifted, strict=True)
     found = fit(pings, link=link)
     return found, [row(*each, found) for each in emitted]
-
-
-def _events(cluster: Cluster, **job: Any) -> list[Event]:
-    return [event for _, event in cluster.run(job)]
-
-
-def _environment() -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "numba", "thinwire")},
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def show(rows: list[Row], fits: list[Fit]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from thinwire.exchanges import Link
 from thinwire_lab.bench.rows import HEADER_BYTES, percentiles
+from thinwire_lab.cluster.rounds import durations
 from thinwire_lab.studies.exchanges.worker import WAYS
 
 Event = Mapping[str, Any]
@@ -68,7 +69,7 @@ def fit(events: Iterable[Event], *, link: str) -> Fit:
     """Fit a line to the median time of every size by least squares."""
     times = defaultdict(list)
     for event in events:
-        times[event["nbytes"]].append(event["seconds"])
+        times[event["bytes"]].append(event["seconds"])
     sizes = np.array(sorted(times), np.float64)
     medians = np.array([np.median(found) for _, found in sorted(times.items())])
     slope, intercept = np.polyfit(sizes, medians, 1)
@@ -107,11 +108,3 @@ def row(way: str, world_size: int, events: Sequence[Event], lifted: Sequence[Eve
 
 def _rounds(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if event["kind"] == "round"]
-
-
-def durations(rounds: Iterable[Event]) -> list[float]:
-    """Return each repeat's time from the start of the last rank to the end of the last."""
-    repeats = defaultdict(list)
-    for event in rounds:
-        repeats[event["repeat"]].append(event)
-    return [max(e["end"] for e in ranks) - max(e["start"] for e in ranks) for ranks in repeats.values()]

@@ -3,7 +3,6 @@
 A job and its events are JSON. An exchange is named as in `WAYS`.
 """
 
-import functools
 import hashlib
 import time
 from collections.abc import Callable
@@ -21,7 +20,9 @@ from thinwire.exchanges import Exchange, OwnerSharded
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
 from thinwire_lab.cluster.link import Meter, interface_bytes
+from thinwire_lab.cluster.rounds import ping, start_together
 from thinwire_lab.cluster.worker import Emit
+from thinwire_lab.cluster.workers import join_group
 
 LEAD = 0.1  # seconds for all ranks to settle before they start together
 
@@ -55,13 +56,8 @@ WAYS = {
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
     """Join the group at the first job, then do the job."""
-    _join()
+    join_group()
     _TASKS[job.pop("task")](emit, **job)
-
-
-@functools.cache
-def _join() -> None:
-    dist.init_process_group("gloo")
 
 
 def vector(rank: int, numel: int) -> Tensor:
@@ -89,19 +85,12 @@ def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> 
     """Exchange once."""
     group = dist.group.WORLD
     assert group is not None
-    _start_together(meter)
+    start_together(LEAD)
+    meter.skip()
     start = time.perf_counter()
     done = exchange.start(mine, group, seeds=[seed]).wait()
     end = time.perf_counter()
     return {"start": start, "end": end, "declared": done.sent_bytes} | meter.drain(), done.total.dense()
-
-
-def _start_together(meter: Meter) -> None:
-    """Wait until all ranks go on, by the clock, because a barrier's messages would count as the exchange's."""
-    moment = torch.tensor([time.perf_counter() + LEAD], dtype=torch.float64)
-    dist.all_reduce(moment, op=dist.ReduceOp.MAX)
-    meter.skip()
-    time.sleep(max(0.0, moment.item() - time.perf_counter()))
 
 
 def _float64_sum(codec: Codec, numel: int, world: int) -> Tensor:
@@ -114,19 +103,6 @@ def _sent() -> tuple[int, int] | None:
     return None if traffic is None else (traffic.tx_bytes, traffic.tx_packets)
 
 
-def _ping(emit: Emit, *, sizes: list[int], repeats: int) -> None:
-    """Between ranks 0 and 1, emit the one-way seconds of messages of these sizes, after a warm-up message."""
-    rank = dist.get_rank()
-    for number, size in enumerate(sizes[:1] + sizes * repeats if rank < 2 else []):
-        message = torch.zeros(size, dtype=torch.uint8)
-        start = time.perf_counter()
-        for sender in (0, 1):
-            (dist.send if sender == rank else dist.recv)(message, 1 - rank)
-        if rank == 0 and number:
-            emit({"nbytes": size, "seconds": (time.perf_counter() - start) / 2})
-    dist.barrier()
-
-
 def _gather(emit: Emit, *, nbytes: int, repeats: int) -> None:
     """Gather a buffer of every rank by torch and directly, in turn; the first repeat warms up. Emits one event each."""
     group, meter = dist.group.WORLD, Meter(_sent)
@@ -136,7 +112,8 @@ def _gather(emit: Emit, *, nbytes: int, repeats: int) -> None:
     for repeat in range(repeats + 1):
         for way, gather in ways.items():
             out = mine.new_zeros(group.size() * nbytes)
-            _start_together(meter)
+            start_together(LEAD)
+            meter.skip()
             start = time.perf_counter()
             gather(out, mine, group).wait()
             event = {"start": start, "end": time.perf_counter()} | meter.drain()
@@ -145,4 +122,4 @@ def _gather(emit: Emit, *, nbytes: int, repeats: int) -> None:
                 emit({"kind": "round", "way": way, "repeat": repeat, "digest": digest} | event)
 
 
-_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": _ping, "gather": _gather}
+_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": ping, "gather": _gather}

@@ -21,8 +21,8 @@ import torch
 import typer
 from rich.console import Console
 
+from thinwire_lab.machine import environment
 from thinwire_lab.show.terminal import print_titled
-from thinwire_lab.studies.kernels.environment import environment
 from thinwire_lab.studies.kernels.plot import draw
 from thinwire_lab.studies.kernels.rows import Row, document
 from thinwire_lab.studies.kernels.runner import CASES, Plan, Runner
@@ -60,7 +60,8 @@ def main(
         budget=seconds,
     )
     rows = _measure(plan)
-    found = environment(plan.device) | {"repeats": plan.repeats}
+    device = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else "cpu"
+    found = environment(device=device, repeats=plan.repeats)
     results = js.dumps(document(rows, found), indent=1) + "\n"
     if output is not None:
         output.write_text(results)

@@ -37,7 +37,7 @@ def draw(rows: Sequence[Row], environment: Mapping[str, Any], path: Path) -> Non
     columns = min(4, max(1, len(panels)))
     for place, panel in enumerate(panels, start=1):
         panel(figure.add_subplot(-(-len(panels) // columns), columns, place))
-    where = environment["cpu"] if environment["device"] == "cpu" else environment["device"]
+    where = environment["processor"] if environment["device"] == "cpu" else environment["device"]
     title = f"Kernels over their floors: {where}, {environment['threads']} threads, torch {environment['torch']}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=MUTED)
     figure.savefig(path)

@@ -15,16 +15,15 @@ with status 1 if a row differs, is worse or died.
 """
 
 import json as js
-import platform
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from thinwire_lab.machine import environment
 from thinwire_lab.show.terminal import print_table
 from thinwire_lab.studies.loops.recipes import WAYS
 from thinwire_lab.studies.loops.running import Row, run
@@ -52,7 +51,7 @@ def main(
         console.print(note, highlight=False, markup=False)
     console.print(summary(rows), highlight=False)
     if json is not None:
-        results = {"schema": SCHEMA, "environment": _environment(steps), "rows": [asdict(row) for row in rows]}
+        results = {"schema": SCHEMA, "environment": environment(steps=steps), "rows": [asdict(row) for row in rows]}
         json.write_text(js.dumps(results, indent=1) + "\n")
     if markdown is not None:
         markdown.write_text(page(rows))
@@ -76,11 +75,6 @@ def _all(loops: list[str], steps: int) -> list[Row]:
             rows.append(row)
             progress.update(task, advance=1, description=row.loop)
     return rows
-
-
-def _environment(steps: int) -> dict[str, Any]:
-    versions = {name: version(name) for name in ("torch", "numba", "thinwire")}
-    return {"python": platform.python_version(), **versions, "machine": platform.machine(), "steps": steps}
 
 
 if __name__ == "__main__":

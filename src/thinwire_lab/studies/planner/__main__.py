@@ -15,13 +15,9 @@ trains. `scaling`: steps of 2, 4 and 8 workers against what is simulated for the
 """
 
 import json as js
-import os
-import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -33,6 +29,7 @@ from thinwire.planner import Curve, Profile, step_seconds
 from thinwire.planner.profile import Cost
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.machine import environment
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled
 from thinwire_lab.show.units import milliseconds
@@ -295,16 +292,8 @@ def _measured(found: Cell, name: str) -> tuple[str, ...]:
 
 def _save(path: Path | None, what: str, **results: Any) -> None:
     if path is not None:
-        environment = {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "numba", "thinwire")},
-            "cores": os.cpu_count(),
-            "budget": str(BUDGET),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        path.write_text(
-            js.dumps({"schema": f"thinwire.{what}/1", "environment": environment, **results}, indent=1) + "\n"
-        )
+        about = environment(budget=str(BUDGET))
+        path.write_text(js.dumps({"schema": f"thinwire.{what}/1", "environment": about, **results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
