@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
@@ -19,6 +18,7 @@ from thinwire_lab.bench.slowness import Slowness
 from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.workers import wrapped
 from thinwire_lab.problems import Problem
+from thinwire_lab.problems.base import held_out_loss
 from thinwire_lab.problems.optimizers import optimizers, step_all, zero_all
 
 
@@ -47,20 +47,21 @@ class DataParallel:
         dense = dense_bytes(self._model.module, dist.get_world_size())
         return asdict(times) | {"total": times.total, "dense_bytes": dense} | self.meter.read(times.sent_bytes)
 
-    @torch.no_grad()
     def held_out_loss(self) -> float:
         """Return the mean loss over every rank's share."""
-        module: nn.Module = self._model.module
-        module.eval()
-        shares = self._problem.held_out(dist.get_rank(), dist.get_world_size())
-        mean = torch.stack([self._problem.loss(module, batch) for batch in shares]).mean()
-        dist.all_reduce(mean)
-        self.meter.skip()
-        return float(mean) / dist.get_world_size()
+        return mean_held_out(self._problem, self._model.module, self.meter)
 
     def differing(self) -> list[str]:
         """Compare the replicas."""
         return differing(dict(self._model.module.named_parameters()), self._model.process_group)
+
+
+def mean_held_out(problem: Problem, model: nn.Module, meter: Meter) -> float:
+    """Return the mean over ranks of the loss of each one's model on its share of the held-out set."""
+    mean = held_out_loss(problem, model, dist.get_rank(), dist.get_world_size())
+    dist.all_reduce(mean)
+    meter.skip()
+    return float(mean) / dist.get_world_size()
 
 
 def dense_bytes(model: nn.Module, world: int) -> float:

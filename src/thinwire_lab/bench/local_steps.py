@@ -4,13 +4,12 @@ import copy
 import time
 from typing import final
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from thinwire import trace
 from thinwire.integrations import outer
-from thinwire_lab.bench.data_parallel import dense_bytes
+from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out
 from thinwire_lab.bench.methods import ENTRANTS
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
@@ -48,18 +47,12 @@ class LocalSteps:
         split = _split(recorder, total, self._handle.waited - waited)
         return split | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
 
-    @torch.no_grad()
     def held_out_loss(self) -> float:
         """Return the mean loss of the global parameters over every rank's share."""
         shown: nn.Module = self._shown
         shown.load_state_dict(self._model.state_dict())
         shown.load_state_dict(self._handle.parameters, strict=False)  # tied weights have one name here
-        shown.eval()
-        shares = self._problem.held_out(dist.get_rank(), dist.get_world_size())
-        mean = torch.stack([self._problem.loss(shown, batch) for batch in shares]).mean()
-        dist.all_reduce(mean)
-        self.meter.skip()
-        return float(mean) / dist.get_world_size()
+        return mean_held_out(self._problem, shown, self.meter)
 
     def differing(self) -> list[str]:
         """Compare the global parameters."""

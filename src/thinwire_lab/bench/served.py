@@ -9,7 +9,6 @@ from functools import cache
 from itertools import count
 from typing import final
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -24,6 +23,7 @@ from thinwire_lab.bench.slowness import Slowness
 from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.workers import host
 from thinwire_lab.problems import Problem
+from thinwire_lab.problems.base import held_out_loss
 from thinwire_lab.problems.optimizers import served_optimizers
 
 _SECRET, _TIMEOUT = "the bench's servers", 60.0
@@ -69,12 +69,10 @@ class Served:
         dense = dense_bytes(self._model, self._world)
         return asdict(times) | {"total": times.total, "dense_bytes": dense} | self.meter.read(times.sent_bytes)
 
-    @torch.no_grad()
     def held_out_loss(self) -> float:
         """Return the mean loss over the held-out set, while the others wait."""
         self._bell.ring(_PAUSE)
-        self._model.eval()
-        mean = torch.stack([self._problem.loss(self._model, batch) for batch in self._problem.held_out(0, 1)]).mean()
+        mean = held_out_loss(self._problem, self._model)
         self.meter.skip()
         self._bell.ring(_GO_ON)
         return float(mean)

@@ -12,7 +12,7 @@ from torch import nn
 
 from thinwire import trace
 from thinwire.integrations.training.drift import differing
-from thinwire_lab.bench.data_parallel import dense_bytes
+from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out
 from thinwire_lab.bench.methods import ENTRANTS
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
@@ -67,17 +67,12 @@ class Sharded:
         dist.all_reduce(declared, group=self._island)
         return float(declared), dense_bytes(self._model, self._islands)
 
-    @torch.no_grad()
     def held_out_loss(self) -> float:
         """Return the mean loss over every rank's share."""
-        self._model.eval()
-        shares = self._problem.held_out(dist.get_rank(), dist.get_world_size())
-        mean = torch.stack([self._problem.loss(self._model, batch) for batch in shares]).mean()
+        mean = mean_held_out(self._problem, self._model, self.meter)
         for module in _sharded(self._model):
             module.reshard()  # FSDP leaves the root whole after an evaluation
-        dist.all_reduce(mean)
-        self.meter.skip()
-        return float(mean) / dist.get_world_size()
+        return mean
 
     def differing(self) -> list[str]:
         """Compare this worker's shards with their replicas."""

@@ -97,6 +97,19 @@ def classes(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
+@torch.no_grad()
+def held_out_loss(problem: Problem, model: nn.Module, rank: int = 0, world: int = 1) -> Tensor:
+    """Mean loss in nats of a model, in eval mode from then on, over a rank's share of the held-out set, a scalar."""
+    model.eval()
+    return torch.stack([problem.loss(model, batch) for batch in problem.held_out(rank, world)]).mean()
+
+
+def hits(output: Tensor, targets: Tensor) -> Tensor:
+    """Where an output (..., classes) is right: its largest logit is the target's, or a single one's sign is."""
+    named = output.argmax(-1) if output.shape[-1] > 1 else (output > 0).long()
+    return named.view_as(targets) == targets
+
+
 def size(model: nn.Module) -> str:
     """The model's number of parameters, for a description; a shared one counts once."""
     return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from thinwire.memories.orthogonal_momentum import orthogonal
 from thinwire_lab.problems import Problem
+from thinwire_lab.problems.base import held_out_loss
 from thinwire_lab.show.terminal import print_raw
 from thinwire_lab.studies.convergence.training import problem_of
 
@@ -193,11 +194,6 @@ class Model:
         sizes = {name: p.numel() for name, p in self.module.named_parameters() if name in self.rules}
         return sum(self.rules[name].bits * numel for name, numel in sizes.items()) / sum(sizes.values())
 
-    @torch.no_grad()
-    def held_out(self) -> float:
-        batches = list(self.problem.held_out(0, 1))
-        return float(torch.stack([self.problem.loss(self.module, batch) for batch in batches]).mean())
-
 
 def _whole_chunks(p: Tensor) -> bool:
     return p.dim() == 2 and p.numel() >= 1024 and all(length % CHUNK == 0 for length in p.shape)
@@ -243,7 +239,8 @@ def main(
         model = Model(problem_of("transformer", seed, None), TRIALS[name], rate or TRIALS[name].rate)
         for index in range(steps):
             model.step(index, workers)
-        line = f"{name}, lr {model.rate:g}, seed {seed}: loss {model.held_out():.4f} at {model.bits():.3f} bit"
+        loss = float(held_out_loss(model.problem, model.module))
+        line = f"{name}, lr {model.rate:g}, seed {seed}: loss {loss:.4f} at {model.bits():.3f} bit"
         print_raw(Console(), line)
 
 

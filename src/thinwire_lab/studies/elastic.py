@@ -28,7 +28,7 @@ from rich.console import Console
 from torch import Tensor
 
 from thinwire import redistribute, replicate
-from thinwire_lab.problems.base import Problem
+from thinwire_lab.problems.base import Problem, held_out_loss
 from thinwire_lab.show.terminal import print_raw
 from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks
 from thinwire_lab.studies.convergence.training import DATA, Settings, problem_of
@@ -101,7 +101,7 @@ def run(settings: Settings, problem: Problem, workers: Sequence[int], way: str) 
             return Standing(model.state_dict(), [each.state_dict() for each in optimizers], replicas.state_dict())
 
         standings = on_ranks(count, work)
-        losses.append(_held_out(problem, models[0]))
+        losses.append(float(held_out_loss(problem, models[0])))
     return losses, error
 
 
@@ -122,11 +122,6 @@ def pending(states: Sequence[State]) -> dict[str, Tensor]:
 
 def distance(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
     return max((float((after[key] - x).abs().max() / x.abs().max()) for key, x in before.items() if x.any()), default=0)
-
-
-@torch.no_grad()
-def _held_out(problem: Problem, model: torch.nn.Module) -> float:
-    return float(torch.stack([problem.loss(model, batch) for batch in problem.held_out(0, 1)]).mean())
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:

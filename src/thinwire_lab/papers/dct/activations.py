@@ -52,9 +52,8 @@ def teaches_sparsity(*seeds: Found) -> Outcome:
         if max(*with_one, *dense) > _NOTHING:
             parts[f"{1 - density:.0%}"] = agreed(a < b for a, b in zip(with_one, dense, strict=True))
         said.append(f"{_spread(with_one, '.4f')} against {_spread(dense, '.4f')} at {1 - density:.0%}")
-    word, note = every(parts)
     how = f"the last tenth of the training, against a dense one; {_HOW}; holds if lower wherever it is above 0.01"
-    return Outcome(verdict=word, note=note, measured=f"over RMS {', '.join(said)}", how=how)
+    return Outcome(*every(parts), measured=f"over RMS {', '.join(said)}", how=how)
 
 
 def _end(looks: list[Mapping[str, Any]], place: int) -> float:
@@ -69,7 +68,6 @@ def laplace(*found: Any) -> Outcome:
     before = [each["shapes"]["before the ReLU"]["aic"] for each in seeds]
     other = checked["T17"]
     dlrm = agreed(aic["Laplace"] < aic["normal"] for aic in before)
-    word, note = every({"DLRM": dlrm, "MNIST": other.verdict})
     zeros = (each["shapes"]["at the cut"]["zeros"] for each in seeds)
     laws = " against ".join(_spread((aic[law] for aic in before), ".3f") for law in ("Laplace", "normal"))
     measured = (
@@ -77,7 +75,7 @@ def laplace(*found: Any) -> Outcome:
         f"{other.measured}"
     )
     how = f"Akaike's criterion per element, after training; {_HOW}, and `thinwire_lab.papers.gradients`; {other.how}"
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every({"DLRM": dlrm, "MNIST": other.verdict}), measured=measured, how=how)
 
 
 @DCT.judge("T18", *ACTIVATIONS, GRADIENTS)
@@ -105,12 +103,13 @@ def half_zero(*found: Any) -> Outcome:
     zeros = [[look["zeros"] for look in each["runs"]["dense"]] for each in seeds]
     other = checked["T24"]
     dlrm = agreed(min(each) >= 0.35 and max(each) <= 0.65 for each in zeros)
-    word, note = by_setting({"DLRM": dlrm, "the MNIST network": other.verdict})
     first, last = (_spread((each[at] for each in zeros), ".0%") for at in (0, -1))
     measured = (
         f"DLRM: {first} at the first step, {last} at the end; MNIST: {other.measured}. Where "
         "fewer than k of a row are not 0, the boundary sends k all the same, zeros among them"
     )
     return Outcome(
-        verdict=word, note=note, measured=measured, how=f"{_HOW}, and `thinwire_lab.papers.gradients`; {other.how}"
+        *by_setting({"DLRM": dlrm, "the MNIST network": other.verdict}),
+        measured=measured,
+        how=f"{_HOW}, and `thinwire_lab.papers.gradients`; {other.how}",
     )

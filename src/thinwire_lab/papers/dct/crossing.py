@@ -137,18 +137,16 @@ def _same_then_worse(models: Mapping[str, Losses], same: Sequence[str], last: st
 def one_cut(dlrm: Losses, text: Losses) -> Outcome:
     """As good as dense up to 95 %, and worse at 98 %."""
     models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_SPLIT, 75, 90, 95, 98)
-    word, note = _same_then_worse(models, named[:3], named[3])
     how = f"exact Top-k, two stages; {_HOW}; holds if at most 1 % above dense up to 95 %, and above it at 98 %"
-    return Outcome(verdict=word, note=note, measured=_both(models, *named), how=how)
+    return Outcome(*_same_then_worse(models, named[:3], named[3]), measured=_both(models, *named), how=how)
 
 
 @DCT.judge("T9", DLRM, TEXT)
 def two_cuts(dlrm: Losses, text: Losses) -> Outcome:
     """With two cuts as good as dense at 90 %, and worse at 95 %."""
     models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_TWICE, 75, 90, 95)
-    word, note = _same_then_worse(models, named[1:2], named[2])
     how = f"exact Top-k, three stages; {_HOW}; holds if at most 1 % above dense at 90 %, and above it at 95 %"
-    return Outcome(verdict=word, note=note, measured=_both(models, *named), how=how)
+    return Outcome(*_same_then_worse(models, named[1:2], named[2]), measured=_both(models, *named), how=how)
 
 
 @DCT.judge("T10", DLRM, TEXT)
@@ -156,10 +154,9 @@ def many_cuts(dlrm: Losses, text: Losses) -> Outcome:
     """With more cuts even 75 % is worse than dense."""
     (five,), (four,) = _exact("5 activation functions", 75), _exact("3 workers + 2 activation functions", 75)
     found = {"DLRM, five cuts": dlrm.over(five), "the transformer, four": text.over(four)}
-    word, note = by_setting({name: worse(each, MARGIN) for name, each in found.items()})
     measured = "; ".join(f"{name}: {each}" for name, each in found.items())
     how = f"75 %; {_HOW}; holds if above dense beyond noise"
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting({name: worse(each, MARGIN) for name, each in found.items()}), measured=measured, how=how)
 
 
 @DCT.judge("T12", HYBRID, *OTHER_HYBRIDS)
@@ -168,14 +165,15 @@ def both_at_once(*found: Mapping[str, Any]) -> Outcome:
     above = [_over_neither(each["runs"]) for each in found]
     ninety, seventy_five, ninety_five = (each["both"] for each in above)
     alone = ", ".join(f"{name} {each}" for name, each in above[0].items() if name != "both")
-    word, note = every({"90 %": no_worse(ninety, MARGIN), "95 %": worse(ninety_five, MARGIN)})
     how = (
         "GPT in two stages, two trainers, 60 steps at 0.3 of the usual rate on parameter servers, so much of the "
         "activations and 99 % of the gradients left out; loss over neither's, 5 seeds; holds if at most 1 % above at "
         "90 %, and above it at 95 %. [Figures](../../docs/measurements/server.md#trainers-that-are-pipelines)"
     )
     measured = f"both: 75 % {seventy_five}, 90 % {ninety}, 95 % {ninety_five}; alone, at 90 %: {alone}"
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(
+        *every({"90 %": no_worse(ninety, MARGIN), "95 %": worse(ninety_five, MARGIN)}), measured=measured, how=how
+    )
 
 
 def _over_neither(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Interval]:
@@ -221,9 +219,8 @@ def fitted(dlrm: Losses, text: Losses) -> Outcome:
             found = losses.over(*rows)
             parts[f"{model} at {sparsity} %"] = no_worse(found, 0.5)
             said.append(f"{model}, aimed at {sparsity} %, {losses.kept(rows[0]):.1f} % kept: {found}")
-    word, note = by_setting(parts)
     how = f"loss over that of the exact threshold at the same real density; {_HOW}; holds if at most 0.5 % above"
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 @DCT.judge("T22", DLRM, TEXT)
@@ -238,12 +235,9 @@ def sketches(dlrm: Losses, text: Losses) -> Outcome:
         )[0]
         for model, losses in models.items()
     }
-    word, note = by_setting(parts)
     over_mask = ", ".join(f"{model} {losses.over(named[0], mask)}" for model, losses in models.items())
     how = f"x S S^T; {_HOW}; holds if at 50 % above dense, and above Top-k that leaves out 75 %"
-    return Outcome(
-        verdict=word, note=note, measured=f"{_both(models, *named)}; over Top-k at 75 %: {over_mask}", how=how
-    )
+    return Outcome(*by_setting(parts), measured=f"{_both(models, *named)}; over Top-k at 75 %: {over_mask}", how=how)
 
 
 @DCT.judge("T23", DLRM, TEXT)
@@ -255,13 +249,12 @@ def own_mask(dlrm: Losses, text: Losses) -> Outcome:
         pairs = [(f"gradient top-k, error feedback | {s}% | {place}", *_exact(place, s)) for s in (75, 90)]
         parts[name] = every({own: worse(losses.over(own, mask), MARGIN) for own, mask in pairs})[0]
         said.append(f"{name} " + ", ".join(losses.said(own, other=mask) for own, mask in pairs))
-    word, note = by_setting(parts)
     lossy = [f"gradient top-k | {each}% | {_SPLIT}" for each in (50, 90)]
     measured = (
         f"{'; '.join(said)}; without feedback, over dense: DLRM {dlrm.said(*lossy)}, transformer {text.said(*lossy)}"
     )
     how = f"over the shared mask of the same sparsity; {_HOW}; holds if above it at 75 and 90 %"
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured, how=how)
 
 
 @DCT.judge("T26", DLRM, TEXT)
@@ -273,7 +266,6 @@ def regularises(dlrm: Losses, text: Losses) -> Outcome:
         "inside its block": (text, _INSIDE[0]),
     }
     parts = {name: _better(losses, _exact(place, 75, 90, 95)) for name, (losses, place) in places.items()}
-    word, note = by_setting(parts)
     dense = f"{BASELINE} | 0% | none"
     measured = "; ".join(
         f"{name}: {losses.said(*_exact(place, 75, 90, 95))}, gap to the training loss {losses.gap(dense):.4f} dense, "
@@ -285,7 +277,7 @@ def regularises(dlrm: Losses, text: Losses) -> Outcome:
         f"{_HOW}; holds where one of 75, 90, 95 % is below dense beyond noise. By regularisation, the gap would be "
         "smaller too: that is not judged"
     )
-    return Outcome(verdict=word, note=note, measured=f"{measured}; dropout on DLRM {dropout}", how=how)
+    return Outcome(*by_setting(parts), measured=f"{measured}; dropout on DLRM {dropout}", how=how)
 
 
 def _better(losses: Losses, named: Sequence[str]) -> str:

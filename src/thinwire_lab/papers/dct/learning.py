@@ -32,7 +32,6 @@ def any_life(fc: Ways, mlp: Ways) -> Outcome:
     lives = [f"L = {life}" for life in LIVES]
     models = {"VGG": fc, "MNIST": mlp}
     pairs = {name: [over(ways[a], ways[b]) for a, b in combinations(lives, 2)] for name, ways in models.items()}
-    word, note = by_setting({name: _all_the_same(each) for name, each in pairs.items()})
     every_pair = [each for some in pairs.values() for each in some]
     apart = sum(each.above or each.below for each in every_pair)
     between = f"between lives {apart} of {len(every_pair)} pairs differ beyond their 95 % interval"
@@ -44,8 +43,7 @@ def any_life(fc: Ways, mlp: Ways) -> Outcome:
         f"{name} (dense {loss(ways['dense'])}): {losses_over(ways, 'dense', *lives)}" for name, ways in models.items()
     )
     return Outcome(
-        verdict=word,
-        note=note,
+        *by_setting({name: _all_the_same(each) for name, each in pairs.items()}),
         measured=f"{between}; over dense {over_dense}; L = 1000 with room for 20 times as many, so that nothing is cut "
         f"off, as in the paper: {free}, room that is not used included",
         how=f"density 0.05; {_HOW}; L = 1000 takes one threshold for the whole run; holds if every two lives end "
@@ -85,13 +83,11 @@ def _no_loss(models: Mapping[str, Ways], names: list[str], how: str) -> Outcome:
         model: every({name: no_worse(over(ways[name], ways["dense"])) for name in names})[0]
         for model, ways in models.items()
     }
-    word, note = by_setting(parts)
     measured = "; ".join(
         f"{model} (dense {loss(ways['dense'])}): {losses_over(ways, 'dense', *names)}" for model, ways in models.items()
     )
     return Outcome(
-        verdict=word,
-        note=note,
+        *by_setting(parts),
         measured=measured,
         how=f"{how}; holds if within 2 %: seeds differ by more than the list's 0.5 %",
     )

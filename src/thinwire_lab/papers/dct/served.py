@@ -105,11 +105,9 @@ def data_parallel_accuracy(found: Runs) -> Outcome:
     above = {name: _over(found[density], found[1.0]) for density, name in _SPARSITIES.items()}
     *same, last = above
     parts = {name: no_worse(above[name], MARGIN) for name in same} | {last: worse(above[last], MARGIN)}
-    word, note = every(parts)
     dense = [run.loss for run in found[1.0]]
     return Outcome(
-        verdict=word,
-        note=note,
+        *every(parts),
         measured=f"against {fmean(dense):.4f} ± {stdev(dense):.4f} uncompressed: "
         + ", ".join(f"{name} {each}" for name, each in above.items()),
         how=f"{_HOW}; 2,000 updates, threshold life 1,000; as with T8, holds if at most 1 % above dense up to 98 %, "

@@ -42,7 +42,6 @@ def _by_place(slow: Steps, fast: Steps, lives: Grid) -> Grid:
 def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
     """The step shortens with sparsity up to a knee, beyond which it is flat."""
     found = _by_place(slow, fast, lives)
-    word, note = by_setting({str(place): every(_falls_then_flat(steps))[0] for place, steps in found.items()})
     measured = "; ".join(
         f"{place}: dense {1e3 * steps.seconds('dense'):.0f} ms, then "
         + ", ".join(f"{1e3 * steps.seconds(f'dct_dp {density:g}'):.0f}" for density in TIMED)
@@ -55,7 +54,11 @@ def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
         "faster than 75 %, and at most 10 % slower than 99.5 %, undecided where the 20th to 80th percentiles overlap. "
         "What the bytes take at the link's rate is the model's knee: beyond it they are a small part of the step"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(
+        *by_setting({str(place): every(_falls_then_flat(steps))[0] for place, steps in found.items()}),
+        measured=measured,
+        how=how,
+    )
 
 
 def _on_the_link(steps: Steps, place: Place, density: float) -> float:
@@ -72,7 +75,6 @@ def _falls_then_flat(steps: Steps) -> dict[str, str]:
 def rare_thresholds(fc: Steps, found: Mapping[str, Any], slow: Steps, lives: Grid) -> Outcome:
     """A threshold found anew by a sort at each step makes it slower than dense; one kept for 1,000 steps, faster."""
     took, grid = found["seconds"], _by_place(slow, fc, lives)
-    word, note = by_setting({str(place): every(_rare_pays(steps, took["sort"]))[0] for place, steps in grid.items()})
     at = "; ".join(
         f"{place} {1e3 * steps.seconds('dense'):.0f} ms, "
         + ", ".join(f"L = {life} {_longer(steps, took['sort'] / life):+.0%}" for life in (1, 10, 100, 1000))
@@ -86,7 +88,11 @@ def rare_thresholds(fc: Steps, found: Mapping[str, Any], slow: Steps, lives: Gri
         "timed by itself; a life of 10,000 adds nothing that can be timed; holds if L = 1 is slower than dense and "
         f"L = 1000 faster, {APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(
+        *by_setting({str(place): every(_rare_pays(steps, took["sort"]))[0] for place, steps in grid.items()}),
+        measured=measured,
+        how=how,
+    )
 
 
 def _rare_pays(steps: Steps, sort: float) -> dict[str, str]:
@@ -119,12 +125,11 @@ def flattens(found: Mapping[str, Any]) -> Outcome:
             for few, most, all_but in zip(*changes, strict=True)
         )
         said.append(f"{where} {', '.join(f'{median(each):+.1%}' for each in changes)}")
-    word, note = by_setting(parts)
     how = (
         f"{_PIPELINE}, at 75, 90, 95 %; holds if 90 % gains over 2 %, and 95 % adds less than 75 to 90 % did or than "
         f"2 %, {_ROUNDS_SAID}; the published loss is that of T8"
     )
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 @DCT.judge("T15", PIPELINE)
@@ -136,12 +141,11 @@ def together(found: Mapping[str, Any]) -> Outcome:
         parts[where] = agreed(1 + both < 0.98 * (1 + min(alone)) for both, *alone in zip(*changes, strict=True))
         both, boundaries, gradients = map(median, changes)
         said.append(f"{where} {both:+.1%} against {boundaries:+.1%} and {gradients:+.1%}")
-    word, note = by_setting(parts)
     how = (
         f"MP 90 %, DP 99 %; {_PIPELINE}; holds if the step of both is over 2 % shorter than each alone, "
         f"{_ROUNDS_SAID}. What they cost in loss: T12, [figures](../../docs/measurements/pipeline.md)"
     )
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 def _cells(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

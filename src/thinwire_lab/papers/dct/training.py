@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from thinwire.pipeline import Boundary, Report
 from thinwire_lab.problems import Batch, Problem
+from thinwire_lab.problems.base import hits as right
 
 INSIDE = {
     "dlrm": ("bottom.2", "bottom.4", "top.2", "top.4", "top.6"),
@@ -156,13 +157,8 @@ def evaluate(network: Network, batches: Sequence[Batch]) -> tuple[float, float]:
     for batch in batches:
         output, target = network(batch)
         losses.append(float(network.parts.criterion(output, target)))
-        hits.append(float((_named(output).view_as(target) == target).double().mean()))
+        hits.append(float(right(output, target).double().mean()))
     return fmean(losses), fmean(hits)
-
-
-def _named(output: Tensor) -> Tensor:
-    """The class with the largest logit; for a single logit, whether it is positive."""
-    return output.argmax(-1) if output.shape[-1] > 1 else (output > 0).long()
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -90,7 +90,6 @@ def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
     """Hashed slots need no more steps than DGC; a result in their favour must survive equal bytes."""
     models = {"XL": xl, "MNIST": mlp, "VGG": vgg}
     more = {model: _more(ways["hashed"], ways["dgc"], _ends(ways)) for model, ways in models.items()}
-    word, note = by_setting({model: no_worse(each) for model, each in more.items()})
     printed = {m: no_worse(_more(ways["as printed"], ways["dgc"], _ends(ways))) for m, ways in models.items()}
     found = {model: steps(ways) for model, ways in models.items()}
     measured = "; ".join(
@@ -110,7 +109,7 @@ def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
         f"{_MODELS}, and {_VGG}; {_TARGETS}; equal bytes: 1.6 times the density; as printed: whoever writes "
         "last keeps a slot, at the paper's one pick a slot; holds if within 2 % of DGC's steps"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting({model: no_worse(each) for model, each in more.items()}), measured=measured, how=how)
 
 
 def _gently(xl: Ways) -> str:
@@ -140,7 +139,6 @@ def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
             f"{model}: steps {_said(to, *to)}; to what both DGC and hashed slots have reached at the end "
             f"{_said(to_end, *to_end)}"
         )
-    word, note = every(parts)
     ends = "; ".join(
         f"{model} " + ", ".join(f"{name} {fmean(t.loss for t in ways[name]):.2f}" for name in ("hashed", *_SIGNS))
         for model, ways in models.items()
@@ -151,7 +149,7 @@ def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
         "SignSGD needs "
         "more steps and Random-k over five times as many, each at both of its rates"
     )
-    return Outcome(verdict=word, note=note, measured=f"{'; '.join(said)}; losses at the end: {ends}", how=how)
+    return Outcome(*every(parts), measured=f"{'; '.join(said)}; losses at the end: {ends}", how=how)
 
 
 def _loss_at_a_fifth(trial: Trial) -> float:
@@ -173,14 +171,13 @@ def time_to_target(xl: Ways, xl_steps: Steps, vgg: Ways, vgg_steps: Steps) -> Ou
             f"{model}: time over hashed slots', {others}; steps {_said(needed, *_BY_SIZE)}; with slots as printed it "
             f"{_in_order(ways, bench, 'as printed')}, if their step is as long"
         )
-    word, note = by_setting(parts)
     how = (
         f"8 virtual workers, density 0.001: {_ON_XL} and {_VGG}; {_TARGETS}, "
         "times the median step, with XL at twice the size, 4 workers, 1 Gbit/s; undecided "
         "where fewest steps at the 20th and most at the 80th percentile overlap; holds if hashed slots are sooner than "
         "DGC and that than dense; two models instead of the paper's four"
     )
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 _TIMED = {"dense": "dense", "dgc": "dgc 0.001", "hashed": "dragonn 0.001"}

@@ -53,7 +53,6 @@ def encoding_eats_gain(fc: Steps) -> Outcome:
         "less than promised": sooner((promised, promised), (soonest, latest)),
         "by encoding": sooner(four_fifths, (coding, coding)),
     }
-    word, note = every(parts)
     missing = fc.seconds(_DGC) - promised
     measured = (
         f"{fc.seconds('dense') / promised:.2f} expected, {_gain(fc, _DGC)} seen; encoding and decoding take "
@@ -65,7 +64,7 @@ def encoding_eats_gain(fc: Steps) -> Outcome:
         "less is gained than expected, and encoding and decoding are at least four fifths of what is missing, "
         "undecided where these percentiles overlap"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 @DRAGONN.judge("D8", CNN_STEPS, TEXT_STEPS, XL_STEPS)
@@ -78,13 +77,12 @@ def hashed_first(cnn: Grid, text: Grid, xl: Grid) -> Outcome:
         f"{name}, DGC over dense": every(at_every(found, _over_dense, asked))[0] for name, found in models.items()
     }
     parts |= {f"more on XL than on {name}": _more_on(xl, models[name], asked) for name in ("ResNet-20", "transformer")}
-    word, note = every(parts)
     measured = "; ".join(f"{name}: {told(found, _hashed_and_dgc)}" for name, found in models.items())
     how = (
         f"gain over dense of `dragonn` / `dgc`, density 0.001; XL: 12.7 M weights; {PLACES_SAID}; holds if in that "
         f"order on all with 4 and with 8, {APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 def _more_on(xl: Grid, other: Grid, workers: tuple[int, ...]) -> str:
@@ -109,14 +107,13 @@ def order_of_throughput(xl: Grid) -> Outcome:
     """Random-k is faster than DRAGONN, and that than DGC and SignSGD."""
     pairs = (("randomk 0.001", _HASHED), (_HASHED, _DGC), (_HASHED, "signsgd"))
     steps = xl[_ASKED]
-    word, note = every({f"{a} over {b}": steps.ahead(a, b) for a, b in pairs})
     labels = ("randomk 0.001", _HASHED, _DGC, "signsgd")
     measured = "; ".join(f"{label}: {gains(xl, label)}" for label in labels)
     how = (
         f"gain over dense, XL of 12.7 M weights; {PLACES_SAID}; holds if in that order with 4 workers at 1 Gbit/s, "
         f"{APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every({f"{a} over {b}": steps.ahead(a, b) for a, b in pairs}), measured=measured, how=how)
 
 
 @DRAGONN.judge("D19", TEXT_100M, TEXT_1G, TEXT_SPARSER)
@@ -135,7 +132,6 @@ def leads_at_each_ratio(slow: Steps, fast: Steps, sparser: Grid) -> Outcome:
         f"QSGD at {link}": sooner(steps.range("dragonn 0.01"), steps.range("qsgd"), 1.03)
         for link, steps in found.items()
     }
-    word, note = every(parts)
     said = [
         f"{density} at {link}: {_gain(steps, f'dragonn {density}')} and {_gain(steps, f'dgc {density}')}"
         for (link, density), steps in at.items()
@@ -146,19 +142,22 @@ def leads_at_each_ratio(slow: Steps, fast: Steps, sparser: Grid) -> Outcome:
         "undecided where these overlap; 0.0001 is from runs of its own, over their own dense; QSGD of 2 and 8 bits was "
         "not run"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 @DRAGONN.judge("D20", LM_STEPS)
 def language_model(lm: Grid) -> Outcome:
     """Faster than DGC, and both than dense, on a model with a large embedding."""
-    word, note = every({"over DGC": _over_dgc(lm[_ASKED]), "DGC over dense": _over_dense(lm[_ASKED])})
     measured = f"over DGC: {gains(lm, _HASHED, _DGC)}; over dense: {gains(lm, _HASHED)}"
     how = (
         f"LSTM of 4.4 M weights on WikiText-2 instead of BERT; {PLACES_SAID}; holds if in that order with 4 workers at "
         f"1 Gbit/s, {APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(
+        *every({"over DGC": _over_dgc(lm[_ASKED]), "DGC over dense": _over_dense(lm[_ASKED])}),
+        measured=measured,
+        how=how,
+    )
 
 
 @DRAGONN.judge("D26", XL_STEPS)
@@ -193,7 +192,6 @@ def choosing_never_hurts(found: Mapping[str, Any]) -> Outcome:
         best, times = _best(cell)
         if best not in others:
             other_methods.append(f"{where} {times:.2f} of {best}")
-    word, note = every(parts)
     measured = (
         f"{'; '.join(said)}. Which method, the paper does not ask: where another was first, the plan took "
         f"{', '.join(other_methods) or 'no longer'}"
@@ -205,7 +203,7 @@ def choosing_never_hurts(found: Mapping[str, Any]) -> Outcome:
         "tensor, "
         "so there a plan and its method for all are the same, and differ by noise alone"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 def _not_behind(cell: Mapping[str, Any], name: str) -> str:

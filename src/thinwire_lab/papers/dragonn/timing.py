@@ -49,9 +49,8 @@ def compressing_is_half(found: Found) -> Outcome:
                 for link, each in crossings.items()
             )
         )
-    word, note = by_setting(parts)
     how = f"share of encoding; {_AT_FOUR}; holds if it crosses one half, at smaller sizes on faster links"
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 def _share(found: Found, link: str, density: float) -> list[tuple[int, float]]:
@@ -73,18 +72,20 @@ def _crossing(found: Found, link: str, density: float) -> int | None:
 def dense_wins_below(found: Found) -> Outcome:
     """Small tensors synchronise sooner dense."""
     wins = {link: _dense_wins(found, "mask", link) for link in links(found)}
-    word, note = by_setting({link: _any(wins[link].values()) for link in kept(found)})
     how = f"density 0.001; {_AT_FOUR}; {_BEYOND}; holds where dense wins at some size"
-    return Outcome(verdict=word, note=note, measured=_where(wins), how=how)
+    return Outcome(
+        *by_setting({link: _any(wins[link].values()) for link in kept(found)}), measured=_where(wins), how=how
+    )
 
 
 @DRAGONN.judge("D3", SYNCHRONISING)
 def topk_never_wins(found: Found) -> Outcome:
     """Exact Top-k loses to dense at every size."""
     wins = {link: _dense_wins(found, "topk", link) for link in links(found)}
-    word, note = by_setting({link: every(_named(wins[link]))[0] for link in kept(found)})
     how = f"`torch.topk`, density 0.001; {_AT_FOUR}; {_BEYOND}; holds where dense wins at every size"
-    return Outcome(verdict=word, note=note, measured=_where(wins), how=how)
+    return Outcome(
+        *by_setting({link: every(_named(wins[link]))[0] for link in kept(found)}), measured=_where(wins), how=how
+    )
 
 
 _BEYOND = "a size is won where the longest of three repeats is shorter than the other's shortest"
@@ -218,7 +219,6 @@ def every_part_helps(found: Found, plan: Mapping[str, Any]) -> Outcome:
     helping = {f"hashing at {link}": verdict(gains[link][0] > 1.05) for link in kept(found)}
     helping |= {f"decoding together at {link}": verdict(gains[link][1] > 1.05) for link in kept(found)}
     left_out = list(leaving_out(plan))
-    word, note = every(helping | {f"leaving tensors out at {each.link}": each.verdict for each in left_out})
     measured = "; ".join(
         f"{link}: hashing alone {each[0]:.2f}, decoding together alone {each[1]:.2f}, both {each[2]:.2f}"
         for link, each in gains.items()
@@ -231,4 +231,9 @@ def every_part_helps(found: Found, plan: Mapping[str, Any]) -> Outcome:
         "where their 20th to 80th percentiles overlap"
     )
     measured = f"{measured}; leaving tensors out alone: {leaving}"
-    return Outcome(more=MORE, verdict=word, note=note, measured=measured, how=how)
+    return Outcome(
+        *every(helping | {f"leaving tensors out at {each.link}": each.verdict for each in left_out}),
+        more=MORE,
+        measured=measured,
+        how=how,
+    )

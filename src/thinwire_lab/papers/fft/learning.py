@@ -63,13 +63,12 @@ def half_is_free(mlp: Ways, fc: Ways) -> Outcome:
         )[0]
         for name, ways in models.items()
     }
-    word, note = by_setting(parts)
     measured = "; ".join(
         f"{name} (dense {accuracy(ways['dense'])}): {points(ways, 'dense', *_FREE[1:])}; loss "
         f"{losses_over(ways, 'dense', *_FREE[1:])}"
         for name, ways in models.items()
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=f"{_HOW}; {_POINTS}")
+    return Outcome(*by_setting(parts), measured=measured, how=f"{_HOW}; {_POINTS}")
 
 
 @FFT_PAPER.judge("F16", MLP.only(*_BACK).on(5), FC.only(*_BACK).on(5), MLP_TOGETHER, FC_TOGETHER)
@@ -79,7 +78,6 @@ def recovers(*found: Ways) -> Outcome:
     models = dict(zip(names, found, strict=True))
     lost = {name: ways for name, ways in models.items() if points_lost(ways["theta 0.9"], ways["dense"]).above}
     parts = {name: no_worse(points_lost(ways["recovery"], ways["dense"]), HALF_A_POINT) for name, ways in lost.items()}
-    word, note = by_setting(parts or {"no model loses accuracy": UNDECIDED})
     measured = "; ".join(
         f"{name} (dense {accuracy(ways['dense'])}): {points(ways, 'dense', *_BACK[1:])}; loss "
         f"{losses_over(ways, 'dense', *_BACK[1:])}"
@@ -90,14 +88,13 @@ def recovers(*found: Ways) -> Outcome:
         f"theta, for dense, too; {_HOW}; {_POINTS}; holds if the same as dense, where theta 0.9 alone loses accuracy "
         "beyond noise: elsewhere there is nothing to bring back"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting(parts or {"no model loses accuracy": UNDECIDED}), measured=measured, how=how)
 
 
 @FFT_PAPER.judge("F19", MLP.only("dense", *_FOUR).on(5), FC.only("dense", *_FOUR).on(5), MLP, FC)
 def the_four(mlp: Ways, fc: Ways, all_mlp: Ways, all_fc: Ways) -> Outcome:
     """FFT is as dense, and Top-k, QSGD and TernGrad are worse, in that order."""
     models = {"MNIST": (mlp, all_mlp), "VGG": (fc, all_fc)}
-    word, note = by_setting({name: _ordered(ways, _FOUR) for name, (ways, _) in models.items()})
     measured = "; ".join(
         f"{name} (dense {accuracy(ways['dense'])}): {points(ways, 'dense', *_FOUR)}; loss "
         f"{losses_over(ways, 'dense', *_FOUR)}; on 3 seeds with feedback "
@@ -105,7 +102,9 @@ def the_four(mlp: Ways, fc: Ways, all_mlp: Ways, all_fc: Ways) -> Outcome:
         for name, (ways, three) in models.items()
     )
     how = f"theta 0.85 in 10 bits, Top-k 0.15, QSGD of 3 bits, TernGrad without clipping; {_HOW}; {_POINTS}"
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(
+        *by_setting({name: _ordered(ways, _FOUR) for name, (ways, _) in models.items()}), measured=measured, how=how
+    )
 
 
 def _ordered(ways: Ways, names: tuple[str, ...]) -> str:

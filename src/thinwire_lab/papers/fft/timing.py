@@ -34,12 +34,11 @@ def gathers_linearly(found: Found) -> Outcome:
         slope, _, r2 = straight([p - 1 for p in counts], times)
         parts |= {link: verdict(r2 >= 0.98)} if link in kept(found) else {}
         said.append(f"{link}: R² {r2:.3f}, {1e3 * slope:.1f} ms a worker more")
-    word, note = by_setting(parts)
     how = (
         f"1 MiB a worker, P = {', '.join(map(str, counts))}; Gloo, workers in namespaces of one "
         f"machine; holds if R² is at least 0.98, {KEPT_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 LAYERS = Document(name="layers", words="python -m thinwire_lab.papers.fft.layers")
@@ -62,13 +61,12 @@ def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
         )[0]
         for place, there in places.items()
     }
-    word, note = by_setting(parts)
     measured = "; ".join(f"{name}: {told(found, _share)}" for name, found in models.items())
     how = (
         f"dense: the share of a step that the link adds; {PLACES_SAID}; holds if the model with most bytes per second "
         f"of computing, the {' or '.join(dict.fromkeys(heaviest.values()))}, has the largest, {APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured, how=how)
 
 
 def _share(steps: Steps) -> str:
@@ -91,7 +89,6 @@ def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
     for name, grid in asked.items():
         gathered = zip(grid.items(), more[name], strict=True)
         parts[f"{name} over all-gather"] = every({str(at): _all_sooner(each, x) for (at, each), x in gathered})[0]
-    word, note = every(parts)
     measured = "; ".join(
         f"{name}: {told(grid, _numbers)}; over all-gather {min(more[name]):.2f} to {max(more[name]):.2f} times that"
         for name, grid in models.items()
@@ -100,7 +97,7 @@ def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
         f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; a dense all-gather's longer time from the "
         f"sweep; holds if all are above 1 and FFT is first with 4 and with 8, {APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 def _all_sooner(steps: Steps, times: float = 1.0) -> str:
@@ -127,13 +124,12 @@ def scales(*found: Grid) -> Outcome:
     """From four workers on FFT has the highest rate of the four."""
     models = dict(zip(_MODELS, found, strict=True))
     parts = {name: every(at_every(grid, _first, (4, 8)))[0] for name, grid in models.items()}
-    word, note = every(parts)
     measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
     how = (
         f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if FFT is at most 3 % behind at 4 and "
         f"8, {APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 def _first(steps: Steps) -> str:
@@ -154,12 +150,11 @@ def slower_is_better(*found: Grid) -> Outcome:
         for workers, (slow, fast) in by_workers(grid).items()
         for label in _FOUR
     }
-    word, note = every(parts)
     measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
     how = (
         f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if larger at 100 Mbit/s, {APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 @FFT_PAPER.judge("F2", LAYERS)

@@ -104,7 +104,6 @@ def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
         "ResNet-20": no_worse(points_lost(cnn["density warm-up"], cnn["dense"]), HALF_A_POINT),
         "VGG": rising([points_lost(fc["dense"], fc["density warm-up"])]),
     }
-    word, note = every(parts)
     measured = "; ".join(
         f"{name}: {points_lost(ways['density warm-up'], ways['dense'])} of dense's {accuracy(ways['dense'])}, "
         f"loss {over(ways['density warm-up'], ways['dense'])}; without a warm-up "
@@ -113,7 +112,7 @@ def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
         for name, ways, whole in (("ResNet-20", cnn, cnn_whole), ("small VGG", fc, fc_whole))
     )
     how = f"density 0.001 of each tensor after a warm-up of 80 steps; {_HOW}; the same is within half a point"
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 @GTOPK.judge("G6", CNN.only("dense", "0.001").on(5), FC.only("dense", "0.001").on(5))
@@ -150,7 +149,6 @@ def sparser_still(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcome:
         for name, ways in (("ResNet-20", cnn), ("VGG", fc))
         for said, (sparser, base) in (("", half), (" after a warm-up", after))
     }
-    word, note = by_setting(parts)
     measured = "; ".join(
         f"{name}: {points(ways, '0.001', '0.0005')} to 0.001's {accuracy(ways['0.001'])}, "
         f"after a warm-up {points_lost(ways[after[0]], ways[after[1]])} to {accuracy(ways[after[1]])}; "
@@ -162,7 +160,7 @@ def sparser_still(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcome:
         f"warm-up of 20 steps at each of the four densities; {_HOW}; holds if at most a point of accuracy is lost; to "
         "find where it breaks, sparser ones are held against 0.01, there and at all that are sparser still"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured, how=how)
 
 
 _SPARSER = ("0.001", "0.0005", "0.0001")
@@ -181,7 +179,6 @@ def warming_up_helps(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcom
     models = {"ResNet-20": (cnn, all_cnn), "VGG": (fc, all_fc)}
     found = {name: points_lost(ways["density warm-up"], ways["0.001"]) for name, (ways, _) in models.items()}
     words = {name: HOLDS if each.below else FAILS if each.above else UNDECIDED for name, each in found.items()}
-    word, note = by_setting(words)
     measured = "; ".join(
         f"{name}: density warm-up {found[name]}, loss {over(ways['density warm-up'], ways['0.001'])}; on 3 seeds, of "
         "the "
@@ -193,7 +190,7 @@ def warming_up_helps(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcom
         f"80 steps; points of accuracy lost to none's; {_HOW}; holds if accuracy is won beyond noise; in "
         "batches of other sizes: G16"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting(words), measured=measured, how=how)
 
 
 @GTOPK.judge("G15", CNN_OF_32.on(5), FC_OF_32.on(5))
@@ -201,7 +198,6 @@ def many_workers(cnn: Ways, fc: Ways) -> Outcome:
     """With 32 workers it loses accuracy to local Top-k, on both networks."""
     lost = {name: points_lost(ways["0.001"], ways["topk"]) for name, ways in (("ResNet-20", cnn), ("VGG", fc))}
     lost["VGG after a warm-up"] = points_lost(fc["gtopk, warmed up"], fc["topk, warmed up"])
-    word, note = every({name: worse(each, HALF_A_POINT) for name, each in lost.items()})
     measured = "; ".join(
         f"{name}: {points_lost(ways['0.001'], ways['topk'])}, loss {over(ways['0.001'], ways['topk'])} over local "
         f"Top-k's; accuracy {accuracy(ways['0.001'])} against "
@@ -216,7 +212,7 @@ def many_workers(cnn: Ways, fc: Ways) -> Outcome:
         "32 virtual workers of 32 samples, 60 and 100 steps, density 0.001, a warm-up of 10 steps at each of the four "
         "densities where one is named, 5 seeds; holds if accuracy is lost beyond noise"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every({name: worse(each, HALF_A_POINT) for name, each in lost.items()}), measured=measured, how=how)
 
 
 _SIZES = (8, 32, 128)
@@ -246,7 +242,6 @@ def more_updates_close_the_gap(*found: Ways) -> Outcome:
     by_size = {name: found[i * len(_SIZES) :][: len(_SIZES)] for i, name in enumerate(_BATCHES)}
     gaps = {name: [points_lost(ways["gtopk"], ways["topk"]) for ways in each] for name, each in by_size.items()}
     parts = {name: rising([_further(*pair) for pair in pairwise(each)]) for name, each in by_size.items()}
-    word, note = by_setting(parts)
     measured = "; ".join(
         f"{name}: "
         + ", ".join(
@@ -266,7 +261,7 @@ def more_updates_close_the_gap(*found: Ways) -> Outcome:
         "a warm-up is a tenth of the run at each of the four densities; holds if more is lost after fewer updates, "
         "beyond noise. The rate rises over 20 updates, so after 25 a VGG has learned little"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured, how=how)
 
 
 def _lost_after(updates: int, ways: Ways) -> Interval:

@@ -64,12 +64,11 @@ def linear_in_size(found: Found) -> Outcome:
         wanted = 8 / rate.bits_per_second if rate else slope
         parts |= {link: verdict(r2 >= 0.99 and abs(slope / wanted - 1) <= 0.1)} if link in kept(found) else {}
         said.append(f"{link}: R² {r2:.4f}, {slope / wanted:.2f} of the rate's, {1e3 * latency:.2f} ms for the smallest")
-    word, note = by_setting(parts)
     how = (
         f"ping-pong of 1 kB to 4 MB; {_HOW}; holds if R² is at least 0.99 and the slope within 10 % of the rate, "
         f"{KEPT_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 @GTOPK.judge("G1", SWEEP)
@@ -80,13 +79,12 @@ def ring_costs(found: Found) -> Outcome:
         off = _off_ring(found, link)
         parts |= {link: _within(off)} if link in kept(found) else {}
         said.append(f"{link}: {_spread(off)}")
-    word, note = by_setting(parts)
     how = (
         "2(P-1) alpha + 2(P-1)/P m beta with alpha and beta of ping-pong, P = "
         f"{', '.join(map(str, worlds(found)))}; {_HOW}; within 15 %, and not where every repeat is off by more, "
         f"{KEPT_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 _FIT, _QUARTER = 0.15, 0.25
@@ -151,13 +149,12 @@ def gather_costs(found: Found) -> Outcome:
         off = _off_gather(found, link)
         parts[link] = _within(off)
         said.append(f"{link}: {_spread(off)}")
-    word, note = by_setting(parts)
     how = (
         "the bandwidth term: the slope of an all-gather over its bytes, 256 KiB and more a worker, over (P-1) beta of "
         f"ping-pong, P = {', '.join(map(str, worlds(found)))}; {_HOW}; holds if within 15 %, {KEPT_SAID}; fails where "
         "every repeat is off by more"
     )
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 @GTOPK.judge("G3", EXCHANGES)
@@ -174,14 +171,13 @@ def tree_costs(found: Mapping[str, Any]) -> Outcome:
                 f"{where} {1e3 * both[0]:.1f} ms, with the links lifted {1e3 * both[1]:.1f}, formula "
                 f"{1e3 * formula:.1f}, {1 + off.middle:.2f} times"
             )
-    word, note = by_setting(parts)
     how = (
         "the exchange less the same with the links lifted, which is merging and a turn on two shared cores, over the "
         "formula's 2 ceil(log P)(alpha + 2k beta) with the bytes of 10,000 of 10^6 picks, alpha and beta of ping-pong; "
         "medians of 7; holds if within 15 %, and not where even the 20th to 80th percentiles of both are above by "
         "more; less decides nothing, as one worker merges while another waits for its link"
     )
-    return Outcome(more=MORE, verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), more=MORE, measured="; ".join(said), how=how)
 
 
 def _off_tree(row: Mapping[str, Any]) -> _Off:
@@ -198,13 +194,12 @@ _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 @GTOPK.judge("G11", TEXT_STEPS)
 def scales(text: Grid) -> Outcome:
     """About as fast as an all-gather at 8, where the model says so."""
-    word, note = by_setting(at_every(text, _as_the_model, workers=(8,)))
     measured = f"over dense {gains(text, _TREE)}; over Top-k {gains(text, _TREE, _GATHER)}"
     how = (
         f"transformer, density 0.001; {PLACES_SAID}; the model's limit over Top-k is 1.17 at P = 8, of the "
         "exchange alone; holds if the 20th to 80th percentiles of steps, over one another, are within that of 1"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting(at_every(text, _as_the_model, workers=(8,))), measured=measured, how=how)
 
 
 def _as_the_model(steps: Steps) -> str:
@@ -224,7 +219,6 @@ def efficiency(*found: Grid) -> Outcome:
         for name, grid in models.items()
         for other, rule in others.items()
     }
-    word, note = every(parts)
     measured = "; ".join(
         f"{name}: over dense {gains(grid, _TREE)}; over Top-k {gains(grid, _TREE, _GATHER)}"
         for name, grid in models.items()
@@ -233,7 +227,7 @@ def efficiency(*found: Grid) -> Outcome:
         f"density 0.001; {PLACES_SAID}; holds if faster than both on every model and everywhere, whatever the figure; "
         f"{APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 @GTOPK.judge("G12", GRADIENTS, SWEEP, CNN_STEPS, FC_STEPS, TEXT_STEPS, LM_STEPS, XL_STEPS)
@@ -246,7 +240,6 @@ def throughput(published: Mapping[str, Outcome], found: Found, *models: Grid) ->
     }
     ours = [each for of in off.values() for each in of]
     parts = {"published": arithmetic.verdict, "ours": _within(ours, _QUARTER)}
-    word, note = every(parts)
     listed = "; ".join(f"{label} {_spread(of)}" for label, of in off.items())
     fine = sum(abs(each.middle) <= _QUARTER for each in ours)
     how = (
@@ -256,7 +249,7 @@ def throughput(published: Mapping[str, Outcome], found: Found, *models: Grid) ->
         "memory, which is long for the 51 MB of XL: there sparse methods are off by that, and elsewhere one place is"
     )
     measured = f"{arithmetic.measured}; our steps off the model: {listed}; {fine} of {len(ours)} within 25 %"
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 def _off_model(found: Found, place: Place, steps: Steps, label: str) -> _Off:
@@ -277,7 +270,6 @@ def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
     ours = fc.rows[_GATHER].split_seconds.encode
     efficient = cnn.free / cnn.seconds(_TREE)
     parts = {"selecting": verdict(torchs >= 0.5 * computing), "efficiency": verdict(efficient >= 0.8)}
-    word, note = every(parts)
     measured = (
         f"small VGG: `torch.topk` {1e3 * torchs:.0f} ms and ours {1e3 * ours:.0f} ms in a step of "
         f"{1e3 * computing:.0f} ms without a "
@@ -287,4 +279,4 @@ def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
         f"4 workers, 1 Gbit/s, density 0.001; {_STEPS}; `torch.topk` timed by itself; holds if it takes at least half "
         "of a step without a network, and ResNet-20 reaches 80 %; on a GPU computing is faster against selecting"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)

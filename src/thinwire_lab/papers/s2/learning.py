@@ -92,7 +92,6 @@ def best_size(text: Ways, slowly: Ways, bench: Steps, gradients: Mapping[str, Ou
     ranges = {name: (apart[0] * seconds, apart[1] * seconds) for name, seconds in took.items()}
     first = every({name: sooner(ranges["ratio 0.5"], each) for name, each in ranges.items() if name != "ratio 0.5"})[0]
     error = gradients["S16"]
-    word, note = every({"soonest": first, "error at equal bytes": error.verdict})
     measured = (
         "steps and seconds: "
         + ", ".join(f"{name} {counts[name]:.0f} and {took[name]:.1f}" for name in names if math.isfinite(took[name]))
@@ -106,7 +105,7 @@ def best_size(text: Ways, slowly: Ways, bench: Steps, gradients: Mapping[str, Ou
         "than that "
         "of a random half and of the union in bf16"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every({"soonest": first, "error at equal bytes": error.verdict}), measured=measured, how=how)
 
 
 def _seconds(bench: Steps, trained: Series, half: Series) -> float:

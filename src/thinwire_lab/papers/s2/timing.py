@@ -37,14 +37,13 @@ def reducing_beats_gathering(found: Found) -> Outcome:
         if link in kept(found):
             parts[link] = verdict(all(ratio >= p / 2 for p, ratio in known.items()))
         said.append(f"{link}: " + ", ".join(f"P = {p} {ratio:.2f} (P/2 = {p / 2:g})" for p, ratio in known.items()))
-    word, note = by_setting(parts)
     how = (
         "all-gather over all-reduce, the largest message that both took: 4 MiB, which is below the claim's 8 MB, for P "
         "= 6 "
         "and 8 at 100 Mbit/s, where more takes over 6 s; Gloo, workers in namespaces of one machine; holds if at "
         f"least P/2, {KEPT_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
 
 
 def gather_over_reduce(found: Found, link: str, world: int) -> float:
@@ -78,13 +77,12 @@ def faster_than_gathering(lm: Grid, trained: Ways) -> Outcome:
     """On a model with a large embedding faster than all-gathers of values and indices, at the same perplexity."""
     apart = _perplexity(trained)
     parts = {"time": every(at_every(lm, _before_gather))[0], "perplexity": no_worse(apart, 1.0)}
-    word, note = every(parts)
     measured = f"times as fast: {gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's; {_AT} {_said(lm[_FOUR])}"
     how = (
         f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {PLACES_SAID}; holds if "
         f"faster everywhere, and the perplexity at most 1 % higher, {APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 def _perplexity(trained: Ways, way: str = "sketch") -> Interval:
@@ -108,7 +106,6 @@ def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> O
     parts = {
         name: every(_saves(found) | {"perplexity": no_worse(lost[name], 1.0)})[0] for name, found in models.items()
     }
-    word, note = by_setting(parts)
     measured = "; ".join(
         f"{name}: bytes {told(found, _fewer)}; times as fast: {gains(found, SKETCH, UNION)}; perplexity {lost[name]} "
         f"over dense's; {_AT} {_said(found[_FOUR])}"
@@ -119,7 +116,7 @@ def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> O
         f"rate; {PLACES_SAID}; holds if everywhere with fewer bytes and faster, and the perplexity at most 1 % higher, "
         f"{APART_SAID}"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured, how=how)
 
 
 def _saves(found: Grid) -> dict[str, str]:
@@ -143,7 +140,6 @@ def residual_network(found: Grid, cnn: Ways, whole: Ways) -> Outcome:
         "time against all-gather": every(at_every(found, _before_gather, (4, 8), ("1gbit",)))[0],
         "accuracy": no_worse(points_lost(cnn["sketch"], cnn["dense"]), HALF_A_POINT),
     }
-    word, note = every(parts)
     measured = (
         f"times as fast as the union: {gains(found, SKETCH, UNION)}; as all-gather: "
         f"{gains(found, SKETCH, GATHER)}; {_AT} {_said(found[_FOUR])}; "
@@ -155,7 +151,7 @@ def residual_network(found: Grid, cnn: Ways, whole: Ways) -> Outcome:
         "accuracy after 200 steps of 4 virtual "
         "workers, 3 seeds, the same within half a point"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 class _Exchange(NamedTuple):
@@ -194,12 +190,11 @@ def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
                 f"{link}, P = {world}: "
                 + ", ".join(f"{name} {each[name].ms:.0f} ms, {each[name].mb:.2f} MB" for name in names)
             )
-    word, note = every(parts)
     how = (
         "10^6 elements, density 0.01 drawn independently by each rank, the worst case for a "
         "union; Gloo; holds if in that order"
     )
-    return Outcome(verdict=word, note=note, measured="; ".join(said), how=how)
+    return Outcome(*every(parts), measured="; ".join(said), how=how)
 
 
 @S2.judge("S8", EXCHANGES, LM.on(5), LM_1G)
@@ -211,7 +206,6 @@ def faster_than_doubling(found: Mapping[str, Any], lm: Ways, steps: Steps) -> Ou
         each = _exchanges(found, link, _worlds(found, 4)[0])
         gains[link] = each["doubling"].ms / each["sketch, blocks"].ms
         parts[f"time at {link}"] = sooner(each["sketch, blocks"].around, each["doubling"].around)
-    word, note = every(parts)
     measured = (
         ", ".join(f"{link} {gain:.2f} times faster" for link, gain in gains.items())
         + (f"; perplexity {apart} over dense's, exact union {_perplexity(lm, 'union')}")
@@ -222,4 +216,4 @@ def faster_than_doubling(found: Mapping[str, Any], lm: Ways, steps: Steps) -> Ou
         f"for its weights, 150 steps, 5 seeds; steps: {_STEPS}; holds if the exchange is faster and the perplexity at "
         "most 1 % higher, undecided where repeats or intervals overlap"
     )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, how=how)

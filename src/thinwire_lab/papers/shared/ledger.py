@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import KW_ONLY, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ NOTHING = "\N{EN DASH}"
 VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
     """What runs say about a claim.
 
@@ -37,9 +37,10 @@ class Outcome:
     """
 
     verdict: str
+    note: str = ""
+    _: KW_ONLY
     measured: str
     how: str
-    note: str = ""
     spread: str = ""
     more: str = ""
 

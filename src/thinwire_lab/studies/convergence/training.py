@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, recipes, reducer, replicate, schedules
 from thinwire.memories import Memory
@@ -22,7 +22,7 @@ from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
 from thinwire_lab.machine import made
 from thinwire_lab.problems import Problem, build
-from thinwire_lab.problems.base import Batch
+from thinwire_lab.problems.base import Batch, hits
 from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks
 from thinwire_lab.studies.convergence.last_writer import last_writer
 from thinwire_lab.studies.convergence.optimizers import OPTIMIZERS, Make, Schedule, scheduler
@@ -246,16 +246,11 @@ def _held_out(problem: Problem, model: nn.Module, group: VirtualGroup, device: s
     if group.rank() == 0:
         model.eval()
         batches = [_moved(batch, device) for batch in problem.held_out(0, 1)]
-        means = torch.stack([torch.stack([problem.loss(model, x), _accuracy(model, x)]) for x in batches]).mean(dim=0)
+        means = torch.stack(
+            [torch.stack([problem.loss(model, x), hits(model(*x[:-1]), x[-1]).float().mean()]) for x in batches]
+        ).mean(dim=0)
     dist.broadcast(means, group=group, group_src=0)
     return float(means[0]), float(means[1])
-
-
-def _accuracy(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the share of targets with the largest logit, or with the right sign of a single one."""
-    output, target = model(*batch[:-1]), batch[-1]
-    named = output.argmax(-1) if output.shape[-1] > 1 else (output > 0).long()
-    return (named.view_as(target) == target).float().mean()
 
 
 def _moved(batch: Batch, device: str) -> Batch:
