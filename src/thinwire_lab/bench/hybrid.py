@@ -3,6 +3,7 @@
 import copy
 import functools
 import time
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from thinwire import trace
 from thinwire.integrations.training.drift import differing
 from thinwire.pipeline import sparsify
-from thinwire_lab.bench.data_parallel import dense_bytes
+from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out
 from thinwire_lab.bench.methods import ENTRANTS
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
@@ -69,30 +70,18 @@ class Hybrid:
         dense = recorder.totals.get("dense_bytes", 0.0) + dense_bytes(self._own, replicas_)
         return _split(recorder, total, busy) | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
 
-    @torch.no_grad()
     def held_out_loss(self) -> float:
         """Return the mean loss over all ranks' shares; every rank first collects the weights of all stages."""
         for index, part in enumerate(self._whole):
-            part.eval()
             for whole, own in zip(_state(part), _state(self._own if index == self._index else part), strict=True):
                 whole.copy_(own)
                 dist.broadcast(whole, group=self._mesh.get_group("stage"), group_src=index)
-        shares = self._problem.held_out(dist.get_rank(), dist.get_world_size())
-        mean = torch.stack([self._loss(batch) for batch in shares]).mean()
-        dist.all_reduce(mean)
-        self.meter.skip()
-        return float(mean) / dist.get_world_size()
+        staged = replace(self._problem, loss=lambda _, batch: self._parts.loss(self._whole, batch))
+        return mean_held_out(staged, nn.ModuleList(self._whole), self.meter)
 
     def differing(self) -> list[str]:
         """Compare the replicas of this stage."""
         return differing(dict(self._own.named_parameters()), self._mesh.get_group("replica"))
-
-    def _loss(self, batch: tuple[Tensor, ...]) -> Tensor:
-        args, kwargs, target = self._parts.feed(batch)
-        for part in self._whole:
-            output = part(*args, **kwargs)
-            args = output if isinstance(output, tuple) else (output,)
-        return self._parts.criterion(args[0], target)
 
     def _count(self, names: tuple[str, ...], module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         """Count what this worker would send uncompressed per micro-batch: activations forward, gradients back."""

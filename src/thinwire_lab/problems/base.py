@@ -1,6 +1,6 @@
 """A training problem, the options that a user has, and the refusal of unusable ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,14 @@ class Parts:
     split: Callable[[nn.Module, int], list[nn.Module]]
     feed: Callable[[Batch], Feed]
     criterion: Callable[[Tensor, Tensor], Tensor]
+
+    def loss(self, stages: Iterable[nn.Module], batch: Batch) -> Tensor:
+        """Return the mean loss in nats of all stages in order, each fed with what the one before it sends, a scalar."""
+        args, kwargs, target = self.feed(batch)
+        for stage in stages:
+            output = stage(*args, **kwargs)
+            args = output if isinstance(output, tuple) else (output,)
+        return self.criterion(args[0], target)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,16 +113,7 @@ def held_out_loss(job: dict[str, Any], problem: Problem, module: nn.Module, stag
         part.eval()
     if job["boundary"] < 1:
         sparsify(whole, job["boundary"], values=torch.bfloat16)
-    return mean(_loss(problem, whole, batch) for batch in problem.held_out(0, 1))
-
-
-def _loss(problem: Problem, whole: list[nn.Module], batch: tuple[Tensor, ...]) -> float:
-    parts = parts_of(problem)
-    args, kwargs, target = parts.feed(batch)
-    for part in whole:
-        output = part(*args, **kwargs)
-        args = output if isinstance(output, tuple) else (output,)
-    return float(parts.criterion(args[0], target))
+    return mean(parts.loss(whole, batch).item() for batch in problem.held_out(0, 1))
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -7,7 +7,6 @@ threads should lose as much as a delay of K - 1 does here, and no more.
 """
 
 from collections import deque
-from statistics import mean
 from typing import Annotated
 
 import torch
@@ -15,7 +14,7 @@ import typer
 from torch import Tensor, nn
 
 from thinwire_lab.problems import dlrm
-from thinwire_lab.problems.base import Options, Problem
+from thinwire_lab.problems.base import Options, held_out_loss
 
 OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 
@@ -33,18 +32,14 @@ def train(name: str, rate: float, delay: int, steps: int, seed: int) -> None:
         _set(parameters, past[-1])
         optimizer.step()
         if (step + 1) % 200 == 0:
-            print(f"{name} {rate:g}, delay {delay}, step {step + 1}: {held_out(problem):.4f}", flush=True)
+            loss = float(held_out_loss(problem, problem.model))
+            print(f"{name} {rate:g}, delay {delay}, step {step + 1}: {loss:.4f}", flush=True)
 
 
 @torch.no_grad()
 def _set(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
-
-
-@torch.no_grad()
-def held_out(problem: Problem) -> float:
-    return mean(problem.loss(problem.model, batch).item() for batch in problem.held_out(0, 1))
 
 
 def main(
