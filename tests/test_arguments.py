@@ -60,7 +60,7 @@ from thinwire.server.session import Shared
 
 ROOMS = (
     "thinwire",
-    *(f"thinwire.{room}" for room in ("codecs", "exchanges", "formats", "memories", "payloads", "pipeline")),
+    *(f"thinwire.{room}" for room in ("codecs", "exchanges", "formats", "memories", "pipeline")),
     *(f"thinwire.{room}" for room in ("outer_steps", "planner", "recipes", "reducer", "schedules")),
     *(f"thinwire.frameworks.{room}" for room in ("accelerate", "lightning", "transformers") if find_spec(room)),
 )
@@ -189,6 +189,9 @@ BODY: Mapping[str, str] = {
     **dict.fromkeys(("serve.secret", "connect.secret"), "secret is of type"),
 }
 """What the body itself refuses, in words that help more."""
+
+EACH_STEP = {reducer.Segment, reducer.Segments, reducer.Bucket, reducer.Round, reducer.Mean, exchanges.Exchanged}
+"""Classes that are constructed at every step, of what has been checked before, as payloads are."""
 
 UNCHECKED = {
     **dict.fromkeys(("narrowed", "fitted"), "codecs call it for each tensor at each step, with arguments of their own"),
@@ -505,7 +508,7 @@ def constructors() -> dict[str, Callable[..., object]]:
         module = importlib.import_module(room)
         for name in getattr(module, "__all__", None) or _own(module):
             for full, each in _callables(f"{room}.{name}", getattr(module, name)):
-                if each not in found.values() and inspect.signature(each).parameters:
+                if each not in found.values() and each not in EACH_STEP and inspect.signature(each).parameters:
                     found[full] = each
     found["thinwire.recipes.catalogue.with_feedback"] = catalogue.with_feedback
     for framework in filter(find_spec, ALONE):
@@ -635,7 +638,14 @@ def test_every_argument_refuses_what_it_cannot_use(walk: Walk) -> None:
 def test_the_walk_goes_everywhere(walk: Walk) -> None:
     assert {constructor for constructor, *_ in walk.lines} == set(constructors())
     assert len(walk.lines) > 300
-    for exported in (codecs.TopK, recipes.topk, planner.Budget, reducer.Round, schedules.Every, pipeline.sparsify):
+    for exported in (
+        codecs.TopK,
+        recipes.topk,
+        planner.Budget,
+        reducer.MinimumSize,
+        schedules.Every,
+        pipeline.sparsify,
+    ):
         assert exported in constructors().values()
 
 

@@ -37,19 +37,12 @@ class Signal(ABC):
     note: Note | None = None
     share: float | None = None
 
+    shape: tuple[int, ...] = ()
+    """The tensor's shape as it lies in memory, for codecs that see a matrix in it; () if it is not known."""
+
     dtype: torch.dtype
     numel: int
     device: torch.device
-    _shape: tuple[int, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's shape as it lies in memory, for codecs that see a matrix in it; (numel,) unless it was set."""
-        return self._shape or (self.numel,)
-
-    @shape.setter
-    def shape(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
 
     @abstractmethod
     def tensor(self) -> Tensor:
@@ -72,10 +65,9 @@ class Signal(ABC):
         return limited(self.select(threshold, draw.room(self.numel)), draw.capacity)
 
     @classmethod
-    def compute_each(cls, signals: Sequence[Self]) -> None:
-        """Compute several signals of this kind, whose vectors are small."""
-        for signal in signals:
-            signal.tensor()
+    def compute_each(cls, signals: Sequence[Self]) -> list[Tensor]:
+        """Return the vectors of several signals of this kind, which are small."""
+        return [signal.tensor() for signal in signals]
 
     @classmethod
     def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
@@ -85,6 +77,11 @@ class Signal(ABC):
     def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
         """Return the largest coefficients of every chunk, in float32 or wider: see `kernels.chunk_topk`."""
         return kernels.chunk_topk(wide(self.tensor()), chunking)
+
+    @classmethod
+    def chunk_topk_each(cls, signals: Sequence[Self], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+        """Return the same of several signals of this kind, whose vectors are small."""
+        return kernels.chunk_topk_each(wide_each(cls.compute_each(signals)), chunkings)
 
 
 @final
@@ -121,12 +118,25 @@ def picked(signals: Sequence[Signal], draws: Sequence[Draw]) -> tuple[Tensor, Te
     return joined(found)
 
 
+def chunked(signals: Sequence[Signal], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    """Return the largest coefficients of every chunk of n ≥ 1 signals: positions and values, one after another's."""
+    found = []
+    for (kind, together), group in groupby(zip(signals, chunkings, strict=True), lambda pair: _company(pair[0])):
+        some = list(group)
+        if together:
+            found.append(kind.chunk_topk_each(*zip(*some, strict=True)))
+        else:
+            found += [signal.chunk_topk(chunking) for signal, chunking in some]
+    return joined(found)
+
+
 def computed(signals: Sequence[Signal]) -> list[Tensor]:
     """Return the vectors of n ≥ 1 signals. Small ones that lie side by side are computed together."""
+    found: list[Tensor] = []
     for (kind, together), group in groupby(signals, _company):
-        if together:
-            kind.compute_each(list(group))
-    return [signal.tensor() for signal in signals]
+        some = list(group)
+        found += kind.compute_each(some) if together else Signal.compute_each(some)
+    return found
 
 
 def peaks(signals: Sequence[Signal]) -> Tensor:
@@ -138,8 +148,7 @@ def peaks(signals: Sequence[Signal]) -> Tensor:
     for (kind, together), group in groupby(signals, _company):
         some = list(group)
         if together:
-            kind.compute_each(some)
-            found.append(kernels.peak_of_each([signal.tensor() for signal in some]))
+            found.append(kernels.peak_of_each(kind.compute_each(some)))
         else:
             found += [signal.select(torch.full((), torch.inf, device=signal.device), 0).peak.view(1) for signal in some]
     return found[0] if len(found) == 1 else torch.cat(found)
@@ -169,6 +178,12 @@ def largest(x: Tensor, k: int) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """Return a vector in float32 or wider, contiguous, as kernels take it."""
     return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+
+
+def wide_each(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return what `wide` does of each."""
+    ready = all(x.dtype.itemsize >= 4 and x.is_contiguous() for x in xs)
+    return xs if ready else [wide(x) for x in xs]
 
 
 def joined(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

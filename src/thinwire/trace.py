@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -47,6 +47,9 @@ class Recorder:
         return sum(end - max(start, since) for label, start, end in self.spans if label == name and end > since)
 
 
+now = time.perf_counter
+"""What time is it, in seconds?"""
+
 _listeners: list[Listener] = []
 _counting = threading.Lock()  # collectives end in threads of their own
 
@@ -64,23 +67,18 @@ def listen(recorder: Recorder) -> Iterator[Recorder]:
 @contextmanager
 def span(name: str, *own: Listener) -> Iterator[None]:
     """Time the enclosed block under `name`, for whoever listens and for listeners of one's `own`."""
-    done = started(name, *own)
+    start = now()
     try:
         yield
     finally:
-        done()
+        took(name, start, own)
 
 
-def started(name: str, *own: Listener) -> Callable[[], None]:
-    """Begin a span called `name`. Call what this returns, from any thread, to end it."""
-    start = time.perf_counter()
-
-    def done() -> None:
-        end = time.perf_counter()
-        for listener in (*_listeners, *own):
-            listener.took(name, start, end)
-
-    return done
+def took(name: str, start: float, own: Sequence[Listener] = ()) -> None:
+    """End a span called `name` that began when it was `now`, in this or another thread."""
+    end = now()
+    for listener in (*_listeners, *own):
+        listener.took(name, start, end)
 
 
 def count(name: str, amount: float, *own: Listener) -> None:

@@ -18,7 +18,7 @@ from thinwire.collectives import Staging
 from thinwire.exchanges import merging
 from thinwire.memories import AppliedMomentum, MomentumCorrection
 from thinwire.recipes import METHODS
-from thinwire.reducer import Bucket, Reducer, Round, Segment, power_sgd
+from thinwire.reducer import Bucket, Reducer, Round, Segment, Segments, power_sgd
 
 # torch 2.11 says once that a profiler forgets its last cycle, which has no other here.
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
@@ -102,7 +102,7 @@ def _declared_and_seen(
     """Return what the last of these steps declared, and what it took."""
     group = group or dist.group.WORLD
     assert group is not None
-    segments, staging, seen = _segments(shapes), Staging(), 0
+    segments, staging, seen = Segments(_segments(shapes)), Staging(), 0
     recipe = _ready(name, segments, density)
     generator = torch.Generator().manual_seed(group.rank())
     gradient = torch.randn(sum(s.length for s in segments), generator=generator).to(dtype)

@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Self, final
+from functools import cached_property, lru_cache
+from typing import ClassVar, Self, final
 
 from torch import Tensor
 
@@ -56,18 +57,23 @@ class Codec(ABC):
     @final
     def at(self, step: int) -> Self:
         """Return this codec with each schedule replaced by its value at `step`, which counts from 0."""
-        now: dict[str, Any] = {
-            f.name: schedules.resolve(value, step)
-            for f in fields(self)  # type: ignore[arg-type]  # every concrete codec is a dataclass
-            if isinstance(value := getattr(self, f.name), schedules.Schedule)
-        }
-        return replace(self, **now) if now else self  # type: ignore[type-var]
+        if not self._scheduled:
+            return self
+        now = {name: schedules.resolve(getattr(self, name), step) for name in self._scheduled}
+        return replace(self, **now)  # type: ignore[type-var]
+
+    @cached_property
+    def _scheduled(self) -> list[str]:
+        """The names of the settings that are schedules."""
+        names = (f.name for f in fields(self))  # type: ignore[arg-type]  # every concrete codec is a dataclass
+        return [name for name in names if isinstance(getattr(self, name), schedules.Schedule)]
 
     def contraction(self, numel: int) -> float | None:
         """Return δ with E‖x − decode(encode(x))‖² ≤ (1 − δ)·‖x‖² for `numel` elements, or None if none is known."""
         return None
 
 
+@lru_cache(maxsize=4096)
 def kept(density: schedules.Density, numel: int) -> int:
     """Return how many of `numel` elements a density keeps: the nearest whole number, but at least one if there are any.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, final
 
 from thinwire.checked import Range, checked
@@ -11,7 +11,13 @@ from thinwire.kernels import Chunking, Transform
 from thinwire.payloads import Chunks, Narrow, Scratch
 from thinwire.payloads.numbers import narrowed_each
 from thinwire.schedules import Density
-from thinwire.signals import Signal, joined
+from thinwire.signals import Signal, chunked
+
+
+@lru_cache(maxsize=1024)
+def _cut(shape: tuple[int, ...], chunk: int, transform: Transform, density: Density) -> Chunking:
+    return Chunking.of(shape, chunk, transform, partial(kept, density))
+
 
 Chunk = Annotated[int, Range("2 to 64 rows and columns", least=2, most=64)]
 
@@ -47,10 +53,9 @@ class ChunkTopK(Codec):
         self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
     ) -> Chunks:
         """Return the same of each. Coefficients of all are narrowed in one call."""
-        like, share = signals[0], partial(kept, self.density)
-        chunkings = tuple(Chunking.of(signal.shape, self.chunk, self.transform, share) for signal in signals)
-        found = [signal.chunk_topk(chunking) for signal, chunking in zip(signals, chunkings, strict=True)]
-        positions, coefficients = joined(found)
+        like, how = signals[0], (self.chunk, self.transform, self.density)
+        chunkings = tuple([_cut(signal.shape or (signal.numel,), *how) for signal in signals])
+        positions, coefficients = chunked(signals, chunkings)
         counts = [chunking.count for chunking in chunkings]
         values, coded = narrowed_each(coefficients, counts, self.values, like.dtype, seeds, like.share)
         regions = tuple((offset, signal.numel) for offset, signal in zip(offsets, signals, strict=True))

@@ -10,7 +10,7 @@ from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import side_by_side
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signal, computed, wide
+from thinwire.signals import Signal, computed, wide_each
 
 
 @final
@@ -39,7 +39,7 @@ class TopK(Codec):
     ) -> Sparse:
         """Return the same of each. All are searched in one call."""
         counts = [kept(self.density, signal.numel) for signal in signals]
-        found = kernels.largest_of_each([wide(x) for x in computed(signals)], counts)
+        found = kernels.largest_of_each(wide_each(computed(signals)), counts)
         return side_by_side(signals, found, counts, self.values, seeds=seeds, offsets=offsets, numel=numel)
 
     def contraction(self, numel: int) -> float | None:

@@ -62,7 +62,6 @@ class Network(Protocol):
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
     """The sum over ranks, the part of this rank's payload that went into it, and the bytes this rank sent."""

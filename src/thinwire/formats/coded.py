@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.checked import Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.formats.base import Format
 from thinwire.kernels.memory import empty
@@ -17,7 +16,6 @@ from thinwire.waits import known, refuse_if
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coded:
     """Several vectors, one after another, encoded in one format. `runs` has their lengths; by default it is one vector.
@@ -28,7 +26,7 @@ class Coded:
 
     codes: Tensor
     scales: Tensor
-    runs: tuple[Size, ...] = field(default=())
+    runs: tuple[int, ...] = field(default=())
     format: Format
 
     def __post_init__(self) -> None:
@@ -42,8 +40,7 @@ class Coded:
             )
 
     @classmethod
-    @checked
-    def of(cls, x: Tensor, format: Format, *, seed: Whole = 0) -> Self:
+    def of(cls, x: Tensor, format: Format, *, seed: int = 0) -> Self:
         """Encode a tensor of any shape as a single run."""
         return cls.of_each(x, (x.numel(),), format, seeds=[seed])
 

@@ -53,7 +53,9 @@ class Kernel(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the implementation that suits the arguments."""
-        return self.on(backend_of(self._tensors(args, kwargs), any_dtype=self._any_dtype))(*args, **kwargs)
+        backend = backend_of(self._tensors(args, kwargs), any_dtype=self._any_dtype)
+        run = self.cpu if backend == "cpu" else self.reference if backend == "reference" else self.gpu
+        return run(*args, **kwargs)
 
     def backend(self, *args: P.args, **kwargs: P.kwargs) -> Backend:
         """Return which implementation would run for these arguments."""

@@ -63,6 +63,13 @@ class Memory(ABC):
         memories with stochastic rounding.
         """
 
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> list[Signal]:
+        """Do the same for several parameters."""
+        pairs = enumerate(zip(names, gradients, strict=True))
+        return [self.compensate(name, gradient, scale, seed=seeds[i]) for i, (name, gradient) in pairs]
+
     @abstractmethod
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Take what was delivered out of the staged memory; the payload has a region for each of `names`."""
@@ -163,6 +170,17 @@ class Staged:
             return torch.zeros_like(self._committed[name]), self._spare[name]
         return self._committed[name], self._spare[name]
 
+    def open_each(self, names: Sequence[str], likes: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """`open` several."""
+        if not self._closing and self._committed.keys() >= set(names) <= self._spare.keys():
+            self._staged.update(names)
+            return [(self._committed[name], self._spare[name]) for name in names]
+        return [self.open(name, like) for name, like in zip(names, likes, strict=True)]
+
+    def continue_any(self, names: Sequence[str]) -> bool:
+        """Whether something is staged for any of these."""
+        return not self._staged.isdisjoint(names)
+
     def continues(self, name: str) -> bool:
         """Whether something is staged for `name`."""
         return name in self._staged
@@ -180,19 +198,24 @@ class Staged:
         """Return the staged version."""
         return self._spare[name]
 
+    def staged_each(self, names: Sequence[str]) -> list[Tensor]:
+        """Return the staged versions."""
+        return [self._spare[name] for name in names]
+
     def commit(self, names: Collection[str] | None = None) -> None:
         """Replace committed versions with staged ones."""
+        committed, spare = self._committed, self._spare
         for name in _among(self._staged, names):
-            self._committed[name], self._spare[name] = self._spare[name], self._committed[name]
-        for name in _among(self._closing, names):
-            del self._committed[name]
-            self._spare.pop(name, None)
+            committed[name], spare[name] = spare[name], committed[name]
+        for name in _among(self._closing, names) if self._closing else ():
+            del committed[name]
+            spare.pop(name, None)
         self.rollback(names)
 
     def rollback(self, names: Collection[str] | None = None) -> None:
         """Forget staged versions."""
-        self._staged -= _among(self._staged, names)
-        self._closing -= _among(self._closing, names)
+        for held in (self._staged, self._closing):
+            held.difference_update(held.copy() if names is None else names)
 
     def drop(self, names: Collection[str]) -> None:
         """Forget both versions of these."""

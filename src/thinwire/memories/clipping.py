@@ -16,6 +16,11 @@ class LocalClipping:
     def __init__(self, limit: float | None) -> None:
         self._limit, self._loss_scale = limit, 1.0
 
+    @property
+    def limits(self) -> bool:
+        """Whether there is a limit."""
+        return self._limit is not None
+
     def limited(self, gradient: Tensor, scale: float) -> tuple[Tensor, float]:
         """Return a gradient and a factor; the factor times that gradient is the limited one times `scale`.
 

@@ -45,6 +45,12 @@ class ErrorFeedback(Memory):
         """Return decay · r + scale · g."""
         return self._residual.add(name, gradient, scale, seed, self.decay)
 
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> list[Signal]:
+        """Return that of each."""
+        return self._residual.add_each(names, gradients, scale, seeds, [self.decay] * len(names))
+
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""
         self._residual.subtract(names, delivered)

@@ -74,6 +74,14 @@ class FadingMomentum(AppliedMomentum):
         decay = self._decay(name)
         return self._momentum.add(name, *self._clipping.limited(gradient, scale), seed, decay)
 
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> list[Signal]:
+        """Return that of each."""
+        if self._clipping.limits:
+            return super().compensate_each(names, gradients, scale, seeds)
+        return self._momentum.add_each(names, gradients, scale, seeds, list(map(self._decay, names)))
+
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""
         self._momentum.subtract(names, delivered)

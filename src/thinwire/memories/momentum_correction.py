@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import lt
 from typing import ClassVar, Self, final
 
 import torch
@@ -66,19 +67,33 @@ class MomentumCorrection(Memory):
             out, velocity_out, residual, velocity, gradient, scale, momentum=self.momentum, nesterov=self.nesterov
         )
 
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> list[Signal]:
+        """Return that of each."""
+        if self.momentum is None or self._clipping.limits or self._residual.continue_any(names):
+            return super().compensate_each(names, gradients, scale, seeds)
+        opened = (self._residual.open_each(names, gradients), self._velocity.open_each(names, gradients), gradients)
+        return [
+            _MomentumSum(out, moved, held, velocity, gradient, scale, momentum=self.momentum, nesterov=self.nesterov)
+            for (held, out), (velocity, moved), gradient in zip(*opened, strict=True)
+        ]
+
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered. With `masking`, clear its momentum too, unless everything was delivered."""
-        residuals = [self._residual.staged(name) for name in names]
+        residuals = self._residual.staged_each(names)
         delivered.subtract_from(residuals)
-        if self.masking and delivered.masks:
-            went = _all_went(delivered, residuals)
-            moving = [None if all_ is True else self._velocity.staged(n) for n, all_ in zip(names, went, strict=True)]
-            unread = [
-                (v, v.clone(), x) for v, x in zip(moving, went, strict=True) if v is not None and isinstance(x, Tensor)
-            ]
-            delivered.mask(moving)
-            for velocity, before, all_ in unread:
-                velocity.copy_(torch.where(all_, before, velocity))
+        if not (self.masking and delivered.masks):
+            return
+        velocities = self._velocity.staged_each(names)
+        if all(map(lt, delivered.counts(), map(Tensor.numel, residuals))):  # nowhere can all have gone
+            delivered.mask(velocities)
+            return
+        went = _all_went(delivered, residuals)
+        unread = [(v, v.clone(), x) for v, x in zip(velocities, went, strict=True) if isinstance(x, Tensor)]
+        delivered.mask([None if all_ is True else v for v, all_ in zip(velocities, went, strict=True)])
+        for velocity, before, all_ in unread:
+            velocity.copy_(torch.where(all_, before, velocity))
 
     def _more(self, name: str, gradient: Tensor, scale: float, momentum: float) -> Signal:
         """Add another part of a step's gradient: u ← u + g;  v ← v + g, or v + (1 + m)·g."""

@@ -61,6 +61,15 @@ class Noted(Memory):
         signal.note = self.note(name)
         return signal
 
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> list[Signal]:
+        """Return that of each."""
+        signals = self.memory.compensate_each(names, gradients, scale, seeds)
+        for signal, name in zip(signals, names, strict=True):
+            signal.note = self.note(name)
+        return signals
+
     def note(self, name: str) -> Note:
         """Return the note on parameter `name`."""
         return _Note(self._committed, self._staged, name)

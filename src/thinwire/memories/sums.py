@@ -10,7 +10,7 @@ from thinwire import kernels
 from thinwire.kernels import Chunking, Draw, Picks
 from thinwire.memories.base import Staged
 from thinwire.payloads import Payload
-from thinwire.signals import Plain, Signal, joined
+from thinwire.signals import Plain, Signal, joined, wide_each
 
 _SECOND_DRAW = 1 << 32
 
@@ -44,9 +44,24 @@ class Sums:
         self._seeds[name] = seed
         return _RoundedSum(out, before, gradient, scale, seed, decay)
 
+    def add_each(
+        self,
+        names: Sequence[str],
+        gradients: Sequence[Tensor],
+        scale: float,
+        seeds: Sequence[int],
+        decays: Sequence[float],
+    ) -> list[Signal]:
+        """`add` several."""
+        if self._dtype is not None or self.staged.continue_any(names):
+            some = enumerate(zip(names, gradients, decays, strict=True))
+            return [self.add(name, gradient, scale, seeds[i], decay) for i, (name, gradient, decay) in some]
+        opened = zip(self.staged.open_each(names, gradients), gradients, decays, strict=True)
+        return [_Sum(out, before, gradient, scale, decay) for (before, out), gradient, decay in opened]
+
     def subtract(self, names: Sequence[str], delivered: Payload) -> None:
         """Take what was delivered out of what is staged."""
-        staged = [self.staged.staged(name) for name in names]
+        staged = self.staged.staged_each(names)
         if self._dtype is None:
             delivered.subtract_from(staged)
             return
@@ -102,14 +117,13 @@ class _Sum(Signal):
         return before[offset::stride].mul(self._decay).add_(gradient[offset::stride], alpha=scale)
 
     @classmethod
-    def compute_each(cls, signals: Sequence[Self]) -> None:
-        fresh = [signal for signal in signals if not signal.computed and signal._decay == 1]
-        if fresh:
-            kernels.accumulate_each(*_columns(fresh))
-        for signal in fresh:
-            signal.computed = True
+    def compute_each(cls, signals: Sequence[Self]) -> list[Tensor]:
+        if any(signal.computed or signal._decay != 1 for signal in signals):
+            return [signal.tensor() for signal in signals]
+        kernels.accumulate_each(*_columns(signals))
         for signal in signals:
-            signal.tensor()
+            signal.computed = True
+        return [signal._out for signal in signals]
 
     @classmethod
     def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
@@ -124,6 +138,15 @@ class _Sum(Signal):
         if self._decay == 1:
             return kernels.accumulate_select(self._out, *self._inputs, threshold, capacity)
         return kernels.accumulate_fading_select(self._out, *self._inputs, self._decay, threshold, capacity)
+
+    @classmethod
+    def chunk_topk_each(cls, signals: Sequence[Self], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+        if any(signal.computed or signal._decay == 1 for signal in signals):
+            return kernels.chunk_topk_each(wide_each(cls.compute_each(signals)), chunkings)
+        for signal in signals:
+            signal.computed = True
+        decays = [signal._decay for signal in signals]
+        return kernels.accumulate_fading_chunk_topk_each(*_columns(signals), decays, chunkings)
 
     def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
         if self.computed or self._decay == 1:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.checked import Size
 from thinwire.payloads.scratch import Scratch
 
-Regions = tuple[tuple[Size, Size], ...]
+Regions = tuple[tuple[int, int], ...]
 
 
 class Payload(ABC):

@@ -10,7 +10,6 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from thinwire.checked import Count, Size, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels.memory import constant
@@ -24,7 +23,6 @@ _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Blocks(Keyed):
     """Block `keys[i]` (int32) holds values[i·width : (i+1)·width]; all other blocks are zero.
@@ -37,12 +35,12 @@ class Blocks(Keyed):
 
     keys: Tensor
     values: Tensor
-    numel: Size
-    width: Count
+    numel: int
+    width: int
     regions: Regions = field(default=())
-    runs: tuple[Size, ...] = field(default=())
+    runs: tuple[int, ...] = field(default=())
     coded: Coded | None = None
-    held: tuple[Size, ...] = ()
+    held: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.keys.dtype != torch.int32 or self.values.numel() != self.keys.numel() * self.width:

@@ -5,17 +5,17 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.checked import Size, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels import Chunking, Numbering
+from thinwire.kernels.ranges import is_alone
 from thinwire.payloads import indices, numbers, wire
 from thinwire.payloads.base import Payload, Regions
 from thinwire.payloads.scratch import Scratch
@@ -27,7 +27,6 @@ _TRANSFORMS = {None: 0, "dct": 1, "hadamard": 2}
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chunks(Payload):
     """Some coefficients of each chunk. Region i is cut into chunks as `chunkings[i]` says.
@@ -39,7 +38,7 @@ class Chunks(Payload):
 
     positions: Tensor
     values: Tensor
-    numel: Size
+    numel: int
     chunkings: tuple[Chunking, ...]
     regions: Regions = field(default=())
     coded: Coded | None = None
@@ -77,19 +76,20 @@ class Chunks(Payload):
         """Return header, layout, values and positions as uint8. Raises PayloadError for a sum of several ranks."""
         if self._ranks > 1:
             raise PayloadError(f"a sum of {self._ranks} payloads of chunks; only those of one rank travel")
-        parts = self.positions.split([chunking.count for chunking in self.chunkings])
-        named = [_section(part, chunking) for part, chunking in zip(parts, self.chunkings, strict=True)]
-        return wire.pack(self._head(), self._layout(), *numbers.sections(self.values, self.coded), torch.cat(named))
+        parts = self.positions.split([regions * chunking.count for chunking, regions in self._runs])
+        named = [_sections(part, *run) for part, run in zip(parts, self._runs, strict=True)]
+        return wire.pack(self._head, self._layout, *numbers.sections(self.values, self.coded), torch.cat(named))
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank after another."""
-        head = torch.cat([self._head(), self._layout()])
+        head = torch.cat([self._head, self._layout])
         wire.check_buffers(buffers, head, self.nbytes)
         body = buffers[:, head.numel() :]
         named = body[:, numbers.nbytes(self.values, self.coded) :]
         wire.check_padding(named, self._places[-1])
-        spans = zip(pairwise(self._places), self.chunkings, strict=True)
-        positions = _checked([(_read(named[:, start:stop], chunking), chunking) for (start, stop), chunking in spans])
+        sizes = [regions * _named_nbytes(chunking) for chunking, regions in self._runs]
+        parts = zip(named[:, : sum(sizes)].split(sizes, 1), self._runs, strict=True)
+        positions = _checked([(_read_alike(part, *run), run[0]) for part, run in parts])
         values = numbers.read(body, self.values, self.coded).view(-1)
         flat = torch.cat([part.to(torch.int16).flatten(1) for part in positions], dim=1).view(-1)
         return replace(self, positions=flat, values=values, coded=None)
@@ -107,13 +107,11 @@ class Chunks(Payload):
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out` with the inverse transform."""
-        for (offset, length), part in zip(self.regions, self._by_region, strict=True):
-            _into(out[offset : offset + length], kernels.chunk_write, *part)
+        self._put([out[offset : offset + length] for offset, length in self.regions], subtract=False)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the inverse transform of each region from its part."""
-        for out, part in zip(parts, self._by_region, strict=True):
-            _into(out, kernels.chunk_subtract, *part)
+        self._put(parts, subtract=True)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero where an element was sent that is not 0. With a transform, do nothing."""
@@ -157,6 +155,11 @@ class Chunks(Payload):
         """Where the bytes that name each region's positions begin, and how many there are in all."""
         return tuple(accumulate(map(_named_nbytes, self.chunkings), initial=0))
 
+    @cached_property
+    def _runs(self) -> Sequence[tuple[Chunking, int]]:
+        """How many regions in a row are cut alike, and how."""
+        return [(chunking, len(list(alike))) for chunking, alike in groupby(self.chunkings)]
+
     @property
     def _ranks(self) -> int:
         return self.values.numel() // max(1, self._starts[-1]) or 1
@@ -171,9 +174,22 @@ class Chunks(Payload):
         parts = zip(*columns, self.chunkings, strict=True)
         return [(positions.reshape(-1), values.reshape(-1), chunking) for positions, values, chunking in parts]
 
+    def _put(self, outs: Sequence[Tensor], *, subtract: bool) -> None:
+        """Write or subtract each region, in the values' dtype: large ones one by one."""
+        values = self.values.to(_real(self.values.dtype))
+        if all(out.dtype == values.dtype and is_alone(out.numel()) for out in outs):
+            rows = self.positions.view(self._ranks, -1), values.view(self._ranks, -1)
+            kernels.chunk_put_each(outs, *rows, self.chunkings, subtract)
+            return
+        change = kernels.chunk_subtract if subtract else kernels.chunk_write
+        for out, part in zip(outs, self._by_region, strict=True):
+            _into(out, change, *part)
+
+    @cached_property
     def _head(self) -> Tensor:
         return numbers.header(wire.CHUNKS, self.values, self.coded, self.values.numel(), self.numel)
 
+    @cached_property
     def _layout(self) -> Tensor:
         cut = [number for chunking in self.chunkings for number in _numbers(chunking)]
         packed = _LAYOUT.pack(len(self.chunkings), zlib.crc32(struct.pack(f"<{len(cut)}Q", *cut)))
@@ -209,6 +225,14 @@ def _coding(chunking: Chunking) -> int:
     return indices.shortest(chunking.count, chunking.chunks * chunking.size, _CODINGS)
 
 
+def _sections(positions: Tensor, chunking: Chunking, regions: int) -> Tensor:
+    """Return the bytes that name the positions of several regions that are cut alike. Each region's are whole bytes."""
+    numbering = _numbering(chunking)
+    if numbering is not None and not numbering.low_bits and chunking.chunks * numbering.bits % 8 == 0:
+        return kernels.subsets_encode(positions, numbering)
+    return torch.cat([_section(part, chunking) for part in positions.view(regions, -1)])
+
+
 def _section(positions: Tensor, chunking: Chunking) -> Tensor:
     """Return the bytes that name a region's positions."""
     if (numbering := _numbering(chunking)) is not None:
@@ -225,6 +249,13 @@ def _numbered(positions: Tensor, numbering: Numbering) -> Tensor:
     highs = ((positions.view(-1, numbering.kept) >> low) + _ranks(numbering, positions)).view(-1)
     lows = kernels.pack_bits(positions & ((1 << low) - 1), low)
     return torch.cat([kernels.subsets_encode(highs, numbering), lows])
+
+
+def _read_alike(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
+    """Return every rank's positions in several regions that are cut alike, (ranks, chunks of all, kept)."""
+    ranks = rows.shape[0]
+    found = _read(rows.reshape(ranks * regions, rows.shape[1] // regions), chunking)
+    return found.reshape(ranks, regions * chunking.chunks, chunking.kept)
 
 
 def _read(rows: Tensor, chunking: Chunking) -> Tensor:

@@ -2,24 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Self, final
+from functools import cached_property
+from operator import itemgetter
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.checked import Range, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
 from thinwire.payloads.scratch import Scratch
 
-SizeOrAll = Annotated[int, Range("a whole number from 0 on, or -1 for as many as there are values", least=-1)]
-
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dense(Payload):
     """All values of the regions, in order. By default one region covers the whole vector.
@@ -30,7 +28,7 @@ class Dense(Payload):
     masks: ClassVar[bool] = False
 
     values: Tensor
-    numel: SizeOrAll = -1
+    numel: int = -1  # as many as there are values
     regions: Regions = field(default=())
     coded: Coded | None = None
 
@@ -39,7 +37,7 @@ class Dense(Payload):
             object.__setattr__(self, "numel", self.values.numel())
         if not self.regions:
             object.__setattr__(self, "regions", ((0, self.numel),))
-        if self.values.numel() != sum(length for _, length in self.regions):
+        if self.values.numel() != sum(self.counts()):
             raise PayloadError(f"{self.values.numel()} values for regions {self.regions}")
 
     @property
@@ -54,7 +52,7 @@ class Dense(Payload):
 
     def counts(self) -> list[int]:
         """Return the lengths of the regions."""
-        return [length for _, length in self.regions]
+        return list(map(itemgetter(1), self.regions))
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same payload with other values."""
@@ -67,7 +65,7 @@ class Dense(Payload):
 
     def to_buffer(self) -> Tensor:
         """Return header and values as uint8."""
-        return wire.pack(self._header(), *numbers.sections(self.values, self.coded))
+        return wire.pack(self._header, *numbers.sections(self.values, self.coded))
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Dense":
@@ -82,7 +80,7 @@ class Dense(Payload):
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's."""
-        wire.check_buffers(buffers, self._header(), self.nbytes)
+        wire.check_buffers(buffers, self._header, self.nbytes)
         per_rank = numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
         return self.with_values(kernels.row_sums(per_rank))
 
@@ -120,6 +118,7 @@ class Dense(Payload):
     def _values(self) -> tuple[Tensor, ...]:
         return self.values.split(self.counts())
 
+    @cached_property
     def _header(self) -> Tensor:
         count = self.values.numel()
         return numbers.header(wire.DENSE, self.values, self.coded, count, count)

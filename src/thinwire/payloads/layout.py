@@ -1,7 +1,7 @@
 """The layout of a sparse payload: where its elements lie, in which order, and how their indices travel."""
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class Layout:
     ascends: bool = False
 
     @classmethod
+    @lru_cache(maxsize=1024)  # they stay the same from step to step
     def of(
         cls, regions: Regions, runs: tuple[int, ...], numel: int, *, ascending: bool, seeds: tuple[int, ...]
     ) -> "Layout":
@@ -91,11 +92,14 @@ class Layout:
         runs = (*self.runs[:place], self.runs[place] + missing, *self.runs[place + 1 :])
         return max(0, sum(self.regions[last]) - 1), runs
 
+    @cached_property
+    def _bounds(self) -> tuple[int, ...]:
+        return tuple(edge for offset, length in sorted(self.regions) for edge in (offset, offset + length))
+
     def _check_inside(self, elements: Tensor) -> None:
         if self.regions == ((0, self.numel),) or not elements.numel():
             return
-        bounds = [edge for offset, length in sorted(self.regions) for edge in (offset, offset + length)]
-        edges = constant(tuple(bounds), torch.int32, elements.device)
+        edges = constant(self._bounds, torch.int32, elements.device)
         if self.ascends:
             each_row = edges.expand(elements.shape[0], -1).contiguous()
             below = torch.searchsorted(elements, each_row).view(-1, len(self.regions), 2)

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.checked import Amount, checked
-
 
 def _nothing(length: int) -> float:
     return 0.0
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
     """An upper bound on the bytes that an operation holds at once, beside memories, gradients and staging buffers.
@@ -26,10 +23,10 @@ class Scratch:
     in vectors of 2^15 elements or more. Python's own objects, up to a kilobyte a vector, come on top.
     """
 
-    element: Amount = 0.0
-    longest: Amount = 0.0
-    value: Amount = 0.0
-    arriving: Amount = 0.0
+    element: float = 0.0
+    longest: float = 0.0
+    value: float = 0.0
+    arriving: float = 0.0
     alone: Callable[[int], float] = _nothing
 
     def nbytes(self, lengths: Sequence[int], values: int, arriving: float = 0.0) -> int:

@@ -8,22 +8,19 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.checked import Count, Size, Whole, checked
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
 
 
-@checked
 class SketchTable(NamedTuple):
     """The shape of one vector's sketch, and the seed of its hashes."""
 
-    rows: Count
-    cells: Count
-    seed: Whole
+    rows: int
+    cells: int
+    seed: int
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sketch(Payload):
     """One table per region: S[j, h_j(i)] = Σ s_j(i) · x[i].
@@ -34,7 +31,7 @@ class Sketch(Payload):
 
     values: Tensor
     tables: tuple[SketchTable, ...]
-    numel: Size
+    numel: int
     regions: Regions = field(default=())
 
     def __post_init__(self) -> None:

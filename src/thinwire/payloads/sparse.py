@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.checked import Size, Whole, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.payloads import indices, numbers, slots, wire
 from thinwire.payloads.base import Regions
 from thinwire.payloads.keyed import Keyed
-from thinwire.payloads.layout import CODINGS, Layout, in_order
+from thinwire.payloads.layout import CODINGS, Layout
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sparse(Keyed):
     """Values at int32 `indices`; all other elements of the regions are zero.
@@ -36,11 +34,11 @@ class Sparse(Keyed):
 
     indices: Tensor
     values: Tensor
-    numel: Size
+    numel: int
     regions: Regions = field(default=())
-    runs: tuple[Size, ...] = field(default=())
+    runs: tuple[int, ...] = field(default=())
     ascending: bool = True
-    seeds: tuple[Whole, ...] = ()
+    seeds: tuple[int, ...] = ()
     agreed: bool = False
     coded: Coded | None = None
 
@@ -64,7 +62,7 @@ class Sparse(Keyed):
         """Whether all ranks agreed on the indices beforehand, and plain values travel."""
         return self.agreed and self.coded is None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Length of `to_buffer()` in bytes."""
         return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded) + self.layout.nbytes
@@ -217,7 +215,7 @@ class Sparse(Keyed):
         """Whether the one region is the whole vector. Then there may be several runs."""
         return self.regions == ((0, self.numel),)
 
-    @property
+    @cached_property
     def _offsets(self) -> list[int]:
         return [offset for offset, _ in self.regions]
 
@@ -230,7 +228,7 @@ class Sparse(Keyed):
 
     @property
     def _ascends(self) -> bool:
-        return self.ascending and not self.seeds and in_order(self.regions)
+        return self.layout.ascends
 
     def _plain(self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool) -> Self:
         """Return other elements as plain values: not in slots, and not agreed."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.checked import Size, Width, checked
 from thinwire.errors import PayloadError
 from thinwire.payloads import wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
@@ -18,7 +17,6 @@ from thinwire.payloads.scratch import Scratch
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spectral(Payload):
     """Real Fourier coefficients of blocks of `block` elements; `coefficients` holds them as pairs (real, imaginary)."""
@@ -26,8 +24,8 @@ class Spectral(Payload):
     masks: ClassVar[bool] = False
 
     coefficients: Blocks
-    block: Width
-    numel: Size
+    block: int
+    numel: int
     regions: Regions = field(default=())
 
     def __post_init__(self) -> None:

@@ -74,12 +74,13 @@ def padded(nbytes: int) -> int:
 
 def pack(head: Tensor, *sections: Tensor) -> Tensor:
     """Join header and sections, each padded with zeros to a multiple of 8 bytes."""
-    buffer = room(HEADER_BYTES + sum(padded(section.nbytes) for section in sections), head.device).zero_()
-    buffer[:HEADER_BYTES] = head
-    start = HEADER_BYTES
+    starts = [HEADER_BYTES]
     for section in sections:
+        starts.append(starts[-1] + padded(section.nbytes))
+    buffer = room(starts[-1], head.device).zero_()
+    buffer[:HEADER_BYTES] = head
+    for section, start in zip(sections, starts, strict=False):
         buffer[start : start + section.nbytes].view(section.dtype).copy_(section)
-        start += padded(section.nbytes)
     return buffer
 
 
@@ -102,9 +103,10 @@ def check_padding(buffers: Tensor, *sections: int) -> None:
     """
     start = 0
     for nbytes in sections:
-        if padded(nbytes) > nbytes:
-            refuse_if(buffers[:, start + nbytes : start + padded(nbytes)].any(), partial(_not_padded, nbytes))
-        start += padded(nbytes)
+        end = start + padded(nbytes)
+        if end > start + nbytes:
+            refuse_if(buffers[:, start + nbytes : end].any(), partial(_not_padded, nbytes))
+        start = end
 
 
 def check_buffers(buffers: Tensor, expected: Tensor, nbytes: int) -> None:

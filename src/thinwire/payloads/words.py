@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.checked import Size, checked
 from thinwire.errors import PayloadError
 from thinwire.formats import Format
 from thinwire.payloads import numbers, wire
@@ -26,7 +25,6 @@ _QUIET_NAN = 0x7FC00000
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True)
 class Words:
     """How `named` of `numel` elements of `dtype` travel (None: all of them), with values narrowed to `values`.
@@ -35,8 +33,8 @@ class Words:
     at the same elements. Each gets as many bits as there is room for: unchanged, or float32 rounded to that many bits.
     """
 
-    named: Size | None
-    numel: Size
+    named: int | None
+    numel: int
     dtype: Float
     values: Narrow
 

@@ -1,6 +1,6 @@
 """Reducers: bucket of gradients → its mean over all ranks."""
 
-from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments
 from thinwire.reducer.compressed import Compressed
 from thinwire.reducer.owners import ToOwners
 from thinwire.reducer.power_sgd import PowerSGD
@@ -18,6 +18,7 @@ __all__ = [
     "Released",
     "Round",
     "Segment",
+    "Segments",
     "ToOwners",
     "WarmUp",
     "WithRows",

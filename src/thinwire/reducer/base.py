@@ -1,18 +1,19 @@
 """The one small interface above memory, codec and exchange."""
 
+import math
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
-from typing import Any, ClassVar, NamedTuple, cast, final
+from typing import Any, NamedTuple, cast, final
 
 from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
-from thinwire.checked import Positive, Size, Whole, checked
 from thinwire.collectives import Group, Staging, all_reduce
 from thinwire.memories import Memory
 from thinwire.payloads import Payload
@@ -24,7 +25,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """The gradient of parameter `name` in a bucket: `length` elements from `offset` on.
@@ -33,41 +33,69 @@ class Segment:
     """
 
     name: str
-    offset: Size
-    length: Size
-    shape: tuple[Size, ...] = ()
+    offset: int
+    length: int
+    shape: tuple[int, ...] = ()
 
 
 @final
-@checked
-@dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """Gradients of several parameters in one flat tensor, and the segments of it to reduce."""
+class Segments(tuple[Segment, ...]):
+    """The segments of a bucket, or those of it that go one way. What follows from them is worked out once."""
 
-    flat: Tensor
-    segments: tuple[Segment, ...]
+    @cached_property
+    def names(self) -> list[str]:
+        """The parameters' names."""
+        return [segment.name for segment in self]
 
-    def views(self) -> list[Tensor]:
-        """Return the gradient of each segment, as a view."""
-        return [self.flat[segment.offset : segment.offset + segment.length] for segment in self.segments]
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Where each begins."""
+        return [segment.offset for segment in self]
 
-    def only(self, segments: Iterable[Segment]) -> "Bucket":
-        """Return the same bucket with some of its segments."""
-        return replace(self, segments=tuple(segments))
+    @cached_property
+    def lengths(self) -> list[int]:
+        """How many elements each has."""
+        return [segment.length for segment in self]
 
-    def coalesced(self) -> "Bucket":
-        """Join adjacent segments. Their names then no longer stand for parameters."""
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each begins and ends."""
+        return [(segment.offset, segment.offset + segment.length) for segment in self]
+
+    @cached_property
+    def coalesced(self) -> "Segments":
+        """Adjacent ones joined. Their names then no longer stand for parameters."""
         runs: list[tuple[Segment, int]] = []  # each run's first segment, and where the run ends
-        for segment in sorted(self.segments, key=lambda segment: segment.offset):
+        for segment in sorted(self, key=lambda segment: segment.offset):
             if runs and runs[-1][1] == segment.offset:
                 runs[-1] = runs[-1][0], segment.offset + segment.length
             else:
                 runs.append((segment, segment.offset + segment.length))
-        return self.only(replace(first, length=end - first.offset, shape=()) for first, end in runs)
+        return Segments(replace(first, length=end - first.offset, shape=()) for first, end in runs)
+
+    @cached_property
+    def known(self) -> dict[Hashable, Any]:
+        """What else has been found out about them, for whoever did, under a key of his own."""
+        return {}
 
 
 @final
-@checked
+class Bucket:
+    """Gradients of several parameters in one flat tensor, and the segments of it to reduce."""
+
+    __slots__ = ("flat", "segments")
+
+    def __init__(self, *, flat: Tensor, segments: Sequence[Segment]) -> None:
+        self.flat = flat
+        self.segments = segments if isinstance(segments, Segments) else Segments(segments)
+
+    def views(self) -> list[Tensor]:
+        """Return the gradient of each segment, as a view."""
+        flat = self.flat
+        return [flat[start:end] for start, end in self.segments.spans]
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """What a reducer needs to know: the step's number (from 0), the group, and the factor that turns sums into means.
@@ -79,14 +107,18 @@ class Round:
     Buffers that travel come from `staging`.
     """
 
-    step: Size
+    step: int
     group: Group
-    scale: Positive
-    draw: Whole | None = None
+    scale: float
+    draw: int | None = None
     watch: bool = True
     listeners: tuple[Listener, ...] = ()
     verdict: Verdict | None = None
     staging: Staging = field(default_factory=Staging)
+
+    def seeds(self, names: Sequence[str], *, shared: bool = True) -> Sequence[int]:
+        """Return the `seed` of each name. Only those that somebody reads are computed."""
+        return Seeds(self, names, shared=shared)
 
     def seed(self, name: str, *, shared: bool = True) -> int:
         """Return a 32-bit seed that depends only on the draw and the name, and on the rank unless `shared`."""
@@ -94,7 +126,23 @@ class Round:
         return zlib.crc32(f"{draw}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
 
 
-@checked
+@final
+class Seeds(Sequence[int]):
+    """The seeds of several names in one reduction."""
+
+    def __init__(self, at: Round, names: Sequence[str], *, shared: bool) -> None:
+        self._at, self._names, self._shared = at, names, shared
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one, or several."""
+        if isinstance(index, slice):
+            return Seeds(self._at, self._names[index], shared=self._shared)
+        return self._at.seed(self._names[index], shared=self._shared)
+
+
 class Mean(NamedTuple):
     """A bucket that holds the mean, and whether that is finite (True if not watched).
 
@@ -112,8 +160,18 @@ class Reducer(ABC):
     `reduce` starts its collectives before it returns, in an order that depends only on its arguments.
     """
 
-    changes: ClassVar[bool] = False
-    """Whether `memory_of` a parameter may change from step to step."""
+    @property
+    def changes(self) -> bool:
+        """Whether `memory_of` a parameter may change from step to step."""
+        return False
+
+    def route(self, segment: Segment, step: float = math.inf) -> "Reducer":
+        """Return what takes a segment's gradient at `step`, by default in the long run: this recipe, or one within."""
+        return self
+
+    def rebuilt(self, change: "Callable[[Reducer], Reducer]") -> "Reducer":
+        """Return this recipe with everything that `route` may return changed."""
+        return change(self)
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:  # noqa: B027 - most need nothing
         """Set up what `reduce` needs, and compile its kernels for flat tensors such as `samples`. A collective."""
@@ -131,12 +189,12 @@ class Reducer(ABC):
         By default the rows travel uncompressed, as in DDP.
         """
         mean = (gradient * at.scale).coalesce()
-        trace.count("sent_bytes", note_rows(mean, at), *at.listeners)
-        arrived = trace.started("exchange", *at.listeners)
+        listeners, start = at.listeners, trace.now()
+        trace.count("sent_bytes", note_rows(mean, at), *listeners)
 
         def finish(done: "Future[Any]") -> Tensor:
             (mean,) = done.value()  # raises what the collective raised
-            arrived()
+            trace.took("exchange", start, listeners)
             return cast(Tensor, mean.detach())  # a new tensor, so that the lent alias is freed
 
         return all_reduce(mean, at.group).get_future().then(finish)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import final
 
 import torch
@@ -19,6 +20,8 @@ from thinwire.payloads.scratch import widening
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed, note_values
 from thinwire.signals import Signal
 from thinwire.waits import noting, on_host
+
+_COMPUTED = attrgetter("computed")
 
 
 @final
@@ -45,25 +48,27 @@ class Compressed(Reducer):
         if not bucket.segments:
             return completed(Mean(True, bucket.flat))
         if self.codec.elementwise and not self.memory.stateful:
-            bucket = bucket.coalesced()
+            bucket = Bucket(flat=bucket.flat, segments=bucket.segments.coalesced)
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
         watch, scale, listeners, staging = at.watch, at.scale, at.listeners, at.staging
         unread = at.verdict is not None and not on_host(bucket.flat)
-        with trace.span("encode", *listeners):
-            payload = self._encode(bucket, at)
+        start = trace.now()
+        payload = self._encode(bucket, at)
+        trace.took("encode", start, listeners)
         note_values(payload, listeners)
         staging.need(self._scratch(bucket, payload, at))
-        seeds = [at.seed(segment.name) for segment in bucket.segments]
-        arrived = trace.started("exchange", *listeners)
+        seeds = at.seeds(bucket.segments.names)
+        start = trace.now()
         with noting(at.verdict), taking(staging) as taken:
             future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
 
         def finish(done: "Future[Exchanged]") -> Mean:
             exchanged = done.value()  # raises what the exchange raised
-            arrived()
+            trace.took("exchange", start, listeners)
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
-            with trace.span("decode", *listeners):
-                finite = self._decode(exchanged, bucket, watch=watch, scale=scale, unread=unread)
+            begin = trace.now()
+            finite = self._decode(exchanged, bucket, watch=watch, scale=scale, unread=unread)
+            trace.took("decode", begin, listeners)
             staging.keep(taken)
             return Mean(finite, bucket.flat)
 
@@ -78,30 +83,27 @@ class Compressed(Reducer):
         return self.memory
 
     def _encode(self, bucket: Bucket, at: Round) -> Payload:
-        codec, segments = self.codec.at(at.step), bucket.segments
-        signals = [self._signal(*pair, at) for pair in zip(segments, bucket.views(), strict=True)]
-        seeds = [at.seed(segment.name, shared=codec.shared_seed) for segment in segments]
-        offsets = [segment.offset for segment in segments]
-        payload = codec.encode_signals(signals, seeds=seeds, offsets=offsets, numel=bucket.flat.numel())
+        codec, cut = self.codec.at(at.step), bucket.segments
+        signals = self.memory.compensate_each(cut.names, bucket.views(), at.scale, at.seeds(cut.names, shared=False))
+        share = at.scale if self.memory.stateful else None
+        for signal, segment in zip(signals, cut, strict=True):
+            signal.share, signal.shape = share, segment.shape
+        seeds = at.seeds(cut.names, shared=codec.shared_seed)
+        payload = codec.encode_signals(signals, seeds=seeds, offsets=cut.offsets, numel=bucket.flat.numel())
         _check_computed(codec, signals)
         return payload
 
     def _scratch(self, bucket: Bucket, payload: Payload, at: Round) -> int:
-        lengths, values = [segment.length for segment in bucket.segments], payload.values.numel()
+        lengths, values = bucket.segments.lengths, payload.values.numel()
         arriving = self.exchange.arriving(values, at.group.size())
         rules = (self.codec.at(at.step).scratch, self.memory.scratch, payload.scratch, self.exchange.scratch)
         own = payload.nbytes if self.memory.stateful else 0  # otherwise it may be a view of the gradients
         most = max(own, *(rule.nbytes(lengths, values, arriving) for rule in rules))
         return most + widening(bucket.flat.dtype, lengths)
 
-    def _signal(self, segment: Segment, gradient: Tensor, at: Round) -> Signal:
-        signal = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name, shared=False))
-        signal.share, signal.shape = at.scale if self.memory.stateful else None, segment.shape
-        return signal
-
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float, unread: bool) -> bool:
         if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
-            self.memory.retain([segment.name for segment in bucket.segments], exchanged.delivered)
+            self.memory.retain(bucket.segments.names, exchanged.delivered)
         exchanged.total.write(bucket.flat)
         if unread:
             return not self.memory.stateful or self._clamp_unread(exchanged.total, bucket, scale)
@@ -162,5 +164,5 @@ def encoded(codec: Codec, signal: Signal, *, seed: int) -> Payload:
 
 
 def _check_computed(codec: Codec, signals: Sequence[Signal]) -> None:
-    if not all(signal.computed for signal in signals):  # retain would subtract from unwritten memory
+    if not all(map(_COMPUTED, signals)):  # retain would subtract from unwritten memory
         raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
 from typing import final
 
 import torch
@@ -20,7 +19,6 @@ from thinwire.payloads import Dense, Payload, Scratch
 from thinwire.payloads.scratch import widening
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed, note_values
 from thinwire.reducer.compressed import Compressed
-from thinwire.reducer.wrappers import MinimumSize, PerTensor, WarmUp
 from thinwire.signals import Plain, Signal
 from thinwire.waits import Verdict
 
@@ -61,12 +59,12 @@ class ToOwners(Reducer):
         mine = payloads.get(rank)
         sizes = [payloads[owner].nbytes if owner in payloads else 0 for owner in range(ranks)]
         arriving = buffers[0].new_empty(ranks, sizes[rank])
-        arrived = trace.started("exchange", *listeners)
+        start = trace.now()
         swapped = all_to_all(arriving.view(-1), torch.cat(buffers), sizes, at.group)
 
         def finish(done: "Future[object]") -> Mean:
             done.value()  # raises what the collective raised
-            arrived()
+            trace.took("exchange", start, listeners)
             used_here(arriving, bucket.flat, *(x for payload in payloads.values() for x in payload.tensors()))
             trace.count("sent_bytes", sum(sizes) - sizes[rank], *listeners)
             with trace.span("decode", *listeners):
@@ -86,7 +84,7 @@ class ToOwners(Reducer):
 
     def _scratch(self, bucket: Bucket, payloads: Mapping[int, Payload], at: Round) -> int:
         """Return what this bucket takes: all payloads and their buffers, and the whole of what was delivered."""
-        lengths, mine = [segment.length for segment in bucket.segments], payloads.get(at.group.rank())
+        lengths, mine = bucket.segments.lengths, payloads.get(at.group.rank())
         values = sum(payload.values.numel() for payload in payloads.values())
         encoding = self.codec.at(at.step).scratch.nbytes(lengths, values) + widening(bucket.flat.dtype, lengths)
         if mine is None:
@@ -130,7 +128,7 @@ class ToOwners(Reducer):
         regions = tuple((segment.offset, segment.length) for segment in bucket.segments)
         values = torch.cat([delivered[offset : offset + length] for offset, length in regions])
         whole = Dense(values=values, numel=bucket.flat.numel(), regions=regions)
-        self.memory.retain([segment.name for segment in bucket.segments], whole)
+        self.memory.retain(bucket.segments.names, whole)
 
 
 def part_of(segment: Segment, owner: int, ranks: int) -> Segment:
@@ -146,48 +144,32 @@ def part_of(segment: Segment, owner: int, ranks: int) -> Segment:
     )
 
 
-@singledispatch
-def to_owners(recipe: object) -> Reducer:
+def to_owners(recipe: Reducer) -> Reducer:
     """Return a recipe that sends to owners what this one sends to all ranks, with the same memories.
 
     Raises TypeError where it cannot.
     """
-    raise TypeError(
-        f"{type(recipe).__name__} gives every rank the whole mean by steps of its own, and here each rank needs only "
-        "the part that it owns: choose a recipe that encodes and gathers, such as recipes.topk()"
-    )
+    return recipe.rebuilt(_to_owners)
 
 
-@to_owners.register
-def _line(recipe: Compressed) -> Reducer:
-    if not isinstance(recipe.exchange, AllGather | AllReduce):
+def _to_owners(line: Reducer) -> Reducer:
+    if not isinstance(line, Compressed):
         raise TypeError(
-            f"{type(recipe.exchange).__name__} merges payloads on the way to all ranks, and here each rank needs only "
+            f"{type(line).__name__} gives every rank the whole mean by steps of its own, and here each rank needs only "
+            "the part that it owns: choose a recipe that encodes and gathers, such as recipes.topk()"
+        )
+    if not isinstance(line.exchange, AllGather | AllReduce):
+        raise TypeError(
+            f"{type(line.exchange).__name__} merges payloads on the way to all ranks, and here each rank needs only "
             "the part that it owns: choose a recipe with AllGather or AllReduce, such as recipes.topk()"
         )
-    if recipe.memory.free or not recipe.memory.fields <= {"residual"}:
+    if line.memory.free or not line.memory.fields <= {"residual"}:
         raise TypeError(
-            f"{type(recipe.memory).__name__} keeps {sorted(recipe.memory.fields)}. Every rank would keep that for "
+            f"{type(line.memory).__name__} keeps {sorted(line.memory.fields)}. Every rank would keep that for "
             "the whole model, and the optimizer has a shard: choose a recipe with error feedback "
             "alone, such as recipes.topk()"
         )
-    return ToOwners(memory=recipe.memory, codec=recipe.codec)
-
-
-@to_owners.register
-def _by_size(recipe: MinimumSize) -> Reducer:
-    return replace(recipe, small=to_owners(recipe.small), large=to_owners(recipe.large))
-
-
-@to_owners.register
-def _in_turn(recipe: WarmUp) -> Reducer:
-    return replace(recipe, first=to_owners(recipe.first), then=to_owners(recipe.then))
-
-
-@to_owners.register
-def _by_name(recipe: PerTensor) -> Reducer:
-    reducers = {name: to_owners(each) for name, each in recipe.reducers.items()}
-    return replace(recipe, reducers=reducers, otherwise=to_owners(recipe.otherwise))
+    return ToOwners(memory=line.memory, codec=line.codec)
 
 
 def _decoded(mine: Payload, arriving: Tensor, out: Tensor, verdict: Verdict | None, *, watch: bool) -> bool:

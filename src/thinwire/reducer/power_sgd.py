@@ -3,6 +3,7 @@
 Factors are multiplied out by `outer_sums` of kernels/matrices, with the same bits on every rank.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
@@ -19,7 +20,7 @@ from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.memories import Memory, Noted
 from thinwire.payloads import Dense, Payload, Scratch, fitted
 from thinwire.payloads.base import regions_are_finite
-from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed, joined, note_values
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, completed, joined, note_values
 from thinwire.signals import Plain
 from thinwire.trace import Listener
 from thinwire.waits import on_host
@@ -54,9 +55,9 @@ class PowerSGD(Reducer):
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Multiply now, exchange and decode on the communication thread."""
-        low = [segment for segment in bucket.segments if self._pays(segment)]
-        rest = bucket.only(segment for segment in bucket.segments if not self._pays(segment))
-        return joined([self._low_rank(bucket.only(low), at), self.small.reduce(rest, at)], bucket.flat)
+        low, rest = self._divided(bucket.segments)
+        low_rank = self._low_rank(Bucket(flat=bucket.flat, segments=low), at)
+        return joined([low_rank, self.small.reduce(Bucket(flat=bucket.flat, segments=rest), at)], bucket.flat)
 
     def memories(self) -> Sequence[Memory]:
         """Return the memories of `small`, and this one's."""
@@ -65,6 +66,19 @@ class PowerSGD(Reducer):
     def memory_of(self, segment: Segment) -> Memory:
         """Return the memory, or for a small parameter that of `small`."""
         return self.memory if self._pays(segment) else self.small.memory_of(segment)
+
+    def route(self, segment: Segment, step: float = math.inf) -> Reducer:
+        """Return this, or what takes a small parameter."""
+        return self if self._pays(segment) else self.small.route(segment, step)
+
+    def _divided(self, segments: Segments) -> tuple[Segments, Segments]:
+        """Return the segments for matrices of low rank, and the others."""
+        if id(self) not in segments.known:
+            low = [segment for segment in segments if self._pays(segment)]
+            rest = [segment for segment in segments if not self._pays(segment)]
+            segments.known[id(self)] = self, Segments(low), Segments(rest)  # self: or its id may come again
+        _, low_rank, others = segments.known[id(self)]
+        return low_rank, others
 
     def _pays(self, segment: Segment) -> bool:
         rows, columns = _matrix(segment)

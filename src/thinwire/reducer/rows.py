@@ -1,7 +1,7 @@
 """Gradients of sparse embeddings: some rows of a table."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -12,15 +12,15 @@ from thinwire import trace
 from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.exchanges import Exchange, Exchanged
-from thinwire.memories import Memory
 from thinwire.payloads import Blocks, Keyed
-from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, note_rows
+from thinwire.reducer.base import Reducer, Round, Segment, note_rows
+from thinwire.reducer.wrappers import Routing
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class WithRows(Reducer):
+class WithRows(Routing):
     """Send the rows of sparse embeddings' gradients through `rows`, an exchange of tables; `dense` does the rest."""
 
     rows: Exchange
@@ -33,14 +33,22 @@ class WithRows(Reducer):
                 "OwnerSharded or RecursiveDoubling"
             )
 
+    def children(self) -> Sequence[Reducer]:
+        """Return what does the rest."""
+        return (self.dense,)
+
+    def child_of(self, segment: Segment, step: float) -> Reducer:
+        """Return what does the rest."""
+        return self.dense
+
+    def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
+        """Return it with the rest changed."""
+        return replace(self, dense=self.dense.rebuilt(change))
+
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Prepare both."""
         self.rows.prepare(group)
-        self.dense.prepare(group, samples)
-
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        """Hand over to `dense`."""
-        return self.dense.reduce(bucket, at)
+        super().prepare(group, samples)
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
         """Start the exchange. Ranks may hold different rows, and different numbers of them."""
@@ -53,25 +61,17 @@ class WithRows(Reducer):
             keys = gradient.indices()[0].to(torch.int32)
             table = Blocks(keys=keys, values=values.reshape(-1), numel=gradient.shape[0] * width, width=width)
         shape = gradient.shape
-        arrived = trace.started("exchange", *listeners)
+        start = trace.now()
         future = self.rows.start(table, at.group, seeds=[at.seed(name)])
 
         def finish(done: "Future[Exchanged]") -> Tensor:
             exchanged = done.value()  # raises what the exchange raised
-            arrived()
+            trace.took("exchange", start, listeners)
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             with trace.span("decode", *listeners):
                 return _sparse(exchanged, shape)
 
         return future.then(finish)
-
-    def memories(self) -> Sequence[Memory]:
-        """Return the memories of `dense`."""
-        return self.dense.memories()
-
-    def memory_of(self, segment: Segment) -> Memory:
-        """Return what `dense` says."""
-        return self.dense.memory_of(segment)
 
 
 def _sparse(exchanged: Exchanged, shape: torch.Size) -> Tensor:

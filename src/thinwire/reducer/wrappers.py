@@ -1,7 +1,9 @@
-"""Reducers made of reducers."""
+"""Recipes made of recipes. They say which one takes a gradient; that one does the work."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from torch import Tensor
@@ -12,86 +14,145 @@ from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.exchanges import AllReduce
 from thinwire.memories import Memory, NoMemory
-from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, joined
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, joined
 from thinwire.reducer.compressed import Compressed
+
+
+class Routing(Reducer):
+    """A recipe that gives each segment to one of its `children`. A bucket takes one exchange for each in use."""
+
+    @abstractmethod
+    def children(self) -> Sequence[Reducer]:
+        """Return the recipes within, in the order in which their exchanges start."""
+
+    @abstractmethod
+    def child_of(self, segment: Segment, step: float) -> Reducer:
+        """Return the child that takes a segment at a step."""
+
+    @abstractmethod
+    def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
+        """Return it with all that is within changed."""
+
+    def turn(self, step: int) -> Hashable:
+        """Return what is the same for as long as `child_of` is."""
+        return None
+
+    @property
+    def changes(self) -> bool:
+        """Whether `memory_of` a parameter may change from step to step, in any child."""
+        return any(child.changes for child in self.children())
+
+    def route(self, segment: Segment, step: float = math.inf) -> Reducer:
+        """Return what takes a segment's gradient at `step`, by default in the long run."""
+        return self.child_of(segment, step).route(segment, step)
+
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
+        """Prepare all."""
+        for child in self.children():
+            child.prepare(group, samples)
+
+    def begin(self, at: Round) -> None:
+        """Let all decide."""
+        for child in self.children():
+            child.begin(at)
+
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
+        """Give each child its share of the segments."""
+        parts = self._divided(bucket.segments, at.step)
+        return joined([child.reduce(Bucket(flat=bucket.flat, segments=mine), at) for child, mine in parts], bucket.flat)
+
+    def memories(self) -> Sequence[Memory]:
+        """Return the memories of all, each once."""
+        return tuple({id(memory): memory for child in self.children() for memory in child.memories()}.values())
+
+    def memory_of(self, segment: Segment) -> Memory:
+        """Return that of the child that takes it in the long run."""
+        return self.child_of(segment, math.inf).memory_of(segment)
+
+    def holding(self, segment: Segment) -> Sequence[Memory]:
+        """Return those of the child that takes it in the long run."""
+        return self.child_of(segment, math.inf).holding(segment)
+
+    def waiting_length(self, segment: Segment) -> int:
+        """Return what the child says that takes it in the long run."""
+        return self.child_of(segment, math.inf).waiting_length(segment)
+
+    def _divided(self, segments: Segments, step: int) -> Sequence[tuple[Reducer, Segments]]:
+        """Return which child takes which segments. Worked out anew only where that changes."""
+        turn = self.turn(step)
+        if (id(self), turn) not in segments.known:
+            of = [(segment, self.child_of(segment, step)) for segment in segments]
+            parts = ((child, Segments(s for s, its in of if its is child)) for child in self.children())
+            segments.known[id(self), turn] = self, [(child, mine) for child, mine in parts if mine]  # self: keep its id
+        _, found = segments.known[id(self), turn]
+        return found
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class WarmUp(Reducer):
+class WarmUp(Routing):
     """Use `first` for `steps` steps, then `then`. To carry the memory over, give both the same memory object."""
 
     steps: Size
     first: Reducer
     then: Reducer
 
-    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Prepare both."""
-        self.first.prepare(group, samples)
-        self.then.prepare(group, samples)
+    def children(self) -> Sequence[Reducer]:
+        """Return both."""
+        return self.first, self.then
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        """Hand over to whichever is due."""
-        return self._due(at).reduce(bucket, at)
+    def child_of(self, segment: Segment, step: float) -> Reducer:
+        """Return whichever is due."""
+        return self.first if step < self.steps else self.then
+
+    def turn(self, step: int) -> Hashable:
+        """Return whether the first is due."""
+        return step < self.steps
+
+    def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
+        """Return it with both changed."""
+        return replace(self, first=self.first.rebuilt(change), then=self.then.rebuilt(change))
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
         """Hand over to whichever is due."""
-        return self._due(at).reduce_rows(gradient, name, at)
-
-    def memories(self) -> Sequence[Memory]:
-        """Return the memories of both."""
-        return _distinct(self.first, self.then)
-
-    def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory of `then`."""
-        return self.then.memory_of(segment)
-
-    def _due(self, at: Round) -> Reducer:
-        return self.first if at.step < self.steps else self.then
+        return (self.first if at.step < self.steps else self.then).reduce_rows(gradient, name, at)
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class MinimumSize(Reducer):
-    """Use `large` from `minimum_size` elements on, and `small` below. At most two collectives per bucket."""
+class MinimumSize(Routing):
+    """Use `large` from `minimum_size` elements on, and `small` below."""
 
     minimum_size: Size
     small: Reducer
     large: Reducer
 
-    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Prepare both."""
-        self.small.prepare(group, samples)
-        self.large.prepare(group, samples)
+    def children(self) -> Sequence[Reducer]:
+        """Return both."""
+        return self.large, self.small
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        """Give each its share of the segments."""
-        large = bucket.only(segment for segment in bucket.segments if segment.length >= self.minimum_size)
-        small = bucket.only(segment for segment in bucket.segments if segment.length < self.minimum_size)
-        return joined([self.large.reduce(large, at), self.small.reduce(small, at)], bucket.flat)
+    def child_of(self, segment: Segment, step: float) -> Reducer:
+        """Return the one for its size."""
+        return self.large if segment.length >= self.minimum_size else self.small
+
+    def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
+        """Return it with both changed."""
+        return replace(self, small=self.small.rebuilt(change), large=self.large.rebuilt(change))
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
         """Hand over to `large`."""
         return self.large.reduce_rows(gradient, name, at)
 
-    def memories(self) -> Sequence[Memory]:
-        """Return the memories of both."""
-        return _distinct(self.small, self.large)
-
-    def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory of the reducer for this size."""
-        return (self.large if segment.length >= self.minimum_size else self.small).memory_of(segment)
-
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class PerTensor(Reducer):
+class PerTensor(Routing):
     """Use the one of `reducers` that `chosen` names for a parameter, and `otherwise` for all other parameters.
 
-    A bucket takes one exchange for each reducer in use, `otherwise` last. Raises ValueError for a name without reducer.
+    Raises ValueError for a name without reducer.
     """
 
     reducers: Mapping[str, Reducer]
@@ -102,42 +163,27 @@ class PerTensor(Reducer):
         if unknown := sorted(set(self.chosen.values()) - self.reducers.keys()):
             raise ValueError(f"chosen names {unknown[0]!r}; expected one of {', '.join(self.reducers)}")
 
-    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Prepare those in use."""
-        for reducer in self._in_use():
-            reducer.prepare(group, samples)
+    def children(self) -> Sequence[Reducer]:
+        """Return those in use, `otherwise` last."""
+        used = set(self.chosen.values())
+        return [*(reducer for name, reducer in self.reducers.items() if name in used), self.otherwise]
 
-    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        """Give each its share of the segments."""
-        futures = []
-        for name, reducer in self.reducers.items():
-            mine = [segment for segment in bucket.segments if self.chosen.get(segment.name) == name]
-            if mine:
-                futures.append(reducer.reduce(bucket.only(mine), at))
-        rest = [segment for segment in bucket.segments if segment.name not in self.chosen]
-        if rest or not futures:
-            futures.append(self.otherwise.reduce(bucket.only(rest), at))
-        return joined(futures, bucket.flat)
-
-    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        """Hand over to `otherwise`."""
-        return self.otherwise.reduce_rows(gradient, name, at)
+    def child_of(self, segment: Segment, step: float) -> Reducer:
+        """Return the one that is chosen for its name."""
+        return self.of(segment.name)
 
     def of(self, name: str) -> Reducer:
         """Return the reducer of a parameter."""
         return self.reducers[self.chosen[name]] if name in self.chosen else self.otherwise
 
-    def memories(self) -> Sequence[Memory]:
-        """Return the memories of all reducers in use."""
-        return _distinct(*self._in_use())
+    def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
+        """Return it with all changed."""
+        reducers = {name: each.rebuilt(change) for name, each in self.reducers.items()}
+        return replace(self, reducers=reducers, otherwise=self.otherwise.rebuilt(change))
 
-    def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory of the parameter's reducer."""
-        return self.of(segment.name).memory_of(segment)
-
-    def _in_use(self) -> list[Reducer]:
-        used = set(self.chosen.values())
-        return [*(reducer for name, reducer in self.reducers.items() if name in used), self.otherwise]
+    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
+        """Hand over to `otherwise`."""
+        return self.otherwise.reduce_rows(gradient, name, at)
 
 
 @final
@@ -171,7 +217,3 @@ class Released(Reducer):
     def holding(self, segment: Segment) -> Sequence[Memory]:
         """Return the memories that go out with the next gradient."""
         return [memory for memory in self.waiting if any(part.releases for part in memory.parts)]
-
-
-def _distinct(*reducers: Reducer) -> Sequence[Memory]:
-    return tuple({id(memory): memory for reducer in reducers for memory in reducer.memories()}.values())

@@ -19,7 +19,7 @@ from thinwire.codecs import Codec, Identity
 from thinwire.errors import PayloadError
 from thinwire.memories import Memory, NoMemory
 from thinwire.payloads import Blocks, Payload
-from thinwire.reducer import Compressed, MinimumSize, PerTensor, Reducer, Segment, WarmUp, WithRows
+from thinwire.reducer import Compressed, Reducer, Segment
 from thinwire.server.frames import FrameError
 
 Bytes = bytes | memoryview
@@ -232,19 +232,11 @@ def line(recipe: Reducer, segment: Segment, step: int) -> Compressed:
 
     Raises TypeError for a recipe that has none: one that computes while it exchanges.
     """
-    match recipe:
-        case Compressed():
-            return recipe
-        case MinimumSize():
-            return line(recipe.large if segment.length >= recipe.minimum_size else recipe.small, segment, step)
-        case WarmUp():
-            return line(recipe.first if step < recipe.steps else recipe.then, segment, step)
-        case PerTensor():
-            return line(recipe.of(segment.name), segment, step)
-        case WithRows():
-            return line(recipe.dense, segment, step)
+    found = recipe.route(segment, step)
+    if isinstance(found, Compressed):
+        return found
     raise TypeError(
-        f"{type(recipe).__name__} computes while it exchanges, so a parameter server cannot use it; "
+        f"{type(found).__name__} computes while it exchanges, so a parameter server cannot use it; "
         "expected a recipe with a memory and a codec, such as recipes.dct_dp or recipes.topk"
     )
 

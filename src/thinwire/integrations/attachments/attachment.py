@@ -4,6 +4,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
@@ -18,13 +19,14 @@ from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import Divisor, Membership
 from thinwire.integrations.momentum.handover import Handover
 from thinwire.integrations.momentum.starvation import Starvation
+from thinwire.integrations.training.buckets import own_length
 from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import put_in_place, shape_in_memory
 from thinwire.integrations.training.optimizers import observe, stop_observing
 from thinwire.integrations.training.outcomes import Reduced, look, read
 from thinwire.integrations.training.whole import Whole
 from thinwire.planner import Why
-from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
+from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, Segments
 from thinwire.stats import Stats
 from thinwire.waits import Verdict, on_host
 
@@ -84,6 +86,7 @@ class Attachment:
         self.exchanges = True
         self._whole: Whole | None = None
         self._said: set[str] = set()
+        self._seen: dict[tuple[int, ...], Segments] = {}
         self.starvation = Starvation(recipe.memories(), group.rank())
         observe(self)
 
@@ -146,31 +149,38 @@ class Attachment:
         """Say that the gradients in place will not be applied. Zeroing them says the same."""
         self.steps.settle_all(keep=False)
 
-    def reduce(
-        self, flat: Tensor, parameters: list[nn.Parameter], gradients: list[Tensor], *, joined: bool = False
-    ) -> "Future[Tensor]":
-        """Start reducing a bucket; `gradients` are views of it. The future holds `flat` once that is the mean.
+    def reduce(self, flat: Tensor, parameters: list[nn.Parameter], *, joined: bool = False) -> "Future[Tensor]":
+        """Start reducing a bucket of these parameters' gradients, one after another, each in its memory order.
 
-        `joined`: this rank has run out of data, and only takes part so that the others can go on. Raises RuntimeError
-        if another attachment has taken over.
+        The future holds `flat` once that is the mean. `joined`: this rank has run out of data, and only takes part so
+        that the others can go on. Raises RuntimeError if another attachment has taken over.
         """
-        names = self._enter(parameters, joined=joined)
-        origin = flat.storage_offset()
-        segments = [
-            Segment(name=name, offset=int(g.storage_offset() - origin), length=g.numel(), shape=shape_in_memory(p))
-            for name, p, g in zip(names, parameters, gradients, strict=True)
-        ]
-        bucket = Bucket(flat=flat, segments=tuple(segments))
-        means = self.steps.gradients.take_out(names, bucket.views())
+        segments = self._segments(parameters)
+        self._enter(segments.names, parameters, joined=joined)
+        bucket = Bucket(flat=flat, segments=segments)
+        means = self.steps.gradients.take_out(bucket)
         self.meter.gradient(flat, self.group.size(), self._round.scale)
         at = self._round if on_host(flat) else replace(self._round, watch=False, verdict=Verdict())
-        return self._finishing(self.recipe.reduce(bucket, at), names, bucket, means, at.verdict)
+        return self._finishing(self.recipe.reduce(bucket, at), bucket, means, at.verdict)
+
+    def _segments(self, parameters: Sequence[nn.Parameter]) -> Segments:
+        """Return the segments of a bucket of these, worked out when it is first seen."""
+        key = tuple(map(id, parameters))  # which the attachment holds
+        if key not in self._seen:
+            names = [self.names[p] for p in parameters]
+            ends = list(accumulate(own_length(p) for p in parameters))
+            self._seen[key] = Segments(
+                Segment(name=name, offset=end - own_length(p), length=own_length(p), shape=shape_in_memory(p))
+                for name, p, end in zip(names, parameters, ends, strict=True)
+            )
+        return self._seen[key]
 
     def reduce_sparse(
         self, gradient: Tensor, parameters: list[nn.Parameter], *, joined: bool = False
     ) -> "Future[Tensor]":
         """Start reducing the sparse gradient of an nn.Embedding(sparse=True). The future holds the mean, sparse too."""
-        (name,) = self._enter(parameters, joined=joined)
+        (name,) = names = [self.names[p] for p in parameters]
+        self._enter(names, parameters, joined=joined)
         future = self.recipe.reduce_rows(gradient, name, self._round)
         _, note = self.steps.started([name])
 
@@ -343,16 +353,14 @@ class Attachment:
         """
         self.membership.release(averages="DDP's hook, or reduce(), does that")
 
-    def _enter(self, parameters: Sequence[nn.Parameter], *, joined: bool) -> list[str]:
-        """Note that these parameters are being reduced, and return their names."""
+    def _enter(self, names: Sequence[str], parameters: Sequence[nn.Parameter], *, joined: bool) -> None:
+        """Note that these parameters are being reduced."""
         if self.ended:
             raise RuntimeError("another attachment to these parameters has taken over; train the model it was given")
-        names = [self.names[p] for p in parameters]
         for other in self.sharing:
             other._refuse_again(self, parameters)
         if self.steps.enter(names, joined=joined):
             self._begin(joined=joined)
-        return names
 
     def _refuse_again(self, other: "Attachment", parameters: Sequence[nn.Parameter]) -> None:
         """Raise RuntimeError if another attachment reduces gradients of these that have been reduced here already.
@@ -392,14 +400,13 @@ class Attachment:
     def _finishing(
         self,
         future: "Future[Mean]",
-        names: Sequence[str],
         bucket: Bucket,
         means: Sequence[tuple[Tensor, Tensor]],
         verdict: Verdict | None,
     ) -> "Future[Tensor]":
         """Return the future of the mean. Keep only its outcome: a future held at exit can end the process."""
-        (questions, note), watch = self.steps.started(names), self._watch
-        parameters = {name: self.parameters[name] for name in names}
+        names, parameters, watch = bucket.segments.names, self.parameters, self._watch
+        questions, note = self.steps.started(names)
         # If no rank used a parameter, DDP leaves its .grad as it is, and an optimizer would take that.
         idle = self._may_be_unused and not self.steps.gradients.added.issuperset(names)
 
@@ -410,7 +417,7 @@ class Attachment:
                 gradient.add_(mean)
             if idle:
                 put_in_place(bucket, parameters)
-            self.steps.gradients.arrived(names, bucket)
+            self.steps.gradients.arrived(bucket)
             if verdict is None:
                 note(read(bucket, parameters, questions, finite=finite))
             else:  # the host must not wait here: the step's end does

@@ -1,6 +1,7 @@
 """Error feedback in front of an optimizer that rescales updates: what that costs, said once."""
 
 import logging
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -23,6 +24,7 @@ class Starvation:
     def __init__(self, memories: Sequence[Memory], rank: int) -> None:
         self._feedback = [part for m in memories for part in m.parts if isinstance(part, ErrorFeedback)]
         self._level = logging.DEBUG if rank else logging.WARNING
+        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def attached(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn if what will wait meets this optimizer."""
@@ -33,8 +35,9 @@ class Starvation:
             _log.log(self._level, "%s", text)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Warn if what waits now meets this optimizer."""
-        if any(memory.waits() for memory in self._feedback):
+        """Warn if what waits now meets this optimizer, and that for the first time."""
+        if self._feedback and optimizer not in self._met and any(memory.waits() for memory in self._feedback):
+            self._met.add(optimizer)
             self.attached(optimizer)
 
 

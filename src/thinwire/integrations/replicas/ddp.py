@@ -236,4 +236,4 @@ def _hook(
     joined = torch._C._current_graph_task_id() < 0  # within Join, a rank without data takes part outside of backward
     if flat.is_sparse:
         return attachment.reduce_sparse(flat, bucket.parameters(), joined=joined)
-    return attachment.reduce(flat, bucket.parameters(), bucket.gradients(), joined=joined)
+    return attachment.reduce(flat, bucket.parameters(), joined=joined)

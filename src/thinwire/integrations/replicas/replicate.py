@@ -113,7 +113,7 @@ class Replicas(Served):
 
     def _start(self, bucket: GradientBucket) -> "torch.futures.Future[Tensor]":
         bucket.fill()
-        return self.attachment.reduce(bucket.flat, bucket.parameters, bucket.views)
+        return self.attachment.reduce(bucket.flat, bucket.parameters)
 
 
 @checked_telling(told_to(given_group))

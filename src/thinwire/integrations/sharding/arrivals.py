@@ -99,7 +99,7 @@ class Arrivals:
     def _start_next(self) -> None:
         bucket = self.buckets[len(self.started)]
         bucket.fill()
-        self.started.append(self._attachment.reduce(bucket.flat, bucket.parameters, bucket.views))
+        self.started.append(self._attachment.reduce(bucket.flat, bucket.parameters))
 
     def _means(self) -> Set[Tensor]:
         """Start what has not started, wait for all of it, and return the parameters that any replica has used."""

@@ -3,7 +3,7 @@
 A gradient that accumulates over several reductions holds both. Only the second part must still be sent.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, final
@@ -41,21 +41,25 @@ class Gradients:
             self._means[name] = in_memory_order(held, self._parameters[name]).clone()
         return False
 
-    def take_out(self, names: Sequence[str], gradients: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Subtract the means from these flat gradients. Return (gradient, mean) pairs to add back later."""
+    def take_out(self, bucket: Bucket) -> list[tuple[Tensor, Tensor]]:
+        """Subtract the means from the gradients in this bucket. Return (gradient, mean) pairs to add back later."""
         if not self._means:
             return []
-        found = [(g, self._means[name]) for name, g in zip(names, gradients, strict=True) if name in self._means]
+        pairs = zip(bucket.segments.names, bucket.views(), strict=True)
+        found = [(gradient, self._means[name]) for name, gradient in pairs if name in self._means]
         for gradient, mean in found:
             gradient.sub_(mean)
         return found
 
-    def arrived(self, names: Iterable[str], bucket: Bucket) -> None:
-        """Note that a bucket has the means of these, which are yet to be written to each .grad."""
-        held = ((name, self._parameters[name].grad) for name in names)
-        written = {name: gradient._version for name, gradient in held if gradient is not None}
+    def arrived(self, bucket: Bucket) -> None:
+        """Note that a bucket has means, which are yet to be written to each .grad."""
+        written = {}
+        for name in bucket.segments.names:
+            gradient = self._parameters[name].grad
+            if gradient is not None:
+                written[name] = gradient._version
         sent = _Sent(bucket.flat, bucket.flat._version, written)
-        self._sent.update(dict.fromkeys(names, sent))
+        self._sent.update(dict.fromkeys(bucket.segments.names, sent))
         self._arrived.append(sent)
 
     def note_reduced(self, names: Collection[str]) -> None:

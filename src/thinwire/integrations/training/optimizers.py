@@ -5,7 +5,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import islice
 from threading import RLock
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
@@ -70,7 +69,11 @@ def nested(optimizer: torch.optim.Optimizer) -> bool:
     torch wraps `step` of every class that has been instantiated. Where a subclass calls `super().step()`, hooks fire
     for both. We ask the stack: a count would stay wrong after a step that raised, and in another thread.
     """
-    return len(list(islice((frame for frame in _steps() if frame.f_locals["args"][0] is optimizer), 2))) > 1
+    frame, found = _step_around(sys._getframe(1)), 0
+    while frame is not None and found < 2:
+        found += frame.f_locals["args"][0] is optimizer
+        frame = _step_around(frame.f_back)
+    return found > 1
 
 
 def step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
@@ -92,13 +95,11 @@ def _goes_on(step: Callable[..., Any]) -> bool:
     return {"super", "step"}.issubset(getattr(getattr(step, "__code__", None), "co_names", ()))
 
 
-def _steps() -> Iterator[FrameType]:
-    """Yield the frames of the steps, as torch wraps them, that we are in; the innermost comes first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _STEP:
-            yield frame
+def _step_around(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost step, as torch wraps it, that this frame is or is within."""
+    while frame is not None and frame.f_code is not _STEP:
         frame = frame.f_back
+    return frame
 
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__  # what torch wraps around any step
@@ -176,7 +177,7 @@ def _stand_next_to(optimizer: torch.optim.Optimizer) -> None:
 
 def _is_own(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step whose hook calls this is its class's own, not that of a subclass which goes on to it."""
-    frame = next(_steps(), None)
+    frame = _step_around(sys._getframe(1))
     return frame is None or inspect.unwrap(frame.f_locals["func"]) is _hooks[optimizer][2]
 
 

@@ -126,13 +126,13 @@ def look(
 def settled(outcomes: Sequence[Reduced | Unread]) -> list[Reduced]:
     """Read what is not read yet. The host waits once, for all of it."""
     unread = [outcome for outcome in outcomes if isinstance(outcome, Unread)]
+    if not unread:
+        return list(outcomes)  # type: ignore[arg-type]  # none is Unread
     numbers = iter(_numbers([outcome.found for outcome in unread]))
     return [o.understood(next(numbers)) if isinstance(o, Unread) else o for o in outcomes]
 
 
 def _numbers(found: Sequence[Tensor]) -> Sequence[Sequence[float]]:
-    if not found:
-        return []
     joined = torch.cat([x.to(found[0].device, non_blocking=True) for x in found]).tolist()
     ends = [sum(x.numel() for x in found[: i + 1]) for i in range(len(found))]
     return [joined[end - x.numel() : end] for x, end in zip(found, ends, strict=True)]

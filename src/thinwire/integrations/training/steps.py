@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import final
 
 import torch
@@ -20,6 +21,7 @@ from thinwire.integrations.training.optimizers import skipped_by_scaler
 from thinwire.integrations.training.outcomes import Questions, Reduced, Unread, Witness, settled
 from thinwire.memories import Memory
 
+_ERROR, _BAD, _NOTHING = map(attrgetter, ("error", "bad", "nothing"))  # of an outcome
 _PATIENCE = 3  # steps that no known optimizer took, before we warn
 _EMPTY = 5  # reductions in a row that brought nothing, before we warn
 _LOOKS_EVERY = 16  # reductions from one look whether anything arrives to the next, as long as it does
@@ -171,7 +173,7 @@ class Steps:
 
     def close_if_done(self) -> None:
         """Close the reduction if all of it has arrived. While it is in flight, nothing has been settled yet."""
-        if self._seen and not self.begun and len(self._outcomes) == self._started:
+        if len(self._seen) == len(self.parameters) and len(self._outcomes) == self._started:
             self.close()
 
     def close(self) -> None:
@@ -184,18 +186,19 @@ class Steps:
         seen, whole = set(self._seen), not self.begun
         done = whole and len(self._outcomes) == self._started
         outcomes = self._read()
-        error = next((outcome.error for outcome in outcomes if outcome.error), None)
-        bad = set().union(*(outcome.bad for outcome in outcomes)) if done and error is None else seen
+        error = next(filter(None, map(_ERROR, outcomes)), None)
+        bad = set().union(*map(_BAD, outcomes)) if done and error is None else seen
         for memory in self._memories if bad else ():
             memory.rollback(bad)
         self.pending = (self.pending | seen) - bad
         self._kept -= seen
         if done and not self._joined:
             self.gradients.note_reduced(seen)
-            self._note_nothing(all(outcome.nothing for outcome in outcomes))
+            self._note_nothing(all(map(_NOTHING, outcomes)))
         if not self.open:
             self._witnesses.clear()
-        self._witnesses += [witness for outcome in outcomes for witness in outcome.witnesses]
+        for outcome in outcomes:
+            self._witnesses += outcome.witnesses
         self.draw += whole
         self.open |= whole
         self._seen.clear()
@@ -300,8 +303,8 @@ class Steps:
 
     def _owned_by(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return which of the parameters this optimizer holds now: its groups may change at any time."""
-        held = (id(p) for group in optimizer.param_groups for p in group["params"])
-        return [self._names[each] for each in held if each in self._names]
+        names = self._names
+        return [names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names]
 
     def restart(self, step: int, draw: int) -> None:
         """Go on from this step and draw, and drop what is pending."""
@@ -342,8 +345,9 @@ def _reduced(p: nn.Parameter) -> bool:
 def _before_adding(steps: "weakref.ref[Steps]", name: str, grads: object) -> None:
     me = steps()
     if me is not None:
-        me.close_if_done()
-        if me.gradients.gone(name):
+        if me._seen:
+            me.close_if_done()
+        if name in me.gradients.reduced and me.gradients.gone(name):
             me.thrown_away(name)
         me.gradients.added.add(name)
 

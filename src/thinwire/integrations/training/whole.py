@@ -46,15 +46,15 @@ class Whole:
 
     def late(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return the names of those that this optimizer has a gradient for, and that nobody reduces."""
-        held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-        new = {key for key in held.keys() - self._known if held[key].grad is not None}
+        held = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._known]
+        new = {id(p) for p in held if p.grad is not None} if held else set()
         if not new:
             return []
         alive = [module for each in self._modules if (module := each()) is not None]
         # The whole model comes last: a parameter's name there is what counts.
         inside = {id(p): name for module in reversed(alive) for name, p in module.named_parameters()}
         self._known |= new - inside.keys()  # of another model
-        return [inside[key] for key in held if key in new and key in inside]
+        return [inside[id(p)] for p in held if id(p) in new and id(p) in inside]
 
     @property
     def loaded(self) -> bool:

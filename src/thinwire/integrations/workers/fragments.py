@@ -96,7 +96,7 @@ class Fragment:
         for bucket in self._buckets:
             if nothing:
                 bucket.flat.zero_()
-        self._flying = [self.attachment.reduce(each.flat, each.parameters, each.views) for each in self._buckets]
+        self._flying = [self.attachment.reduce(each.flat, each.parameters) for each in self._buckets]
 
     def arrive(self, confirm: Callable[[], None] = lambda: None) -> None:
         """Wait for what is under way, and keep what it left waiting; if it is not finite, nothing has been sent.

@@ -18,7 +18,8 @@ def accumulate_each(
 ) -> None:
     """`accumulate` for each of n ≥ 1 vectors."""
     for out, residual, gradient, scale in zip(outs, residuals, gradients, scales, strict=True):
-        accumulate(out, residual, gradient, scale)
+        wide = gradient if gradient.dtype == residual.dtype else gradient.to(residual.dtype)
+        torch.add(residual, wide, alpha=scale, out=out)
 
 
 def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:

@@ -3,6 +3,7 @@
 Indices are in the code of Elias (1974) and Fano (1971).
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -55,6 +56,7 @@ class EliasFano(NamedTuple):
     nbytes: int
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of(cls, count: int, space: int) -> "EliasFano":
         """Return the layout. ⌊log₂(space / count)⌋ low bits are best, to a few hundredths of a bit per index."""
         if not count:

@@ -9,6 +9,7 @@ import numpy as np
 from thinwire.kernels import simd
 from thinwire.kernels.chunks import square, vectors
 from thinwire.kernels.compiled import compiled
+from thinwire.kernels.several import vector
 
 _TOGETHER = 1024
 """How many chunks are accumulated before they are transformed: they are still in the cache."""
@@ -40,6 +41,24 @@ def fading_topk(out, residual, gradient, scale, decay, shape, how, a, b, first, 
                 _fade(out, residual, gradient, scale, decay, i * columns + left * width, i * columns + right * width)
             begin, end = row * across + left, (below - 1) * across + right
             bar = _topk(out, shape, how, a, b, begin, end, positions, values, buffers, bar)
+
+
+@compiled
+def topk_each(places, size, like, shape, how, a, b, chunks, positions, values):
+    # `topk` of all chunks of each of several vectors of one size, which begin at these addresses.
+    for i in range(len(places)):
+        topk(vector(places[i, 0], size, like), shape, how, a, b, 0, chunks, positions[i], values[i])
+
+
+@compiled
+def fading_topk_each(places, size, like, factors, shape, how, a, b, chunks, positions, values):
+    # `fading_topk` of the same: a row of places has the addresses of out, residual and gradient.
+    for i in range(len(places)):
+        out, residual = vector(places[i, 0], size, like), vector(places[i, 1], size, like)
+        gradient, found = vector(places[i, 2], size, like), (positions[i], values[i])
+        fading_topk(
+            out, residual, gradient, factors[0, i], factors[1, i], shape, how, a, b, 0, chunks, found[0], found[1]
+        )
 
 
 @compiled

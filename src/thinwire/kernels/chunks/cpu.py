@@ -1,6 +1,8 @@
 """The largest coefficients of every chunk, and their inverse transform: in one pass, chunk by chunk in the cache."""
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ from thinwire.kernels.chunks import choosing, inverse, square, vectors
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
+from thinwire.kernels.several import addresses
 
 Array = np.ndarray[Any, Any]
 _REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -43,6 +46,71 @@ def accumulate_fading_chunk_topk(
     return positions, values
 
 
+def chunk_topk_each(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    """See `reference.chunk_topk_each`."""
+    places, like = addresses(xs), xs[0].numpy()
+    positions, values = _room_for_all(xs[0], chunkings)
+    for some, cut, rows in _runs(chunkings, positions, values):
+        choosing.topk_each(places[some], cut.numel, like, *_cut(cut, xs[0].dtype).forth, cut.chunks, *rows)
+    return positions, values
+
+
+def accumulate_fading_chunk_topk_each(
+    outs: Sequence[Tensor],
+    residuals: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    scales: Sequence[float],
+    decays: Sequence[float],
+    chunkings: Sequence[Chunking],
+) -> tuple[Tensor, Tensor]:
+    """See `reference.accumulate_fading_chunk_topk_each`."""
+    dtype, real = outs[0].dtype, _REALS[outs[0].dtype]
+    given = [x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous() for x in gradients]
+    places, like = addresses(outs, residuals, given), outs[0].numpy()
+    factors = np.array([scales, decays], real)
+    positions, values = _room_for_all(outs[0], chunkings)
+    for some, cut, rows in _runs(chunkings, positions, values):
+        forth = _cut(cut, dtype).forth
+        choosing.fading_topk_each(places[some], cut.numel, like, factors[:, some], *forth, cut.chunks, *rows)
+    return positions, values
+
+
+def chunk_put_each(
+    outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
+) -> None:
+    """See `reference.chunk_put_each`: the same bits."""
+    places, chosen = addresses(outs), (positions.contiguous().numpy(), values.contiguous().numpy())
+    for some, cut, start in _starts(tuple(chunkings)):
+        back = _cut(cut, values.dtype).back
+        inverse.put_each(places[some], cut.numel, *chosen, start, *back, cut.chunks, subtract)
+
+
+def _room_for_all(x: Tensor, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    count = sum(cut.count for cut in chunkings)
+    return empty(count, torch.int16, x.device), empty(count, x.dtype, x.device)
+
+
+@lru_cache(maxsize=256)
+def _starts(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[slice, Chunking, int]]:
+    """Return which neighbours are cut alike, how, and where their coefficients begin."""
+    found, first, start = [], 0, 0
+    for cut, group in groupby(chunkings):
+        some = slice(first, first + len(list(group)))
+        found.append((some, cut, start))
+        first, start = some.stop, start + (some.stop - some.start) * cut.count
+    return found
+
+
+def _runs(
+    chunkings: Sequence[Chunking], positions: Tensor, values: Tensor
+) -> Iterator[tuple[slice, Chunking, tuple[Array, Array]]]:
+    """Yield which neighbours are cut alike, how, and their part of both as arrays (vectors, chunks, kept)."""
+    for some, cut, start in _starts(tuple(chunkings)):
+        shape = some.stop - some.start, cut.chunks, cut.kept
+        end = start + shape[0] * cut.count
+        yield some, cut, (positions[start:end].numpy().reshape(shape), values[start:end].numpy().reshape(shape))
+
+
 def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
     """See `reference.chunk_write`: the same bits."""
     _inverse(out, positions, values, chunking, subtract=False)
@@ -59,7 +127,7 @@ def _inverse(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking,
     chosen = positions.numpy().reshape(ranks), values.numpy().reshape(ranks)
 
     def run(lo: int, hi: int) -> None:
-        inverse.put(target, *chosen, *cut.back, lo // chunking.size, hi // chunking.size, subtract)
+        inverse.put(target, *chosen, 0, *cut.back, lo // chunking.size, hi // chunking.size, subtract)
 
     map_ranges(run, chunking.chunks * chunking.size, align=chunking.size)
 

@@ -5,11 +5,21 @@ import numpy as np
 from thinwire.kernels import simd
 from thinwire.kernels.chunks import vectors
 from thinwire.kernels.compiled import exactly
+from thinwire.kernels.several import vector
 
 
 @exactly
-def put(out, positions, values, shape, kept, plain, a, b, row_of, first, last, less):
-    # Chunks `first` to `last`: written to `out`, or subtracted. Coefficients (ranks, chunks · kept) are added up.
+def put_each(places, size, positions, values, start, shape, kept, plain, a, b, row_of, chunks, less):
+    # `put` of all chunks to each of several vectors of one size. The coefficients of the first are from `start` on.
+    for i in range(len(places)):
+        out, begin = vector(places[i, 0], size, values), start + i * chunks * kept
+        put(out, positions, values, begin, shape, kept, plain, a, b, row_of, 0, chunks, less)
+
+
+@exactly
+def put(out, positions, values, begin, shape, kept, plain, a, b, row_of, first, last, less):
+    # Chunks `first` to `last`: written to `out`, or subtracted. Coefficients are added up: a row of `positions` and
+    # `values` for each rank, in which those of chunk 0 are at `begin`.
     columns, height, width = shape
     across, stride = columns // width, b.shape[1]
     half, block = vectors.buffer(values, a.shape[1] * stride), vectors.buffer(values, a.shape[1] * stride)
@@ -19,11 +29,12 @@ def put(out, positions, values, shape, kept, plain, a, b, row_of, first, last, l
         if plain:
             block[: height * width] = 0
             for rank in range(positions.shape[0]):
-                for i in range(number * kept, (number + 1) * kept):
+                for i in range(begin + number * kept, begin + (number + 1) * kept):
                     block[positions[rank, i]] += values[rank, i]
             _put(out, origin, columns, height, width, block, width, less)
         else:
-            count = _rows(positions, values, number * kept, (number + 1) * kept, row_of, width, b, half, rows)
+            start, stop = begin + number * kept, begin + (number + 1) * kept
+            count = _rows(positions, values, start, stop, row_of, width, b, half, rows)
             _columns(out, origin, columns, height, width, a, half, stride, rows, count, block, less)
 
 

@@ -1,5 +1,7 @@
 """The largest coefficients of every chunk of a tensor, and their inverse transform."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,38 @@ def accumulate_fading_chunk_topk(
     return chunk_topk(out, chunking)
 
 
+def chunk_topk_each(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    """`chunk_topk` of each of n ≥ 1 vectors: what is found of one after what is found of another."""
+    return _joined([chunk_topk(x, cut) for x, cut in zip(xs, chunkings, strict=True)])
+
+
+def accumulate_fading_chunk_topk_each(
+    outs: Sequence[Tensor],
+    residuals: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    scales: Sequence[float],
+    decays: Sequence[float],
+    chunkings: Sequence[Chunking],
+) -> tuple[Tensor, Tensor]:
+    """`accumulate_fading_chunk_topk` of each."""
+    columns = zip(outs, residuals, gradients, scales, decays, chunkings, strict=True)
+    return _joined([accumulate_fading_chunk_topk(*each) for each in columns])
+
+
+def chunk_put_each(
+    outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
+) -> None:
+    """`chunk_write` to each of several vectors, or `chunk_subtract`.
+
+    `positions` and `values` have a row for each rank (ranks, Σ count): one vector's coefficients after another's.
+    """
+    change = chunk_subtract if subtract else chunk_write
+    counts = [cut.count for cut in chunkings]
+    parts = positions.split(counts, 1), values.split(counts, 1)
+    for out, where, what, cut in zip(outs, *parts, chunkings, strict=True):
+        change(out, where.reshape(-1), what.reshape(-1), cut)
+
+
 def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
     """Overwrite flat `out` with the inverse transform of coefficients, which several ranks may have chosen.
 
@@ -41,6 +75,11 @@ def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunki
 def chunk_subtract(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
     """Subtract what `chunk_write` would write."""
     out.sub_(_inverse(positions, values, chunking))
+
+
+def _joined(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    positions, values = zip(*found, strict=True)
+    return torch.cat(positions), torch.cat(values)
 
 
 def _chunks(x: Tensor, chunking: Chunking) -> Tensor:

@@ -4,6 +4,7 @@ A program takes several chunks. Their sizes are padded to powers of two, of at l
 them. 16-bit floats, and chunks too large for a program's registers, are left to the reference.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,6 +46,39 @@ def accumulate_fading_chunk_topk(
     """See `reference.accumulate_fading_chunk_topk`. Two passes: a chunk takes all the registers there are."""
     accumulate_fading(out, residual, gradient, scale, decay)
     return chunk_topk(out, chunking)
+
+
+def chunk_topk_each(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    """See `reference.chunk_topk_each`."""
+    return _joined([chunk_topk(x, cut) for x, cut in zip(xs, chunkings, strict=True)])
+
+
+def accumulate_fading_chunk_topk_each(
+    outs: Sequence[Tensor],
+    residuals: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    scales: Sequence[float],
+    decays: Sequence[float],
+    chunkings: Sequence[Chunking],
+) -> tuple[Tensor, Tensor]:
+    """See `reference.accumulate_fading_chunk_topk_each`."""
+    columns = zip(outs, residuals, gradients, scales, decays, chunkings, strict=True)
+    return _joined([accumulate_fading_chunk_topk(*each) for each in columns])
+
+
+def chunk_put_each(
+    outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
+) -> None:
+    """See `reference.chunk_put_each`."""
+    counts = [cut.count for cut in chunkings]
+    parts = positions.split(counts, 1), values.split(counts, 1)
+    for out, where, what, cut in zip(outs, *parts, chunkings, strict=True):
+        _put(out, where.reshape(-1), what.reshape(-1), cut, subtract=subtract)
+
+
+def _joined(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    positions, values = zip(*found, strict=True)
+    return torch.cat(positions), torch.cat(values)
 
 
 def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:

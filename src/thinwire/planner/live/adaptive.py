@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, Never, final
+from typing import NamedTuple, Never, final
 
 from torch import Tensor
 from torch.futures import Future
@@ -42,7 +42,10 @@ class Adaptive(Reducer):
     lists the decisions, and the logger "thinwire" logs them.
     """
 
-    changes: ClassVar[bool] = True
+    @property
+    def changes(self) -> bool:
+        """Whether `memory_of` a parameter may change: with the plan."""
+        return True
 
     def __init__(
         self, budget: Budget | None = None, *, sizes: Sequence[int], caps: Sequence[int] | None = None

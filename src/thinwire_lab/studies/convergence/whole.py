@@ -25,7 +25,7 @@ class Whole(Reducer):
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Join the bucket's segments."""
-        return self.reducer.reduce(bucket.coalesced(), at)
+        return self.reducer.reduce(Bucket(flat=bucket.flat, segments=bucket.segments.coalesced), at)
 
     def memories(self) -> Sequence[Memory]:
         """Return its memories."""
