@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import cache, cached_property, update_wrapper
 from importlib import import_module
 from inspect import signature
+from operator import attrgetter
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, final
 
 import torch
@@ -22,6 +23,7 @@ R = TypeVar("R")
 Backend = Literal["reference", "cpu", "gpu"]
 VARIABLE = "THINWIRE_BACKEND"
 """Environment variable, read when thinwire is imported. "reference" has every kernel run in plain torch."""
+_DEVICE, _DTYPE = attrgetter("device"), attrgetter("dtype")
 _GPUS = {"cuda"}
 _GPU_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
@@ -92,13 +94,10 @@ def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend
     """
     if _ONLY_REFERENCE:
         return "reference"
-    devices, dtypes = set(), set()
-    for tensor in tensors:
-        if not tensor.is_contiguous():
-            return "reference"
-        devices.add(tensor.device.type)
-        dtypes.add(tensor.dtype)
-    if len(devices) != 1:
+    tensors = list(tensors)
+    places, dtypes = set(map(_DEVICE, tensors)), set(map(_DTYPE, tensors))
+    devices = {place.type for place in places}
+    if len(devices) != 1 or not all(map(Tensor.is_contiguous, tensors)):
         return "reference"
     if devices <= waits.HOST:
         return "cpu" if any_dtype or dtypes == {torch.float32} or dtypes == {torch.float64} else "reference"

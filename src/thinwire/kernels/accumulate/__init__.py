@@ -14,7 +14,7 @@ __all__ = [
 
 # Where a kernel widens the gradient first, it does not decide. Torch's own operations are as good as loops.
 accumulate = Kernel(reference.accumulate, gpu=reference.accumulate, by="out residual")
-accumulate_each = Kernel(reference.accumulate_each, by="*outs *residuals")
+accumulate_each = Kernel(reference.accumulate_each, cpu.accumulate_each, by="*outs *residuals")
 accumulate_fading = Kernel(reference.accumulate_fading, cpu.accumulate_fading, by="out residual")
 accumulate_momentum = Kernel(reference.accumulate_momentum, by="out velocity_out residual velocity")
 accumulate_rounded = Kernel(

@@ -1,5 +1,6 @@
-"""Fading and stochastic rounding in one pass, in Numba; for the other sums torch is as good as a loop."""
+"""Fading, stochastic rounding and several small sums in one pass, in Numba; for one sum torch is as good as a loop."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,31 @@ from torch import Tensor
 from thinwire.kernels.compiled import compiled, exactly
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
-from thinwire.kernels.ranges import map_ranges
+from thinwire.kernels.ranges import map_groups, map_ranges
+from thinwire.kernels.several import addresses, sizes, vector
 
 _REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def accumulate_each(
+    outs: Sequence[Tensor], residuals: Sequence[Tensor], gradients: Sequence[Tensor], scales: Sequence[float]
+) -> None:
+    """See `reference.accumulate_each`. A loop in Python over torch's sum would take longer than small sums do."""
+    dtype, lengths = outs[0].dtype, sizes(outs)
+    given = [x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous() for x in gradients]
+    places, like, factors = addresses(outs, residuals, given), outs[0].numpy(), np.array(scales, _REALS[dtype])
+    map_groups(
+        lambda first, last: _each_loop(places[first:last], lengths[first:last], factors[first:last], like), lengths
+    )
+
+
+@compiled
+def _each_loop(places, lengths, scales, like):
+    for at in range(len(lengths)):
+        out, residual = vector(places[at, 0], lengths[at], like), vector(places[at, 1], lengths[at], like)
+        gradient, scale = vector(places[at, 2], lengths[at], like), scales[at]
+        for i in range(out.size):
+            out[i] = residual[i] + scale * gradient[i]
 
 
 def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:
