@@ -190,7 +190,10 @@ BODY: Mapping[str, str] = {
 }
 """What the body itself refuses, in words that help more."""
 
-EACH_STEP = {reducer.Segment, reducer.Segments, reducer.Bucket, reducer.Round, reducer.Mean, exchanges.Exchanged}
+EACH_STEP = [
+    *(reducer.Segment, reducer.Segments, reducer.Bucket, reducer.Round, reducer.Mean),
+    *(exchanges.Exchanged, formats.Coded),
+]
 """Classes that are constructed at every step, of what has been checked before, as payloads are."""
 
 UNCHECKED = {
@@ -507,8 +510,9 @@ def constructors() -> dict[str, Callable[..., object]]:
     for room in ROOMS:
         module = importlib.import_module(room)
         for name in getattr(module, "__all__", None) or _own(module):
-            for full, each in _callables(f"{room}.{name}", getattr(module, name)):
-                if each not in found.values() and each not in EACH_STEP and inspect.signature(each).parameters:
+            exported = getattr(module, name)
+            for full, each in _callables(f"{room}.{name}", exported) if exported not in EACH_STEP else ():
+                if each not in found.values() and inspect.signature(each).parameters:
                     found[full] = each
     found["thinwire.recipes.catalogue.with_feedback"] = catalogue.with_feedback
     for framework in filter(find_spec, ALONE):

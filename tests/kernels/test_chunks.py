@@ -134,6 +134,31 @@ def test_coefficients_are_those_of_plain_python(shape: tuple[int, ...], transfor
         assert found == pytest.approx([expected[chunk][at] for at in where], rel=1e-12, abs=1e-14)
 
 
+@transforms
+@dtypes
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_several_vectors_are_treated_like_each(transform: Transform, dtype: torch.dtype, backend: Backend) -> None:
+    cuts = [_cut(shape, transform) for shape in SHAPES for _ in range(2 + (shape == (7,)))]
+    xs, gradients = ([vector(cut.numel, seed + i, dtype) for i, cut in enumerate(cuts)] for seed in (0, 100))
+    outs, factors = [x.clone() for x in xs], [0.1 * i for i in range(len(cuts))]
+    found = kernels.chunk_topk_each.on(backend)(xs, cuts)
+    each = [kernels.chunk_topk.on(backend)(x, cut) for x, cut in zip(xs, cuts, strict=True)]
+    assert all(torch.equal(a, torch.cat(b)) for a, b in zip(found, zip(*each, strict=True), strict=True))
+    found = kernels.accumulate_fading_chunk_topk_each.on(backend)(outs, xs, gradients, factors, factors[::-1], cuts)
+    singles = [x.clone() for x in xs]
+    columns = zip(singles, xs, gradients, factors, factors[::-1], cuts, strict=True)
+    each = [kernels.accumulate_fading_chunk_topk.on(backend)(*column) for column in columns]
+    assert all(torch.equal(a, torch.cat(b)) for a, b in zip(found, zip(*each, strict=True), strict=True))
+    assert all(map(torch.equal, outs, singles))
+    positions, values = found[0].repeat(2, 1), torch.stack([found[1], found[1] / 2])
+    for subtract, change in ((False, kernels.chunk_write), (True, kernels.chunk_subtract)):
+        kernels.chunk_put_each.on(backend)(outs, positions, values, cuts, subtract)
+        parts = (x.split([cut.count for cut in cuts], 1) for x in (positions, values))
+        for out, where, what, cut in zip(singles, *parts, cuts, strict=True):
+            change.on(backend)(out, where.reshape(-1), what.reshape(-1), cut)
+        assert all(map(torch.equal, outs, singles))
+
+
 @shapes
 @transforms
 @pytest.mark.parametrize("backend", BACKENDS)

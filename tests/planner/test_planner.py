@@ -26,7 +26,6 @@ from thinwire.planner import (
     decide,
     fastest,
     minimum_ratio,
-    renamed,
     spans,
     step_seconds,
 )
@@ -479,26 +478,6 @@ def test_what_a_candidate_is_made_of(name: str, codec: codecs.Codec, exchange: e
 def test_a_budget_left_alone_selects_by_sampled_thresholds() -> None:
     names = ["dense", "bf16", "qsgd_l2", "sampled_topk:0.01", "sampled_doubling:0.01", "sampled_gtopk:0.01"]
     assert [each.name for each in Budget().candidates()] == names
-
-
-def test_a_profile_of_version_1_means_what_it_meant() -> None:
-    was = {
-        "fp16": "fp16",
-        "terngrad": "terngrad",
-        "qsgd": "qsgd_l2",
-        "topk:0.01": "sampled_topk:0.01",
-        "gtopk:0.1": "sampled_gtopk:0.1",
-        "doubling:0.01": "sampled_doubling:0.01",
-        "owner:0.01": "sampled_owner:0.01",
-        "union:0.01": "s2_union:0.01",
-        "sketch:0.01": "s2_reducer:0.01",
-    }
-    assert {name: renamed(name) for name in was} == was
-    raw = json.loads(replace(_single(), costs=dict.fromkeys(was, CHEAP)).to_json())
-    old = Profile.from_json(json.dumps(raw | {"schema": "thinwire.profile/1"}))
-    assert list(old.costs) == list(was.values())
-    assert list(Profile.from_json(json.dumps(raw)).costs) == list(was)
-    assert Profile.from_json(old.to_json()) == old
 
 
 def test_without_error_feedback_nothing_is_left_for_later() -> None:

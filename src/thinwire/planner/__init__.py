@@ -1,7 +1,7 @@
 """Does compression pay here? Measure, decide, predict, and say why."""
 
 from thinwire.planner.boundaries import BoundaryRow, Crossings, Cut, PipelinePlan, decide_boundaries
-from thinwire.planner.candidates import DENSE, NAMES, Budget, Candidate, candidate, renamed
+from thinwire.planner.candidates import DENSE, NAMES, Budget, Candidate, candidate
 from thinwire.planner.decide import break_even, decide, minimum_ratio
 from thinwire.planner.plan import Plan, Row, Why
 from thinwire.planner.profile import Bucket, Cost, Curve, Gradient, Profile, Timeline
@@ -33,7 +33,6 @@ __all__ = [
     "decide_boundaries",
     "fastest",
     "minimum_ratio",
-    "renamed",
     "spans",
     "step_seconds",
 ]

@@ -57,24 +57,6 @@ PLANNED: Mapping[str, Method] = MappingProxyType({name: row for name, row in MET
 """The methods of the catalogue that a plan may choose."""
 NAMES = tuple(name if row.density is None else f"{name}:DENSITY" for name, row in PLANNED.items())
 _BARRED = frozenset({"dense", "fp16"})  # chosen anyway; overflows beyond 65504
-_SINCE_2 = MappingProxyType(
-    {
-        "topk": "sampled_topk",
-        "gtopk": "sampled_gtopk",
-        "doubling": "sampled_doubling",
-        "owner": "sampled_owner",
-        "union": "s2_union",
-        "sketch": "s2_reducer",
-        "qsgd": "qsgd_l2",
-    }
-)
-
-
-@checked
-def renamed(name: str) -> str:
-    """Return today's name of a candidate in a plan or profile of version 1: ``topk:0.1`` was a sampled Top-k."""
-    family, colon, density = name.partition(":")
-    return f"{_SINCE_2.get(family, family)}{colon}{density}"
 
 
 @final

@@ -3,7 +3,7 @@
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -11,10 +11,8 @@ from typing import Annotated, Any, Self, final
 
 from thinwire.checked import Amount, Count, Like, Number, Seconds, Size, checked
 from thinwire.exchanges import Link, Network, Transport
-from thinwire.planner.candidates import renamed
 
 SCHEMA = "thinwire.profile/2"
-_NAMED: Mapping[str, Callable[[str], str]] = {SCHEMA: str, "thinwire.profile/1": renamed}
 """Today's names of a saved profile's candidates, by schema."""
 _FREE = 1e14  # bytes per second: no link of that kind was ever measured
 TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point")
@@ -223,14 +221,14 @@ def _need(holds: bool, what: str, got: object, expected: str) -> None:
 
 def _read(raw: Any) -> dict[str, Any]:
     schema = raw.pop("schema", None)
-    if schema not in _NAMED:
+    if schema != SCHEMA:
         raise ValueError(f"this is no profile: its schema is {schema!r}; expected {SCHEMA!r}")
     raw["timeline"] = _timeline(**raw["timeline"])
     for name in ("links", "busy"):
         raw[name] = {t: Link(**{k: float(v) for k, v in link.items()}) for t, link in raw[name].items()}
     raw.setdefault("unseen", _never_seen(raw))
     raw["tiers"] = tuple(raw.get("tiers", ()))
-    raw["costs"] = {_NAMED[schema](name): _cost(cost) for name, cost in raw["costs"].items()}
+    raw["costs"] = {name: _cost(cost) for name, cost in raw["costs"].items()}
     return raw
 
 

@@ -493,31 +493,6 @@ def test_an_optimizer_whose_momentum_was_elsewhere_asks_for_it(ranks: Ranks) -> 
     assert ranks.run(2, _optimizer_alone, True) == ["trained"] * 2
 
 
-def _version_1() -> tuple[str, str, Any]:
-    """Resume from what an earlier thinwire saved: momentum and decay moved out of the optimizer."""
-    old = Training("several buckets", "dgc", momentum=0.9).run(range(3))
-    state = old.attachment.state_dict()
-    for key in ("draw", "rank", "world_size", "recipe"):
-        del state[key]
-    state |= {"version": 1, "weight_decay": dict.fromkeys(old.parameters(), 0.0)}
-    saved = copy.deepcopy((old.model.state_dict(), old.optimizer.state_dict()))
-    for group in saved[1]["param_groups"]:
-        group.update(momentum=0.0, weight_decay=0.0)
-        del group["momentum_in_memory"]
-    new = Training("several buckets", momentum=0.9)
-    new.model.load_state_dict(saved[0])
-    new.optimizer.load_state_dict(saved[1])
-    new.attach("dgc").load_state_dict(state)
-    group = new.optimizer.param_groups[0]
-    return digest(old.run(range(3, 6)).model), digest(new.run(range(3, 6)).model), group["momentum"]
-
-
-def test_a_state_of_version_1_resumes(ranks: Ranks) -> None:
-    for old, new, momentum in ranks.run(2, _version_1):
-        assert old == new
-        assert momentum == 0.9
-
-
 def _raising_closure() -> tuple[Any, ...]:
     training = Training("several buckets", "dgc", weight_decay=0.1).run(range(2))
 

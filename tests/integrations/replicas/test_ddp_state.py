@@ -198,7 +198,7 @@ DAMAGES: dict[str, Damage] = {
     "of more ranks": _at("world_size", to=2),
     "recipe is none": _at("recipe", to=None),
     "negative draw": _at("draw", to=-1),
-    "version 1 without weight decay": _at("version", to=1),
+    "version 1": _at("version", to=1),
     "no loss scale": _without("loss_scale"),
     "other version": _at("version", to=99),
     "version is a list": _at("version", to=[1]),

@@ -111,7 +111,7 @@ class Membership:
         state.load(saved, self.recipe.memories(), self._known)
         if self.recipe.changes or self.handover.active:
             state.hold_alike(self.group, self.recipe.memories(), self._known)
-        self.handover.restore(saved["momentum"], saved.get("weight_decay", {}))
+        self.handover.restore(saved["momentum"])
         self.meter.end()
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
@@ -145,7 +145,7 @@ class Membership:
         pairs = zip(memories, saved["memories"], strict=True)
         noted = [noting_from(memory.state(), theirs, factor) for memory, theirs in pairs]
         state.load({"memories": noted}, memories, self.parameters)
-        self.handover.restore(saved["momentum"], {})
+        self.handover.restore(saved["momentum"])
         self.handover.accept()  # what waits there tells nothing of what waits here
         self.meter.end()
 
@@ -196,5 +196,5 @@ class Membership:
         return state.Standing(step=self.steps.step, draw=self.steps.draw)
 
     def _go_on_from(self, saved: Mapping[str, Any]) -> None:
-        self.steps.restart(int(saved["step"]), int(saved.get("draw", saved["step"])))
+        self.steps.restart(saved["step"], saved["draw"])
         self.follow_loss_scale(float(saved["loss_scale"]))

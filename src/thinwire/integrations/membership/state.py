@@ -21,8 +21,7 @@ from thinwire.reducer.base import words as words
 VERSION = 2
 AS_SAVED = ": attach it with the minimum_size with which the state was saved"
 """What to do where a recipe keeps nothing for a parameter, unless it is cut anew."""
-_ALWAYS = {"version", "step", "loss_scale", "momentum", "fields", "memories"}
-_KEYS = {1: _ALWAYS | {"weight_decay"}, 2: _ALWAYS | {"draw", "rank", "world_size", "recipe"}}
+_KEYS = {"version", "rank", "world_size", "recipe", "step", "draw", "loss_scale", "momentum", "fields", "memories"}
 
 
 @final
@@ -120,11 +119,8 @@ def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter]
     """Return where `state` stands. Raises ValueError unless `dump` made it for such a recipe, model and rank."""
     held = renamed(_checked(state), parameters)
     _check_place(held, place)
-    decay = held.get("weight_decay", {})
-    _need(isinstance(decay, Mapping) and all(map(_is_number, decay.values())), "weight_decay", decay, "numbers by name")
-    _need(decay.keys() <= parameters.keys(), "weight_decay", sorted(map(str, decay)), "parameters of the model")
     _check_memories(held, recipe, parameters)
-    return Standing(step=held["step"], draw=held.get("draw", held["step"]), recipe=held.get("recipe", words(recipe)))
+    return Standing(step=held["step"], draw=held["draw"], recipe=held["recipe"])
 
 
 def renamed(state: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
@@ -139,10 +135,8 @@ def _uncompiled(name: object) -> str:
 
 
 def check_placed(state: object) -> None:
-    """Raise ValueError unless `dump` made `state`, whatever for, and it says of which rank it is."""
+    """Raise ValueError unless `dump` made `state`, whatever for."""
     held = _checked(state)
-    _need("rank" in held, "version", held["version"], f"{VERSION}; earlier ones do not say of which rank they are")
-    _check_numbers(held)
     rank, count = held["rank"], held["world_size"]
     _need(0 <= rank < count, "rank", rank, f"one of {count}, from 0 on")
     memories, kinds_held = held["memories"], held["fields"]
@@ -177,14 +171,15 @@ def _zeros(memory: Memory, p: nn.Parameter, fields: Sequence[str]) -> dict[str, 
 
 def _checked(state: object) -> Mapping[str, Any]:
     """Return the state. Raises ValueError unless it has what every state has."""
-    if not isinstance(state, Mapping) or not state.keys() >= _KEYS.get(_version(state), _KEYS[VERSION]):
+    if not isinstance(state, Mapping) or not state.keys() >= _KEYS:
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        raise ValueError(f"an attachment's state has the keys {sorted(_KEYS[VERSION])}; got {got}")
-    _need(type(state["version"]) is int, "version", state["version"], "a number")
-    _need(state["version"] in _KEYS, "version", state["version"], f"{sorted(_KEYS)}, which this thinwire reads")
+        raise ValueError(f"an attachment's state has the keys {sorted(_KEYS)}; got {got}")
+    _need(state["version"] == VERSION, "version", state["version"], f"{VERSION}, which this thinwire reads")
     for key in ("step", "draw"):
-        count = state.get(key, 0)
-        _need(type(count) is int and count >= 0, key, count, "a count")
+        _need(type(state[key]) is int and state[key] >= 0, key, state[key], "a count")
+    for key in ("rank", "world_size"):
+        _need(type(state[key]) is int, key, state[key], "a number")
+    _need(type(state["recipe"]) is str, "recipe", state["recipe"], "words")
     _need(_is_number(state["loss_scale"]) and state["loss_scale"] > 0, "loss_scale", state["loss_scale"], "above 0")
     momentum, saved = state["momentum"], state["memories"]
     _need(isinstance(momentum, list) and all(map(_is_momentum, momentum)), "momentum", momentum, "[number, bool] pairs")
@@ -192,21 +187,7 @@ def _checked(state: object) -> Mapping[str, Any]:
     return state
 
 
-def _version(state: Mapping[str, Any]) -> int:
-    version = state.get("version")
-    return version if type(version) is int else VERSION
-
-
-def _check_numbers(state: Mapping[str, Any]) -> None:
-    _need(type(state["rank"]) is int, "rank", state["rank"], "a number")
-    _need(type(state["world_size"]) is int, "world_size", state["world_size"], "a number")
-    _need(type(state["recipe"]) is str, "recipe", state["recipe"], "words")
-
-
 def _check_place(state: Mapping[str, Any], place: Place) -> None:
-    if "world_size" not in state:  # version 1
-        return
-    _check_numbers(state)
     if state["world_size"] != place.world_size:
         raise ValueError(
             f"attachment state is of {state['world_size']} ranks, and here are {place.world_size}: deal it out "

@@ -139,16 +139,13 @@ class Correction(Handover):
         # float: a numpy.float64 would make a checkpoint that torch.load refuses
         return [[None if m.momentum is None else float(m.momentum), m.nesterov] for m in self._memories]
 
-    def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
-        """Take over what `settings` returned, and weight decay by parameter as state version 1 has it."""
+    def restore(self, settings: Sequence[Sequence[Any]]) -> None:
+        """Take over what `settings` returned."""
         self.accept()
         for memory, (momentum, nesterov) in zip(self._memories, settings, strict=True):
             if not self._moved:
                 memory.adopt(momentum, nesterov=nesterov)
         for _, group in self._held.groups():
-            saved = {abs(decay[self._names[p]]) for p in group["params"] if self._names.get(p) in decay}
-            if saved and not group["weight_decay"]:
-                group["weight_decay"] = saved.pop()
             if not group["momentum"] and self._own is None:
                 group["momentum"], group["nesterov"] = settings[0]
         self._follow()

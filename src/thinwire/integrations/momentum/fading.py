@@ -108,7 +108,7 @@ class Fading(Handover):
         self._held.accept()
         self._loaded = set()
 
-    def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
+    def restore(self, settings: Sequence[Sequence[Any]]) -> None:
         """Accept the optimizers' state. What faded is what the memories have now, whatever the marks say.
 
         Where the model is cut anew, marks may be of other ranks' shards; earlier versions had one for a whole group.

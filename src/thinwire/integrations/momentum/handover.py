@@ -53,8 +53,8 @@ class Handover(ABC):
         """Return what an attachment saves of it, for `restore`."""
         return []
 
-    def restore(self, settings: Sequence[Sequence[Any]], decay: Mapping[str, float]) -> None:
-        """Take over what `settings` returned, and weight decay by parameter as state version 1 has it."""
+    def restore(self, settings: Sequence[Sequence[Any]]) -> None:
+        """Take over what `settings` returned."""
         self.accept()
 
     @abstractmethod

@@ -54,6 +54,48 @@ def _fading_chunk_topk(kit: Kit, n: int) -> Trials:
     yield Trial((kit.room(cut.numel), before, new, SCALE, DECAY, cut), (0,))
 
 
+def _cuts(n: int) -> list[Chunking]:
+    """Return how three vectors of about n elements in all are cut: two alike, and one in another way."""
+    return [_cut(n // 4), _cut(n // 4), _cut(n // 2)]
+
+
+def _pieces(kit: Kit, n: int, seed: int = 0) -> list[Tensor]:
+    cuts = _cuts(n)
+    return [framed(kit.vector(cut.numel, seed + 10 * i)) for i, cut in enumerate(cuts)]
+
+
+def _chunk_topk_each(kit: Kit, n: int) -> Trials:
+    yield Trial((_pieces(kit, n), _cuts(n)))
+
+
+def _fading_chunk_topk_each(kit: Kit, n: int) -> Trials:
+    rooms, factors = [kit.room(cut.numel) for cut in _cuts(n)], ([SCALE] * 3, [DECAY, DECAY, DECAY / 2])
+    yield Trial((rooms, _pieces(kit, n, 1), _pieces(kit, n, 2), *factors, _cuts(n)), (0,))
+
+
+def _same_coefficients_of_each(trial: Trial, found: list[Any], expected: list[Any]) -> str:
+    """Do `_same_coefficients` of each vector."""
+    cuts: list[Chunking] = trial.args[-1]
+    counts, written = [cut.count for cut in cuts], len(found) > 2
+    parts = [[x.split(counts) for x in each[-2:]] for each in (found, expected)]
+    for i, cut in enumerate(cuts):
+        args = ((trial.args[0][i], cut) if not written else (cut,),)
+        outs = [[each[i]] if written else [] for each in (found, expected)]
+        pairs = [[*out, *(part[i] for part in both)] for out, both in zip(outs, parts, strict=True)]
+        if wrong := _same_coefficients(Trial(*args), *pairs):
+            return wrong
+    return ""
+
+
+def _putting_each(kit: Kit, n: int) -> Trials:
+    cuts = _cuts(n)
+    count = sum(cut.count for cut in cuts)
+    one = [torch.arange(cut.kept, dtype=torch.int16, device=kit.device).repeat(cut.chunks) for cut in cuts]
+    positions, values = torch.cat(one).repeat(2, 1), kit.vector(2 * count).view(2, count)
+    for subtract in (False, True):
+        yield Trial((_pieces(kit, n, 1), framed(positions), values, cuts, subtract), (0,))
+
+
 def _same_coefficients(trial: Trial, found: list[Any], expected: list[Any]) -> str:
     """Compare what was written, each coefficient with the transform at its place, and magnitudes with the reference's.
 
@@ -85,7 +127,12 @@ CASES: Mapping[str, Case] = {
     "accumulate_fading_chunk_topk": Case(
         make=_fading_chunk_topk, contents=("normal",), alike=_same_coefficients, nbytes=100
     ),
+    "accumulate_fading_chunk_topk_each": Case(
+        make=_fading_chunk_topk_each, contents=("normal",), alike=_same_coefficients_of_each, nbytes=100
+    ),
+    "chunk_put_each": Case(make=_putting_each, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
     "chunk_subtract": Case(make=_decoding_chunks, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
+    "chunk_topk_each": Case(make=_chunk_topk_each, contents=("normal",), alike=_same_coefficients_of_each, nbytes=100),
     "chunk_topk": Case(make=_chunk_topk, contents=("normal",), alike=_same_coefficients, nbytes=100),
     "chunk_write": Case(make=_decoding_chunks, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
     "inverse_fourier": Case(make=_inverse_fourier, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),

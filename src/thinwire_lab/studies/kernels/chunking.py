@@ -15,8 +15,12 @@ _SCALE, _DECAY = 0.25, 0.95
 
 
 def _cut(place: Place) -> Chunking:
-    rows = max(1, place.numel // _COLUMNS)
-    shape = (rows, _COLUMNS) if place.numel >= _COLUMNS else (place.numel,)
+    return _cut_of(place.numel)
+
+
+def _cut_of(numel: int) -> Chunking:
+    rows = max(1, numel // _COLUMNS)
+    shape = (rows, _COLUMNS) if numel >= _COLUMNS and numel % _COLUMNS == 0 else (numel,)
     return Chunking.of(shape, _CHUNK, "dct", lambda size: max(1, round(_DENSITY * size)))
 
 
@@ -70,6 +74,50 @@ def _decoding(place: Place, *, subtract: bool) -> Work:
     )
 
 
+_SMALL = 1 << 12
+
+
+def _small(place: Place) -> list[Chunking]:
+    return [_cut_of(min(_SMALL, place.numel - start)) for start in range(0, place.numel, _SMALL)]
+
+
+def _small_topk(place: Place, *, fading: bool = False) -> Work:
+    cuts = _small(place)
+    x, residual, out = (x.clone() for x in (place.gradient(), place.gradient(1), place.gradient()))
+    xs, residuals, outs = (each.split(_SMALL) for each in (x, residual, out))
+    factors = [_SCALE] * len(cuts), [_DECAY] * len(cuts)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        if fading:
+            return kernels.accumulate_fading_chunk_topk_each(outs, residuals, xs, *factors, cuts)
+        return kernels.chunk_topk_each(xs, cuts)
+
+    def alike(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
+        """Whether all magnitudes of all chunks together match the reference's."""
+        mine, others = (values.abs().sort().values for _, values in (found, expected))
+        return torch.allclose(mine, others, rtol=1e-4, atol=1e-5)
+
+    count = sum(cut.count for cut in cuts)
+    floor = (lambda: torch.add(residual, x, out=out)) if fading else lambda: residual.add_(x)
+    return Work(run=run, floor=floor, alike=alike, moved=(3 if fading else 1) * x.nbytes + 6 * count)
+
+
+def _small_decoding(place: Place) -> Work:
+    cuts = _small(place)
+    parts = [_spaced(place, cut, 1) for cut in cuts]
+    positions, values = (torch.cat(each)[None] for each in zip(*parts, strict=True))
+    x = place.gradient(1)
+    out = x.clone()
+
+    def run() -> torch.Tensor:
+        kernels.chunk_put_each(out.split(_SMALL), positions, values, cuts, True)
+        return out
+
+    return Work(
+        run=run, floor=lambda: out.add_(x), reset=lambda: out.copy_(x), moved=2 * out.nbytes + 6 * values.numel()
+    )
+
+
 def _subsets(place: Place, *, decode: bool) -> Work:
     cut = _cut(place)
     positions, _ = _spaced(place, cut, 1)
@@ -92,6 +140,11 @@ CASES = {
     "accumulate_fading_chunk_topk": Case(
         make=partial(_chunk_topk, fading=True), group="chunks", floor="add(r, g, out=)", density=_DENSITY, most=_MOST
     ),
+    "chunk_topk_each": Case(make=_small_topk, group="chunks", floor="r.add_(g)", density=_DENSITY, most=_MOST),
+    "accumulate_fading_chunk_topk_each": Case(
+        make=partial(_small_topk, fading=True), group="chunks", floor="add(r, g, out=)", density=_DENSITY, most=_MOST
+    ),
+    "chunk_put_each": Case(make=_small_decoding, group="chunks", floor="r.add_(g)", density=_DENSITY, most=_MOST),
     "chunk_subtract": Case(
         make=partial(_decoding, subtract=True), group="chunks", floor="r.add_(g)", density=_DENSITY, most=_MOST
     ),
