@@ -51,7 +51,7 @@ def hashed_slots_of_each(
     ends, places = (np.concatenate([[0], np.cumsum(counts)]) for counts in (runs, slots))
     out, values = np.empty(places[-1], np.int32), torch.empty(int(places[-1]), dtype=xs[0].dtype)
     arrays = (indices.numpy(), priorities.numpy(), out, values.numpy())
-    rounds = np.stack([_round_keys(seed) for seed in seeds])
+    rounds = round_keys(np.array([seed % (1 << 64) for seed in seeds], np.uint64))
     _each_hashed_loop(addresses(xs), sizes(xs), ends, places, rounds, *arrays)
     return torch.from_numpy(out), values
 
@@ -66,11 +66,18 @@ def _round_keys(seed: int) -> np.ndarray[Any, Any]:
     return np.array([keys(3 * seed + j) for j in range(3)], np.uint32)
 
 
+def round_keys(seeds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the keys of the three rounds for each of several seeds (int64): uint32 (seeds, 3, 2)."""
+    rounds = np.uint64(3) * seeds.astype(np.uint64)[:, None] + np.arange(3, dtype=np.uint64)
+    key = (rounds + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2⁶⁴, as `keys` has it
+    return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
+
+
 def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
     """See `reference.slot_codes`."""
     codes = np.empty(indices.numel(), np.int32)
     _, height, rounds = _table(codes.size, numel, seed)
-    _slot_codes_loop(indices.numpy(), numel, height, rounds, codes)
+    slot_codes_loop(indices.numpy(), numel, height, rounds, codes)
     return torch.from_numpy(codes)
 
 
@@ -78,7 +85,7 @@ def slot_indices(codes: Tensor, numel: int, seed: int) -> Tensor:
     """See `reference.slot_indices`."""
     indices = np.empty(codes.numel(), np.int32)
     _, height, rounds = _table(indices.size, numel, seed)
-    _slot_indices_loop(codes.numpy(), numel, height, rounds, indices)
+    slot_indices_loop(codes.numpy(), numel, height, rounds, indices)
     return torch.from_numpy(indices)
 
 
@@ -157,7 +164,8 @@ def _each_hashed_loop(vectors, lengths, ends, places, keys, indices, priorities,
 
 
 @compiled
-def _slot_codes_loop(indices, numel, height, keys, codes):
+def slot_codes_loop(indices, numel, height, keys, codes):
+    """`slot_codes` with the keys of the rounds, into `codes`."""
     slot, quotient = np.empty(_TILE, np.uint32), np.empty(_TILE, np.uint32)
     for start in range(0, indices.size, _TILE):
         part, out = indices[start : start + _TILE], codes[start : start + _TILE]
@@ -168,7 +176,8 @@ def _slot_codes_loop(indices, numel, height, keys, codes):
 
 
 @compiled
-def _slot_indices_loop(codes, numel, height, keys, indices):
+def slot_indices_loop(codes, numel, height, keys, indices):
+    """`slot_indices` with the keys of the rounds, into `indices`."""
     slot, quotient, found = np.empty(_TILE, np.uint32), np.empty(_TILE, np.uint32), np.empty(_TILE, np.uint32)
     for start in range(0, codes.size, _TILE):
         part, out = codes[start : start + _TILE], indices[start : start + _TILE]
