@@ -68,7 +68,7 @@ def _round_keys(seed: int) -> np.ndarray[Any, Any]:
 
 def round_keys(seeds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the keys of the three rounds for each of several seeds (int64): uint32 (seeds, 3, 2)."""
-    rounds = np.uint64(3) * seeds.astype(np.uint64)[:, None] + np.arange(3, dtype=np.uint64)
+    rounds: Any = np.uint64(3) * seeds.astype(np.uint64)[:, None] + np.arange(3, dtype=np.uint64)
     key = (rounds + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2⁶⁴, as `keys` has it
     return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
 
