@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -143,15 +143,16 @@ def test_a_trainer_of_something_else_is_told_in_what_and_the_server_logs_both_si
 
 
 def test_a_compiled_model_has_the_names_of_the_plain_one() -> None:
-    model = Vector()
-    trainer = joined(started(), model=cast("nn.Module", torch.compile(model)))
+    model, compiled = Vector(), nn.Module()
+    compiled._orig_mod = model  # as torch.compile wraps it
+    trainer = joined(started(), model=compiled)
     model.give(gradients(1)[0])
     assert trainer.step()
 
 
 def test_a_recipe_without_a_codec_is_refused() -> None:
     with pytest.raises(TypeError, match="computes while it exchanges"):
-        started(recipe=recipes.powersgd())
+        started(model=nn.Linear(64, 64), recipe=recipes.powersgd(start=0, minimum_size=0))
 
 
 def test_no_server_is_a_clear_error() -> None:

@@ -130,8 +130,12 @@ class MinimumSize(Routing):
     large: Reducer
 
     def children(self) -> Sequence[Reducer]:
-        """Return both."""
+        """Return both: what is large takes longer."""
         return self.large, self.small
+
+    def memories(self) -> Sequence[Memory]:
+        """Return the memories of both, in the order in which states have them."""
+        return tuple({id(memory): memory for each in (self.small, self.large) for memory in each.memories()}.values())
 
     def child_of(self, segment: Segment, step: float) -> Reducer:
         """Return the one for its size."""

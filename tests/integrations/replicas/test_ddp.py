@@ -285,7 +285,7 @@ def _events(recipe: str) -> list[list[str]]:
     patched = pytest.MonkeyPatch()
     found = []
     with patched.context() as patch:
-        for module, function in ((dist, "all_reduce"), (groups, "_all_gather")):
+        for module, function in ((dist, "all_reduce"), (groups, "_all_gather"), (dist, "isend")):
             patch.setattr(module, function, _noted(getattr(module, function), events))
         for step in range(3):
             training.step(step)
