@@ -388,6 +388,7 @@ MOVES: dict[str, Callable[[nn.Module], object]] = {
     "assign": _assigned,
     "dtype": lambda model: model.half(),
     "dtype and back": lambda model: model.half().double(),
+    "frozen": lambda model: model.requires_grad_(False),
     "another": lambda model: model.register_parameter("small", nn.Parameter(torch.zeros(3))),
 }
 
@@ -403,7 +404,7 @@ def test_parameters_that_move_are_an_error_at_the_next_step(where: str, move: Ca
         for p in stepping.parameters():
             p.grad = torch.ones_like(p)
         with pytest.raises(
-            ServerError if where == "server" else StateError, match=r"(large|small) (has moved|is gone)"
+            ServerError if where == "server" else StateError, match=r"(large|small) (has moved|is gone|is frozen)"
         ):
             trainer.step(stepping)
         assert server.status().version == 0

@@ -46,11 +46,12 @@ class Places:
         found = named(module)
         for name, at in self._storage.items():
             p = found.get(name)
-            if p is None or p.data_ptr() != at.data_ptr() or p.dtype is not at.dtype:
+            wrong = "is gone" if p is None else "is frozen" if not p.requires_grad else ""
+            if wrong or p is None or p.data_ptr() != at.data_ptr() or p.dtype is not at.dtype:
                 raise StateError(
-                    f"{name} {'is gone' if p is None else 'has moved'} since serve or connect, so what is computed and "
-                    "what is sent are no longer the same. Change dtype and device, and load with assign=True, before; "
-                    "or load in place"
+                    f"{name} {wrong or 'has moved'} since serve or connect, so what is computed and what is sent are "
+                    "no longer the same. Change dtype and device, freeze, and load with assign=True, before; or load "
+                    "in place"
                 )
 
 
