@@ -94,14 +94,14 @@ def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend
     """
     if _ONLY_REFERENCE:
         return "reference"
-    tensors = list(tensors)
-    places, dtypes = set(map(_DEVICE, tensors)), set(map(_DTYPE, tensors))
-    devices = {place.type for place in places}
-    if len(devices) != 1 or not all(map(Tensor.is_contiguous, tensors)):
+    given = tuple(tensors)
+    devices, dtypes = set(map(_DEVICE, given)), set(map(_DTYPE, given))
+    if len(devices) != 1 or not all(map(Tensor.is_contiguous, given)):
         return "reference"
-    if devices <= waits.HOST:
+    kind = devices.pop().type
+    if kind in waits.HOST:
         return "cpu" if any_dtype or dtypes == {torch.float32} or dtypes == {torch.float64} else "reference"
-    return "gpu" if devices <= _GPUS and (any_dtype or dtypes <= _GPU_DTYPES) else "reference"
+    return "gpu" if kind in _GPUS and (any_dtype or dtypes <= _GPU_DTYPES) else "reference"
 
 
 @cache

@@ -123,6 +123,12 @@ class NoMemory(Memory):
         """Scale the gradient in place, as DDP does."""
         return Plain(gradient if scale == 1 else gradient.mul_(scale))
 
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> list[Signal]:
+        """Scale each gradient in place."""
+        return [Plain(gradient if scale == 1 else gradient.mul_(scale)) for gradient in gradients]
+
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Do nothing."""
 

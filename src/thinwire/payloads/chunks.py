@@ -5,8 +5,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, groupby
-from typing import Self, final
+from itertools import groupby
+from typing import NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Chunks(Payload):
         cut, lengths = [c.numel for c in self.chunkings], [length for _, length in self.regions]
         if cut != lengths:
             raise PayloadError(f"chunks of tensors of {cut} elements; expected the regions' {lengths}")
-        found, count = (self.positions.dtype, self.positions.numel(), self.values.numel()), self._starts[-1]
+        found, count = (self.positions.dtype, self.positions.numel(), self.values.numel()), self._cut.carried
         if found[0] != torch.int16 or found[1] != found[2] or (found[1] % count if count else found[1]):
             raise PayloadError(f"{found[2]} values at {found[1]} {found[0]} positions; expected {count} for each rank")
 
@@ -61,7 +61,10 @@ class Chunks(Payload):
     def nbytes(self) -> int:
         """Length of `to_buffer()` in bytes."""
         return (
-            wire.HEADER_BYTES + _LAYOUT.size + numbers.nbytes(self.values, self.coded) + wire.padded(self._places[-1])
+            wire.HEADER_BYTES
+            + _LAYOUT.size
+            + numbers.nbytes(self.values, self.coded)
+            + wire.padded(self._cut.named_nbytes)
         )
 
     def counts(self) -> list[int]:
@@ -76,8 +79,8 @@ class Chunks(Payload):
         """Return header, layout, values and positions as uint8. Raises PayloadError for a sum of several ranks."""
         if self._ranks > 1:
             raise PayloadError(f"a sum of {self._ranks} payloads of chunks; only those of one rank travel")
-        parts = self.positions.split([regions * chunking.count for chunking, regions in self._runs])
-        named = [_sections(part, *run) for part, run in zip(parts, self._runs, strict=True)]
+        parts = self.positions.split([regions * chunking.count for chunking, regions in self._cut.runs])
+        named = [_sections(part, *run) for part, run in zip(parts, self._cut.runs, strict=True)]
         return wire.pack(self._head, self._layout, *numbers.sections(self.values, self.coded), torch.cat(named))
 
     def from_buffers(self, buffers: Tensor) -> Self:
@@ -86,9 +89,9 @@ class Chunks(Payload):
         wire.check_buffers(buffers, head, self.nbytes)
         body = buffers[:, head.numel() :]
         named = body[:, numbers.nbytes(self.values, self.coded) :]
-        wire.check_padding(named, self._places[-1])
-        sizes = [regions * _named_nbytes(chunking) for chunking, regions in self._runs]
-        parts = zip(named[:, : sum(sizes)].split(sizes, 1), self._runs, strict=True)
+        wire.check_padding(named, self._cut.named_nbytes)
+        sizes = [regions * _named_nbytes(chunking) for chunking, regions in self._cut.runs]
+        parts = zip(named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True)
         positions = _checked([(_read_alike(part, *run), run[0]) for part, run in parts])
         values = numbers.read(body, self.values, self.coded).view(-1)
         flat = torch.cat([part.to(torch.int16).flatten(1) for part in positions], dim=1).view(-1)
@@ -146,23 +149,12 @@ class Chunks(Payload):
         return replace(payloads[0], positions=positions, values=values, coded=None)
 
     @cached_property
-    def _starts(self) -> tuple[int, ...]:
-        """Where each region's coefficients begin, and how many a rank has in all."""
-        return tuple(accumulate((chunking.count for chunking in self.chunkings), initial=0))
-
-    @cached_property
-    def _places(self) -> tuple[int, ...]:
-        """Where the bytes that name each region's positions begin, and how many there are in all."""
-        return tuple(accumulate(map(_named_nbytes, self.chunkings), initial=0))
-
-    @cached_property
-    def _runs(self) -> Sequence[tuple[Chunking, int]]:
-        """How many regions in a row are cut alike, and how."""
-        return [(chunking, len(list(alike))) for chunking, alike in groupby(self.chunkings)]
+    def _cut(self) -> "_Cut":
+        return _cut(self.chunkings)
 
     @property
     def _ranks(self) -> int:
-        return self.values.numel() // max(1, self._starts[-1]) or 1
+        return self.values.numel() // max(1, self._cut.carried) or 1
 
     @cached_property
     def _by_region(self) -> Sequence[tuple[Tensor, Tensor, Chunking]]:
@@ -189,11 +181,33 @@ class Chunks(Payload):
     def _head(self) -> Tensor:
         return numbers.header(wire.CHUNKS, self.values, self.coded, self.values.numel(), self.numel)
 
-    @cached_property
+    @property
     def _layout(self) -> Tensor:
-        cut = [number for chunking in self.chunkings for number in _numbers(chunking)]
-        packed = _LAYOUT.pack(len(self.chunkings), zlib.crc32(struct.pack(f"<{len(cut)}Q", *cut)))
-        return wire.on(packed, self.values.device)
+        return wire.on(self._cut.packed, self.values.device)
+
+
+class _Cut(NamedTuple):
+    """What follows from how regions are cut.
+
+    carried: how many coefficients a rank has. named_nbytes: how many bytes name their positions. runs: how many regions
+    in a row are cut alike, and how. packed: the layout's bytes.
+    """
+
+    carried: int
+    named_nbytes: int
+    runs: Sequence[tuple[Chunking, int]]
+    packed: bytes
+
+
+@lru_cache(maxsize=1024)  # they stay the same from step to step
+def _cut(chunkings: tuple[Chunking, ...]) -> _Cut:
+    cut = [number for chunking in chunkings for number in _numbers(chunking)]
+    return _Cut(
+        carried=sum(chunking.count for chunking in chunkings),
+        named_nbytes=sum(map(_named_nbytes, chunkings)),
+        runs=[(chunking, len(list(alike))) for chunking, alike in groupby(chunkings)],
+        packed=_LAYOUT.pack(len(chunkings), zlib.crc32(struct.pack(f"<{len(cut)}Q", *cut))),
+    )
 
 
 def _numbers(chunking: Chunking) -> tuple[int, ...]:
@@ -201,6 +215,7 @@ def _numbers(chunking: Chunking) -> tuple[int, ...]:
     return (*sizes, _TRANSFORMS[transform])
 
 
+@lru_cache(maxsize=1024)
 def _named_nbytes(chunking: Chunking) -> int:
     """Return how many bytes name a region's positions."""
     numbering = _numbering(chunking)

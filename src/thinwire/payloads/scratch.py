@@ -6,10 +6,6 @@ from dataclasses import dataclass
 import torch
 
 
-def _nothing(length: int) -> float:
-    return 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
     """An upper bound on the bytes that an operation holds at once, beside memories, gradients and staging buffers.
@@ -27,12 +23,12 @@ class Scratch:
     longest: float = 0.0
     value: float = 0.0
     arriving: float = 0.0
-    alone: Callable[[int], float] = _nothing
+    alone: Callable[[int], float] | None = None
 
     def nbytes(self, lengths: Sequence[int], values: int, arriving: float = 0.0) -> int:
         """Return the bytes for vectors of these lengths, so many numbers that are sent, and so many that arrive."""
         elements = self.element * sum(lengths) + self.longest * max(lengths, default=0)
-        alone = max(map(self.alone, set(lengths)), default=0)
+        alone = max(map(self.alone, set(lengths)), default=0) if self.alone else 0
         return round(elements + self.value * values + self.arriving * arriving + alone)
 
 

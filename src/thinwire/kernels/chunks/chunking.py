@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod, sqrt
 from typing import Literal, Self
 
@@ -48,27 +48,27 @@ class Chunking:
             columns = width
         return cls(numel, columns, height, width, kept(height * width), transform)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many elements a chunk has, padding included."""
         return self.height * self.width
 
-    @property
+    @cached_property
     def across(self) -> int:
         """How many chunks lie side by side."""
         return self.columns // self.width
 
-    @property
+    @cached_property
     def down(self) -> int:
         """How many rows of chunks there are."""
         return -(-self.numel // (self.columns * self.height))
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """How many chunks there are."""
         return self.across * self.down
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many coefficients travel."""
         return self.chunks * self.kept
