@@ -40,6 +40,12 @@ def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Have each test begin with one thread: programs that tests run in this process may set another number."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """Have torch use two threads, as kernels divide large tensors among threads."""
