@@ -41,6 +41,11 @@ class Gradients:
             self._means[name] = in_memory_order(held, self._parameters[name]).clone()
         return False
 
+    @property
+    def there(self) -> set[str]:
+        """The names of those that had a gradient when their mean arrived."""
+        return {name for name, sent in self._sent.items() if name in sent.written}
+
     def take_out(self, bucket: Bucket) -> list[tuple[Tensor, Tensor]]:
         """Subtract the means from the gradients in this bucket. Return (gradient, mean) pairs to add back later."""
         if not self._means:

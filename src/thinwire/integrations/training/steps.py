@@ -117,10 +117,15 @@ class Steps:
         self.close_if_done()
         applied = {n for n in self.pending if self._joined or (n not in self._known and self._moved(n))}
         self.settle(applied, keep=True)
-        self._find_thrown_away()
+        self._find_thrown_away(among=self.gradients.there)
 
-    def _find_thrown_away(self) -> None:
-        for name in self.gradients.reduced - self.gradients.added:
+    def _find_thrown_away(self, among: Collection[str] | None = None) -> None:
+        """Drop what was staged for gradients that are gone. `among` these, or else also those there never were.
+
+        No rank may have used a parameter: that says nothing of the step, which goes on until the next backward pass.
+        """
+        names = self.gradients.reduced - self.gradients.added
+        for name in names if among is None else names.intersection(among):
             if self.gradients.gone(name):
                 self.thrown_away(name)
 
