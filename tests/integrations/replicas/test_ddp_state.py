@@ -202,6 +202,7 @@ DAMAGES: dict[str, Damage] = {
     "no loss scale": _without("loss_scale"),
     "other version": _at("version", to=99),
     "version is a list": _at("version", to=[1]),
+    "version is a tensor": _at("version", to=torch.tensor([2, 2])),
     "negative step": _at("step", to=-1),
     "broken step": _at("step", to=1.5),
     "step is text": _at("step", to="3"),

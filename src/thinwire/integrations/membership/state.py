@@ -174,7 +174,8 @@ def _checked(state: object) -> Mapping[str, Any]:
     if not isinstance(state, Mapping) or not state.keys() >= _KEYS:
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"an attachment's state has the keys {sorted(_KEYS)}; got {got}")
-    _need(state["version"] == VERSION, "version", state["version"], f"{VERSION}, which this thinwire reads")
+    version = state["version"]
+    _need(type(version) is int and version == VERSION, "version", version, f"{VERSION}, which this thinwire reads")
     for key in ("step", "draw"):
         _need(type(state[key]) is int and state[key] >= 0, key, state[key], "a count")
     for key in ("rank", "world_size"):
