@@ -155,7 +155,7 @@ class Attachment:
         The future holds `flat` once that is the mean. `joined`: this rank has run out of data, and only takes part so
         that the others can go on. Raises RuntimeError if another attachment has taken over.
         """
-        segments = self._segments(parameters)
+        segments = self._segments(parameters, flat.numel())
         self._enter(segments.names, parameters, joined=joined)
         bucket = Bucket(flat=flat, segments=segments)
         means = self.steps.gradients.take_out(bucket)
@@ -163,12 +163,17 @@ class Attachment:
         at = self._round if on_host(flat) else replace(self._round, watch=False, verdict=Verdict())
         return self._finishing(self.recipe.reduce(bucket, at), bucket, means, at.verdict)
 
-    def _segments(self, parameters: Sequence[nn.Parameter]) -> Segments:
-        """Return the segments of a bucket of these, worked out when it is first seen."""
-        key = tuple(map(id, parameters))  # which the attachment holds
+    def _segments(self, parameters: Sequence[nn.Parameter], numel: int) -> Segments:
+        """Return the segments of a bucket of these, worked out when it is first seen.
+
+        Raises RuntimeError if their gradients do not fill its `numel` elements.
+        """
+        key = (numel, *map(id, parameters))  # which the attachment holds
         if key not in self._seen:
             names = [self.names[p] for p in parameters]
             ends = list(accumulate(own_length(p) for p in parameters))
+            if (ends or [0])[-1] != numel:
+                raise RuntimeError(f"a bucket of {numel} elements for gradients of {(ends or [0])[-1]}, one after another")
             self._seen[key] = Segments(
                 Segment(name=name, offset=end - own_length(p), length=own_length(p), shape=shape_in_memory(p))
                 for name, p, end in zip(names, parameters, ends, strict=True)
