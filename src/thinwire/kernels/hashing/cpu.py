@@ -9,7 +9,6 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled, exactly
-from thinwire.kernels.hashing.reference import keys
 from thinwire.kernels.several import addresses, sizes, vector
 
 _AHEAD = 32
@@ -51,7 +50,7 @@ def hashed_slots_of_each(
     ends, places = (np.concatenate([[0], np.cumsum(counts)]) for counts in (runs, slots))
     out, values = np.empty(places[-1], np.int32), torch.empty(int(places[-1]), dtype=xs[0].dtype)
     arrays = (indices.numpy(), priorities.numpy(), out, values.numpy())
-    rounds = round_keys(np.array([seed % (1 << 64) for seed in seeds], np.uint64))
+    rounds = round_keys(seeds)
     _each_hashed_loop(addresses(xs), sizes(xs), ends, places, rounds, *arrays)
     return torch.from_numpy(out), values
 
@@ -59,16 +58,13 @@ def hashed_slots_of_each(
 def _table(slots: int, numel: int, seed: int) -> tuple[np.uint32, np.uint32, np.ndarray[Any, Any]]:
     """Return the slots, how many quotients there are, and the keys of the three rounds."""
     slots = max(1, slots)
-    return np.uint32(slots), np.uint32(-(-numel // slots)), _round_keys(seed)
+    return np.uint32(slots), np.uint32(-(-numel // slots)), round_keys([seed])[0]
 
 
-def _round_keys(seed: int) -> np.ndarray[Any, Any]:
-    return np.array([keys(3 * seed + j) for j in range(3)], np.uint32)
-
-
-def round_keys(seeds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the keys of the three rounds for each of several seeds (int64): uint32 (seeds, 3, 2)."""
-    rounds: Any = np.uint64(3) * seeds.astype(np.uint64)[:, None] + np.arange(3, dtype=np.uint64)
+def round_keys(seeds: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return the keys of the three rounds for each of several seeds: uint32 (seeds, 3, 2)."""
+    words = np.array([seed % (1 << 64) for seed in seeds], np.uint64)
+    rounds: Any = np.uint64(3) * words[:, None] + np.arange(3, dtype=np.uint64)
     key = (rounds + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2⁶⁴, as `keys` has it
     return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
 

@@ -76,7 +76,7 @@ def _encoded(indices: Tensor, run: _Run, seeds: Tensor) -> tuple[Tensor, int]:
         codes = slot_codes(indices - offset, length, int(seeds))
         return pack_bits(codes, bits), int((codes.numpy() < 0).sum())
     packed = torch.empty(run.bytes.stop - run.bytes.start, dtype=torch.uint8)
-    return packed, _encode_loop(indices.numpy(), run.table, round_keys(seeds.numpy()), packed.numpy())
+    return packed, _encode_loop(indices.numpy(), run.table, round_keys(seeds.tolist()), packed.numpy())
 
 
 def _decode(row: Tensor, run: _Run, seeds: Tensor, out: Tensor) -> None:
@@ -86,7 +86,7 @@ def _decode(row: Tensor, run: _Run, seeds: Tensor, out: Tensor) -> None:
         within = slot_indices(unpack_bits(row, slots, bits, torch.int32), length, int(seeds))
         out.copy_(torch.where(within < 0, -1, within + offset))
         return
-    _decode_loop(row.numpy(), run.table, round_keys(seeds.numpy()), out.numpy())
+    _decode_loop(row.numpy(), run.table, round_keys(seeds.tolist()), out.numpy())
 
 
 @compiled
