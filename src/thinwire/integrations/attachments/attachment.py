@@ -173,7 +173,9 @@ class Attachment:
             names = [self.names[p] for p in parameters]
             ends = list(accumulate(own_length(p) for p in parameters))
             if (ends or [0])[-1] != numel:
-                raise RuntimeError(f"a bucket of {numel} elements for gradients of {(ends or [0])[-1]}, one after another")
+                raise RuntimeError(
+                    f"a bucket of {numel} elements for gradients of {(ends or [0])[-1]}, one after another"
+                )
             self._seen[key] = Segments(
                 Segment(name=name, offset=end - own_length(p), length=own_length(p), shape=shape_in_memory(p))
                 for name, p, end in zip(names, parameters, ends, strict=True)
