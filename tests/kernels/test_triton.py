@@ -20,7 +20,7 @@ from thinwire.kernels import Kernel, dispatch
 from thinwire.kernels.dispatch import backend_of, triton_is_there
 from thinwire.payloads import Chunks, Narrow, indices
 from thinwire_lab.check.cases import CASES
-from thinwire_lab.check.material import Kit, Near, difference
+from thinwire_lab.check.material import Kit, difference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if importlib.util.find_spec("triton") is None:
@@ -659,29 +659,15 @@ def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytes
     assert torch.equal(together.values(torch.float32), torch.cat([part.values(torch.float32) for part in alone]))
 
 
-SEVERAL = [
-    "gather_each",
-    "accumulate_each",
-    "accumulate_momentum_sampled_select",
-    "accumulate_sampled_select",
-    "hashed_slots_of_each",
-    "largest_of_each",
-    "mask_each",
-    "peak_of_each",
-    "scatter_add_each",
-    "slots_decode",
-    "slots_encode",
-]
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_several_vectors_in_one_launch(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_what_a_machine_is_checked_for(name: str) -> None:
     kernel, case = getattr(kernels, name), CASES[name]
     for numel, content in ((1, "normal"), (63, "whole"), (5000, "normal"), (200, "odd"), (200, "zeros")):
         if content in case.contents:
             for trial in case.make(Kit(DEVICE, torch.float32, content), numel):
                 found, expected = (trial.run(call, DEVICE) for call in (kernel.gpu, kernel.reference))
-                assert not difference(found, expected, Near())
+                near = case.near_on_gpu or case.near
+                assert not (case.alike(trial, found, expected) if case.alike else difference(found, expected, near))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

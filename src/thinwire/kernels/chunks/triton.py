@@ -105,7 +105,8 @@ def _put(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking, *, 
     programs = min(PROGRAMS, tiles_of(chunking.chunks, sizes["TOGETHER"]))
     room = values.new_empty(programs * sizes["TOGETHER"] * sizes["HEIGHT"] * sizes["WIDTH"])
     ranks = values.numel() // max(1, chunking.count)
-    args = (out, positions, values, *chunking.axes(values), room, *_shape(chunking), ranks)
+    whole = positions.contiguous(), values.contiguous()  # one coefficient of each rank is a column of a table
+    args = (out, *whole, *chunking.axes(values), room, *_shape(chunking), ranks)
     launch(_inverse, programs, *args, **sizes, SUBTRACT=subtract)
 
 

@@ -34,8 +34,9 @@ def _orthonormal(kit: Kit, n: int) -> Trials:
 
 def _inverse_fourier(kit: Kit, n: int) -> Trials:
     width = min(4096, n)
-    pairs = -(-n // width) * (width // 2 + 1)
-    yield Trial((framed(kit.vector(2 * pairs).view(-1, 2)), n, width))
+    vectors = kit.vector(-(-n // width) * width).view(-1, width)
+    spectra = torch.view_as_real(torch.fft.rfft(vectors, norm="ortho"))  # real where a real vector's must be
+    yield Trial((framed(spectra.view(-1, 2)), n, width))
 
 
 def _cut(n: int) -> Chunking:
