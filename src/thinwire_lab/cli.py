@@ -314,12 +314,20 @@ def check(
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the findings here.")] = None,
     html: Annotated[Path | None, typer.Option("--html", "--output", help="Write a self-contained page here.")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Measure on a GPU what each recipe launches and takes.")] = False,
+    interpreted: Annotated[
+        bool, typer.Option("--interpreted", help="With --gpu: without one, through Triton's interpreter.")
+    ] = False,
 ) -> None:
     """Prove this machine: every kernel against its reference, every recipe on this group; exits with 1 if any fails."""
     from thinwire_lab.check import command
     from thinwire_lab.inputs import BadInput
 
     try:
+        if gpu:
+            from thinwire_lab.check.gpu import proof
+
+            raise typer.Exit(proof.run(interpreted=interpreted, quick=quick, path=json))
         code = command.run(command.asked(quick=quick, device=device, only=only), json=json, html=html)
     except BadInput as error:
         typer.echo(f"thinwire check: {error}", err=True)

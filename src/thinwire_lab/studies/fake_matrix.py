@@ -26,10 +26,11 @@ from thinwire.codecs import Codec
 from thinwire.exchanges import AllGather, AllReduce, Exchange
 from thinwire.reducer import Bucket, Compressed, Round, Segment
 from thinwire.waits import Verdict
+from thinwire_lab.check.gpu.counting import counting, fake_group, gpu_path
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.table import markdown as in_markdown
 from thinwire_lab.show.terminal import print_table
-from thinwire_lab.studies.launches import WORLD, counting, fake_group, gpu_path
+from thinwire_lab.studies.launches import WORLD
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 from cases import CODECS, MEMORIES
@@ -74,7 +75,7 @@ def main(
 
 def _cell(codec: Codec, exchange: Exchange, memory: str) -> Cell:
     """Return what the second step takes; in the first, constants are copied to the GPU, where they stay."""
-    reducer, group = Compressed(memory=MEMORIES[memory](), codec=codec, exchange=exchange), fake_group()
+    reducer, group = Compressed(memory=MEMORIES[memory](), codec=codec, exchange=exchange), fake_group(WORLD)
     try:
         with gpu_path(), FakeTensorMode(allow_non_fake_inputs=True), counting() as count:
             for step in range(2):

@@ -20,10 +20,7 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -33,18 +30,14 @@ import torch
 import torch.distributed as dist
 import typer
 from rich.console import Console
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from thinwire import trace, waits
-from thinwire.kernels import Kernel, dispatch
+from thinwire import trace
 from thinwire.memories import AppliedMomentum, MomentumCorrection
 from thinwire.recipes import METHODS
 from thinwire.reducer import Bucket, Reducer, Round, Segment
 from thinwire.waits import Verdict
+from thinwire_lab.check.gpu.counting import counting, fake_group, gpu_path, patched
 from thinwire_lab.problems.transformer import ByteGPT
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.table import markdown as in_markdown
@@ -59,8 +52,6 @@ RECIPES = (
 BUCKETS = [1 << 20, 25 << 20]  # bytes, as DDP's
 WORLD = 2
 PHASES = ("encode", "exchange", "decode")
-QUESTIONS = {"device", "promote_types", "scalar_tensor"}  # asked of fake tensors alone, or about numbers on the host
-ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh", "_unsafe_view"}
 
 console = Console(width=None if sys.stdout.isatty() else 150)
 
@@ -127,7 +118,7 @@ def _made(name: str) -> Reducer:
 
 def _steps(name: str, count: int, before_each: Callable[[int], None], *, fake: bool) -> None:
     """Take steps. The group is one whose ranks all send what this one sends."""
-    recipe, buckets, group = _made(name), _segments(), fake_group()
+    recipe, buckets, group = _made(name), _segments(), fake_group(WORLD)
     generator = None if fake else torch.Generator().manual_seed(0)
     drawn = [torch.randn(sum(s.length for s in segments), generator=generator) for segments in buckets]
     for step in range(count):
@@ -140,55 +131,7 @@ def _steps(name: str, count: int, before_each: Callable[[int], None], *, fake: b
             memory.commit()
 
 
-def fake_group() -> dist.ProcessGroup:
-    """Return a group whose collectives do nothing."""
-    if not dist.is_initialized():
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD
-
-
 # --- counting ---
-
-
-class _Count(TorchDispatchMode):
-    """Counts what happens, phase by phase. Whoever ends a phase calls `took`, as a listener."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.phases: dict[str, Counter[str]] = {}
-        self._now: Counter[str] = Counter()
-        self._behind: dict[tuple[int, int], list[Tensor]] = {}
-        self._tables: list[Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view and func.overloadpacket.__name__ not in ALLOCATIONS | QUESTIONS:
-            self._now["operators"] += 1
-            self.moved((args, kwargs, out))
-        return out
-
-    def moved(self, given: Any) -> None:
-        found = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
-        found += [y for x in found for y in self._behind.get(_place(x), ())]
-        self._now["bytes"] += sum({id(x): x.nbytes for x in found}.values())
-
-    def tabled(self, table: Tensor, columns: Sequence[Any]) -> None:
-        """Note which tensors lie at the addresses in a column of a table."""
-        self._tables.append(table)  # or another tensor could lie there
-        self._behind |= {_place(table[i]): column.of for i, column in enumerate(columns) if hasattr(column, "of")}
-
-    def add(self, name: str, amount: float | Tensor = 1) -> None:
-        if name in ("kernels", "triton"):
-            self._now[name] += int(amount)
-
-    def took(self, name: str, start: float, end: float) -> None:
-        self.phases.setdefault(name, Counter()).update(self._now)
-        self._now.clear()
-
-    def clear(self) -> None:
-        self.phases.clear()
-        self._now.clear()
 
 
 def _counted(name: str) -> dict[str, Any]:
@@ -203,75 +146,6 @@ def _counted(name: str) -> dict[str, Any]:
     return {"calls": found, "launches": launches, "passes": passes}
 
 
-@contextmanager
-def counting() -> Iterator[_Count]:
-    """Count operators, calls of our kernels, and Triton's launches, by phase."""
-    plain, count = Kernel.__call__, _Count()
-
-    def call(self: Kernel[..., Any], *args: Any, **kwargs: Any) -> Any:
-        count.add("kernels")
-        return plain(self, *args, **kwargs)
-
-    def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
-        if programs:  # nothing runs on fake tensors
-            count.add("triton")
-            count.moved(args)
-
-    def tabled(device: torch.device, *columns: Sequence[int]) -> Tensor:
-        found = plain_table(device, *columns)
-        count.tabled(found, columns)
-        return found
-
-    patches: list[tuple[Any, str, Any]] = [(Kernel, "__call__", call)]
-    dispatch.triton_is_there()
-    plain_table = import_module("thinwire.kernels.segments.triton").table
-    for module in [m for n, m in sys.modules.items() if n.startswith("thinwire.kernels.") and n.endswith(".triton")]:
-        counted = (("launch", launch), ("table", tabled), ("addresses", _Addresses))
-        patches += [(module, name, value) for name, value in counted if hasattr(module, name)]
-    with _patched(*patches), trace.listen(count), count:  # type: ignore[arg-type]  # any listener will do
-        yield count
-
-
-class _Addresses(list[int]):
-    """As many zeros as tensors, which are kept."""
-
-    def __init__(self, xs: Sequence[Tensor]) -> None:
-        super().__init__([0] * len(xs))
-        self.of = list(xs)
-
-
-def _place(x: Tensor) -> tuple[int, int]:
-    return x.untyped_storage()._cdata, int(x.storage_offset())
-
-
-@contextmanager
-def gpu_path() -> Iterator[None]:
-    """Have tensors in main memory take a GPU's path: the host must not look at them."""
-    for kernel in [each for each in vars(sys.modules["thinwire.kernels"]).values() if isinstance(each, Kernel)]:
-        _ = kernel.gpu  # imports what it needs
-    with _patched((waits, "HOST", frozenset()), (dispatch, "_GPUS", {"cpu", "cuda"}), (torch, "Generator", _Lots)):
-        yield
-
-
-class _Lots(torch.Generator):
-    """One for any device."""
-
-    def __new__(cls, device: object = None) -> "_Lots":
-        return super().__new__(cls)
-
-
-@contextmanager
-def _patched(*places: tuple[Any, str, Any]) -> Iterator[None]:
-    before = [getattr(place, name) for place, name, _ in places]
-    for place, name, value in places:
-        setattr(place, name, value)
-    try:
-        yield
-    finally:
-        for (place, name, _), value in zip(places, before, strict=True):
-            setattr(place, name, value)
-
-
 # --- timing ---
 
 
@@ -279,7 +153,7 @@ def _timed(name: str, steps: int) -> dict[str, Any]:
     """Return the median of each phase's milliseconds in a step: the thread's processor time, as others may run too."""
     torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {"encode": [], "decode": []}
-    with _patched((time, "perf_counter", time.thread_time)), trace.listen(trace.Recorder()) as recorder:
+    with patched((time, "perf_counter", time.thread_time)), trace.listen(trace.Recorder()) as recorder:
 
         def note(step: int) -> None:
             for phase, found in seconds.items():

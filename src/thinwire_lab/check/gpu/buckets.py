@@ -1,0 +1,229 @@
+"""What does one bucket take? Launches, host time, and the device's time, by phase and recipe.
+
+The group is one whose ranks all send what this one sends, so nothing travels and everything else is real.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.futures import Future
+
+from thinwire import trace
+from thinwire.collectives import Staging
+from thinwire.memories import AppliedMomentum, MomentumCorrection
+from thinwire.recipes import METHODS
+from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
+from thinwire.reducer.base import Segments
+from thinwire.waits import Verdict
+from thinwire_lab.check.gpu.counting import counting, fake_group, gpu_path
+
+WORLD = 4
+PHASES = ("encode", "exchange", "decode")
+RECIPES = ("bf16", "topk", "sampled_topk", "dgc", "dragonn", "fading", "orthogonal", "qsgd", "terngrad", "signsgd")
+_WARM_UP, _TIMED = 3, 9  # steps
+_MARK = "thinwire: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A bucket of `numel` elements in so many tensors of one size."""
+
+    recipe: str
+    tensors: int
+    dtype: str
+    numel: int
+
+    @property
+    def name(self) -> str:
+        """What results call it."""
+        return f"{self.recipe}, {self.tensors} of {self.numel // self.tensors} {self.dtype}"
+
+    def segments(self) -> Segments:
+        """Return where its gradients lie."""
+        each = self.numel // self.tensors
+        shape = (each // 64, 64)
+        return Segments(
+            Segment(name=f"layer {i}", offset=i * each, length=shape[0] * 64, shape=shape) for i in range(self.tensors)
+        )
+
+
+@dataclass
+class Work:
+    """A recipe at work on one bucket, step after step."""
+
+    case: Case
+    device: torch.device
+    listeners: tuple[trace.Listener, ...] = ()
+    count: int = 0
+    recipe: Reducer = field(init=False)
+    group: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.segments = self.case.segments()
+        self.recipe = made(self.case.recipe, self.segments)
+        drawn = torch.randn(2, self.segments[-1].offset + self.segments[-1].length, device=self.device)
+        self.gradients = drawn.to(getattr(torch, self.case.dtype))
+        self.flat = self.gradients[0].clone()
+        self.group, self.staging = fake_group(WORLD), Staging()
+
+    def prepare(self) -> None:
+        """Fill the bucket with new gradients."""
+        self.flat.copy_(self.gradients[self.count % 2])
+
+    def step(self) -> None:
+        """Reduce the bucket, and take the step."""
+        self.start().wait()
+        self.end()
+
+    def start(self) -> "Future[Mean]":
+        """Start reducing the bucket."""
+        self.staging.turn()
+        at = Round(
+            step=self.count,
+            group=self.group,
+            scale=1 / WORLD,
+            listeners=self.listeners,
+            verdict=Verdict(),
+            staging=self.staging,
+        )
+        self.recipe.begin(at)
+        return self.recipe.reduce(Bucket(flat=self.flat, segments=self.segments), at)
+
+    def end(self) -> None:
+        """Take the step."""
+        for memory in self.recipe.memories():
+            memory.commit()
+        self.count += 1
+
+
+def made(name: str, segments: Segments) -> Reducer:
+    """Return a recipe that has taken over an optimizer's momentum."""
+    recipe = METHODS[name].make()
+    for memory in recipe.memories():
+        if isinstance(memory, MomentumCorrection):
+            memory.adopt(0.9, nesterov=False)
+        if isinstance(memory, AppliedMomentum):
+            memory.adopt(dict.fromkeys(segments.names, 0.9))
+    return recipe
+
+
+def counted(case: Case) -> dict[str, Any]:
+    """Count a step's launches on tensors that have no elements and take a GPU's path: no GPU is needed."""
+    with gpu_path(), FakeTensorMode(allow_non_fake_inputs=True), counting() as count:
+        work = Work(case, torch.device("cpu"))
+        for _ in range(3):
+            work.prepare()
+            count.clear()
+            work.step()
+    launches = {phase: here["operators"] + here["triton"] for phase, here in count.phases.items()}
+    return {"launches": {phase: launches.get(phase, 0) for phase in PHASES}}
+
+
+def measured(case: Case, device: torch.device) -> dict[str, Any]:
+    """Measure a step on a GPU: launches, the host's microseconds and the device's milliseconds, by phase."""
+    recorder = trace.Recorder()
+    work, host, whole, spent = Work(case, device, (recorder,)), dict[str, list[float]](), list[float](), list[float]()
+    torch.cuda.reset_peak_memory_stats(device)
+    held = torch.cuda.memory_allocated(device)
+    for number in range(_WARM_UP + _TIMED):
+        work.prepare()
+        torch.cuda.synchronize(device)
+        recorder.clear()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = time.perf_counter()
+        begin.record()
+        work.step()
+        end.record()
+        took = time.perf_counter() - start
+        torch.cuda.synchronize(device)
+        if number >= _WARM_UP:
+            whole.append(took)
+            spent.append(begin.elapsed_time(end))
+            for phase in PHASES:
+                host.setdefault(phase, []).append(recorder.seconds(phase))
+    launches, busy = _profiled(work, device)
+    return {
+        "launches": launches,
+        "host_us": {phase: 1e6 * median(found) for phase, found in host.items()} | {"all": 1e6 * median(whole)},
+        "busy_ms": busy,
+        "device_ms": median(spent),
+        "room_bytes": torch.cuda.max_memory_allocated(device) - held,
+        "floor_ms": _copying(work.flat, work.gradients[0]),
+    }
+
+
+def _profiled(work: Work, device: torch.device) -> tuple[dict[str, int], dict[str, float]]:
+    """Return what a step launches, and how long that keeps the device busy, by phase."""
+    marks = _Marks()
+    work.listeners = (*work.listeners, marks)
+    work.prepare()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        torch.cuda.synchronize(device)
+        with torch.profiler.record_function(f"{_MARK}begin"):
+            pass
+        work.step()
+        with torch.profiler.record_function(f"{_MARK}commit"):
+            pass
+        torch.cuda.synchronize(device)
+    events = list(profile.profiler.kineto_results.events())  # type: ignore[union-attr]
+    phases = list(_phases(events))
+    busy = {e.correlation_id(): e.duration_ns() for e in events if e.device_type() == torch.autograd.DeviceType.CUDA}
+    launches, spent = Counter[str](), Counter[str]()
+    for event in events:
+        if event.name().startswith("cu") and any(part in event.name() for part in ("Launch", "Memcpy", "Memset")):
+            phase = next((name for begin, end, name in phases if begin <= event.start_ns() < end), "")
+            launches[phase] += 1
+            spent[phase] += busy.get(event.correlation_id(), 0)
+    found = [name for _, _, name in phases]
+    return {name: launches[name] for name in found}, {name: spent[name] / 1e6 for name in found}
+
+
+class _Marks:
+    """Leaves a mark in a profile where a phase ends."""
+
+    def took(self, name: str, start: float, end: float) -> None:
+        """Leave one."""
+        with torch.profiler.record_function(_MARK + name):
+            pass
+
+    def add(self, name: str, amount: float | Tensor) -> None:
+        """Leave none."""
+
+
+def _phases(events: list[Any]) -> Iterator[tuple[int, int, str]]:
+    """Yield each phase of a profiled step: where it begins and ends (ns), and its name."""
+    ours = [e for e in events if e.device_type() == torch.autograd.DeviceType.CPU and e.name().startswith(_MARK)]
+    for (begin, _), (end, name) in pairwise(sorted((e.start_ns(), e.name().removeprefix(_MARK)) for e in ours)):
+        yield begin, end, name
+
+
+def _copying(out: Tensor, x: Tensor) -> float:
+    """Return the milliseconds of a copy of the bucket: one pass that reads, and one that writes."""
+    times = []
+    for _ in range(7):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        out.copy_(x)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return median(times)
+
+
+def break_even(row: Mapping[str, Any], sent: int, numel: int, *, bits: int = 16) -> float:
+    """Return the link (bits a second) from which on a ring in `bits` takes less than this recipe, if nothing overlaps.
+
+    sent: bytes that a rank sends to each other one. Infinite where the recipe takes no longer at any speed.
+    """
+    dense = 2 * (WORLD - 1) / WORLD * numel * bits
+    ours = (WORLD - 1) * sent * 8
+    seconds = 1e-3 * max(row["device_ms"], 1e-3 * row["host_us"]["all"])
+    return max(0.0, dense - ours) / seconds

@@ -1,0 +1,187 @@
+"""`thinwire check --gpu`, part by part. Each row is written as soon as it is there, and none is measured twice."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from thinwire_lab.check.about import versions
+from thinwire_lab.check.findings import first_line
+from thinwire_lab.check.gpu import buckets
+from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case
+from thinwire_lab.check.gpu.counting import gpu_path
+from thinwire_lab.check.gpu.late import check_late
+from thinwire_lab.inputs import BadInput, write_atomically
+from thinwire_lab.show.table import Table
+from thinwire_lab.show.terminal import print_titled, print_written
+
+SCHEMA = "thinwire.gpu/1"
+DTYPES = ("float32", "bfloat16")
+_MIB = 1 << 20
+_SMALL, _LARGE, _LARGEST = 204_800, 25 * _MIB // 4, 500 * _MIB // 4  # elements of a bucket
+Row = dict[str, Any]
+
+
+@dataclass
+class Proof:
+    """What has been found, and where it is written. interpreted: without a GPU, through Triton's interpreter."""
+
+    device: torch.device
+    quick: bool
+    path: Path | None
+    console: Console
+    document: dict[str, Any] = field(default_factory=dict)
+    failed: bool = False
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether no GPU is used."""
+        return self.device.type == "cpu"
+
+    def part(self, name: str, rows: Iterator[tuple[str, Callable[[], Row]]]) -> dict[str, Row]:
+        """Do what is not there yet of a part's rows, and return them all. A row that raises says so."""
+        found: dict[str, Row] = self.document["parts"].setdefault(name, {})
+        start = time.perf_counter()
+        for key, work in rows:
+            if key in found:
+                continue
+            try:
+                found[key] = work()
+            except Exception as error:
+                found[key], self.failed = {"error": f"{type(error).__name__}: {first_line(error)}"}, True
+            self.write()
+        seconds = self.document["seconds"]
+        seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - start, 1)
+        self.failed |= any("error" in row for row in found.values())
+        self.write()
+        return found
+
+    def write(self) -> None:
+        """Write what there is so far."""
+        if self.path is not None:
+            write_atomically(self.path, json.dumps(self.document, indent=1) + "\n")
+
+
+def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
+    """Measure, print and write; return 1 if a row failed, else 0. Raises BadInput."""
+    if interpreted:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+    elif not torch.cuda.is_available():
+        raise BadInput("--gpu: torch sees no GPU here; with --interpreted it runs without one, and times nothing")
+    device = torch.device("cpu" if interpreted else "cuda:0")
+    proof = Proof(device, quick, path, Console(width=None if os.isatty(1) else 160))
+    name = "Triton's interpreter" if interpreted else torch.cuda.get_device_name(device)
+    there = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    if there and (there.get("schema"), there.get("device"), there.get("quick")) != (SCHEMA, name, quick):
+        raise BadInput(
+            f"--json {path}: it holds {there.get('schema')} of {there.get('device')}; expected {SCHEMA} of {name}"
+        )
+    head = {"schema": SCHEMA, "device": name, "quick": quick, "versions": versions()}
+    proof.document = head | {"seconds": there.get("seconds", {}), "parts": there.get("parts", {})}
+    for part in (_late, _buckets, *(() if interpreted else (_steps, _kernels))):
+        part(proof)
+    proof.document["launches"] = _launches(proof.document["parts"]["buckets"])
+    proof.write()
+    _show(proof)
+    return int(proof.failed)
+
+
+def _cases(proof: Proof) -> Iterator[Case]:
+    small = proof.interpreted or proof.quick
+    for tensors, dtype in product((1, 6, 100), DTYPES):
+        each = (_SMALL if small else _LARGE) // tensors // 64 * 64
+        for recipe in RECIPES:
+            yield Case(recipe=recipe, tensors=tensors, dtype=dtype, numel=each * tensors)
+    if not small:
+        yield from (Case(recipe=recipe, tensors=1, dtype="float32", numel=_LARGEST) for recipe in RECIPES)
+
+
+def _buckets(proof: Proof) -> None:
+    def work(case: Case) -> Row:
+        about = {"recipe": case.recipe, "tensors": case.tensors, "dtype": case.dtype, "elements": case.numel}
+        return about | (buckets.counted(case) if proof.interpreted else buckets.measured(case, proof.device))
+
+    proof.part("buckets", ((case.name, partial(work, case)) for case in _cases(proof)))
+
+
+def _late(proof: Proof) -> None:
+    def work(case: Case) -> Row:
+        with gpu_path() if proof.interpreted else nullcontext():
+            check_late(case, proof.device)
+        return {"ok": True}
+
+    cases = (Case(recipe=name, tensors=6, dtype=dtype, numel=6 * 2048) for name, dtype in product(RECIPES, DTYPES))
+    proof.part("late", ((case.name, partial(work, case)) for case in cases))
+
+
+def _kernels(proof: Proof) -> None:
+    """Time every kernel beside its floor."""
+    from thinwire_lab.studies.kernels.runner import CASES, Plan, Runner
+
+    def work(name: str) -> Row:
+        sizes = [1 << 20] if proof.quick else [_LARGE, 126_720_000]
+        about = {"names": [name], "sizes": sizes, "densities": [1e-3], "workers": [4, 16]}
+        rows = list(Runner(Plan(**about, device=proof.device, repeats=7, budget=0.1)).rows(lambda _: None))
+        found: Row = {str(row.d) + (f", {row.workers}" if row.workers else ""): asdict(row) for row in rows}
+        wrong = next((row.why for row in rows if not row.correct), None)
+        return found | ({"error": wrong} if wrong else {})
+
+    proof.part("kernels", ((name, partial(work, name)) for name in CASES))
+
+
+def _steps(proof: Proof) -> None:
+    from thinwire_lab.check.gpu import steps
+
+    def work(tokens: int) -> Row:
+        return {"rows": list(steps.timed(tokens, proof.device, steps.RECIPES))}
+
+    with steps.one_rank(proof.device):
+        for tokens in (4096,) if proof.quick else steps.TOKENS:
+            proof.part("steps", iter([(f"{tokens} tokens", partial(work, tokens))]))
+
+
+def _launches(rows: dict[str, Row]) -> list[Row]:
+    """Return the launches of each recipe and bucket."""
+    return [
+        {key: row[key] for key in ("recipe", "tensors", "dtype")} | row["launches"]
+        for row in rows.values()
+        if "launches" in row
+    ]
+
+
+def _show(proof: Proof) -> None:
+    rows = [row for row in proof.document["parts"]["buckets"].values() if "launches" in row]
+    headings = ["recipe", "tensors", "dtype", "elements", "launches: encode", "exchange", "decode"]
+    cells = [
+        [row["recipe"], str(row["tensors"]), row["dtype"], f"{row['elements']:,}"]
+        + [str(row["launches"].get(phase, 0)) for phase in buckets.PHASES]
+        + _times(row)
+        for row in rows
+    ]
+    if not proof.interpreted:
+        headings += ["host, us", "device busy, ms", "step, ms", "copy, ms"]
+    title = f"A bucket of {WORLD} ranks on {proof.document['device']}"
+    print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 2)))
+    for part, found in proof.document["parts"].items():
+        for key, row in found.items():
+            if "error" in row:
+                proof.console.print(f"✗ {part}: {key}: {row['error']}", style="bold red", markup=False)
+    took = ", ".join(f"{name} {seconds} s" for name, seconds in proof.document["seconds"].items())
+    proof.console.print(f"took: {took}", markup=False)
+    print_written(proof.console, [proof.path])
+
+
+def _times(row: Row) -> list[str]:
+    if "host_us" not in row:
+        return []
+    busy = sum(row["busy_ms"].values())
+    return [f"{row['host_us']['all']:.0f}", f"{busy:.3f}", f"{row['device_ms']:.3f}", f"{row['floor_ms']:.3f}"]

@@ -1,0 +1,90 @@
+"""How much longer is a training step? A GPT in DDP over NCCL with one rank, with a recipe and without.
+
+With one rank nothing travels, so what a step takes longer is what a recipe costs on a network without limit.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire.recipes import METHODS
+from thinwire_lab.problems.transformer import ByteGPT, Shape
+
+PLAIN, HOOK = "plain DDP", "PyTorch's bf16 hook"
+RECIPES = ("bf16", "topk", "sampled_topk", "dgc", "dragonn", "fading", "qsgd", "signsgd")
+TOKENS = (4096, 16384, 65536)
+SHAPE = Shape(context=512, width=896, heads=14, layers=13)
+_ADAPTIVE = {"fading", "orthogonal"}  # recipes for AdamW; the others are timed under SGD
+_STEPS = 12
+
+
+def timed(tokens: int, device: torch.device, names: tuple[str, ...], shape: Shape = SHAPE) -> Iterator[dict[str, Any]]:
+    """Time a step with each of these names, after plain DDP under the same optimizer."""
+    for adaptive in (False, True):
+        chosen = [name for name in names if (name in _ADAPTIVE) == adaptive]
+        for name in (PLAIN, *([HOOK] if not adaptive else []), *chosen):
+            found = {"name": name, "optimizer": "AdamW" if adaptive else "SGD", "tokens": tokens}
+            try:
+                found["ms"] = _ms(name, tokens, device, shape, adaptive=adaptive)
+            except Exception as error:
+                found["error"] = f"{type(error).__name__}: {error}"
+            yield found
+
+
+def _ms(name: str, tokens: int, device: torch.device, shape: Shape, *, adaptive: bool) -> float:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(ByteGPT(shape).to(device), gradient_as_bucket_view=True)
+    optimizer: torch.optim.Optimizer
+    if adaptive:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=device.type == "cuda")
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
+    if name == HOOK:
+        model.register_comm_hook(dist.group.WORLD, bf16_compress_hook)
+    elif name != PLAIN:
+        tw.attach(model, METHODS[name].make(), optimizer=optimizer)
+    x = torch.randint(0, 256, (tokens // shape.context, shape.context + 1), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            logits = model(x[:, :-1])
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+
+    return median(_each(step, device))
+
+
+def _each(step: Callable[[], None], device: torch.device) -> list[float]:
+    """Return the milliseconds of each of some steps, as they follow one another."""
+    for _ in range(4):
+        step()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(_STEPS + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    torch.cuda.synchronize(device)
+    return [begin.elapsed_time(end) for begin, end in pairwise(marks)]
+
+
+@contextlib.contextmanager
+def one_rank(device: torch.device) -> Iterator[None]:
+    """Have a group of NCCL with one rank, in place of what group there was."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
