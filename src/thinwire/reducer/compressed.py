@@ -151,11 +151,10 @@ class Compressed(Reducer):
 
 
 def _widened(total: Payload, flat: Tensor) -> Tensor | None:
-    """Return the sum in float32 or wider; None if the gradients are no narrower."""
-    dtype = torch.promote_types(flat.dtype, torch.float32)
-    if dtype == flat.dtype:
+    """Return the sum in float32; None if the gradients' range is as wide, as that of bfloat16 is."""
+    if torch.finfo(flat.dtype).max > torch.finfo(torch.float32).max / 2:
         return None
-    wide = torch.zeros_like(flat, dtype=dtype)
+    wide = torch.zeros_like(flat, dtype=torch.float32)
     total.write(wide)
     return wide
 
