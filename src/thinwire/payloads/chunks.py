@@ -19,7 +19,7 @@ from thinwire.kernels.ranges import is_alone
 from thinwire.payloads import indices, numbers, wire
 from thinwire.payloads.base import Payload, Regions
 from thinwire.payloads.scratch import Scratch
-from thinwire.waits import refuse_if
+from thinwire.waits import on_host, refuse_if
 
 _LAYOUT = struct.Struct("<II")
 _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
@@ -167,9 +167,9 @@ class Chunks(Payload):
         return [(positions.reshape(-1), values.reshape(-1), chunking) for positions, values, chunking in parts]
 
     def _put(self, outs: Sequence[Tensor], *, subtract: bool) -> None:
-        """Write or subtract each region, in the values' dtype: large ones one by one."""
+        """Write or subtract each region: on a CPU large ones, and those of another dtype, one by one."""
         values = self.values.to(_real(self.values.dtype))
-        if all(out.dtype == values.dtype and is_alone(out.numel()) for out in outs):
+        if not on_host(values) or all(out.dtype == values.dtype and is_alone(out.numel()) for out in outs):
             rows = self.positions.view(self._ranks, -1), values.view(self._ranks, -1)
             kernels.chunk_put_each(outs, *rows, self.chunkings, subtract)
             return

@@ -47,7 +47,18 @@ def accumulate_each(
     outs: Sequence[Tensor], residuals: Sequence[Tensor], gradients: Sequence[Tensor], scales: Sequence[float]
 ) -> None:
     """See `reference.accumulate_each`."""
-    _each("sum", (outs, outs, residuals, outs, gradients), scales, 1.0)
+    _each("sum", (outs, outs, residuals, outs, gradients), scales, [1.0] * len(outs))
+
+
+def accumulate_fading_each(
+    outs: Sequence[Tensor],
+    residuals: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    scales: Sequence[float],
+    decays: Sequence[float],
+) -> None:
+    """Do what `accumulate_fading` does to each of several vectors."""
+    _each("fading", (outs, outs, residuals, outs, gradients), scales, decays)
 
 
 def accumulate_momentum_each(
@@ -62,13 +73,13 @@ def accumulate_momentum_each(
 ) -> None:
     """Do what `accumulate_momentum` does to each of several vectors."""
     columns = (outs, velocity_outs, residuals, velocities, gradients)
-    _each("nesterov" if nesterov else "momentum", columns, scales, momentum)
+    _each("nesterov" if nesterov else "momentum", columns, scales, [momentum] * len(outs))
 
 
-def _each(how: str, columns: Sequence[Sequence[Tensor]], scales: Sequence[float], momentum: float) -> None:
+def _each(how: str, columns: Sequence[Sequence[Tensor]], scales: Sequence[float], momenta: Sequence[float]) -> None:
     outs, *_, gradients = columns
     lengths = [x.numel() for x in outs]
-    rates = factors(outs[0], scales), factors(outs[0], [momentum] * len(outs))
+    rates = factors(outs[0], scales), factors(outs[0], momenta)
     places = table(outs[0].device, *map(addresses, columns), lengths, *rates)
     tiles = tiles_of_each(tuple(lengths), outs[0].device)
     args = (outs[0], gradients[0], *places, tiles.of, tiles.total)

@@ -5,6 +5,8 @@ them. 16-bit floats, and chunks too large for a program's registers, are left to
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import accumulate_fading
+from thinwire.kernels.accumulate.triton import accumulate_fading, accumulate_fading_each
 from thinwire.kernels.chunks import reference
 from thinwire.kernels.chunks.chunking import Chunking
+from thinwire.kernels.segments.triton import addresses, pointer, table
 from thinwire.kernels.triton import PROGRAMS, TILE, launch, magnitudes, tiles_of
 
 _FORWARD, _BACK = 1024, 2048
@@ -30,14 +33,7 @@ def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
     rounding, and so do the picks but for magnitudes that rounding makes change places. The choice is exact for the
     coefficients that are returned. Two calls on the same kind of GPU return the same bits.
     """
-    if not _fits(x, chunking):
-        return reference.chunk_topk(x, chunking)
-    positions = torch.empty(chunking.count, dtype=torch.int16, device=x.device)
-    values, sizes = x.new_empty(chunking.count), _sizes(chunking, _STEP, _FORWARD)
-    args = (x, *chunking.axes(x), positions, values, *_shape(chunking))
-    how = {"PLAIN": chunking.transform is None, "BITS": 8 * x.element_size() - 1, "STEP": _STEP}
-    launch(_topk, tiles_of(chunking.chunks, sizes["TOGETHER"]), *args, **sizes, **how, num_stages=1)
-    return positions, values
+    return chunk_topk_each([x], [chunking])
 
 
 def accumulate_fading_chunk_topk(
@@ -49,8 +45,17 @@ def accumulate_fading_chunk_topk(
 
 
 def chunk_topk_each(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    """See `reference.chunk_topk_each`."""
-    return _joined([chunk_topk(x, cut) for x, cut in zip(xs, chunkings, strict=True)])
+    """See `reference.chunk_topk_each`. Vectors that are cut alike take one launch."""
+    count = sum(cut.count for cut in chunkings)
+    positions, values = torch.empty(count, dtype=torch.int16, device=xs[0].device), xs[0].new_empty(count)
+    for cut, some, starts in _alike(tuple(chunkings)):
+        if _fits(xs[0], cut):
+            _choose([xs[i] for i in some], cut, starts, positions, values)
+            continue
+        for i, start in zip(some, starts, strict=True):
+            ours = slice(start, start + cut.count)
+            positions[ours], values[ours] = reference.chunk_topk(xs[i], cut)
+    return positions, values
 
 
 def accumulate_fading_chunk_topk_each(
@@ -62,33 +67,48 @@ def accumulate_fading_chunk_topk_each(
     chunkings: Sequence[Chunking],
 ) -> tuple[Tensor, Tensor]:
     """See `reference.accumulate_fading_chunk_topk_each`."""
-    columns = zip(outs, residuals, gradients, scales, decays, chunkings, strict=True)
-    return _joined([accumulate_fading_chunk_topk(*each) for each in columns])
+    accumulate_fading_each(outs, residuals, gradients, scales, decays)
+    return chunk_topk_each(outs, chunkings)
 
 
 def chunk_put_each(
     outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
 ) -> None:
-    """See `reference.chunk_put_each`."""
-    counts = [cut.count for cut in chunkings]
-    parts = positions.split(counts, 1), values.split(counts, 1)
-    for out, where, what, cut in zip(outs, *parts, chunkings, strict=True):
-        _put(out, where.reshape(-1), what.reshape(-1), cut, subtract=subtract)
-
-
-def _joined(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    positions, values = zip(*found, strict=True)
-    return torch.cat(positions), torch.cat(values)
+    """See `reference.chunk_put_each`. Vectors that are cut alike take one launch."""
+    for cut, some, starts in _alike(tuple(chunkings)):
+        if _fits(values, cut):
+            _put([outs[i] for i in some], positions, values, cut, starts, subtract=subtract)
+            continue
+        change = reference.chunk_subtract if subtract else reference.chunk_write
+        for i, start in zip(some, starts, strict=True):
+            where, what = (x[:, start : start + cut.count].reshape(-1) for x in (positions, values))
+            change(outs[i], where, what, cut)
 
 
 def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
     """See `reference.chunk_write`: the same bits, also as on a CPU."""
-    _put(out, positions, values, chunking, subtract=False)
+    chunk_put_each([out], *_rows(positions, values, chunking), [chunking], subtract=False)
 
 
 def chunk_subtract(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
     """See `reference.chunk_subtract`: the same bits, also as on a CPU."""
-    _put(out, positions, values, chunking, subtract=True)
+    chunk_put_each([out], *_rows(positions, values, chunking), [chunking], subtract=True)
+
+
+def _rows(positions: Tensor, values: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
+    shape = values.numel() // max(1, chunking.count), chunking.count
+    return positions.reshape(shape), values.reshape(shape)
+
+
+@lru_cache(maxsize=256)
+def _alike(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[Chunking, Sequence[int], Sequence[int]]]:
+    """Return each way to cut that occurs, which vectors are cut so, and where the coefficients of each begin."""
+    found: dict[Chunking, tuple[list[int], list[int]]] = {}
+    for i, (cut, start) in enumerate(zip(chunkings, accumulate((c.count for c in chunkings), initial=0), strict=False)):
+        some, starts = found.setdefault(cut, ([], []))
+        some.append(i)
+        starts.append(start)
+    return [(cut, *both) for cut, both in found.items()]
 
 
 def _fits(values: Tensor, chunking: Chunking) -> bool:
@@ -97,16 +117,30 @@ def _fits(values: Tensor, chunking: Chunking) -> bool:
     return values.element_size() >= 4 and sizes["HEIGHT"] * sizes["WIDTH"] <= TILE
 
 
-def _put(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking, *, subtract: bool) -> None:
+def _places(xs: Sequence[Tensor], starts: Sequence[int]) -> Sequence[Tensor | None]:
+    """Return where vectors and their coefficients begin, columns of a table; nothing if there is one, at the start."""
+    return (None, None) if len(xs) == 1 and not starts[0] else table(xs[0].device, addresses(xs), starts).unbind()
+
+
+def _choose(xs: Sequence[Tensor], cut: Chunking, starts: Sequence[int], positions: Tensor, values: Tensor) -> None:
+    sizes = _sizes(cut, _STEP, _FORWARD)
+    tiles = tiles_of(cut.chunks, sizes["TOGETHER"])
+    args = (xs[0], *cut.axes(xs[0]), positions, values, *_places(xs, starts), tiles, *_shape(cut))
+    how = {"PLAIN": cut.transform is None, "BITS": 8 * xs[0].element_size() - 1, "STEP": _STEP}
+    launch(_topk, tiles * len(xs), *args, **sizes, **how, num_stages=1)
+
+
+def _put(
+    outs: Sequence[Tensor], positions: Tensor, values: Tensor, cut: Chunking, starts: Sequence[int], *, subtract: bool
+) -> None:
     """Write or subtract the inverse transform. Nothing fuses a product with a sum, as that would round once only."""
-    if not _fits(values, chunking):
-        return (reference.chunk_subtract if subtract else reference.chunk_write)(out, positions, values, chunking)
-    sizes = _sizes(chunking, 1, _BACK)
-    programs = min(PROGRAMS, tiles_of(chunking.chunks, sizes["TOGETHER"]))
+    sizes = _sizes(cut, 1, _BACK)
+    tiles = tiles_of(cut.chunks, sizes["TOGETHER"])
+    programs = min(PROGRAMS, tiles * len(outs))
     room = values.new_empty(programs * sizes["TOGETHER"] * sizes["HEIGHT"] * sizes["WIDTH"])
-    ranks = values.numel() // max(1, chunking.count)
-    whole = positions.contiguous(), values.contiguous()  # one coefficient of each rank is a column of a table
-    args = (out, *whole, *chunking.axes(values), room, *_shape(chunking), ranks)
+    ranks, each = values.shape
+    places = (*_places(outs, starts), tiles, tiles * len(outs), each)
+    args = (outs[0], positions, values, *cut.axes(values), room, *places, *_shape(cut), ranks)
     launch(_inverse, programs, *args, **sizes, SUBTRACT=subtract)
 
 
@@ -161,20 +195,27 @@ def _coefficients(
     return tl.reshape(z, (TOGETHER, HEIGHT * WIDTH))
 
 
-@triton.jit(do_not_specialize=["chunks", "kept"])
+@triton.jit(do_not_specialize=["tiles", "chunks", "kept"])
 def _topk(
-    x, a, b, positions, values,
+    x, a, b, positions, values, at, starts, tiles,
     n, chunks, across, columns, height, width, kept,
     TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     PLAIN: tl.constexpr, BITS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    chunk = tl.program_id(0).to(tl.int64) * TOGETHER
+    tile = tl.program_id(0)
+    if at is not None:
+        vector = tile // tiles
+        tile -= vector * tiles
+        x = pointer(at, vector, x)
+        positions += tl.load(starts + vector)
+        values += tl.load(starts + vector)
+    chunk = tile.to(tl.int64) * TOGETHER
     mine = (chunk + tl.arange(0, TOGETHER))[:, None]
     i, j = tl.arange(0, HEIGHT * WIDTH) // WIDTH, tl.arange(0, HEIGHT * WIDTH) % WIDTH
     there = (mine < chunks) & ((i < height) & (j < width))[None, :]
     if PLAIN:
-        at = _origins(mine, across, columns, height, width) + (i * columns + j)[None, :]
-        z = tl.load(x + at, mask=there & (at < n), other=0.0)
+        place = _origins(mine, across, columns, height, width) + (i * columns + j)[None, :]
+        z = tl.load(x + place, mask=there & (place < n), other=0.0)
     else:
         z = _coefficients(
             x, a, b, chunk, n, chunks, across, columns, height, width, TOGETHER, HEIGHT, WIDTH, STEP
@@ -193,31 +234,37 @@ def _topk(
     tl.store(values + place, z, mask=taken)
 
 
-@triton.jit(do_not_specialize=["chunks", "kept", "ranks"])
+@triton.jit(do_not_specialize=["tiles", "groups", "each", "chunks", "kept", "ranks"])
 def _inverse(
-    out, positions, values, a, b, room,
+    out, positions, values, a, b, room, at, starts, tiles, groups, each,
     n, chunks, across, columns, height, width, kept, ranks,
     TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SUBTRACT: tl.constexpr,
 ):  # fmt: skip
-    """Sum coefficients times rows of B in the program's part of `room`; then sum these rows times columns of A."""
+    """Sum coefficients times rows of B in the program's part of `room`; then sum these rows times columns of A.
+
+    A rank has `each` coefficients, of all vectors. A vector has so many `tiles`, and all together have the `groups`.
+    """
     c, i, j = tl.arange(0, TOGETHER), tl.arange(0, HEIGHT), tl.arange(0, WIDTH)[None, :]
     line = room + (tl.program_id(0).to(tl.int64) * TOGETHER + c)[:, None] * HEIGHT * WIDTH + j
-    for group in range(tl.program_id(0), tl.cdiv(chunks, TOGETHER), tl.num_programs(0)):
-        chunk = tl.cast(group, tl.int64) * TOGETHER + c
+    for group in range(tl.program_id(0), groups, tl.num_programs(0)):
+        first, to = tl.cast(0, tl.int64), out
+        chunk = tl.cast(group % tiles, tl.int64) * TOGETHER + c
+        if at is not None:
+            first, to = tl.load(starts + group // tiles), pointer(at, group // tiles, out)
         there = (chunk < chunks)[:, None] & (j < width)
         tl.debug_barrier()
         for r in range(height):
             tl.store(line + r * WIDTH, tl.zeros([TOGETHER, WIDTH], room.dtype.element_ty))
         for rank in range(ranks):
             for pick in range(kept):
-                place = (tl.cast(rank, tl.int64) * chunks + chunk) * kept + pick
-                at = tl.load(positions + place, mask=chunk < chunks, other=0).to(tl.int32)
+                place = tl.cast(rank, tl.int64) * each + first + chunk * kept + pick
+                where = tl.load(positions + place, mask=chunk < chunks, other=0).to(tl.int32)
                 value = tl.load(values + place, mask=chunk < chunks, other=0.0)
-                row, column = at // width, at % width
+                row, column = where // width, where % width
                 basis = tl.load(b + column[:, None] * width + j, mask=there, other=0.0)
-                to = line + row[:, None] * WIDTH
+                cell = line + row[:, None] * WIDTH
                 tl.debug_barrier()  # one after the other
-                tl.store(to, tl.load(to) + value[:, None] * basis)
+                tl.store(cell, tl.load(cell) + value[:, None] * basis)
         tl.debug_barrier()
         total = tl.zeros([TOGETHER, HEIGHT, WIDTH], room.dtype.element_ty)
         for r in range(height):
@@ -227,5 +274,5 @@ def _inverse(
         index = begin[:, None, :] + i[None, :, None] * columns
         reached = there[:, None, :] & (i < height)[None, :, None] & (index < n)
         if SUBTRACT:
-            total = tl.load(out + index, mask=reached, other=0.0) - total
-        tl.store(out + index, total.to(out.dtype.element_ty), mask=reached)
+            total = tl.load(to + index, mask=reached, other=0.0) - total
+        tl.store(to + index, total.to(out.dtype.element_ty), mask=reached)

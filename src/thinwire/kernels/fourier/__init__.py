@@ -1,7 +1,8 @@
 """Inverse Fourier transforms with the same bits on every processor.
 
 A GPU uses its own library. That chooses its order of additions, which is the same on all GPUs of one kind. It expects
-0 where the spectrum of a real vector has no imaginary part, which an encoder always sends; others overwrite what is there.
+0 where the spectrum of a real vector has no imaginary part. Encoders send 0 there, and the others overwrite what is
+there.
 """
 
 import torch
