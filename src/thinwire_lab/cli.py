@@ -82,7 +82,9 @@ def bench(
     steps: Annotated[int, typer.Option(help="Steps of each row; losses are compared after so many.")] = 300,
     model: Annotated[str, typer.Option(help="What to train; see --list.")] = "transformer",
     data: Annotated[Path | None, typer.Option(help="Data of the model; see --list.")] = None,
-    scale: Annotated[float, typer.Option(help="Size of the xml model; 1 is 126.7 M parameters.")] = 1.0,
+    scale: Annotated[
+        float, typer.Option(help="Size of the model transformer or xml; 1 is 0.83 M or 126.7 M parameters.")
+    ] = 1.0,
     optimizer: Annotated[
         str, typer.Option(help="What updates the weights: sgd, adamw, or muon for matrices and adamw for the rest.")
     ] = "sgd",
@@ -157,7 +159,7 @@ def plan(
         str | None, typer.Option(help="A model of the bench; see thinwire bench --list.", show_default="transformer")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Data of the model; see thinwire bench --list.")] = None,
-    scale: Annotated[float | None, typer.Option(help="Size of the xml model.", show_default="1")] = None,
+    scale: Annotated[float | None, typer.Option(help="Size of the model transformer or xml.", show_default="1")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and batches.", show_default="0")] = None,
     profile: Annotated[Path | None, typer.Option(help="Plan from this profile; nothing is measured.")] = None,
     save_profile: Annotated[Path | None, typer.Option(help="Write what was measured here.")] = None,

@@ -27,8 +27,10 @@ class Entry:
 PROBLEMS: Mapping[str, Entry] = MappingProxyType(
     {
         "transformer": Entry(
-            summary="byte-level GPT, 0.83 M parameters, on Python's own standard library; --data FILE for another text",
+            summary="byte-level GPT, 0.83 M parameters, on Python's own standard library; "
+            "--data FILE for another text, --scale multiplies its size",
             make=transformer.make,
+            scales=True,
         ),
         "lstm": Entry(
             summary="word-level LSTM, 4.4 M parameters; needs --data DIR with WikiText-2's train.txt and valid.txt",

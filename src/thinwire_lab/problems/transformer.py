@@ -1,8 +1,10 @@
 """A byte-level GPT on the source of Python's standard library, or on any text."""
 
-from functools import partial
+import math
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -17,8 +19,26 @@ from thinwire_lab.problems.sampling import batches, held_out, spaced
 from thinwire_lab.problems.stages import Chain, chosen, feed
 from thinwire_lab.problems.text import Windows, source_texts
 
-CONTEXT, WIDTH, HEADS, LAYERS = 64, 176, 4, 2
 BATCH, HELD_OUT = 12, 144
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How large a ByteGPT is. `context`: how many bytes it sees at once."""
+
+    context: int
+    width: int
+    heads: int
+    layers: int
+
+    @classmethod
+    def of(cls, scale: float) -> Self:
+        """The shape of about `scale` times 0.83 M parameters, and of at least 0.13 M; layers grow as the width does."""
+        if scale == 1:
+            return cls(context=64, width=176, heads=4, layers=2)
+        layers = max(2, round(2 * scale ** (1 / 3)))
+        heads = max(1, round(math.sqrt(834_416 * scale / (12 * layers)) / 64))  # a layer has 12 · width² elements
+        return cls(context=max(64, 32 * round(0.8 * scale**0.6)), width=64 * heads, heads=heads, layers=layers)
 
 
 class Block(nn.Module):
@@ -50,12 +70,12 @@ class Block(nn.Module):
 class ByteGPT(nn.Module):
     """Bytes (batch, time) int64 to logits of the byte after each, (batch, time, 256)."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape) -> None:
         """An embedding of unit variance and a small output layer: at the start every byte is about as likely."""
         super().__init__()
-        self.bytes = nn.Embedding(256, WIDTH)
-        self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(LAYERS))
-        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        self.bytes = nn.Embedding(256, shape.width)
+        self.blocks = nn.ModuleList(Block(shape.width, shape.heads) for _ in range(shape.layers))
+        self.norm, self.head = nn.RMSNorm(shape.width), nn.Linear(shape.width, 256, bias=False)
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -78,30 +98,32 @@ class Stage(nn.Module):
 
 def _through(blocks: nn.ModuleList, stream: Tensor) -> Tensor:
     # Not a buffer: DistributedDataParallel would send it at every step.
-    bias = recency(stream.shape[1]).to(stream.device)
-    for block in blocks:
-        stream = block(stream, bias)
+    for block in cast("list[Block]", blocks):
+        stream = block(stream, recency(stream.shape[1], block.heads, stream.device))
     return stream
 
 
-def recency(time: int) -> Tensor:
+@cache
+def recency(time: int, heads: int, device: torch.device) -> Tensor:
     """The bias (heads, time, time) of linear distance (ALiBi, Press et al. 2022), minus infinity for later tokens.
 
-    The heads' slopes are 2, 1, 1/2, 1/4: steeper than for words, as the last few bytes say most about the next.
+    The heads' slopes are 2, 1, 1/2, 1/4: steeper than for words, as the last few bytes say most about the next. More
+    heads go on so, and from eleven on in smaller steps, down to 1/256.
     """
-    distance = torch.arange(time)[:, None] - torch.arange(time)
-    slopes = 2.0 ** (1 - torch.arange(HEADS))
+    distance = torch.arange(time, device=device)[:, None] - torch.arange(time, device=device)
+    slopes = 2.0 ** (1 - min(1.0, 9 / max(1, heads - 1)) * torch.arange(heads, device=device))
     return (-slopes[:, None, None] * distance).masked_fill(distance < 0, -torch.inf)
 
 
 def make(options: Options) -> Problem:
     """The problem on the text file `options.data`, its last twentieth held out, or on the standard library."""
+    shape = Shape.of(options.scale)
     text, held_text = _texts(options.data)
     source = str(options.data or "Python's standard library")
-    train = Windows(tokens=text, length=CONTEXT, source=source)
-    rest = Windows(tokens=held_text, length=CONTEXT, source=f"the held-out part of {source}")
+    train = Windows(tokens=text, length=shape.context, source=source)
+    rest = Windows(tokens=held_text, length=shape.context, source=f"the held-out part of {source}")
     with seeded(options.seed):
-        model = ByteGPT()
+        model = ByteGPT(shape)
     return Problem(
         name="transformer",
         description=f"byte-level GPT, {size(model)}, on {len(text):,} bytes of {source}",

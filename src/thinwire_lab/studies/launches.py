@@ -38,7 +38,7 @@ from thinwire.recipes import METHODS
 from thinwire.reducer import Bucket, Reducer, Round, Segment
 from thinwire.waits import Verdict
 from thinwire_lab.check.gpu.counting import counting, fake_group, gpu_path, patched
-from thinwire_lab.problems.transformer import ByteGPT
+from thinwire_lab.problems.transformer import ByteGPT, Shape
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.table import markdown as in_markdown
 from thinwire_lab.show.terminal import print_table
@@ -91,7 +91,7 @@ def main(
 
 def _segments() -> list[tuple[Segment, ...]]:
     """Return the bench's parameters as DDP puts them in buckets, the last ones first."""
-    named = list(ByteGPT().named_parameters())[::-1]
+    named = list(ByteGPT(Shape.of(1)).named_parameters())[::-1]
     assigned, _ = dist._compute_bucket_assignment_by_size(  # type: ignore[attr-defined]  # as DDP calls it
         [parameter for _, parameter in named], BUCKETS
     )

@@ -56,7 +56,7 @@ def _bench(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]
         (["--model", "lstm"], "--data"),
         (["--model", "mlp", "--data", "/nonexistent"], "/nonexistent"),
         (["--model", "xml", "--scale", "-1"], "--scale"),
-        (["--scale", "0.5"], "--scale"),
+        (["--model", "dlrm", "--scale", "0.5"], "--scale"),
         (["--seed", "-1"], "seed"),
         (["--seeds", "0"], "--seeds is 0"),
         (["--optimizer", "adam"], "choose one of sgd, adamw, muon"),

@@ -19,6 +19,7 @@ from thinwire_lab.inputs import BadInput
 from thinwire_lab.problems import PROBLEMS, Batch, Parts, Problem, build, text
 from thinwire_lab.problems.base import sgd
 from thinwire_lab.problems.sampling import share, spaced
+from thinwire_lab.problems.transformer import ByteGPT, Shape, recency
 
 NOISE = np.random.default_rng(5)
 DATA = os.environ.get("THINWIRE_DATA")
@@ -94,6 +95,7 @@ def _write_clicks(folder: Path) -> Path:
 
 SMALL: dict[str, tuple[str, Callable[[Path], Path] | None, float]] = {
     "source": ("transformer", None, 1.0),
+    "source, larger": ("transformer", None, 2.0),
     "text": ("transformer", _write_text, 1.0),
     "words": ("lstm", _write_words, 1.0),
     "words, sparse": ("lstm_sparse", _write_words, 1.0),
@@ -323,6 +325,17 @@ def test_the_summaries_count_the_parameters_right(tmp_path: Path) -> None:
     assert sum(value.numel() for value in build("xml", seed=0, scale=0.1).model.parameters()) == 4096 * 3094
 
 
+def test_a_scale_multiplies_the_parameters_of_the_transformer() -> None:
+    assert Shape.of(1) == Shape(context=64, width=176, heads=4, layers=2)
+    slopes = -recency(2, 4, torch.device("cpu"))[:, 1, 0]
+    assert slopes.tolist() == [2, 1, 0.5, 0.25]
+    for scale in (0.16, 3, 9, 12, 50, 150, 1000):
+        with torch.device("meta"):
+            count = sum(p.numel() for p in ByteGPT(Shape.of(scale)).parameters())
+        assert count == pytest.approx(scale * 834_416, rel=0.1)
+    assert [Shape.of(scale).context for scale in (9, 150)] == [96, 512]
+
+
 def _refusal(name: str, data: Path | None = None, *, seed: int = 0, scale: float = 1.0) -> str:
     with pytest.raises(BadInput) as caught:
         build(name, seed=seed, data=data, scale=scale).batch(0, 0, 1)
@@ -334,7 +347,7 @@ def _refusal(name: str, data: Path | None = None, *, seed: int = 0, scale: float
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     assert all(name in _refusal("alexnet") for name in PROBLEMS)
     assert "seed" in _refusal("transformer", seed=-1)
-    assert "one size" in _refusal("transformer", scale=0.5)
+    assert "one size" in _refusal("dlrm", scale=0.5)
     assert "leave --data out" in _refusal("xml", tmp_path)
     for scale in (0.0, -1.0, float("nan"), float("inf")):
         assert "--scale must be" in _refusal("xml", scale=scale)

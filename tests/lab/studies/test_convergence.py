@@ -21,7 +21,7 @@ from thinwire_lab.studies.convergence import __main__ as convergence
 from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks, ring_sum
 from thinwire_lab.studies.convergence.optimizers import Schedule, scheduler
 from thinwire_lab.studies.convergence.results import append, grouped, read, tuned
-from thinwire_lab.studies.convergence.training import Look, Run, Settings, train
+from thinwire_lab.studies.convergence.training import TEXT, Look, Run, Settings, problem_of, text_of, train
 
 STEPS = 14  # PowerSGD sends its first ten uncompressed
 SETTINGS = Settings(
@@ -221,6 +221,23 @@ def test_what_the_file_has_is_not_run_again(tmp_path: Path, monkeypatch: pytest.
     done = CliRunner().invoke(convergence.app, ["plot", str(file), str(image), "--model", "", "--steps", "4"])
     assert done.exit_code == 0, done.output
     assert image.stat().st_size > 10_000
+
+
+def test_a_forward_in_bfloat16_leaves_parameters_in_float32() -> None:
+    problem = _tiny()
+    precise, rough = (train(replace(SETTINGS, autocast=on), problem).loss for on in (False, True))
+    assert precise != rough == pytest.approx(precise, rel=0.02)
+    early = _run(0.1, 0, 3.0).document()
+    del early["autocast"], early["data"]
+    assert Run.of(early) == _run(0.1, 0, 3.0)
+
+
+def test_the_transformer_trains_on_the_text_that_the_folder_has(tmp_path: Path) -> None:
+    assert text_of("transformer", None) == text_of("transformer", tmp_path) == text_of("lstm", tmp_path) == ""
+    (tmp_path / TEXT).parent.mkdir()
+    (tmp_path / TEXT).write_text("to be or not to be, " * 400)
+    assert text_of("transformer", tmp_path) == TEXT
+    assert "7,600 bytes" in problem_of("transformer", 0, tmp_path).description
 
 
 def test_what_is_no_recipe_is_refused() -> None:

@@ -3,6 +3,7 @@
     python -m thinwire_lab.studies.convergence run runs.jsonl --optimizer "adamw(betas=(0.9, 0.95))" --rate 1e-3,3e-3
     python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "topk()" --recipe "powersgd(rank=4)" --seeds 0,1
     python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "sparseloco(every=30)"
+    python -m thinwire_lab.studies.convergence run runs.jsonl --scale 150 --device cuda --autocast --batch 8 --steps 2000
     python -m thinwire_lab.studies.convergence table runs.jsonl --tuned --markdown runs.md
     python -m thinwire_lab.studies.convergence plot runs.jsonl runs.png --tuned --only topk,dense
 
@@ -19,6 +20,7 @@ not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and 
 payload counts once, however often the exchange has it travel.
 """
 
+import logging
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -34,7 +36,7 @@ from thinwire_lab.show.terminal import print_raw, print_table
 from thinwire_lab.studies.convergence.optimizers import Schedule
 from thinwire_lab.studies.convergence.plot import draw
 from thinwire_lab.studies.convergence.results import append, grouped, read, table, tuned
-from thinwire_lab.studies.convergence.training import DATA, TODAY, Run, Settings, problem_of, train
+from thinwire_lab.studies.convergence.training import DATA, TODAY, Run, Settings, problem_of, text_of, train
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console()
@@ -61,13 +63,19 @@ def run_all(
     steps: Annotated[int, typer.Option(help="Steps.")] = 300,
     workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
     batch: Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder that holds cifar10/, wikitext2/ and mnist/.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder that holds cifar10/, wikitext2/ and mnist/; the transformer needs none.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    scale: Annotated[float, typer.Option(help="Size of the xml model; 1 is 126.7 M parameters.")] = 1.0,
+    scale: Annotated[
+        float, typer.Option(help="Size of the model transformer or xml; 1 is 0.83 M or 126.7 M parameters.")
+    ] = 1.0,
+    autocast: Annotated[bool, typer.Option("--autocast", help="Forward in bfloat16, other products in TF32.")] = False,
     anew: Annotated[bool, typer.Option("--anew", help="Run again what other sources of this version wrote.")] = False,
 ) -> None:
     """Train with every combination that the file does not have, and add each to it."""
     torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high" if autocast else "highest")
     combinations = product(
         recipe or ["dense()"], optimizer or ["adamw()"], map(float, rate.split(",")), map(int, seeds.split(","))
     )
@@ -85,6 +93,8 @@ def run_all(
             warm_up=warm_up,
             device=device,
             scale=scale,
+            autocast=autocast,
+            data=text_of(model, data),
         )
         there = (run for run in read(file) if run.thinwire == TODAY and (not anew or run.made.get("code") == code()))
         if settings in {run.settings for run in there}:
@@ -154,4 +164,5 @@ def _line(run: Run) -> str:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     app()

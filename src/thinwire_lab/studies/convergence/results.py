@@ -75,7 +75,7 @@ def table(groups: Sequence[Several]) -> Table:
     """Return a row for each, with its loss over that of dense AdamW's best where it was run under the same terms."""
     dense = {_terms(each): each.loss for each in reversed(groups) if _is_dense_adamw(each)}
     columns: list[Column[Several]] = [
-        Column(heading="model", text=lambda x: x.settings.model, left=True),
+        Column(heading="model", text=lambda x: _model(x.settings), left=True),
         Column(heading="workers", text=lambda x: _workers(x.settings)),
         Column(heading="steps", text=lambda x: str(x.settings.steps)),
         Column(heading="schedule", text=lambda x: _schedule(x.settings), left=True),
@@ -100,6 +100,10 @@ def _loss(several: Several) -> str:
     if not math.isfinite(several.loss):
         return "diverged"
     return f"{several.loss:.3f}" + (f" ± {several.spread:.3f}" if len(several.runs) > 1 else "")
+
+
+def _model(settings: Settings) -> str:
+    return settings.model + (f", scale {settings.scale:g}" if settings.scale != 1 else "")
 
 
 def _schedule(settings: Settings) -> str:

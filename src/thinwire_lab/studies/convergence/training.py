@@ -1,6 +1,7 @@
 """Training with virtual workers: one process, a thread for each rank, and everything else as in a real run."""
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,10 @@ from thinwire_lab.studies.convergence.whole import Whole
 LOOKS = 15  # at the held-out loss, if not said otherwise
 CIFAR10 = "cifar10/cifar10_jpeg.npz"
 DATA = {"resnet20": CIFAR10, "vgg": CIFAR10, "lstm": "wikitext2", "mlp": "mnist"}
+TEXT = "wikitext2/train.txt"
+"""What the transformer trains on where the folder has it, in place of Python's standard library."""
+
+_log = logging.getLogger(__name__)
 
 _PARTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -47,6 +52,8 @@ class Settings:
     """What decides a run. `batch`: samples per worker and step; None for the problem's own.
 
     scale: of the problem's size, where it has several.
+    autocast: forward in bfloat16; parameters and optimizers stay float32.
+    data: what of the folder of data the transformer trains on; empty for Python's standard library.
     warm_up: steps over which the learning rate rises to `rate`.
     recipe, optimizer: expressions, such as `topk(density=0.01)` or, for outer steps, `diloco(every=10)`, and
     `adamw(betas=(0.9, 0.99))`.
@@ -64,6 +71,8 @@ class Settings:
     warm_up: int = 20
     device: str = "cpu"
     scale: float = 1.0
+    autocast: bool = False
+    data: str = ""
 
     def make_recipe(self) -> Reducer:
         return _evaluated(self.recipe, _PARTS, Reducer)
@@ -141,8 +150,13 @@ class Watch(Protocol):
 
 def problem_of(model: str, seed: int, data: Path | None, scale: float = 1.0) -> Problem:
     """Build the problem; its file lies in the folder `data`."""
-    place = data / DATA[model] if data is not None and model in DATA else None
-    return build(model, seed=seed, data=place, scale=scale)
+    part = DATA.get(model) or text_of(model, data)
+    return build(model, seed=seed, data=data / part if data is not None and part else None, scale=scale)
+
+
+def text_of(model: str, data: Path | None) -> str:
+    """Return `Settings.data`."""
+    return TEXT if model == "transformer" and data is not None and (data / TEXT).exists() else ""
 
 
 def train(settings: Settings, problem: Problem, every: int | None = None, watch: Watch | None = None) -> Run:
@@ -178,12 +192,15 @@ def _worker(
     optimizers = settings.make_optimizers(model)
     schedulers = [scheduler(optimizer, settings.schedule, settings.steps, settings.warm_up) for optimizer in optimizers]
     ties = _tied(settings, model, optimizers, group)
-    numel, looks = sum(p.numel() for p in model.parameters()), list[Look]()
+    numel, looks, began = sum(p.numel() for p in model.parameters()), list[Look](), time.perf_counter()
     for step in range(settings.steps):
         model.train()
         model.zero_grad(set_to_none=True)
+        batch = _moved(batch_of(settings, problem, step, group.rank()), settings.device)
         with turn:
-            problem.loss(model, _moved(batch_of(settings, problem, step, group.rank()), settings.device)).backward()
+            with _precision(settings):
+                loss = problem.loss(model, batch)
+            loss.backward()
         if watch:
             watch.before(group.rank(), model)
         ties.reduce()
@@ -194,8 +211,10 @@ def _worker(
             watch.after(group.rank(), model, ties.memories())
         done = step + 1
         if done % every == 0 or done == settings.steps:
-            loss, accuracy = _held_out(problem, ties.model(), group, settings.device)
-            looks.append(Look(done, loss, 8 * group.payload_bytes / numel, accuracy))
+            mean, accuracy = _held_out(problem, ties.model(), group, settings)
+            looks.append(Look(done, mean, 8 * group.payload_bytes / numel, accuracy))
+            if group.rank() == 0:
+                _log.info("step %d: loss %.4f, %.1f s", done, mean, time.perf_counter() - began)
             if not math.isfinite(looks[-1].loss):
                 break
     return looks
@@ -240,21 +259,28 @@ def batch_of(settings: Settings, problem: Problem, step: int, rank: int) -> Batc
 
 
 @torch.no_grad()
-def _held_out(problem: Problem, model: nn.Module, group: VirtualGroup, device: str) -> tuple[float, float]:
+def _held_out(problem: Problem, model: nn.Module, group: VirtualGroup, settings: Settings) -> tuple[float, float]:
     """Return the first rank's loss and accuracy on all held-out batches, to every rank."""
-    means = torch.zeros(2, device=device)
+    means = torch.zeros(2, device=settings.device)
     if group.rank() == 0:
         model.eval()
-        batches = [_moved(batch, device) for batch in problem.held_out(0, 1)]
-        means = torch.stack(
-            [torch.stack([problem.loss(model, x), hits(model(*x[:-1]), x[-1]).float().mean()]) for x in batches]
-        ).mean(dim=0)
+        batches = [_moved(batch, settings.device) for batch in problem.held_out(0, 1)]
+        with _precision(settings):
+            means = torch.stack(
+                [torch.stack([problem.loss(model, x), hits(model(*x[:-1]), x[-1]).float().mean()]) for x in batches]
+            ).mean(dim=0)
     dist.broadcast(means, group=group, group_src=0)
     return float(means[0]), float(means[1])
 
 
 def _moved(batch: Batch, device: str) -> Batch:
-    return tuple(part.to(device, non_blocking=True) for part in batch)
+    if device == "cpu":
+        return batch
+    return tuple(part.pin_memory().to(device, non_blocking=True) for part in batch)  # else the host would wait
+
+
+def _precision(settings: Settings) -> torch.autocast:
+    return torch.autocast(torch.device(settings.device).type, torch.bfloat16, enabled=settings.autocast)
 
 
 def _evaluated(text: str, known: Mapping[str, Any], kind: Any) -> Any:
