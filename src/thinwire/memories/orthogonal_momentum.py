@@ -14,7 +14,7 @@ from thinwire.memories.applied_momentum import AppliedMomentum
 from thinwire.memories.base import Staged, State
 from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Signal
-from thinwire.waits import known
+from thinwire.waits import known, on_host
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # singular values from 0.01 on come to lie between 0.68 and 1.14
 _ITERATIONS = 5
@@ -141,16 +141,18 @@ def orthogonal(x: Tensor) -> Tensor:
     """Return U·Vᵀ of x = U·S·Vᵀ, roughly: a polynomial, five times over, brings singular values close to 1.
 
     x: (rows, columns), float32 or float64. The sign of every singular value is kept, and zeros stay. This is
-    Newton–Schulz's iteration with the coefficients of Muon.
+    Newton–Schulz's iteration with the coefficients of Muon, and as there it runs in bfloat16 on a GPU, whose products
+    are some ten times as fast then.
     """
     a, b, c = _COEFFICIENTS
     y = x.mT if x.shape[0] > x.shape[1] else x
     for size in (torch.amax, torch.linalg.vector_norm):  # the largest first: squares could overflow, or vanish
         y = y / size(y.abs()).clamp_min(torch.finfo(x.dtype).tiny)
+    y = y if on_host(y) else y.bfloat16()
     for _ in range(_ITERATIONS):
         gram = y @ y.mT
         y = a * y + (b * gram + c * gram @ gram) @ y
-    return y.mT if x.shape[0] > x.shape[1] else y
+    return (y.mT if x.shape[0] > x.shape[1] else y).to(x.dtype)
 
 
 class _Factors(NamedTuple):
