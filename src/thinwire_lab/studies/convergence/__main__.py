@@ -3,7 +3,7 @@
     python -m thinwire_lab.studies.convergence run runs.jsonl --optimizer "adamw(betas=(0.9, 0.95))" --rate 1e-3,3e-3
     python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "topk()" --recipe "powersgd(rank=4)" --seeds 0,1
     python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "sparseloco(every=30)"
-    python -m thinwire_lab.studies.convergence run runs.jsonl --scale 150 --device cuda --autocast --batch 8 --steps 2000
+    python -m thinwire_lab.studies.convergence run runs.jsonl --scale 150 --device cuda --autocast --batch 8
     python -m thinwire_lab.studies.convergence table runs.jsonl --tuned --markdown runs.md
     python -m thinwire_lab.studies.convergence plot runs.jsonl runs.png --tuned --only topk,dense
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, recipes, reducer, replicate, schedules
+from thinwire.integrations.training.buckets import buckets
 from thinwire.memories import Memory
 from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
@@ -235,6 +236,9 @@ def _tied(settings: Settings, model: nn.Module, optimizers: list[torch.optim.Opt
     steps = settings.make_outer_steps()
     if steps is None:
         replicas = replicate(model, settings.make_recipe(), group=group, optimizer=optimizers)
+        if torch.device(settings.device).type == "cuda":  # one bucket: threads share the host, and fewer launches count
+            parameters = [p for bucket in replicas._buckets for p in bucket.parameters]
+            replicas._buckets = list(buckets(parameters[::-1], 1 << 40))
         return _Ties(replicas.reduce, lambda: model, replicas.attachment.recipe.memories)
     handle = outer(model, optimizers, steps, group=group)
     shown = copy.deepcopy(model)
