@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinwire import kernels
+from thinwire import kernels, waits
 from thinwire.kernels import Chunking, Draw, Picks
 from thinwire.kernels.ranges import is_alone
 
@@ -106,7 +106,7 @@ class Plain(Signal):
 
 
 def picked(signals: Sequence[Signal], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Pick from each of n ≥ 1 signals. Small ones that lie side by side are taken together, in one call.
+    """Pick from each of n ≥ 1 signals. Those side by side are taken together, in one call; on a CPU, small ones are.
 
     Returns indices (int32), which count from each signal's first element, and values: as many as the first draw's
     capacity, then as many as the next one's. Where fewer are picked, −1 with value 0 follows.
@@ -155,7 +155,8 @@ def peaks(signals: Sequence[Signal]) -> Tensor:
 
 
 def _company(signal: Signal) -> tuple[type[Signal], bool]:
-    return type(signal), is_alone(signal.numel)
+    """Return what signals that are taken together have in common, and whether they are: on a GPU launches count."""
+    return type(signal), is_alone(signal.numel) or signal.device.type not in waits.HOST
 
 
 def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:

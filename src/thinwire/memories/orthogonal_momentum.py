@@ -1,8 +1,9 @@
 """Momentum, orthogonalised on each rank before anything is chosen: Muon's update (Jordan et al. 2024) as what waits."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, Self, final
+from typing import Any, ClassVar, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -140,19 +141,23 @@ class OrthogonalMomentum(AppliedMomentum):
 def orthogonal(x: Tensor) -> Tensor:
     """Return U·Vᵀ of x = U·S·Vᵀ, roughly: a polynomial, five times over, brings singular values close to 1.
 
-    x: (rows, columns), float32 or float64. The sign of every singular value is kept, and zeros stay. This is
-    Newton–Schulz's iteration with the coefficients of Muon, and as there it runs in bfloat16 on a GPU, whose products
-    are some ten times as fast then.
+    x: (rows, columns), or several such matrices; float32 or float64. The sign of every singular value is kept, and
+    zeros stay. This is Newton–Schulz's iteration with the coefficients of Muon, and as there it runs in bfloat16 on a
+    GPU, whose products are some ten times as fast then.
     """
     a, b, c = _COEFFICIENTS
-    y = x.mT if x.shape[0] > x.shape[1] else x
+    y = x.mT if x.shape[-2] > x.shape[-1] else x
+    of_each: dict[str, Any] = {"dim": (-2, -1), "keepdim": True} if x.dim() > 2 else {}
     for size in (torch.amax, torch.linalg.vector_norm):  # the largest first: squares could overflow, or vanish
-        y = y / size(y.abs()).clamp_min(torch.finfo(x.dtype).tiny)
-    y = y if on_host(y) else y.bfloat16()
+        y = y / size(y.abs(), **of_each).clamp_min(torch.finfo(x.dtype).tiny)
+    y, product = y if on_host(y) else y.bfloat16(), torch.addmm if x.dim() == 2 else torch.baddbmm
     for _ in range(_ITERATIONS):
         gram = y @ y.mT
-        y = a * y + (b * gram + c * gram @ gram) @ y
-    return (y.mT if x.shape[0] > x.shape[1] else y).to(x.dtype)
+        if on_host(y):
+            y = a * y + (b * gram + c * gram @ gram) @ y
+        else:  # fewer launches, other roundings
+            y = product(y, product(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+    return (y.mT if x.shape[-2] > x.shape[-1] else y).to(x.dtype)
 
 
 class _Factors(NamedTuple):
@@ -209,6 +214,35 @@ class _Update(Signal):
         ahead = ahead if self.moves is True else torch.where(self.moves, ahead, 0)
         return update.add_(ahead, alpha=times * self._factors.of_update)
 
+    @classmethod
+    def compute_each(cls, signals: Sequence[Self]) -> list[Tensor]:
+        """Return the vectors. A GPU computes all m together, and O of matrices of one shape."""
+        if on_host(signals[0]._momenta[1]) or any(s._gradient is None or s._earlier or not s.numel for s in signals):
+            return [signal.tensor() for signal in signals]
+        before, m = (list(each) for each in zip(*(s._momenta for s in signals), strict=True))
+        waited, updates = (list(each) for each in zip(*(s._updates for s in signals), strict=True))
+        gradients = [s._gradient for s in signals if s._gradient is not None]
+        momentum = [s._factors.momentum for s in signals]
+        fading = torch._foreach_mul(before, momentum)
+        torch._foreach_copy_(m, gradients)
+        torch._foreach_mul_(m, [s._factors.of_gradient for s in signals])
+        torch._foreach_add_(m, fading)
+        ahead = list(torch._foreach_mul(m, [1 + each for each in momentum]))
+        torch._foreach_sub_(ahead, fading)
+        largest = torch._foreach_norm(gradients, math.inf)
+        for signal, most in zip(signals, largest, strict=True):
+            signal._gradient, signal.computed, signal.moves = None, True, most != 0
+        for alike in _by_shape(signals):
+            found = orthogonal(torch.stack([ahead[i].view(signals[i]._matrix) for i in alike]))
+            moves = torch.stack([largest[i] for i in alike])[:, None, None] != 0
+            for i, update in zip(alike, torch.where(moves, found, 0), strict=True):
+                ahead[i] = update.reshape(-1)
+        torch._foreach_copy_(updates, waited)
+        torch._foreach_mul_(updates, [s._factors.decay for s in signals])
+        torch._foreach_mul_(ahead, [s._factors.of_update for s in signals])
+        torch._foreach_add_(updates, ahead)
+        return updates
+
     def sample(self, offset: int, stride: int) -> Tensor:
         return self.tensor()[offset::stride]
 
@@ -220,5 +254,17 @@ class _Update(Signal):
         if not self.numel:
             return m
         ahead = m.mul(1 + self._factors.momentum).sub_(before, alpha=self._factors.momentum)
+        return orthogonal(ahead.view(self._matrix)).reshape(-1)
+
+    @property
+    def _matrix(self) -> tuple[int, int]:
         rows = self.shape[0] if len(self.shape) > 1 else 1
-        return orthogonal(ahead.view(rows, -1)).reshape(-1)
+        return rows, self.numel // rows
+
+
+def _by_shape(signals: Sequence[_Update]) -> list[list[int]]:
+    """Return the places of signals whose matrices have one shape, for each shape."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for i, signal in enumerate(signals):
+        found.setdefault(signal._matrix, []).append(i)
+    return list(found.values())

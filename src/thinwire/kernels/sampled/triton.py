@@ -15,6 +15,7 @@ from thinwire.kernels.accumulate.triton import accumulate_each, accumulate_momen
 from thinwire.kernels.sampled.reference import Draw
 from thinwire.kernels.segments.triton import (
     BINS,
+    COUNTERS,
     LEVELS,
     Strided,
     addresses,
@@ -68,7 +69,7 @@ def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor,
     offsets, strides, ranks, _ = zip(*draws, strict=True)
     columns = (addresses(xs), lengths, sampled, offsets, strides, ranks, capacities, starts)
     at, size, samples, offset, stride, rank, room, begin = table(device, *columns)
-    size_of_all = len(xs) * (LEVELS[like.element_size()] << 11)
+    size_of_all = len(xs) * COUNTERS[like.element_size()]
     zeros = torch.zeros(2 * size_of_all + len(xs), dtype=torch.int32, device=device)
     first, second, nans = zeros.split([size_of_all, size_of_all, len(xs)])
     most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, draws, strict=True))  # the same in every step

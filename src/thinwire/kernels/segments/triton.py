@@ -3,9 +3,8 @@
 A launch costs as much time as reading some megabytes, so for a bucket's small tensors it is launches that count.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -16,31 +15,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thinwire.kernels.memory import sent
-from thinwire.kernels.ranges import is_alone
 from thinwire.kernels.triton import TILE, launch, magnitudes
 
-DIGIT = tl.constexpr(11)
-BINS = tl.constexpr(1 << 11)
-LEVELS = {2: 2, 4: 3, 8: 6}
+_DIGIT = 8  # bits: of more bins, counting and reading them takes longer than another pass over the elements
+DIGIT, BINS = tl.constexpr(_DIGIT), tl.constexpr(1 << _DIGIT)
+LEVELS = {2: 2, 4: 4, 8: 8}
 """How many digits a magnitude of so many bytes has."""
-
-
-def in_company(
-    xs: Sequence[Tensor],
-    counts: Sequence[int],
-    together: Callable[[Sequence[Tensor], Sequence[int]], tuple[Tensor, Tensor]],
-    alone: Callable[[Tensor, int], tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor]:
-    """Return indices and values found in each of n ≥ 1 vectors: in small neighbours `together`, in large ones `alone`.
-
-    A large vector keeps a GPU busy by itself, and kernels that know where it begins read it faster.
-    """
-    found: list[tuple[Tensor, Tensor]] = []
-    for small, group in groupby(zip(xs, counts, strict=True), lambda pair: is_alone(pair[0].numel())):
-        some, wanted = zip(*group, strict=True)
-        found += [together(some, wanted)] if small else map(alone, some, wanted)
-    indices, values = zip(*found, strict=True)
-    return found[0] if len(found) == 1 else (torch.cat(indices), torch.cat(values))
+COUNTERS = {nbytes: levels << _DIGIT for nbytes, levels in LEVELS.items()}
+"""How many counters a vector's digits take."""
 
 
 def addresses(xs: Sequence[Tensor]) -> list[int]:
@@ -102,7 +84,7 @@ def count_digits(
 ) -> None:
     """Count the first digits of magnitudes, then the next ones of those that may be the wanted[i]-th largest.
 
-    `histograms`: int32 zeros (vectors · levels · 2¹¹). Where 0 is wanted, nothing is counted.
+    `histograms`: int32 zeros (COUNTERS of each vector). Where 0 is wanted, nothing is counted.
     Where there is a NaN, `nans` (int32 zeros, one for each vector) becomes 1.
     """
     levels = LEVELS[like.element_size()]

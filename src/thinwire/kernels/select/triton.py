@@ -21,12 +21,12 @@ from torch import Tensor
 from thinwire.kernels.accumulate.triton import fading_arguments, rounded_arguments, total
 from thinwire.kernels.segments.triton import (
     BINS,
+    COUNTERS,
     DIGIT,
     LEVELS,
     Strided,
     addresses,
     bar_of,
-    in_company,
     table,
     tiles_of_each,
     write_largest,
@@ -100,26 +100,19 @@ def largest(x: Tensor, k: int) -> Tensor:
 
 
 def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """See `reference.largest_of_each`."""
-    return in_company(xs, counts, _largest_of_small, _largest_of_one)
-
-
-def _largest_of_small(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return what `largest_of_each` does of vectors that are small, in one launch an operation."""
+    """See `reference.largest_of_each`. A vector that is alone is read faster by kernels that know where it begins."""
+    if len(xs) == 1:
+        picks = largest(xs[0], counts[0])
+        return picks, xs[0].index_select(0, picks)
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
     wanted = [min(k, n) for k, n in zip(counts, lengths, strict=True)]
     starts = accumulate(wanted[:-1], initial=0)
     at, size, k, begin = table(device, addresses(xs), lengths, wanted, list(starts))
-    histograms = torch.zeros(len(xs) * (LEVELS[like.element_size()] << 11), dtype=torch.int32, device=device)
+    histograms = torch.zeros(len(xs) * COUNTERS[like.element_size()], dtype=torch.int32, device=device)
     indices, values = torch.empty(sum(wanted), dtype=torch.int32, device=device), like.new_empty(sum(wanted))
     tiles = tiles_of_each(tuple(lengths), device)
     write_largest(Strided(at, size), like, tiles, histograms, k, begin, (indices, values))
     return indices, values
-
-
-def _largest_of_one(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    picks = largest(x, k)
-    return picks, x.index_select(0, picks)
 
 
 def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:
@@ -144,7 +137,7 @@ def _write_largest(out: Tensor, x: Tensor, found: Tensor | None = None) -> None:
     k, n, tiles, levels = out.numel(), x.numel(), tiles_of(x.numel()), LEVELS[x.element_size()]
     if not 0 < k <= n:
         return
-    histograms = torch.zeros(levels << 11, dtype=torch.int32, device=x.device)
+    histograms = torch.zeros(COUNTERS[x.element_size()], dtype=torch.int32, device=x.device)
     counts = torch.empty(tiles, dtype=torch.int64, device=x.device)
     programs, args = min(PROGRAMS, tiles), (x, histograms, found, n, k)
     for level in range(levels):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.futures import Future
 
@@ -174,9 +175,9 @@ def _profiled(work: Work, device: torch.device) -> tuple[dict[str, int], dict[st
         with torch.profiler.record_function(f"{_MARK}commit"):
             pass
         torch.cuda.synchronize(device)
-    events = list(profile.profiler.kineto_results.events())  # type: ignore[union-attr]
+    events = list(profile.profiler.kineto_results.events())
     phases = list(_phases(events))
-    busy = {e.correlation_id(): e.duration_ns() for e in events if e.device_type() == torch.autograd.DeviceType.CUDA}
+    busy = {e.correlation_id(): e.duration_ns() for e in events if e.device_type() == DeviceType.CUDA}
     launches, spent = Counter[str](), Counter[str]()
     for event in events:
         if event.name().startswith("cu") and any(part in event.name() for part in ("Launch", "Memcpy", "Memset")):
@@ -201,7 +202,7 @@ class _Marks:
 
 def _phases(events: list[Any]) -> Iterator[tuple[int, int, str]]:
     """Yield each phase of a profiled step: where it begins and ends (ns), and its name."""
-    ours = [e for e in events if e.device_type() == torch.autograd.DeviceType.CPU and e.name().startswith(_MARK)]
+    ours = [e for e in events if e.device_type() == DeviceType.CPU and e.name().startswith(_MARK)]
     for (begin, _), (end, name) in pairwise(sorted((e.start_ns(), e.name().removeprefix(_MARK)) for e in ours)):
         yield begin, end, name
 

@@ -65,7 +65,7 @@ class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
         else:
             self._stream.wait_stream(torch.cuda.current_stream(x.device))
             with torch.cuda.stream(self._stream):
-                torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
+                torch.cuda._sleep(_CYCLES)
                 work()
                 future.set_result([x])
         return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # not in stubs

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore  # torch.distributed has it, its stubs do not
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,7 +33,7 @@ def timed(tokens: int, device: torch.device, names: tuple[str, ...], shape: Shap
     for adaptive in (False, True):
         chosen = [name for name in names if (name in _ADAPTIVE) == adaptive]
         for name in (PLAIN, *([HOOK] if not adaptive else []), *chosen):
-            found = {"name": name, "optimizer": "AdamW" if adaptive else "SGD", "tokens": tokens}
+            found: dict[str, Any] = {"name": name, "optimizer": "AdamW" if adaptive else "SGD", "tokens": tokens}
             try:
                 found["ms"] = _ms(name, tokens, device, shape, adaptive=adaptive)
             except Exception as error:
@@ -83,7 +84,7 @@ def one_rank(device: torch.device) -> Iterator[None]:
     """Have a group of NCCL with one rank, in place of what group there was."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
     try:
         yield
     finally:

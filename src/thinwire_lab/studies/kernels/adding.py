@@ -44,9 +44,9 @@ def _orthonormal(place: Place) -> Work:
 def _inverse_fourier(place: Place) -> Work:
     width = min(_BLOCK, place.numel)
     blocks = -(-place.numel // width)
-    pairs = torch.randn(blocks * (width // 2 + 1), 2, generator=torch.Generator().manual_seed(0)).to(place.device)
-    out = place.gradient().clone()
-    spectra = torch.view_as_complex(pairs.view(blocks, -1, 2))
+    vectors = torch.randn(blocks, width, generator=torch.Generator().manual_seed(0)).to(place.device)
+    spectra = torch.fft.rfft(vectors, norm="ortho")
+    pairs, out = torch.view_as_real(spectra).view(-1, 2), place.gradient().clone()
     return Work(
         run=lambda: kernels.inverse_fourier(pairs, place.numel, width),
         floor=out.zero_,
