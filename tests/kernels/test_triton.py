@@ -722,12 +722,14 @@ def test_a_nan_in_the_sample_leaves_nothing_but_what_is_not_finite() -> None:
     assert found[0][50:53].tolist() == [8, 20, -1]
 
 
-def test_large_vectors_between_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "is_alone", lambda numel: numel < 100)
-    xs = [framed(vector(n, seed=n)) for n in (50, 60, 500, 70)]
-    found = kernels.largest_of_each.gpu(xs, [5, 6, 50, 7])
-    expected = kernels.largest_of_each.reference(xs, [5, 6, 50, 7])
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+def test_the_largest_of_one_vector_and_of_several() -> None:
+    xs = [framed(vector(n, seed=n)) for n in (50, 5000, 500)]
+    for some in ([xs[1]], xs):
+        counts = [len(x) // 10 for x in some]
+        found, expected = (
+            call(some, counts) for call in (kernels.largest_of_each.gpu, kernels.largest_of_each.reference)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(
