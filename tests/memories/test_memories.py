@@ -1,5 +1,6 @@
 """Memory laws: nothing is lost, a step can be called off, and the state survives a round trip."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,9 +10,11 @@ import torch
 from cases import CODECS, MEMORIES, CodecCase, vector
 from torch import Tensor
 
-from thinwire import codecs, formats, memories
+from thinwire import codecs, formats, memories, waits
+from thinwire.memories import OrthogonalMomentum
 from thinwire.memories.base import State
 from thinwire.payloads import Chunks, Keyed, Payload
+from thinwire.signals import Signal
 
 STATEFUL = {name: make for name, make in MEMORIES.items() if make().stateful}
 FEEDBACK = {name: case for name, case in CODECS.items() if not case.unbiased}
@@ -487,3 +490,25 @@ def test_a_huge_gradient_does_not_outweigh_others_when_orthogonalised() -> None:
     assert max(sizes) < 1.01 * min(sizes), "squares overflow, or vanish"
     zero = memories.OrthogonalMomentum(momentum=0.0).compensate("w", torch.zeros(400), 1.0)
     assert not zero.tensor().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_orthogonal_matrices_of_one_shape_go_together_as_they_go_alone(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "HOST", frozenset())  # a GPU's path
+    together, alone = OrthogonalMomentum(momentum=0.9), OrthogonalMomentum(momentum=0.9)
+    shapes = [(40, 50), (50, 40), (40, 50), (500,), (1, 7)]
+    for step in range(3):
+        gradients = [vector(math.prod(shape), 10 * step + i).to(dtype) for i, shape in enumerate(shapes)]
+        gradients[2] *= step != 1
+        found = []
+        for memory in (together, alone):
+            signals = [memory.compensate(str(i), gradient, 0.25) for i, gradient in enumerate(gradients)]
+            for signal, shape in zip(signals, shapes, strict=True):
+                signal.shape = shape
+            kind = type(signals[0]) if memory is together else Signal
+            found.append([x.clone() for x in kind.compute_each(signals)])
+            memory.commit()
+        for x, y in zip(*found, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cases import OFFSET_8
+from cases import CODECS, OFFSET_8, vector
 from ranks import Ranks
 from torch import Tensor, nn
 from torch._jit_internal import _extract_tensors
@@ -22,7 +22,7 @@ import thinwire
 from thinwire.codecs import FFT, Codec, TopK
 from thinwire.collectives import thread, used_here
 from thinwire.errors import PayloadError
-from thinwire.exchanges import AllGather, Exchange, GlobalTopKTree, OwnerSharded, UnionAllReduce, all_gather
+from thinwire.exchanges import AllGather, Exchange, Exchanged, GlobalTopKTree, OwnerSharded, UnionAllReduce, all_gather
 from thinwire.integrations.attachments import attachment
 from thinwire.kernels import memory
 from thinwire.memories import AppliedMomentum, ErrorFeedback, MomentumCorrection
@@ -53,6 +53,37 @@ def test_a_tensor_is_recorded_with_the_stream_that_uses_it(monkeypatch: pytest.M
     mine, other = _OnGPU(), _OnGPU()
     used_here(mine, torch.zeros(1), other)  # type: ignore[arg-type]
     assert mine.streams == other.streams == ["stream of cuda:0"]
+
+
+class _Logged:
+    """A stream that writes down what it waits for."""
+
+    def __init__(self, number: int) -> None:
+        self.cuda_stream, self.waited = number, list[str]()
+
+    def record_event(self) -> str:
+        return f"event of {self.cuda_stream}"
+
+    def wait_event(self, event: str) -> None:
+        self.waited.append(event)
+
+
+def test_a_tensor_that_is_kept_is_there_for_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, made, now = [_Logged(number) for number in range(3)], list[_OnGPU](), list[_Logged]()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[-1])
+
+    @memory.kept
+    def constant(number: int) -> Any:
+        made.append(_OnGPU())
+        return made[-1]
+
+    for stream in (*streams, *streams):
+        now.append(stream)
+        assert id(constant(1)) == id(made[0])
+    assert id(constant(2)) == id(made[1])
+    assert len(made) == 2
+    assert made[0].streams == streams
+    assert [stream.waited for stream in streams[:2]] == [["event of 0"], ["event of 0"]]
 
 
 class _Copies(TorchDispatchMode):
@@ -294,3 +325,12 @@ def test_the_communication_thread_waits_for_the_hooks_stream(
     assert line.submit(lambda group: list(threads.waited), gpu).wait() == ["what the hook has queued"]
     assert asked == [[gpu]]
     line.close()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_future_finds_all_tensors_of_what_was_exchanged(name: str) -> None:
+    payload = CODECS[name].codec.encode(vector(400, 3), seed=1)
+    found = _extract_tensors(Exchanged(total=payload, delivered=payload.with_values(payload.values * 2), sent_bytes=1))
+    pickled = _extract_tensors([payload, payload.with_values(payload.values * 2)])
+    assert {x.data_ptr() for x in found} >= {x.data_ptr() for x in payload.tensors()}
+    assert len(found) >= len(pickled) > 0

@@ -4,7 +4,6 @@ Fake tensors have a shape and no elements, so whatever asks for an element raise
 lie on it. Elsewhere they lie on the CPU, and `thinwire.waits` is told that the host must not read there.
 """
 
-import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +108,7 @@ def _forget_cached_tensors() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(KEEP_TENSORS):
             for held in vars(module).values():
-                if isinstance(held, functools._lru_cache_wrapper) and held.__module__.startswith(KEEP_TENSORS):
+                if hasattr(held, "cache_clear") and held.__module__.startswith(KEEP_TENSORS):
                     held.cache_clear()
 
 

@@ -5,7 +5,6 @@ Indices of picks (int32) ascend. A GPU fills them up with −1, so that nothing 
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -98,16 +97,9 @@ def side_by_side(
 
 def _moved(indices: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
     """Count indices from the first element of all, and replace −1 by the last index of its region."""
-    first, last = _edges(regions, indices.device)
-    return torch.where(indices < 0, of_each(last, runs), indices + of_each(first, runs))
-
-
-@lru_cache(maxsize=1024)
-def _edges(regions: Regions, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return each region's first and last index."""
-    edges = ([offset for offset, _ in regions], [offset + length - 1 for offset, length in regions])
-    first, last = (constant(tuple(edge), torch.int32, device) for edge in edges)
-    return first, last
+    edges = [*(offset for offset, _ in regions), *(offset + length - 1 for offset, length in regions)]
+    first, last = of_each(constant(tuple(edges), torch.int32, indices.device).view(2, -1), runs).unbind()
+    return torch.where(indices < 0, last, indices + first)
 
 
 def of_each(numbers: Tensor, runs: tuple[int, ...]) -> Tensor:

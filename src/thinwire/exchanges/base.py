@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, final, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 from torch import Tensor
 from torch.futures import Future
@@ -69,6 +69,10 @@ class Exchanged:
     total: Payload
     delivered: Payload
     sent_bytes: Amount
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Name the tensors alone. A future of a GPU pickles what it holds to find them, at every step."""
+        return tuple, ((*self.total.tensors(), *self.delivered.tensors()),)
 
 
 @runtime_checkable

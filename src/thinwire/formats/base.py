@@ -14,7 +14,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Range
 from thinwire.kernels import Groups
-from thinwire.kernels.memory import constant, empty
+from thinwire.kernels.memory import constant, empty, kept
 from thinwire.waits import on_host
 
 GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
@@ -101,7 +101,7 @@ class Format(ABC):
 
 
 # A format is a value, so its table need be computed only once.
-@lru_cache(maxsize=64)
+@kept
 def _table(form: Format, device: torch.device) -> Tensor:
     return form.table().to(device)
 

@@ -1,12 +1,15 @@
-"""Memory for results, in huge pages if it is large; and numbers on their way to a device."""
+"""Memory for results, in huge pages if it is large; numbers on their way to a device, and tensors kept there."""
 
 import struct
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, update_wrapper
+from typing import Any, Generic, ParamSpec, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+P = ParamSpec("P")
 _LARGE = 1 << 22
 _CACHE_LINE = 64
 
@@ -25,9 +28,46 @@ def empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return room[start : start + nbytes].view(dtype)
 
 
-@lru_cache(maxsize=1024)
+@final
+class kept(Generic[P]):  # noqa: N801 - a decorator
+    """Have a function compute a tensor once, as long as it is among the last 1,024. Nobody may write to it.
+
+    Streams of a GPU share it: each waits, once, until it is there, and its memory is not given away before each has
+    done what it was told.
+    """
+
+    def __init__(self, make: Callable[P, Tensor]) -> None:
+        self._make: Any = lru_cache(maxsize=1024)(lambda *args, **kwargs: _Shared(make(*args, **kwargs)))
+        self.cache_clear = self._make.cache_clear
+        update_wrapper(self, make)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        """Return the tensor."""
+        found: Tensor = self._make(*args, **kwargs).here()
+        return found
+
+
+class _Shared:
+    """A tensor, and which streams know that it is there."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x, self._streams = x, set[int]()
+        self._ready = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
+
+    def here(self) -> Tensor:
+        """Return it for the current stream."""
+        if self._ready is not None:
+            stream = torch.cuda.current_stream(self._x.device)
+            if stream.cuda_stream not in self._streams:
+                self._streams.add(stream.cuda_stream)
+                stream.wait_event(self._ready)
+                self._x.record_stream(stream)
+        return self._x
+
+
+@kept
 def constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers on a device. Cached, because layouts stay the same; do not write to it."""
+    """Return numbers on a device, kept because layouts stay the same."""
     if not numbers:
         return torch.empty(0, dtype=dtype, device=device)
     wide, code = (torch.float64, "d") if dtype.is_floating_point else (torch.int64, "q")

@@ -74,25 +74,37 @@ class Memory(ABC):
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Take what was delivered out of the staged memory; the payload has a region for each of `names`."""
 
-    @abstractmethod
+    def tensors(self) -> "Mapping[str, Staged]":
+        """Return what is held, by the names of `fields`. By default, nothing."""
+        return {}
+
     def commit(self, names: Collection[str] | None = None) -> None:
         """Keep what was staged for these parameters; by default, for all."""
+        for held in self.tensors().values():
+            held.commit(names)
 
-    @abstractmethod
     def rollback(self, names: Collection[str] | None = None) -> None:
         """Drop what was staged for these parameters; by default, for all."""
+        for held in self.tensors().values():
+            held.rollback(names)
 
-    @abstractmethod
     def rescale(self, factor: float) -> None:
         """Multiply everything that waits by `factor`: the loss scale, 1 at first, changed by it."""
+        for held in self.tensors().values():
+            held.rescale(factor)
 
-    @abstractmethod
     def state(self) -> State:
         """Return the committed tensors: parameter name → field → flat tensor. Not copies."""
+        found: State = {}
+        for field, held in self.tensors().items():
+            for name, tensor in held.committed().items():
+                found.setdefault(name, {})[field] = tensor
+        return found
 
-    @abstractmethod
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load tensors as `state` returned them; they are copied."""
+        for field, held in self.tensors().items():
+            held.restore({name: fields[field] for name, fields in state.items() if field in fields})
 
     def waits(self, name: str = "") -> bool:
         """Whether anything waits for parameter `name` that `release` can send; without a name, for any parameter."""
@@ -127,25 +139,11 @@ class NoMemory(Memory):
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> list[Signal]:
         """Scale each gradient in place."""
-        return [Plain(gradient if scale == 1 else gradient.mul_(scale)) for gradient in gradients]
+        if scale != 1:
+            torch._foreach_mul_(list(gradients), scale)
+        return list(map(Plain, gradients))
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Do nothing."""
-
-    def commit(self, names: Collection[str] | None = None) -> None:
-        """Do nothing."""
-
-    def rollback(self, names: Collection[str] | None = None) -> None:
-        """Do nothing."""
-
-    def rescale(self, factor: float) -> None:
-        """Do nothing."""
-
-    def state(self) -> State:
-        """Return nothing."""
-        return {}
-
-    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Do nothing."""
 
 

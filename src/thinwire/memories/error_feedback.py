@@ -1,6 +1,6 @@
 """Error feedback (Seide et al. 2014, Stich et al. 2018): what was not delivered is added to the next gradient."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.checked import Part, checked
-from thinwire.memories.base import Memory, State
+from thinwire.memories.base import Memory, Staged
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
 from thinwire.signals import Signal
@@ -63,22 +63,6 @@ class ErrorFeedback(Memory):
         """Add r / scale to a gradient that will be sent whole; once the step is committed, nothing waits for `name`."""
         self._residual.release(name, gradient, scale)
 
-    def commit(self, names: Collection[str] | None = None) -> None:
-        """Keep what was staged."""
-        self._residual.commit(names)
-
-    def rollback(self, names: Collection[str] | None = None) -> None:
-        """Drop what was staged."""
-        self._residual.rollback(names)
-
-    def rescale(self, factor: float) -> None:
-        """Multiply the residual."""
-        self._residual.staged.rescale(factor)
-
-    def state(self) -> State:
-        """Return {name: {"residual": r}}."""
-        return {name: {"residual": tensor} for name, tensor in self._residual.staged.committed().items()}
-
-    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load copies of residuals."""
-        self._residual.staged.restore({name: fields["residual"] for name, fields in state.items()})
+    def tensors(self) -> Mapping[str, Staged]:
+        """Return r."""
+        return {"residual": self._residual.staged}

@@ -1,6 +1,6 @@
 """Momentum as the memory (DeMo, Peng et al. 2024): what was not delivered fades, as momentum does."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, final
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.memories.applied_momentum import AppliedMomentum
-from thinwire.memories.base import Staged, State
+from thinwire.memories.base import Staged
 from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
@@ -94,26 +94,14 @@ class FadingMomentum(AppliedMomentum):
         """Add M / scale to a gradient that will be sent whole; once the step is committed, nothing waits for `name`."""
         self._momentum.release(name, gradient, scale)
 
-    def commit(self, names: Collection[str] | None = None) -> None:
-        """Keep what was staged."""
-        self._momentum.commit(names)
-
-    def rollback(self, names: Collection[str] | None = None) -> None:
-        """Drop what was staged."""
-        self._momentum.rollback(names)
+    def tensors(self) -> Mapping[str, Staged]:
+        """Return M."""
+        return {"momentum": self._momentum.staged}
 
     def rescale(self, factor: float) -> None:
         """Multiply M, and the limit of clipping."""
-        self._momentum.staged.rescale(factor)
+        super().rescale(factor)
         self._clipping.rescale(factor)
-
-    def state(self) -> State:
-        """Return {name: {"momentum": M}}."""
-        return {name: {"momentum": tensor} for name, tensor in self._momentum.staged.committed().items()}
-
-    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load copies of momenta."""
-        self._momentum.staged.restore({name: fields["momentum"] for name, fields in state.items()})
 
     def waiting(self) -> Sequence[Tensor]:
         """Return M of every parameter. Not copies."""

@@ -1,6 +1,6 @@
 """Momentum correction with factor masking (Deep Gradient Compression, Lin et al. 2018, §3)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import lt
 from typing import ClassVar, Self, final
@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels import Draw, Picks
-from thinwire.memories.base import Memory, Staged, State
+from thinwire.memories.base import Memory, Staged
 from thinwire.memories.clipping import LocalClipping
 from thinwire.payloads import Payload
 from thinwire.signals import Plain, Signal
@@ -102,32 +102,14 @@ class MomentumCorrection(Memory):
         residual.add_(gradient, alpha=scale * (1 + momentum) if self.nesterov else scale)
         return Plain(residual, gradient.dtype)
 
-    def commit(self, names: Collection[str] | None = None) -> None:
-        """Keep what was staged."""
-        self._residual.commit(names)
-        self._velocity.commit(names)
-
-    def rollback(self, names: Collection[str] | None = None) -> None:
-        """Drop what was staged."""
-        self._residual.rollback(names)
-        self._velocity.rollback(names)
+    def tensors(self) -> Mapping[str, Staged]:
+        """Return v and u."""
+        return {"residual": self._residual, "velocity": self._velocity}
 
     def rescale(self, factor: float) -> None:
-        """Multiply residual and velocity."""
-        self._residual.rescale(factor)
-        self._velocity.rescale(factor)
+        """Multiply residual and velocity, and the limit of clipping."""
+        super().rescale(factor)
         self._clipping.rescale(factor)
-
-    def state(self) -> State:
-        """Return {name: {"residual": v, "velocity": u}}; a field not yet in use is left out."""
-        fields = {"residual": self._residual.committed(), "velocity": self._velocity.committed()}
-        names = fields["residual"] | fields["velocity"]
-        return {n: {f: tensors[n] for f, tensors in fields.items() if n in tensors} for n in names}
-
-    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load copies of residuals and velocities."""
-        self._residual.restore({n: fields["residual"] for n, fields in state.items() if "residual" in fields})
-        self._velocity.restore({n: fields["velocity"] for n, fields in state.items() if "velocity" in fields})
 
 
 def _all_went(delivered: Payload, residuals: Sequence[Tensor]) -> list[bool | Tensor]:

@@ -12,7 +12,7 @@ from thinwire import kernels
 from thinwire.checked import Fraction, checked
 from thinwire.kernels import Picks
 from thinwire.memories.applied_momentum import AppliedMomentum
-from thinwire.memories.base import Staged, State
+from thinwire.memories.base import Staged
 from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Signal
 from thinwire.waits import known, on_host
@@ -92,40 +92,34 @@ class OrthogonalMomentum(AppliedMomentum):
         """Subtract what was delivered."""
         delivered.subtract_from([self._update.staged(name) for name in names])
 
+    def tensors(self) -> Mapping[str, Staged]:
+        """Return m and E."""
+        return {"momentum": self._momentum, "update": self._update}
+
     def drop(self, names: Collection[str]) -> None:
         """Forget m and E of these parameters."""
-        self._momentum.drop(names)
         self._update.drop(names)
+        super().drop(names)
         self._end(names)
 
     def commit(self, names: Collection[str] | None = None) -> None:
         """Keep what was staged."""
-        self._momentum.commit(names)
-        self._update.commit(names)
+        super().commit(names)
         self._end(names)
 
     def rollback(self, names: Collection[str] | None = None) -> None:
         """Drop what was staged."""
-        self._momentum.rollback(names)
-        self._update.rollback(names)
+        super().rollback(names)
         self._end(names)
 
     def rescale(self, factor: float) -> None:
         """Multiply m and E, and what O is multiplied with."""
-        self._momentum.rescale(factor)
-        self._update.rescale(factor)
+        super().rescale(factor)
         self._loss_scale *= factor
-
-    def state(self) -> State:
-        """Return {name: {"momentum": m, "update": E}}; a field not yet in use is left out."""
-        fields = {"momentum": self._momentum.committed(), "update": self._update.committed()}
-        names = fields["momentum"] | fields["update"]
-        return {n: {f: tensors[n] for f, tensors in fields.items() if n in tensors} for n in names}
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load copies of momenta and of what waits."""
-        self._momentum.restore({n: fields["momentum"] for n, fields in state.items() if "momentum" in fields})
-        self._update.restore({n: fields["update"] for n, fields in state.items() if "update" in fields})
+        super().restore(state)
         self._end()
 
     def waiting(self) -> Sequence[Tensor]:
@@ -229,14 +223,14 @@ class _Update(Signal):
         torch._foreach_add_(m, fading)
         ahead = list(torch._foreach_mul(m, [1 + each for each in momentum]))
         torch._foreach_sub_(ahead, fading)
-        largest = torch._foreach_norm(gradients, math.inf)
-        for signal, most in zip(signals, largest, strict=True):
-            signal._gradient, signal.computed, signal.moves = None, True, most != 0
+        moves = (torch.stack(torch._foreach_norm(gradients, math.inf)) != 0).unbind()
+        for signal, moved in zip(signals, moves, strict=True):
+            signal._gradient, signal.computed, signal.moves = None, True, moved
         for alike in _by_shape(signals):
             found = orthogonal(torch.stack([ahead[i].view(signals[i]._matrix) for i in alike]))
-            moves = torch.stack([largest[i] for i in alike])[:, None, None] != 0
-            for i, update in zip(alike, torch.where(moves, found, 0), strict=True):
-                ahead[i] = update.reshape(-1)
+            these = torch.stack([moves[i] for i in alike])[:, None, None]
+            for i, update in zip(alike, torch.where(these, found, 0).contiguous(), strict=True):
+                ahead[i] = update.view(-1)
         torch._foreach_copy_(updates, waited)
         torch._foreach_mul_(updates, [s._factors.decay for s in signals])
         torch._foreach_mul_(ahead, [s._factors.of_update for s in signals])

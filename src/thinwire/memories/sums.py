@@ -1,6 +1,6 @@
 """What waits for a parameter: gradients are added, and what was delivered is subtracted. It may fade meanwhile."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Self, final
 
 import torch
@@ -76,14 +76,6 @@ class Sums:
     def waits(self, name: str = "") -> bool:
         """Whether anything waits for parameter `name`; without a name, for any parameter."""
         return self.staged.waits(name) if name else bool(self.staged.committed())
-
-    def commit(self, names: Collection[str] | None = None) -> None:
-        """Keep what was staged."""
-        self.staged.commit(names)
-
-    def rollback(self, names: Collection[str] | None = None) -> None:
-        """Drop what was staged."""
-        self.staged.rollback(names)
 
     def _more(self, name: str, gradient: Tensor, scale: float, seed: int) -> Signal:
         x = self.staged.staged(name)

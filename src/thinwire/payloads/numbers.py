@@ -90,9 +90,11 @@ def read(buffers: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
         return plain(buffers, values.numel(), values.dtype)
     own, packed = lengths(values, coded)
     wire.check_padding(buffers, own, packed)
-    start = wire.padded(own)
-    parts = [_unpack(buffer[:own], buffer[start : start + packed], coded) for buffer in buffers]
-    return torch.stack([part.values(values.dtype) for part in parts])
+    start, ranks, count = wire.padded(own), buffers.shape[0], coded.codes.numel()
+    each, apart = divmod(8 * packed, coded.format.bits)
+    rows = [buffers] if not apart and each == count else buffers.split(1)  # codes that fill their bytes go together
+    parts = [_unpack(row[:, :own], row[:, start : start + packed], coded) for row in rows]
+    return torch.cat([part.values(values.dtype) for part in parts]).view(ranks, count)
 
 
 def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -110,7 +112,9 @@ def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def _unpack(scales: Tensor, packed: Tensor, like: Coded) -> Coded:
-    return Coded.unpack(packed.contiguous(), scales.clone().view(torch.float32), like.runs, like.format)
+    """Return the codes of several ranks, of one after another's."""
+    flat = scales.clone(memory_format=torch.contiguous_format).view(-1).view(torch.float32)
+    return Coded.unpack(packed.contiguous().view(-1), flat, like.runs * len(packed), like.format)
 
 
 def check_plain(head: wire.Header) -> torch.dtype:

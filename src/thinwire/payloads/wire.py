@@ -2,14 +2,14 @@
 
 import struct
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from thinwire.collectives import room
 from thinwire.errors import PayloadError
-from thinwire.kernels.memory import sent
+from thinwire.kernels.memory import kept, sent
 from thinwire.waits import refuse_if
 
 HEADER_BYTES = 16
@@ -45,9 +45,9 @@ class Header:
         return on(packed, device)
 
 
-@lru_cache(maxsize=1024)
+@kept
 def on(packed: bytes, device: torch.device) -> Tensor:
-    """Return bytes as uint8 on a device. Cached, because headers stay the same; do not write to it."""
+    """Return bytes as uint8 on a device, kept because headers stay the same."""
     return sent(torch.frombuffer(bytearray(packed), dtype=torch.uint8), device)
 
 

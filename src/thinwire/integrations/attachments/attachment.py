@@ -153,8 +153,14 @@ class Attachment:
         """Start reducing a bucket of these parameters' gradients, one after another, each in its memory order.
 
         The future holds `flat` once that is the mean. `joined`: this rank has run out of data, and only takes part so
-        that the others can go on. Raises RuntimeError if another attachment has taken over.
+        that the others can go on. Raises RuntimeError if another attachment has taken over, and within the capture of a
+        CUDA graph.
         """
+        if _captured(flat):
+            raise RuntimeError(
+                "gradients are reduced while a CUDA graph is captured, and a replay would repeat this step's random "
+                "choices for ever: capture the forward pass or the optimizer's step alone, or remove() the recipe"
+            )
         segments = self._segments(parameters, flat.numel())
         self._enter(segments.names, parameters, joined=joined)
         bucket = Bucket(flat=flat, segments=segments)
@@ -455,3 +461,7 @@ _AGAIN = (
 
 def _nothing() -> None:
     """Stand in for an attachment in a copy of the model."""
+
+
+def _captured(flat: Tensor) -> bool:
+    return flat.is_cuda and torch.cuda.is_current_stream_capturing()

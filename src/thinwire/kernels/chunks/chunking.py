@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thinwire.kernels.fourier.reference import turns
 from thinwire.kernels.hashing.reference import mix
+from thinwire.kernels.memory import kept
 
 Transform = Literal["dct", "hadamard"] | None
 _NARROWEST = 4
@@ -31,6 +32,14 @@ class Chunking:
     width: int
     kept: int
     transform: Transform
+
+    def __hash__(self) -> int:
+        """Worked out once: plans of buckets are looked up by it, several times a step."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.numel, self.columns, self.height, self.width, self.kept, self.transform))
 
     @classmethod
     def of(cls, shape: tuple[int, ...], chunk: int, transform: Transform, kept: Callable[[int], int]) -> Self:
@@ -98,9 +107,9 @@ def matrix(size: int, transform: Transform) -> Tensor:
     return signs * (1 - 2 * (ones % 2)).double() / sqrt(size)
 
 
-@lru_cache(maxsize=256)
+@kept
 def _matrix_on(size: int, transform: Transform, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a transform on a device. Cached, because a copy waits for the device."""
+    """Return a transform on a device, kept because a copy waits for the device."""
     return matrix(size, transform).to(device, dtype)
 
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.kernels.hashing.reference import keys
@@ -65,6 +68,13 @@ def signed_keys(seed: int) -> tuple[int, int]:
     """Return `keys` as signed numbers, so that Triton compiles for the same types whatever the seed."""
     high, low = ((key ^ 0x80000000) - 0x80000000 for key in keys(seed))
     return high, low
+
+
+def signed_keys_of(seeds: Sequence[int]) -> "tuple[NDArray[Any], NDArray[Any]]":
+    """Return the same of several seeds, two columns of a `table`."""
+    with np.errstate(over="ignore"):  # modulo 2⁶⁴
+        found = (np.array(list(seeds), np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return (found >> np.uint64(32)).astype(np.uint32).view(np.int32), found.astype(np.uint32).view(np.int32)
 
 
 def _round_keys(seed: int) -> tuple[int, ...]:

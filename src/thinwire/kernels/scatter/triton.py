@@ -42,7 +42,7 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int
 def scatter(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
     """See `reference.scatter`; if the runs of a payload ascend together, everything is written once."""
     values = values.to(out.dtype)
-    starts, stops = _tiles(tuple(regions), out.device)
+    starts, stops = (_on(edges, out.device) for edges in _tiles(tuple(regions)))
     tiles, stretches = starts.numel(), _stretches(tuple(runs), len(regions))
     count = len(stretches) - 1
     if 8 * count * tiles > out.nbytes:  # so many short runs that the table of bounds would outgrow the output
@@ -118,7 +118,7 @@ def _on(numbers: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _tiles(regions: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _tiles(regions: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where the tiles of adjoining regions start and stop."""
     joined: list[tuple[int, int]] = []
     for offset, length in sorted(regions):
@@ -127,7 +127,7 @@ def _tiles(regions: tuple[tuple[int, int], ...], device: torch.device) -> tuple[
         else:
             joined.append((offset, offset + length))
     tiles = [(lo, min(lo + _TILE, stop)) for start, stop in joined for lo in range(start, stop, _TILE)]
-    return _on(tuple(lo for lo, _ in tiles), device), _on(tuple(hi for _, hi in tiles), device)
+    return tuple(lo for lo, _ in tiles), tuple(hi for _, hi in tiles)
 
 
 @triton.jit

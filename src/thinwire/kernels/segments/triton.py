@@ -4,17 +4,17 @@ A launch costs as much time as reading some megabytes, so for a bucket's small t
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from thinwire.kernels.memory import sent
+from thinwire.kernels.memory import kept, sent
 from thinwire.kernels.triton import TILE, launch, magnitudes
 
 _DIGIT = 8  # bits: of more bins, counting and reading them takes longer than another pass over the elements
@@ -26,25 +26,25 @@ COUNTERS = {nbytes: levels << _DIGIT for nbytes, levels in LEVELS.items()}
 
 
 def addresses(xs: Sequence[Tensor]) -> list[int]:
-    """Return where the tensors' elements begin. Those that are fake lie nowhere."""
-    return [0 if isinstance(x, FakeTensor) else x.data_ptr() for x in xs]
+    """Return where the tensors' elements begin. Fake ones, which do not come together with others, lie nowhere."""
+    return [0] * len(xs) if isinstance(xs[0], FakeTensor) else [x.data_ptr() for x in xs]
 
 
-def table(device: torch.device, *columns: Sequence[int]) -> Tensor:
-    """Return columns of whole numbers below 2⁶⁴ on a device, int64: (columns, rows). The host does not wait.
+def table(device: torch.device, *columns: "Sequence[int] | NDArray[Any]") -> Tensor:
+    """Return columns of numbers, int64, on a device: (columns, rows). The host does not wait.
 
     Rows are filled up to an even number, so that every column begins at a multiple of 16 bytes.
     """
     rows = len(columns[0])
-    numbers = np.zeros((len(columns), rows + rows % 2), np.uint64)
-    numbers[:, :rows] = [[number & 0xFFFFFFFFFFFFFFFF for number in column] for column in columns]
-    return sent(torch.frombuffer(bytearray(numbers.tobytes()), dtype=torch.int64), device).view(len(columns), -1)
+    numbers = np.zeros((len(columns), rows + rows % 2), np.int64)
+    numbers[:, :rows] = columns
+    return sent(torch.frombuffer(numbers, dtype=torch.int64).view(numbers.shape), device)
 
 
-def factors(like: Tensor, numbers: Sequence[float]) -> list[int]:
+def factors(like: Tensor, numbers: Sequence[float]) -> "NDArray[Any]":
     """Return numbers as a column of a `table` for `factor_at`: as precise as sums that go to `like` are."""
-    real, bits = (np.float64, np.uint64) if like.dtype == torch.float64 else (np.float32, np.uint32)
-    return np.array(numbers, real).view(bits).tolist()
+    real, bits = (np.float64, np.int64) if like.dtype == torch.float64 else (np.float32, np.int32)
+    return np.array(numbers, real).view(bits)
 
 
 class Tiles(NamedTuple):
@@ -57,14 +57,18 @@ class Tiles(NamedTuple):
     total: int
 
 
-@lru_cache(maxsize=256)
 def tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int = TILE) -> Tiles:
-    """Return the tiles of vectors of these lengths. Cached, because a copy waits for a GPU and layouts stay."""
+    """Return the tiles of vectors of these lengths, kept because layouts stay."""
+    return Tiles(_tiles_of_each(lengths, device, tile), sum(-(-length // tile) for length in lengths))
+
+
+@kept
+def _tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int) -> Tensor:
     tiles = [-(-length // tile) for length in lengths]
     vector = np.repeat(np.arange(len(lengths)), tiles)
     first = np.repeat(np.cumsum([0, *tiles[:-1]]), tiles)
     of = np.array([vector, (np.arange(len(vector)) - first) * tile, first], np.int32)
-    return Tiles(torch.frombuffer(bytearray(of.tobytes() or bytes(4)), dtype=torch.int32).to(device), len(vector))
+    return sent(torch.frombuffer(bytearray(of.tobytes() or bytes(4)), dtype=torch.int32), device)
 
 
 class Strided(NamedTuple):

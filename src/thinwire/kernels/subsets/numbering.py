@@ -1,11 +1,12 @@
 """How k of n positions are numbered, and how many bits that takes: the combinatorial number system."""
 
-from functools import lru_cache
 from math import comb
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+
+from thinwire.kernels.memory import kept
 
 DIGIT = 63
 """Bits of a digit: a number of 64 bits with a sign holds it."""
@@ -74,7 +75,7 @@ def digits_of(number: int, count: int) -> list[int]:
     return [number >> place * DIGIT & ((1 << DIGIT) - 1) for place in range(count)]
 
 
-@lru_cache(maxsize=64)
+@kept
 def _binomials(digits: int, space: int, kept: int, device: torch.device) -> Tensor:
     rows = [[digits_of(comb(p, i + 1), digits) for p in range(space)] for i in range(kept)]
     return torch.tensor(rows, dtype=torch.int64, device=device).view(kept, space, digits).permute(2, 0, 1).contiguous()

@@ -5,7 +5,7 @@ The group is one whose ranks all send what this one sends, so nothing travels an
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -28,7 +28,19 @@ from thinwire_lab.check.gpu.counting import counting, fake_group, gpu_path
 
 WORLD = 4
 PHASES = ("encode", "exchange", "decode")
-RECIPES = ("bf16", "topk", "sampled_topk", "dgc", "dragonn", "fading", "orthogonal", "qsgd", "terngrad", "signsgd")
+RECIPES = (
+    "dense",
+    "bf16",
+    "topk",
+    "sampled_topk",
+    "dgc",
+    "dragonn",
+    "fading",
+    "orthogonal",
+    "qsgd",
+    "terngrad",
+    "signsgd",
+)
 _WARM_UP, _TIMED = 3, 9  # steps
 _MARK = "thinwire: "
 
@@ -118,19 +130,25 @@ def made(name: str, segments: Segments) -> Reducer:
 
 def counted(case: Case) -> dict[str, Any]:
     """Count a step's launches on tensors that have no elements and take a GPU's path: no GPU is needed."""
+    recorder = _Spans()
     with gpu_path(), FakeTensorMode(allow_non_fake_inputs=True), counting() as count:
-        work = Work(case, torch.device("cpu"))
+        work = Work(case, torch.device("cpu"), (recorder,))
         for _ in range(3):
             work.prepare()
             count.clear()
+            recorder.clear()
             work.step()
     launches = {phase: here["operators"] + here["triton"] for phase, here in count.phases.items()}
-    return {"launches": {phase: launches.get(phase, 0) for phase in PHASES}}
+    return {
+        "launches": {phase: launches.get(phase, 0) for phase in PHASES},
+        "bytes": sum(here["bytes"] for here in count.phases.values()),
+        "sent_bytes": recorder.totals["sent_bytes"],
+    }
 
 
 def measured(case: Case, device: torch.device) -> dict[str, Any]:
     """Measure a step on a GPU: launches, the host's microseconds and the device's milliseconds, by phase."""
-    recorder = trace.Recorder()
+    recorder = _Spans()
     work, host, whole, spent = Work(case, device, (recorder,)), dict[str, list[float]](), list[float](), list[float]()
     torch.cuda.reset_peak_memory_stats(device)
     held = torch.cuda.memory_allocated(device)
@@ -158,6 +176,7 @@ def measured(case: Case, device: torch.device) -> dict[str, Any]:
         "device_ms": median(spent),
         "room_bytes": torch.cuda.max_memory_allocated(device) - held,
         "floor_ms": _copying(work.flat, work.gradients[0]),
+        "sent_bytes": recorder.totals["sent_bytes"],
     }
 
 
@@ -186,6 +205,15 @@ def _profiled(work: Work, device: torch.device) -> tuple[dict[str, int], dict[st
             spent[phase] += busy.get(event.correlation_id(), 0)
     found = [name for _, _, name in phases]
     return {name: launches[name] for name in found}, {name: spent[name] / 1e6 for name in found}
+
+
+class _Spans(trace.Recorder):
+    """A recorder that reads no tensors: it would wait for the device, or for what a fake one does not have."""
+
+    def add(self, name: str, amount: float | Tensor) -> None:
+        """Add to the total, unless it is a tensor."""
+        if not isinstance(amount, Tensor):
+            super().add(name, amount)
 
 
 class _Marks:
@@ -218,14 +246,3 @@ def _copying(out: Tensor, x: Tensor) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end))
     return median(times)
-
-
-def break_even(row: Mapping[str, Any], sent: int, numel: int, *, bits: int = 16) -> float:
-    """Return the link (bits a second) from which on a ring in `bits` takes less than this recipe, if nothing overlaps.
-
-    sent: bytes that a rank sends to each other one. Infinite where the recipe takes no longer at any speed.
-    """
-    dense = 2 * (WORLD - 1) / WORLD * numel * bits
-    ours = (WORLD - 1) * sent * 8
-    seconds = 1e-3 * max(row["device_ms"], 1e-3 * row["host_us"]["all"])
-    return max(0.0, dense - ours) / seconds

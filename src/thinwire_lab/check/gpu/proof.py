@@ -23,6 +23,7 @@ from thinwire_lab.check.gpu import buckets
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_late
+from thinwire_lab.check.gpu.model import LINKS, RANKS, predicted
 from thinwire_lab.inputs import BadInput, write_atomically
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled, print_written
@@ -93,13 +94,16 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
     for part in (_late, _buckets, *(() if interpreted else (_steps, _kernels))):
         part(proof)
     proof.document["launches"] = _launches(proof.document["parts"]["buckets"])
+    if interpreted:
+        six = [row for row in proof.document["parts"]["buckets"].values() if row.get("tensors") == 6]
+        proof.document["model"] = predicted([row for row in six if row["dtype"] == "float32" and "bytes" in row])
     proof.write()
     _show(proof)
     return int(proof.failed)
 
 
 def _cases(proof: Proof) -> Iterator[Case]:
-    small = proof.interpreted or proof.quick
+    small = proof.quick and not proof.interpreted  # tensors that are only counted have no elements
     for tensors, dtype in product((1, 6, 100), DTYPES):
         each = (_SMALL if small else _LARGE) // tensors // 64 * 64
         for recipe in RECIPES:
@@ -176,6 +180,8 @@ def _show(proof: Proof) -> None:
         headings += ["host, us", "device busy, ms", "step, ms", "copy, ms"]
     title = f"A bucket of {WORLD} ranks on {proof.document['device']}"
     print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 2)))
+    if proof.interpreted:
+        print_titled(proof.console, _models(proof.document["model"]))
     for part, found in proof.document["parts"].items():
         for key, row in found.items():
             if "error" in row:
@@ -190,3 +196,9 @@ def _times(row: Row) -> list[str]:
         return []
     busy = sum(row["busy_ms"].values())
     return [f"{row['host_us']['all']:.0f}", f"{busy:.3f}", f"{row['device_ms']:.3f}", f"{row['floor_ms']:.3f}"]
+
+
+def _models(rows: list[Row]) -> Table:
+    headings = ["recipe", "model", *LINKS]
+    cells = [[row["recipe"], row["model"], *(str(row[link]) for link in LINKS)] for row in rows]
+    return Table(title=f"A step of {RANKS} ranks, ms, predicted", headings=headings, rows=cells, left=(0, 1))

@@ -1,0 +1,113 @@
+"""`thinwire check --gpu`: what it counts, and that it notices what is read too early."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from thinwire.errors import PayloadError
+from thinwire_lab.check.findings import Wrong
+from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case
+from thinwire_lab.check.gpu.counting import fake_group
+from thinwire_lab.check.gpu.late import LateGroup, check_late
+
+CPU = torch.device("cpu")
+LAUNCHES = {
+    "dense": (1, 1, 0),
+    "bf16": (2, 1, 1),
+    "topk": (15, 29, 6),
+    "sampled_topk": (25, 29, 6),
+    "dgc": (25, 29, 7),
+    "dragonn": (29, 32, 7),
+    "fading": (17, 49, 2),
+    "orthogonal": (57, 49, 2),
+    "qsgd": (14, 20, 1),
+    "terngrad": (22, 22, 1),
+    "signsgd": (18, 20, 2),
+}
+"""At most so many to encode, exchange and decode a bucket in float32, of 1 to 100 tensors. Lower them with the code."""
+
+
+def _check(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "thinwire", "check", "--gpu", *options]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "160"})
+
+
+COUNT = """
+import json, sys
+from thinwire_lab.check.gpu.buckets import RECIPES, Case, counted
+cases = [Case(recipe=name, tensors=n, dtype=sys.argv[1], numel=n * 2048) for name in RECIPES for n in (1, 6, 100)]
+print(json.dumps([[case.recipe, counted(case)["launches"]] for case in cases]))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bucket_launches_no_more_than_it_did(dtype: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", COUNT, dtype]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stderr
+    more = 3 if dtype == "bfloat16" else 0  # values are cast
+    for name, launches in json.loads(done.stdout):
+        assert all(launches[phase] <= most + more for phase, most in zip(PHASES, LAUNCHES[name], strict=True)), (
+            f"{name}: {launches}, at most {LAUNCHES[name]}"
+        )
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    yield fake_group(WORLD)
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", RECIPES)
+def test_means_wait_for_what_arrives_late(name: str) -> None:
+    check_late(Case(recipe=name, tensors=3, dtype="float32", numel=3 * 2048), CPU)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", ["topk", "bf16"])
+def test_what_is_read_too_early_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def over_at_once(self: LateGroup, x: Tensor, work: Any) -> dist.Work:
+        future: Future[list[Tensor]] = Future()
+        future.set_result([x])
+        return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # no stub
+
+    monkeypatch.setattr(LateGroup, "_ended", over_at_once)
+    with pytest.raises((Wrong, PayloadError, RuntimeError)):
+        check_late(Case(recipe=name, tensors=3, dtype="float32", numel=3 * 2048), CPU)
+
+
+def test_without_a_gpu_it_says_what_to_do() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = _check("--quick")
+    assert done.returncode == 2
+    assert "torch sees no GPU here; with --interpreted it runs without one" in done.stderr
+
+
+@pytest.mark.slow
+def test_it_runs_whole_through_the_interpreter_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    done = _check("--interpreted", "--quick", "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(path.read_text())
+    assert {row["recipe"] for row in document["launches"]} == set(RECIPES)
+    assert all(row["encode"] > 0 for row in document["launches"])
+    document["parts"]["buckets"].popitem()
+    path.write_text(json.dumps(document))
+    again = _check("--interpreted", "--quick", "--json", str(path))
+    assert again.returncode == 0
+    assert json.loads(path.read_text())["seconds"]["late"] < document["seconds"]["late"] + 1
+    refused = _check("--interpreted", "--json", str(path))
+    assert refused.returncode == 2
+    assert "expected thinwire.gpu/1" in refused.stderr
