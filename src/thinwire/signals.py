@@ -1,7 +1,7 @@
 """What a codec encodes: a tensor, or a sum that one pass can both compute and select from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Protocol, Self, final
 
@@ -111,32 +111,23 @@ def picked(signals: Sequence[Signal], draws: Sequence[Draw]) -> tuple[Tensor, Te
     Returns indices (int32), which count from each signal's first element, and values: as many as the first draw's
     capacity, then as many as the next one's. Where fewer are picked, −1 with value 0 follows.
     """
-    found = []
-    for (kind, together), group in groupby(zip(signals, draws, strict=True), lambda pair: _company(pair[0])):
-        some, wanted = zip(*group, strict=True)
-        found.append(kind.pick_each(some, wanted) if together else Signal.pick_each(some, wanted))
-    return joined(found)
+    return joined([kind.pick_each(signals[some], draws[some]) for kind, some in _companies(signals)])
 
 
 def chunked(signals: Sequence[Signal], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
     """Return the largest coefficients of every chunk of n ≥ 1 signals: positions and values, one after another's."""
     found = []
-    for (kind, together), group in groupby(zip(signals, chunkings, strict=True), lambda pair: _company(pair[0])):
-        some = list(group)
-        if together:
-            found.append(kind.chunk_topk_each(*zip(*some, strict=True)))
+    for kind, some in _companies(signals):
+        if kind is Signal:
+            found += [signal.chunk_topk(cut) for signal, cut in zip(signals[some], chunkings[some], strict=True)]
         else:
-            found += [signal.chunk_topk(chunking) for signal, chunking in some]
+            found.append(kind.chunk_topk_each(signals[some], chunkings[some]))
     return joined(found)
 
 
 def computed(signals: Sequence[Signal]) -> list[Tensor]:
     """Return the vectors of n ≥ 1 signals. Small ones that lie side by side are computed together."""
-    found: list[Tensor] = []
-    for (kind, together), group in groupby(signals, _company):
-        some = list(group)
-        found += kind.compute_each(some) if together else Signal.compute_each(some)
-    return found
+    return [x for kind, some in _companies(signals) for x in kind.compute_each(signals[some])]
 
 
 def peaks(signals: Sequence[Signal]) -> Tensor:
@@ -145,18 +136,31 @@ def peaks(signals: Sequence[Signal]) -> Tensor:
     Small ones that lie side by side are taken together. Call it at most once, before anything else.
     """
     found = []
-    for (kind, together), group in groupby(signals, _company):
-        some = list(group)
-        if together:
-            found.append(kernels.peak_of_each(kind.compute_each(some)))
+    for kind, some in _companies(signals):
+        if kind is Signal:
+            never = torch.full((), torch.inf, device=signals[0].device)
+            found += [signal.select(never, 0).peak.view(1) for signal in signals[some]]
         else:
-            found += [signal.select(torch.full((), torch.inf, device=signal.device), 0).peak.view(1) for signal in some]
+            found.append(kernels.peak_of_each(kind.compute_each(signals[some])))
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _company(signal: Signal) -> tuple[type[Signal], bool]:
-    """Return what signals that are taken together have in common, and whether they are: on a GPU launches count."""
-    return type(signal), is_alone(signal.numel) or signal.device.type not in waits.HOST
+def _companies(signals: Sequence[Signal]) -> Iterator[tuple[type[Signal], slice]]:
+    """Yield which neighbours are taken together, and by which class; `Signal` itself takes them one by one.
+
+    On a CPU small ones are taken together. On a GPU all are, as launches count; but one that is large and has no
+    neighbour is read faster by kernels that know where it begins.
+    """
+    start = 0
+    for (kind, small), group in groupby(signals, lambda signal: (type(signal), _is_small(signal))):
+        count = len(list(group))
+        alone = not small or (count == 1 and not is_alone(signals[start].numel))
+        yield Signal if alone else kind, slice(start, start + count)
+        start += count
+
+
+def _is_small(signal: Signal) -> bool:
+    return is_alone(signal.numel) or signal.device.type not in waits.HOST
 
 
 def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
