@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-HOST, LAUNCH = 25e-6, 5e-6  # seconds: of Python for each launch, and of the device for one that does little
+HOST, OWN, LAUNCH = 35e-6, 14e-6, 5e-6  # seconds a launch: of Python for ours and a model's, and of the device
 BANDWIDTH, RATE = 3e12, 400e12  # bytes a second, and operations of a model's products
 LAYER_LAUNCHES, PARAMETERS_A_LAYER = 100, 8e6  # of forward and backward together
 BUCKET = 25 << 20  # bytes
@@ -39,8 +39,7 @@ def _step(row: Row, parameters: float, rate: float) -> float:
     buckets = math.ceil(4 * parameters / BUCKET)
     computing = 6 * parameters * TOKENS / RATE
     launches, scale = sum(row["launches"].values()), BUCKET / 4 / row["elements"]
-    own = parameters / PARAMETERS_A_LAYER * LAYER_LAUNCHES
-    host = HOST * (own / 3 + buckets * launches)  # a model's own launches take less Python than ours
+    host = OWN * parameters / PARAMETERS_A_LAYER * LAYER_LAUNCHES + HOST * buckets * launches
     device = computing + buckets * max(LAUNCH * launches, row["bytes"] * scale / BANDWIDTH)
     travelling = buckets * row["sent_bytes"] * scale * 8 / rate
     return max(host, device) + max(0.0, travelling - computing * 2 / 3)
