@@ -1,7 +1,7 @@
 """What a codec encodes: a tensor, or a sum that one pass can both compute and select from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Protocol, Self, final
 
@@ -145,22 +145,20 @@ def peaks(signals: Sequence[Signal]) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _companies(signals: Sequence[Signal]) -> Iterator[tuple[type[Signal], slice]]:
-    """Yield which neighbours are taken together, and by which class; `Signal` itself takes them one by one.
+def _companies(signals: Sequence[Signal]) -> list[tuple[type[Signal], slice]]:
+    """Return which neighbours are taken together, and by which class; `Signal` itself takes them one by one.
 
     On a CPU small ones are taken together. On a GPU all are, as launches count; but one that is large and has no
     neighbour is read faster by kernels that know where it begins.
     """
-    start = 0
-    for (kind, small), group in groupby(signals, lambda signal: (type(signal), _is_small(signal))):
-        count = len(list(group))
-        alone = not small or (count == 1 and not is_alone(signals[start].numel))
-        yield Signal if alone else kind, slice(start, start + count)
-        start += count
-
-
-def _is_small(signal: Signal) -> bool:
-    return is_alone(signal.numel) or signal.device.type not in waits.HOST
+    on_gpu = signals[0].device.type not in waits.HOST
+    found, start = list[tuple[type[Signal], slice]](), 0
+    for (kind, together), group in groupby([(type(s), on_gpu or is_alone(s.numel)) for s in signals]):
+        end = start + len(list(group))
+        together = together and (end > start + 1 or is_alone(signals[start].numel))
+        found.append((kind if together else Signal, slice(start, end)))
+        start = end
+    return found
 
 
 def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:

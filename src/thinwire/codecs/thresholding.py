@@ -97,7 +97,7 @@ def side_by_side(
 
 def _moved(indices: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
     """Count indices from the first element of all, and replace −1 by the last index of its region."""
-    edges = [*(offset for offset, _ in regions), *(offset + length - 1 for offset, length in regions)]
+    edges = [offset for offset, _ in regions] + [offset + length - 1 for offset, length in regions]
     first, last = of_each(constant(tuple(edges), torch.int32, indices.device).view(2, -1), runs).unbind()
     return torch.where(indices < 0, last, indices + first)
 

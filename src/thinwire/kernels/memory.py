@@ -43,26 +43,25 @@ class kept(Generic[P]):  # noqa: N801 - a decorator
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         """Return the tensor."""
-        found: Tensor = self._make(*args, **kwargs).here()
-        return found
+        found: _Shared = self._make(*args, **kwargs)
+        return found.x if found.ready is None else found.here()
 
 
 class _Shared:
-    """A tensor, and which streams know that it is there."""
+    """A tensor, the event after which it is there if it lies on a GPU, and which streams know that it is."""
 
     def __init__(self, x: Tensor) -> None:
-        self._x, self._streams = x, set[int]()
-        self._ready = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
+        self.x, self._streams = x, set[int]()
+        self.ready: Any = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
 
     def here(self) -> Tensor:
         """Return it for the current stream."""
-        if self._ready is not None:
-            stream = torch.cuda.current_stream(self._x.device)
-            if stream.cuda_stream not in self._streams:
-                self._streams.add(stream.cuda_stream)
-                stream.wait_event(self._ready)
-                self._x.record_stream(stream)
-        return self._x
+        stream = torch.cuda.current_stream(self.x.device)
+        if stream.cuda_stream not in self._streams:
+            self._streams.add(stream.cuda_stream)
+            stream.wait_event(self.ready)
+            self.x.record_stream(stream)
+        return self.x
 
 
 @kept

@@ -1,0 +1,19 @@
+"""A gradient's walk through the library does not grow longer."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+MOST = {"topk": (46, 450, 410), "dgc": (50, 590, 510), "fading": (57, 800, 730)}
+"""At most so many files, calls and moves between files in a settled step, which threads change a little. Lower them."""
+
+
+@pytest.mark.parametrize("recipe", MOST)
+def test_a_gradient_walks_no_further_than_it_did(recipe: str) -> None:
+    command = [sys.executable, "-m", "thinwire_lab.studies.walk", recipe, "--files"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"files (\d+), functions \d+, calls (\d+), moves (\d+)", said)
+    assert found
+    assert all(int(count) <= most for count, most in zip(found.groups(), MOST[recipe], strict=True)), said
