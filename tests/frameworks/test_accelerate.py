@@ -199,7 +199,7 @@ def test_one_process_is_refused() -> None:
         accelerator, model = Accelerator(cpu=True), nn.Linear(2, 2)
         with pytest.raises(RuntimeError, match="the only process"):
             attach(accelerator, model, _dgc())
-        for bad in ({"recipe": "dgc"}, {"plan": "fast"}, {"missing_ok": 1}, {"accelerator": model}, {"model": 1}):
+        for bad in ({"how": "fast"}, {"missing_ok": 1}, {"accelerator": model}, {"model": 1}):
             with pytest.raises((TypeError, ValueError), match=f"{next(iter(bad))} is .*; expected"):
                 attach(**{"accelerator": accelerator, "model": model, **bad})
     finally:

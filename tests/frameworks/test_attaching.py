@@ -41,10 +41,10 @@ def _twice() -> tuple[bool, bool]:
     first = DistributedDataParallel(module)
     compiled: Any = torch.compile(first, backend="eager")  # as frameworks may return it; nothing is compiled yet
     check_replicas(compiled, 2, "")
-    handle = attached(compiled, recipe, None, [optimizer], None)
+    handle = attached(compiled, recipe, [optimizer], None)
     _step(first, optimizer)
     waited = _waiting(handle)
-    again = attached(DistributedDataParallel(module), recipe, None, [optimizer], None)
+    again = attached(DistributedDataParallel(module), recipe, [optimizer], None)
     return bool(waited.any()) and torch.equal(waited, _waiting(again)), handle.ended
 
 
@@ -56,7 +56,7 @@ def _clipped(clip_norm: float | None) -> list[str]:
     module, heard = nn.Linear(64, 64), list[str]()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     recipe = thinwire.recipes.dgc(density=0.01, clip_norm=clip_norm)
-    handle = attached(DistributedDataParallel(module), recipe, None, [optimizer], None)
+    handle = attached(DistributedDataParallel(module), recipe, [optimizer], None)
     listener = logging.Handler()
     listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]  # to hear it
     logging.getLogger("thinwire").addHandler(listener)

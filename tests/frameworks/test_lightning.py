@@ -227,7 +227,7 @@ def test_a_strategy_without_replicas_is_refused() -> None:
         _callback().setup(trainer, Module(), "fit")
 
 
-@pytest.mark.parametrize("bad", [{"recipe": "dgc"}, {"plan": "fast"}, {"missing_ok": 1}])
+@pytest.mark.parametrize("bad", [{"how": "fast"}, {"missing_ok": 1}])
 def test_arguments_are_checked_before_training(bad: dict[str, Any]) -> None:
     from thinwire.frameworks.lightning import ThinwireCallback
 

@@ -169,12 +169,12 @@ def test_one_process_is_refused(tmp_path: Path) -> None:
         trainer, _ = _attached(tmp_path)
         with pytest.raises(RuntimeError, match="the only process"):
             trainer.train()
-        for bad in ({"recipe": "dgc"}, {"plan": "fast"}, {"missing_ok": 1}, {"trainer": 1}):
+        for bad in ({"how": "fast"}, {"missing_ok": 1}, {"trainer": 1}):
             with pytest.raises((TypeError, ValueError), match=f"{next(iter(bad))} is .*; expected"):
-                _attach(**{"trainer": trainer, **bad})
+                _attach(**{"trainer": trainer, "how": thinwire.recipes.topk(), **bad})
         trainer.is_in_train = True
         with pytest.raises(RuntimeError, match="training already: call attach before"):
-            _attach(trainer=trainer)
+            _attach(trainer=trainer, how=thinwire.recipes.topk())
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()

@@ -1,4 +1,4 @@
-"""plan="auto": what it decides, and that nothing is lost while it changes its mind."""
+""" "auto": what it decides, and that nothing is lost while it changes its mind."""
 
 import copy
 import logging
@@ -266,18 +266,17 @@ def _train(model: DistributedDataParallel, count: int) -> Iterator[float]:
         yield loss.item()
 
 
-def _by_itself(argument: str | None) -> tuple[list[str], bool, bool, int, dict[str, Any]]:
+def _by_itself() -> tuple[list[str], bool, bool, int, dict[str, Any]]:
     model = _model()
-    attachment = tw.attach(model) if argument is None else tw.attach(model, plan="auto")
+    attachment = tw.attach(model, "auto")
     losses = list(_train(model, 60))
     assert isinstance(attachment.recipe, Adaptive)
     reasons = [decision.reason for decision in attachment.recipe.history]
     return reasons, attachment.verify_replicas(), losses[-1] < losses[0], attachment.step, attachment.state_dict()
 
 
-@pytest.mark.parametrize("argument", [pytest.param(None, marks=pytest.mark.slow), "auto"])
-def test_without_a_recipe_it_measures_decides_and_says_why(ranks: Ranks, argument: str | None) -> None:
-    found = ranks.run(2, _by_itself, argument)
+def test_without_a_recipe_it_measures_decides_and_says_why(ranks: Ranks) -> None:
+    found = ranks.run(2, _by_itself)
     reasons = [reasons for reasons, *_ in found]
     assert reasons[0] == reasons[1]
     assert reasons[0]
@@ -294,7 +293,7 @@ def _script(*choices: dict[str, str]) -> AbstractContextManager[object]:
 def _until_something_pays() -> tuple[list[bool], bool, int, list[float], list[float]]:
     model, plain = _model(), _model()
     with _script({}, {}, {}, {"0.weight": "topk:0.1"}, {"0.weight": "topk:0.1"}, {}, {}):
-        attachment = tw.attach(model)
+        attachment = tw.attach(model, "auto")
     hooked, losses = [], []
     for loss in _train(model, 8):
         losses.append(loss)
@@ -322,7 +321,7 @@ def _elsewhere() -> tuple[int, bool]:
     """The first rank alone runs the model in between, with and without gradients."""
     model = _model()
     with patch("thinwire.planner.live.adaptive.policy", lambda *_: _exchanging({}, {}, {}, {"0.weight": "topk:0.1"})):
-        attachment = tw.attach(model)
+        attachment = tw.attach(model, "auto")
     x = torch.ones(3, 20)
     for step, _ in enumerate(_train(model, 6)):
         if dist.get_rank() == 0 and step > 0:  # DDP itself exchanges in the second forward pass
@@ -343,7 +342,7 @@ def test_ranks_may_run_the_model_on_their_own(ranks: Ranks) -> None:
 def _accumulated() -> int:
     model = _model()
     with _script({}, {}, {}):
-        attachment = tw.attach(model)
+        attachment = tw.attach(model, "auto")
     for _ in range(3):
         with model.no_sync():
             model(torch.ones(8, 20)).sum().backward()
@@ -385,7 +384,7 @@ def test_an_update_that_is_timed_leaves_replicas_alike(ranks: Ranks) -> None:
 def _copied() -> tuple[bool, bool]:
     model = _model()
     with _script({}):
-        tw.attach(model)
+        tw.attach(model, "auto")
     list(_train(model, 2))
     copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model.module))
     x = torch.ones(3, 20)
@@ -400,7 +399,7 @@ def test_a_model_that_is_looked_on_can_be_copied(ranks: Ranks) -> None:
 def _uneven() -> tuple[str, bool]:
     model = _model()
     with _script({}, {}, {}):
-        attachment = tw.attach(model)
+        attachment = tw.attach(model, "auto")
     with Join([model]):
         list(_train(model, 3 + 2 * dist.get_rank()))
     return str(model._get_ddp_logging_data().get("comm_hook")), attachment.verify_replicas()
@@ -415,7 +414,7 @@ def test_uneven_inputs_install_the_hook_at_once(ranks: Ranks) -> None:
 def _resumed() -> tuple[bool, bool, dict[str, Any]]:
     model = _model()
     with _script({}):
-        attachment = tw.attach(model)
+        attachment = tw.attach(model, "auto")
     state = attachment.state_dict()
     waiting = torch.full((800,), 0.5)
     attachment.load_state_dict(state | {"memories": [{"0.weight": {"residual": waiting}}]})
@@ -437,7 +436,7 @@ def test_what_a_checkpoint_says_waits_is_sent(ranks: Ranks) -> None:
 
 def _alone() -> tuple[int, list[Any]]:
     model = _model()
-    attachment = tw.attach(model)
+    attachment = tw.attach(model, "auto")
     list(_train(model, 5))
     assert isinstance(attachment.recipe, Adaptive)
     return attachment.step, attachment.recipe.history
@@ -484,7 +483,7 @@ def _paying(pays: bool) -> Plan:
 
 def _with_plan(pays: bool) -> tuple[bool, bool, list[float], list[float], bool]:
     plan, model, plain = _paying(pays), _model(), _model()
-    attachment = tw.attach(model, plan=plan)
+    attachment = tw.attach(model, plan)
     hooked = bool(model._get_ddp_logging_data().get("comm_hook"))
     losses, usual = list(_train(model, 6)), list(_train(plain, 6))
     return plan.pays, hooked, losses, usual, attachment.verify_replicas()
@@ -506,20 +505,18 @@ def test_where_nothing_pays_ddp_stays_plain(ranks: Ranks) -> None:
 
 def _refused(what: str) -> None:
     model, plan = _model(), _paying(True)
-    if what == "both":
-        tw.attach(model, tw.recipes.dense(), plan="auto")
-    elif what == "twice":
-        tw.attach(model, plan=Budget(names=()))
-        tw.attach(model, plan=Budget(names=()))
+    if what == "twice":
+        tw.attach(model, Budget(names=()))
+        tw.attach(model, Budget(names=()))
     elif what == "word":
-        tw.attach(model, plan="always")  # type: ignore[arg-type]
+        tw.attach(model, "always")  # type: ignore[arg-type]
     else:
-        tw.attach(DistributedDataParallel(nn.Linear(3, 3)), plan=plan)
+        tw.attach(DistributedDataParallel(nn.Linear(3, 3)), plan)
 
 
 @pytest.mark.parametrize(
     ("what", "error"),
-    [("both", "not both"), ("word", "got 'always'"), ("stranger", "which this model lacks"), ("twice", "already")],
+    [("word", "got 'always'"), ("stranger", "which this model lacks"), ("twice", "already")],
 )
 def test_what_cannot_be_attached_is_refused(ranks: Ranks, what: str, error: str) -> None:
     with pytest.raises(RankError, match=error):

@@ -191,7 +191,7 @@ def _top_level_imports(path: Path) -> set[str]:
 
 
 def _cached(function: ast.FunctionDef) -> bool:
-    return any("cache" in ast.unparse(decorator) for decorator in function.decorator_list)
+    return any(ast.unparse(each).startswith(("cache", "lru_cache", "kept")) for each in function.decorator_list)
 
 
 def _copies(tree: ast.AST) -> Iterator[ast.Call]:

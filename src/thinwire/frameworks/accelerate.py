@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from thinwire.checked import checked
-from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas
+from thinwire.frameworks.attaching import How, attached, check_replicas
 from thinwire.frameworks.states import load, save
 from thinwire.integrations import Attachment
 from thinwire.integrations.attachments.assembly import Optimizers
@@ -20,15 +20,14 @@ __all__ = ["attach"]
 def attach(
     accelerator: Accelerator,
     model: nn.Module,
-    recipe: Asked = None,
+    how: How,
     *,
-    plan: Planned = None,
     optimizer: Optimizers = None,
     missing_ok: bool = False,
 ) -> Attachment:
-    """Let `recipe` exchange the gradients of a model that `accelerator.prepare` returned. A collective.
+    """Compress the gradients of a model that `accelerator.prepare` returned. A collective.
 
-    `recipe`, `plan` and `optimizer` are as in `thinwire.attach`; pass optimizers as `prepare` returned them. The
+    `how` and `optimizer` are as in `thinwire.attach`; pass optimizers as `prepare` returned them. The
     accelerator's GradScaler is passed on.
     `accelerator.save_state` writes every rank's state into the folder `thinwire` of the checkpoint, and `load_state`
     reads it, also on another number of ranks, as `thinwire.Checkpoint` does. `missing_ok`: whether to go on, with
@@ -41,7 +40,7 @@ def attach(
     check_replicas(model, accelerator.num_processes, "pass what accelerator.prepare returned, without DeepSpeed")
     given = optimizer if isinstance(optimizer, Iterable) else [] if optimizer is None else [optimizer]
     optimizers = [getattr(each, "optimizer", each) for each in given]  # its wrapper's steps cannot be followed
-    handle = attached(model, recipe, plan, optimizers, accelerator.scaler)
+    handle = attached(model, how, optimizers, accelerator.scaler)
     module = _bare(accelerator, model)
 
     def parts(models: list[nn.Module], folder: str) -> list[Path]:

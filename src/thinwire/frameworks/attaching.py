@@ -18,19 +18,17 @@ from thinwire.reducer import Reducer
 
 _log = logging.getLogger("thinwire")
 
-Asked = Reducer | None
-Planned = Literal["auto"] | Budget | Plan | None
+How = Reducer | Plan | Budget | Literal["auto"]
 
 
 def attached(
     model: nn.Module,
-    recipe: Asked,
-    plan: Planned,
+    how: How,
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: LossScaler | None,
 ) -> Attachment:
     """Attach a copy of the recipe: a framework may wrap the model anew for every run, and each wants one of its own."""
-    return attach(wrapped(model), deepcopy(recipe), plan=plan, optimizer=optimizers, scaler=scaler)
+    return attach(wrapped(model), deepcopy(how), optimizer=optimizers, scaler=scaler)
 
 
 def wrapped(model: nn.Module) -> Any:

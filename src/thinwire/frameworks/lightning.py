@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from thinwire.checked import checked
 from thinwire.errors import StateError
-from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas, say_what_is_clipped
+from thinwire.frameworks.attaching import How, attached, check_replicas, say_what_is_clipped
 from thinwire.frameworks.states import MISSING, gathered
 from thinwire.integrations import Attachment, redistribute
 
@@ -20,7 +20,7 @@ _KEY = "thinwire"
 class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to read Lightning
     """`thinwire.attach` for Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback(recipe)])`.
 
-    `recipe` and `plan` are as in `thinwire.attach`, which is called when training starts, with all of the Trainer's
+    `how` is as in `thinwire.attach`, which is called when training starts, with all of the Trainer's
     optimizers and its GradScaler. A later `fit` goes on with what waits.
     Checkpoints hold every rank's state: rank 0 gathers it, and Lightning writes it where it writes the rest. `fit` with
     `ckpt_path` deals it out as `thinwire.redistribute` does, also to another number of ranks. `missing_ok`: whether to
@@ -32,12 +32,11 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
 
     def __init__(
         self,
-        recipe: Asked = None,
+        how: How,
         *,
-        plan: Planned = None,
         missing_ok: bool = False,
     ) -> None:
-        self._recipe, self._plan, self._missing_ok = recipe, plan, missing_ok
+        self._how, self._missing_ok = how, missing_ok
         self._handle: Attachment | None = None
         self._saved: dict[str, Any] | None = None
 
@@ -61,7 +60,7 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
         if saved is None and trainer.ckpt_path and not self._missing_ok:
             raise StateError(MISSING.format(place=trainer.ckpt_path))
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._handle = attached(trainer.strategy.model, self._recipe, self._plan, trainer.optimizers, scaler)
+        self._handle = attached(trainer.strategy.model, self._how, trainer.optimizers, scaler)
         if trainer.gradient_clip_val:
             say_what_is_clipped(self._handle, f"Trainer(gradient_clip_val={trainer.gradient_clip_val})")
         if saved is not None:

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from thinwire.checked import checked
-from thinwire.frameworks.attaching import Asked, Planned, attached, check_replicas, say_what_is_clipped
+from thinwire.frameworks.attaching import How, attached, check_replicas, say_what_is_clipped
 from thinwire.frameworks.states import load, save
 from thinwire.integrations import Attachment
 
@@ -19,14 +19,13 @@ __all__ = ["ThinwireCallback", "attach"]
 @checked
 def attach(
     trainer: Trainer,
-    recipe: Asked = None,
+    how: How,
     *,
-    plan: Planned = None,
     missing_ok: bool = False,
 ) -> "ThinwireCallback":
     """Add a callback to the Trainer that attaches when training begins. Call it before `trainer.train()`.
 
-    `recipe` and `plan` are as in `thinwire.attach`, which is called with the Trainer's optimizer and GradScaler.
+    `how` is as in `thinwire.attach`, which is called with the Trainer's optimizer and GradScaler.
     Every rank's state goes into the folder `thinwire` of each checkpoint. `train(resume_from_checkpoint=...)` reads it,
     also on another number of ranks, as `thinwire.Checkpoint` does. `missing_ok`: whether to go on, with empty memories,
     from a checkpoint that was saved without thinwire.
@@ -37,7 +36,7 @@ def attach(
     """
     if trainer.is_in_train:
         raise RuntimeError("the Trainer is training already: call attach before trainer.train()")
-    callback = ThinwireCallback(trainer, recipe, plan, missing_ok=missing_ok)
+    callback = ThinwireCallback(trainer, how, missing_ok=missing_ok)
     trainer.add_callback(callback)
     train = trainer.train
 
@@ -54,10 +53,10 @@ def attach(
 class ThinwireCallback(TrainerCallback):  # type: ignore[misc]  # mypy is told not to read transformers
     """What `attach` adds to a Trainer. `handle` is what `thinwire.attach` returned, and None before training."""
 
-    def __init__(self, trainer: Trainer, recipe: Asked, plan: Planned, *, missing_ok: bool) -> None:
+    def __init__(self, trainer: Trainer, how: How, *, missing_ok: bool) -> None:
         self.handle: Attachment | None = None
         self.resumed: str | bool | None = None
-        self._trainer, self._recipe, self._plan, self._missing_ok = trainer, recipe, plan, missing_ok
+        self._trainer, self._how, self._missing_ok = trainer, how, missing_ok
         self._model: nn.Module | None = None
 
     def on_train_begin(
@@ -76,7 +75,7 @@ class ThinwireCallback(TrainerCallback):  # type: ignore[misc]  # mypy is told n
 
     def _attached(self, trainer: Trainer) -> Attachment:
         self._model, optimizer = trainer.model_wrapped, trainer.optimizer.optimizer  # Accelerate has wrapped both
-        handle = attached(self._model, self._recipe, self._plan, [optimizer], trainer.accelerator.scaler)
+        handle = attached(self._model, self._how, [optimizer], trainer.accelerator.scaler)
         if trainer.args.max_grad_norm:
             say_what_is_clipped(handle, f"TrainingArguments(max_grad_norm={trainer.args.max_grad_norm})")
         return handle

@@ -11,6 +11,7 @@ from torch import Tensor
 from thinwire.kernels.memory import empty
 from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Plain, Signal
+from thinwire.waits import on_host
 
 State = dict[str, dict[str, Tensor]]
 
@@ -139,8 +140,9 @@ class NoMemory(Memory):
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> list[Signal]:
         """Scale each gradient in place."""
-        if scale != 1:
-            torch._foreach_mul_(list(gradients), scale)
+        if scale == 1 or on_host(gradients[0]):
+            return [self.compensate(name, gradient, scale) for name, gradient in zip(names, gradients, strict=True)]
+        torch._foreach_mul_(list(gradients), scale)
         return list(map(Plain, gradients))
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:

@@ -10,6 +10,7 @@ from thinwire.checked import Such
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
 from thinwire.payloads import wire
+from thinwire.waits import on_host
 
 Float = Annotated[torch.dtype, Such(", ".join(map(str, wire.DTYPE_CODES)), wire.DTYPE_CODES.__contains__)]
 Narrow = None | Float | Format
@@ -92,7 +93,8 @@ def read(buffers: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
     wire.check_padding(buffers, own, packed)
     start, ranks, count = wire.padded(own), buffers.shape[0], coded.codes.numel()
     each, apart = divmod(8 * packed, coded.format.bits)
-    rows = [buffers] if not apart and each == count else buffers.split(1)  # codes that fill their bytes go together
+    together = each == count and not apart and not on_host(buffers)  # codes fill their bytes, and launches count
+    rows = [buffers] if together else buffers.split(1)
     parts = [_unpack(row[:, :own], row[:, start : start + packed], coded) for row in rows]
     return torch.cat([part.values(values.dtype) for part in parts]).view(ranks, count)
 

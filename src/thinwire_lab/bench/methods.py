@@ -142,7 +142,7 @@ def _auto(model: DistributedDataParallel, optimizers: Optimizers, density: float
     assert isinstance(density, float)  # no warm-up here
     kind = family(optimizers)
     budget = Budget(densities=(density,)) if kind == "sgd" else Budget.under(kind, densities=(density,))
-    attach(model, plan=budget, optimizer=optimizers)
+    attach(model, budget, optimizer=optimizers)
 
 
 def _entrant(method: Method) -> Entrant:
@@ -227,7 +227,7 @@ ENTRANTS = {
         sparse_embeddings=False,
     ),
     "auto": Entrant(
-        description='plan="auto": measured, decided, raced against uncompressed steps, kept up to date',
+        description='"auto": measured, decided, raced against uncompressed steps, kept up to date',
         install=_auto,
         sparse=True,
         pipelines=False,

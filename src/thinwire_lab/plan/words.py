@@ -66,7 +66,7 @@ def conclusions(plan: Plan) -> list[str]:
     """Return the predicted step, the break-even, and what happens where nothing pays."""
     lines = [_step(plan), _break_even(plan), plan.expected_loss, plan.missing]
     if not plan.pays and not plan.missing:
-        lines.insert(0, 'Nothing pays here: thinwire.attach(model, plan="auto") then leaves plain DDP.')
+        lines.insert(0, 'Nothing pays here: thinwire.attach(model, "auto") then leaves plain DDP.')
     return [line for line in lines if line]
 
 

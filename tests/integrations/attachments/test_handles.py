@@ -58,7 +58,6 @@ def _one_alone(wrong: int) -> dict[str, str]:
         "attach: type": attach(tw.recipes.topk(), scaler=3 if mine else None),
         "attach: range": attach(tw.recipes.topk(), rebroadcast=0 if mine else None),
         "replicate: type": replicate(module(), tw.recipes.topk(), scaler=3 if mine else None),
-        "attach: both": attach(tw.recipes.topk(), plan="auto" if mine else None),
         "attach: used": attach(used if mine else tw.recipes.topk()),
         "attach: momentum": told(lambda: tw.attach(DistributedDataParallel(whole), tw.recipes.dgc(), optimizer=sgd)),
         "replicate: recipe": replicate(module(), None if mine else tw.recipes.topk()),
@@ -74,7 +73,6 @@ def _one_alone(wrong: int) -> dict[str, str]:
 def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong: int) -> None:
     expected = {
         "attach: recipe": ("TypeError: ", "attach takes a recipe"),
-        "attach: both": ("TypeError: ", "a recipe or a plan, not both"),
         "attach: type": ("TypeError: ", "scaler is 3; expected"),
         "attach: range": ("ValueError: ", "rebroadcast is 0; expected"),
         "replicate: type": ("TypeError: ", "scaler is 3; expected"),
@@ -416,7 +414,7 @@ def test_stats_may_be_called_at_any_time(ranks: Ranks) -> None:
 def _of_plain_steps() -> tuple[tw.Figures, int]:
     """Nothing pays with an empty budget, so DDP stays plain."""
     training = Training("several buckets", None)
-    attachment = tw.attach(training.model, plan=tw.Budget(names=()))
+    attachment = tw.attach(training.model, tw.Budget(names=()))
     training.run(range(14))
     return attachment.stats().total, sum(p.nbytes for p in training.model.parameters())
 
@@ -493,7 +491,7 @@ def _removed_while_plain() -> tuple[int, int, bool]:
     training = Training("several buckets", None)
     model = training.model
     before = len(model._forward_pre_hooks)
-    attachment = tw.attach(model)
+    attachment = tw.attach(model, "auto")
     training.run(range(2))
     attachment.remove()
     training.run(range(2, 4))
@@ -524,7 +522,7 @@ def test_what_waits_after_removal_can_be_loaded(ranks: Ranks) -> None:
 
 def _why() -> tuple[str, Why]:
     training = Training("several buckets", None)
-    attachment = tw.attach(training.model)
+    attachment = tw.attach(training.model, "auto")
     early = told(attachment.why)
     training.run(range(60))
     return early, attachment.why()
@@ -548,20 +546,20 @@ def _unasked() -> str:
 
 def test_why_has_no_answer_for_your_own_choice(ranks: Ranks) -> None:
     assert set(ranks.run(1, _unasked)) == {
-        'RuntimeError: you chose the recipe yourself; why() says what a plan or plan="auto" has chosen'
+        'RuntimeError: you chose the recipe yourself; why() says what a plan or "auto" has chosen'
     }
 
 
 def _refused() -> list[str]:
     model = DistributedDataParallel(nn.Linear(3, 3))
-    wrong: list[Any] = [tw.Budget(), "auto", 3, torch.ones(2)]
-    return [told(tw.attach, model, each) for each in wrong] + [told(lambda: tw.attach(model, plan=tw.recipes.dense()))]  # type: ignore[arg-type]
+    wrong: list[Any] = ["always", 3, torch.ones(2), None]
+    return [told(tw.attach, model, each) for each in wrong]
 
 
-def test_a_plan_has_one_way_in(ranks: Ranks) -> None:
-    ((budget, auto, number, tensor, recipe),) = ranks.run(1, _refused)
-    assert "as plan=, not as the recipe" in budget
-    assert "as plan=, not as the recipe" in auto
-    assert number == "TypeError: attach takes a recipe such as recipes.topk(density=0.01); got 3"
-    assert tensor.startswith("TypeError: attach takes a recipe such as recipes.topk(density=0.01); got tensor(")
-    assert recipe.startswith('TypeError: attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got ')
+def test_what_is_no_recipe_plan_or_budget_is_refused(ranks: Ranks) -> None:
+    expected = (
+        "TypeError: attach takes a recipe such as recipes.topk(density=0.01), a plan from thinwire.plan, a Budget, or "
+        '"auto"; got '
+    )
+    for said, got in zip(*ranks.run(1, _refused), ("'always'", "3", "tensor(", "None"), strict=True):
+        assert said.startswith(expected + got)

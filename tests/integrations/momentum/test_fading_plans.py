@@ -1,4 +1,4 @@
-"""Momentum under plan="auto": it moves into the memory and back as the plan changes, and nothing is lost or doubled."""
+"""Momentum under "auto": it moves into the memory and back as the plan changes, and nothing is lost or doubled."""
 
 import copy
 import logging
@@ -65,7 +65,7 @@ class Run:
 
     def attach(self, choices: Sequence[Mapping[str, str]], scaler: torch.amp.GradScaler | None = None) -> "Run":
         with patch("thinwire.planner.live.adaptive.policy", lambda *_: _scripted(choices)):
-            self.attachment = tw.attach(self.training.model, plan=BUDGET, optimizer=self.adamw, scaler=scaler)
+            self.attachment = tw.attach(self.training.model, BUDGET, optimizer=self.adamw, scaler=scaler)
         return self
 
     def step(self, step: int) -> None:
@@ -248,7 +248,7 @@ def test_ranks_decide_alike_where_one_has_nothing_waiting(ranks: Ranks) -> None:
 
 
 def _from_before() -> list[int]:
-    """Load a state of version 0.1, whose plan="auto" had error feedback alone."""
+    """Load a state of version 0.1, whose "auto" had error feedback alone."""
     run = Run().attach(({},))
     state = run.attachment.state_dict()
     run.attachment.load_state_dict(state | {"fields": state["fields"][:1], "memories": state["memories"][:1]})
@@ -350,7 +350,7 @@ def _two_paces() -> tuple[float, float, bool]:
     fast = torch.optim.AdamW([p for p in training.model.parameters() if p is not own], lr=RATE, betas=BETAS)
     slow = torch.optim.AdamW([own], lr=RATE, betas=BETAS)
     with patch("thinwire.planner.live.adaptive.policy", lambda *_: _scripted(({}, {}, {B: FADING}, {}, {}))):
-        attachment = tw.attach(training.model, plan=BUDGET, optimizer=[fast, slow])
+        attachment = tw.attach(training.model, BUDGET, optimizer=[fast, slow])
     for step in range(2):
         training.model.zero_grad()
         training.backward(step)
@@ -391,7 +391,7 @@ def _offered_and_said(training: Training, plan: Any, optimizer: Any, method: str
     logger.setLevel(logging.INFO)
     try:
         with patch("thinwire.planner.live.adaptive.policy", lambda *_: _scripted(({},))):
-            attachment = tw.attach(training.model, plan=plan, optimizer=optimizer)
+            attachment = tw.attach(training.model, plan, optimizer=optimizer)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
@@ -457,7 +457,7 @@ def _planned_beforehand(given: bool) -> tuple[str, bool]:
     costs = {ORTHOGONAL: cost(nbytes=linear(0.08))}
     plan = decide(profile({0.01: tensors}, link=Link(latency=0.0, bandwidth=1e3), costs=costs), budget)
     adamw = _adamw(training.model)
-    attachment = tw.attach(training.model, plan=plan, optimizer=adamw if given else None)
+    attachment = tw.attach(training.model, plan, optimizer=adamw if given else None)
     for step in range(3):
         adamw.zero_grad()
         training.backward(step)

@@ -53,11 +53,11 @@ def test_what_divides_by_nothing_is_not_known() -> None:
 
 
 def test_auto_plans_for_the_optimizer_it_is_given() -> None:
-    assert asked.asked_for(None, "auto", "adamw") == tw.Budget.under("adamw")
-    assert asked.asked_for(None, None, None) == tw.Budget()
+    assert asked.asked_for("auto", "adamw") == tw.Budget.under("adamw")
+    assert asked.asked_for("auto", None) == tw.Budget()
     own = tw.Budget(densities=(0.1,))
-    assert asked.asked_for(None, own, "adamw") == tw.Budget(densities=(0.1,), optimizer="adamw")
-    assert asked.asked_for(None, tw.Budget.under("sgd"), "adamw") == tw.Budget.under("sgd"), "as the user has it"
+    assert asked.asked_for(own, "adamw") == tw.Budget(densities=(0.1,), optimizer="adamw")
+    assert asked.asked_for(tw.Budget.under("sgd"), "adamw") == tw.Budget.under("sgd"), "as the user has it"
 
 
 # --- the warning ---
@@ -261,8 +261,8 @@ def _unasked(given: bool) -> tuple[list[str], tuple[str, ...]]:
     model = DistributedDataParallel(nn.Linear(3, 3))
     asked._say_that_none_is_known.cache_clear()
     with Listener() as listener:
-        attachment = tw.attach(model, optimizer=torch.optim.AdamW(model.parameters()) if given else None)
-        tw.attach(DistributedDataParallel(nn.Linear(3, 3)), optimizer=[])
+        attachment = tw.attach(model, "auto", optimizer=torch.optim.AdamW(model.parameters()) if given else None)
+        tw.attach(DistributedDataParallel(nn.Linear(3, 3)), "auto", optimizer=[])
     return listener.said, tuple(attachment.recipe.budget.names)  # type: ignore[attr-defined]  # it is adaptive
 
 

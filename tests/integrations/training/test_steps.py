@@ -954,7 +954,7 @@ def _freed(make: Callable[[DistributedDataParallel], object]) -> int:
 
 
 def _auto(model: DistributedDataParallel) -> object:
-    return tw.attach(model)
+    return tw.attach(model, "auto")
 
 
 def _topk(model: DistributedDataParallel) -> object:

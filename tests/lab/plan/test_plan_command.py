@@ -136,7 +136,7 @@ def test_with_outer_steps_it_says_which_way_is_first_by_which_assumptions(tmp_pa
 
 def test_where_nothing_pays_it_says_so_and_what_attach_then_does(tmp_path: Path) -> None:
     said = _joined(_plan(tmp_path, _profile(TWO, FAST)))
-    assert 'Nothing pays here: thinwire.attach(model, plan="auto") then leaves plain DDP.' in said
+    assert 'Nothing pays here: thinwire.attach(model, "auto") then leaves plain DDP.' in said
     assert "Compression would pay below" in said
     assert "as planned" not in said
     assert "saves:" not in said

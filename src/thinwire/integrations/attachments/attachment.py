@@ -301,18 +301,18 @@ class Attachment:
         """Return what the latest step and all steps together sent and took. Call it after the optimizer's step.
 
         It reads what waits once, and from the first call on each gradient is read once more. On a GPU it makes the host
-        wait. Steps that DDP reduces without a hook are counted while plan="auto" watches them, and not otherwise.
+        wait. Steps that DDP reduces without a hook are counted while "auto" watches them, and not otherwise.
         """
         self.steps.close_if_done()
         return self.meter.stats(lambda: [x for memory in self.recipe.memories() for x in memory.waiting()])
 
     def why(self) -> Why:
-        """Return why each tensor is sent as it is, if a plan or plan="auto" chose it. `print` shows it as a table.
+        """Return why each tensor is sent as it is, if a plan or "auto" chose it. `print` shows it as a table.
 
         Raises RuntimeError if you chose the recipe yourself, or if nothing has been chosen yet.
         """
         if self._why is None:
-            raise RuntimeError('you chose the recipe yourself; why() says what a plan or plan="auto" has chosen')
+            raise RuntimeError('you chose the recipe yourself; why() says what a plan or "auto" has chosen')
         return self._why()
 
     def state_dict(self) -> dict[str, Any]:

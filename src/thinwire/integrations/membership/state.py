@@ -204,7 +204,7 @@ def _check_place(state: Mapping[str, Any], place: Place) -> None:
 
 def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
     memories, saved = recipe.memories(), state["memories"]
-    known = kinds(memories)[: len(saved) or None if recipe.changes else None]  # version 0.1 had fewer in plan="auto"
+    known = kinds(memories)[: len(saved) or None if recipe.changes else None]  # version 0.1 had fewer in "auto"
     if (len(state["momentum"]), state["fields"], len(saved)) != (len(corrections(memories)), known, len(known)):
         raise ValueError("attachment state is of a recipe with other memories; attach the recipe it was saved with")
     for memory, by_name in zip(memories, saved, strict=False):

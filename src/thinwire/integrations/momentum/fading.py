@@ -53,7 +53,7 @@ class Fading(Handover):
     buffers have been moved are marked. Where there is no mark, at first or after a dense checkpoint has been loaded,
     they are moved before the next reduction.
 
-    A recipe may change a parameter's memory between steps, as `plan="auto"` does. Before the next reduction, the buffer
+    A recipe may change a parameter's memory between steps, as `"auto"` does. Before the next reduction, the buffer
     of each parameter that has come to fade is moved as above. One that no longer fades gets its momentum back:
     b ← Σ M_i, and M_i is dropped. An optimizer that cannot take it leaves it where it is, for the recipe to release.
     """

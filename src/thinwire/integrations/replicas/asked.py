@@ -20,22 +20,18 @@ _log = logging.getLogger("thinwire")
 Asked = Reducer | Plan | Budget
 
 
-def asked_for(recipe: object, plan: object, optimizer: OptimizerName | None) -> Asked:
-    """Return the recipe, plan or budget that was asked for. By default that is what this optimizer bears.
-
-    Raises TypeError for both a recipe and a plan, and for what is neither.
-    """
-    if recipe is not None and plan is not None:
-        raise TypeError("attach takes a recipe or a plan, not both; leave one of them out")
-    if isinstance(recipe, Plan | Budget) or _is_auto(recipe):
-        raise TypeError(f"attach takes {type(recipe).__name__} {recipe!r:.60} as plan=, not as the recipe")
-    if recipe is not None and not isinstance(recipe, Reducer):
-        raise TypeError(f"attach takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
-    if not (plan is None or _is_auto(plan) or isinstance(plan, Plan | Budget)):
-        raise TypeError(f'attach takes "auto", a Budget, or a plan from thinwire.plan as plan=; got {plan!r}')
-    if isinstance(plan, Budget):
-        return replace(plan, optimizer=plan.optimizer or optimizer)
-    return recipe or (plan if isinstance(plan, Plan) else Budget.under(optimizer))
+def asked_for(how: object, optimizer: OptimizerName | None) -> Asked:
+    """Return the recipe, plan or budget that was asked for: "auto" is what this optimizer bears. Raises TypeError."""
+    if isinstance(how, Budget):
+        return replace(how, optimizer=how.optimizer or optimizer)
+    if _is_auto(how):
+        return Budget.under(optimizer)
+    if not isinstance(how, Reducer | Plan):
+        raise TypeError(
+            "attach takes a recipe such as recipes.topk(density=0.01), a plan from thinwire.plan, a Budget, or "
+            f'"auto"; got {how!r:.60}'
+        )
+    return how
 
 
 def borne_in_training(budget: Budget, group: Group, *, has_momentum: bool) -> Budget:
@@ -80,8 +76,8 @@ _NOT_IN_TRAINING = (
 @cache  # once in a process
 def _say_that_none_is_known() -> None:
     _log.warning(
-        'plan="auto" was given no optimizer that it has figures for, and what a method costs in loss depends on it: '
-        "pass attach(..., optimizer=optimizer), or a Budget; as it is, sparsification may be chosen too"
+        'attach(model, "auto") was given no optimizer that it has figures for, and what a method costs in loss '
+        "depends on it: pass attach(..., optimizer=optimizer), or a Budget; as it is, sparsification may be chosen too"
     )
 
 

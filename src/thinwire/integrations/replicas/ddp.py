@@ -47,22 +47,21 @@ def _ranks(given: Mapping[str, object]) -> list[Group]:
 @checked_telling(told_to(_ranks))
 def attach(
     model: Annotated[DistributedDataParallel, BODY],
-    recipe: Annotated[Reducer | None, BODY] = None,
+    how: Annotated[Reducer | Plan | Budget | Literal["auto"], BODY],
     *,
-    plan: Annotated[Literal["auto"] | Budget | Plan | None, BODY] = None,
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
     rebroadcast: Count | None = None,
     samples: Count | None = None,
 ) -> Attachment:
-    """Let `recipe` exchange the gradients of a DDP model, overlapping with backward as DDP does. A collective.
+    """Exchange the gradients of a DDP model by a recipe, overlapping with backward as DDP does. A collective.
 
-    `plan`, in place of a recipe: "auto" (also the default, if you give neither) measures the links, plans within
-    `Budget.under` of your optimizer or within the budget you pass, races the plan against uncompressed steps, and plans
-    again when the links change. `fading` is among the candidates only if momentum can be moved out of your optimizers;
-    it then moves into the memory and back as the plan changes. `orthogonal` never is, as it cannot be taken up in the
-    middle of training. A plan from `thinwire.plan` is used as it is, and may have either. Where
-    nothing pays, DDP stays plain, without a hook. `why()` of what this returns says why each tensor is sent as it is.
+    `how`: a recipe; or a plan from `thinwire.plan`; or "auto", which measures the links, plans within `Budget.under` of
+    your optimizer, races the plan against uncompressed steps, and plans again when the links change; or a `Budget`,
+    within which it does the same. Of these two, `fading` is among the candidates only if momentum can be moved out of
+    your optimizers; it then moves into the memory and back as the plan changes. `orthogonal` never is, as it cannot be
+    taken up in the middle of training. A plan may have either. Where nothing pays, DDP stays plain, without a hook.
+    `why()` of what this returns says why each tensor is sent as it is.
     `optimizer`: one or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if it
     corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" wants to know them
     because what a method costs in loss depends on them, and `fading` needs them.
@@ -76,13 +75,13 @@ def attach(
     in DDP anew.
 
     Raises TypeError for a model that is not DDP or has complex parameters, of whose gradients DDP's hooks see half, for
-    both a recipe and a plan, or for something that is neither;
+    something that is no recipe, plan or budget;
     ValueError for a plan of another model or a `rebroadcast` below 1; FingerprintError where ranks disagree;
     MomentumError where momentum would be applied twice or not at all; and RuntimeError where the model has a hook
     already, or where something waits in an earlier attachment that this recipe cannot keep.
     """
     groups = _ranks({"model": model})
-    found = agreed(groups, lambda: _looked_at(model, recipe, plan, optimizer, samples), *_REFUSALS)
+    found = agreed(groups, lambda: _looked_at(model, how, optimizer, samples), *_REFUSALS)
     attachment = agreed(
         groups, lambda: _put_together(model, found, scaler, rebroadcast, samples), *ASSEMBLY_ERRORS, undo=Attachment.end
     )
@@ -112,12 +111,10 @@ class _Found(NamedTuple):
     may_be_unused: bool
 
 
-def _looked_at(
-    model: DistributedDataParallel, recipe: object, plan: object, optimizer: Optimizers, samples: int | None
-) -> _Found:
+def _looked_at(model: DistributedDataParallel, how: object, optimizer: Optimizers, samples: int | None) -> _Found:
     """Return what was asked for and of what. Raises what `attach` does about this rank alone."""
     optimizers = listed(optimizer)
-    asked = asked_for(recipe, plan, family(optimizers))
+    asked = asked_for(how, family(optimizers))
     _check(model, asked)
     parameters, sparse = managed(model), sparse_weights(model.module)
     names = {p: name for name, p in parameters.items() if p not in sparse}

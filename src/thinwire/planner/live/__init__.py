@@ -1,4 +1,4 @@
-"""`plan="auto"`: a plan is made, checked against uncompressed steps, and made anew when the link changes.
+"""`"auto"`: a plan is made, checked against uncompressed steps, and made anew when the link changes.
 
 `policy` says when to do what, `race` decides between the plan and uncompressed steps, and `adaptive` is the reducer
 that does it. `Adaptive.history` lists every decision with its reason.

@@ -1,4 +1,4 @@
-"""The reducer behind plan="auto": it follows a plan and changes it."""
+"""The reducer behind "auto": it follows a plan and changes it."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""When does plan="auto" do what? Observe, decide, watch the links, and begin again when they change.
+"""When does "auto" do what? Observe, decide, watch the links, and begin again when they change.
 
 What it decides is settled in `race`, among the proposals of `chosen` in planner/decide.py.
 """

@@ -6,9 +6,9 @@
     python -m thinwire_lab.studies.planner scaling --json scaling.json --plot scaling.png
 
 `grid`: for each model, number of workers and link: the steps that were predicted, and the steps as measured, of plain
-DDP, of every candidate for all tensors, of the plan, and of plan="auto", which take turns. It ends with the median
+DDP, of every candidate for all tensors, of the plan, and of "auto", which take turns. It ends with the median
 error of the predictions, with the regret (by what share of its step the best candidate is faster), and with how much
-slower plan="auto" is than plain DDP where it is slowest. `latency`: the same of
+slower "auto" is than plain DDP where it is slowest. `latency`: the same of
 plain DDP, the candidates and the plan alone, on links of many latencies and rates; it goes on where its JSON ends.
 `follow`: a link that slows down and recovers while a model
 trains. `scaling`: steps of 2, 4 and 8 workers against what is simulated for them from a profile of 2.
@@ -134,7 +134,7 @@ def follow(
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Change the link while plan="auto" trains; and train with candidates that stay, the link free, for the loss."""
+    """Change the link while "auto" trains; and train with candidates that stay, the link free, for the loss."""
     runs: dict[str, list[Event]] = {}
     with Cluster(workers, parse_rate(CHANGES[0][1]), HANDLER) as cluster:
         runs[WATCHED] = list(_changing(cluster))

@@ -1,4 +1,4 @@
-"""The workers: they profile, plan, and train with every candidate, the plan and `plan="auto"` in turns.
+"""The workers: they profile, plan, and train with every candidate, the plan and `"auto"` in turns.
 
 A job and its events are JSON; rank 0 emits.
 """
@@ -107,8 +107,8 @@ def planned(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
 
 
 def follow(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
-    """Train with plan="auto" while the links are changed. Emit every step, and finally the history."""
-    run = _trained(Run(training, lambda model: thinwire.attach(model, plan=BUDGET)), job, emit)
+    """Train with "auto" while the links are changed. Emit every step, and finally the history."""
+    run = _trained(Run(training, lambda model: thinwire.attach(model, BUDGET)), job, emit)
     assert run.attachment is not None
     emit({"kind": "same", "same": run.attachment.verify_replicas(), "history": _history(run)})
 
@@ -150,10 +150,10 @@ def _methods(
 ) -> Iterator[tuple[str, Callable[[DistributedDataParallel], Attachment | None]]]:
     for candidate in BUDGET.candidates()[1:]:
         yield candidate.name, _uniform(module, candidate.name)
-    yield PLANNED, lambda model: thinwire.attach(model, plan=plan)
+    yield PLANNED, lambda model: thinwire.attach(model, plan)
     # side by side, and plain DDP twice, to see the noise between equal runs
     yield DENSE, _uniform(module, DENSE)
-    yield WATCHED, lambda model: thinwire.attach(model, plan=BUDGET)
+    yield WATCHED, lambda model: thinwire.attach(model, BUDGET)
     yield AGAIN, _uniform(module, DENSE)
 
 
