@@ -511,4 +511,4 @@ def test_orthogonal_matrices_of_one_shape_go_together_as_they_go_alone(
             found.append([x.clone() for x in kind.compute_each(signals)])
             memory.commit()
         for x, y in zip(*found, strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)

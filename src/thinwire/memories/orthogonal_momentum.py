@@ -144,10 +144,10 @@ def orthogonal(x: Tensor) -> Tensor:
     of_each: dict[str, Any] = {"dim": (-2, -1), "keepdim": True} if x.dim() > 2 else {}
     for size in (torch.amax, torch.linalg.vector_norm):  # the largest first: squares could overflow, or vanish
         y = y / size(y.abs(), **of_each).clamp_min(torch.finfo(x.dtype).tiny)
-    y, product = y.bfloat16() if y.is_cuda else y, torch.addmm if x.dim() == 2 else torch.baddbmm
+    y, product = y if on_host(y) else y.bfloat16(), torch.addmm if x.dim() == 2 else torch.baddbmm
     for _ in range(_ITERATIONS):
         gram = y @ y.mT
-        if not y.is_cuda:
+        if on_host(y):
             y = a * y + (b * gram + c * gram @ gram) @ y
         else:  # fewer launches, other roundings
             y = product(y, product(gram, gram, gram, beta=b, alpha=c), y, beta=a)

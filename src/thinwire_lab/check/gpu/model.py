@@ -13,7 +13,7 @@ HOST, OWN, LAUNCH = 35e-6, 14e-6, 5e-6  # seconds a launch: of Python for ours a
 BANDWIDTH, RATE = 3e12, 400e12  # bytes a second, and operations of a model's products
 LAYER_LAUNCHES, PARAMETERS_A_LAYER = 100, 8e6  # of forward and backward together
 BUCKET = 25 << 20  # bytes
-TOKENS, RANKS = 16384, 8
+TOKENS = 16384  # of each rank
 MODELS: Mapping[str, float] = {"BERT-base": 110e6, "GPT of 124 M": 124e6, "GPT of 1.3 B": 1.3e9}
 LINKS: Mapping[str, float] = {
     "10 Gbit/s": 10e9,

@@ -23,7 +23,7 @@ from thinwire_lab.check.gpu import buckets
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_late
-from thinwire_lab.check.gpu.model import LINKS, RANKS, predicted
+from thinwire_lab.check.gpu.model import LINKS, predicted
 from thinwire_lab.inputs import BadInput, write_atomically
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled, print_written
@@ -201,4 +201,4 @@ def _times(row: Row) -> list[str]:
 def _models(rows: list[Row]) -> Table:
     headings = ["recipe", "model", *LINKS]
     cells = [[row["recipe"], row["model"], *(str(row[link]) for link in LINKS)] for row in rows]
-    return Table(title=f"A step of {RANKS} ranks, ms, predicted", headings=headings, rows=cells, left=(0, 1))
+    return Table(title=f"A step of {WORLD} ranks, ms, predicted", headings=headings, rows=cells, left=(0, 1))
