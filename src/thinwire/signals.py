@@ -66,12 +66,12 @@ class Signal(ABC):
 
     @classmethod
     def compute_each(cls, signals: Sequence[Self]) -> list[Tensor]:
-        """Return the vectors of several signals of this kind, which are small."""
+        """Return the vectors of several signals of this kind, on a CPU small ones."""
         return [signal.tensor() for signal in signals]
 
     @classmethod
     def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-        """Pick from each of several signals of this kind, whose vectors are small."""
+        """Pick from each of several signals of this kind, on a CPU small ones."""
         return joined([signal.pick(draw) for signal, draw in zip(signals, draws, strict=True)])
 
     def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,7 @@ class Signal(ABC):
 
     @classmethod
     def chunk_topk_each(cls, signals: Sequence[Self], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-        """Return the same of several signals of this kind, whose vectors are small."""
+        """Return the same of several signals of this kind, on a CPU small ones."""
         return kernels.chunk_topk_each(wide_each(cls.compute_each(signals)), chunkings)
 
 
@@ -126,14 +126,14 @@ def chunked(signals: Sequence[Signal], chunkings: Sequence[Chunking]) -> tuple[T
 
 
 def computed(signals: Sequence[Signal]) -> list[Tensor]:
-    """Return the vectors of n ≥ 1 signals. Small ones that lie side by side are computed together."""
+    """Return the vectors of n ≥ 1 signals: see `_companies`."""
     return [x for kind, some in _companies(signals) for x in kind.compute_each(signals[some])]
 
 
 def peaks(signals: Sequence[Signal]) -> Tensor:
     """Compute n ≥ 1 signals, and return the largest magnitude of each (n): NaN if any is, 0 without elements.
 
-    Small ones that lie side by side are taken together. Call it at most once, before anything else.
+    Call it at most once, before anything else.
     """
     found = []
     for kind, some in _companies(signals):

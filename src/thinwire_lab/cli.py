@@ -326,9 +326,13 @@ def check(
     from thinwire_lab.inputs import BadInput
 
     try:
+        if interpreted and not gpu:
+            raise BadInput("--interpreted goes with --gpu")
         if gpu:
             from thinwire_lab.check.gpu import proof
 
+            if device or only or html:
+                raise BadInput("--gpu takes --quick, --interpreted and --json alone")
             raise typer.Exit(proof.run(interpreted=interpreted, quick=quick, path=json))
         code = command.run(command.asked(quick=quick, device=device, only=only), json=json, html=html)
     except BadInput as error:

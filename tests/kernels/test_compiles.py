@@ -26,7 +26,7 @@ _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
 _LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", "steps": "i32"}
-_THREE = {"LEVELS": 3, "TILE": 4096}
+_DIGITS = {"LEVELS": 4, "TILE": 4096}
 
 KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ("bits", "_set_bits", {"words": INT, "indices": INT, "count": "i32", "low_bits": "i32", "low_words": "i32"}, {}),
@@ -68,12 +68,12 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             {"LEVELS": levels, "TILE": 4096},
         )
         for like, levels, rest in (
-            (FLOAT, 3, {"offset": LONG, "stride": LONG, "nans": INT}),
-            ("*fp64", 6, {}),
+            (FLOAT, 4, {"offset": LONG, "stride": LONG, "nans": INT}),
+            ("*fp64", 8, {}),
             ("*bf16", 2, {}),
         )
     ),
-    ("segments", "_count", {"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, **_SEVERAL}, _THREE),
+    ("segments", "_count", {"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, **_SEVERAL}, _DIGITS),
     (
         "segments",
         "_place",
@@ -81,7 +81,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             **{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "ends": LONG, "starts": LONG},
             **{"indices": INT, "values": FLOAT, **_SEVERAL},
         },
-        _THREE,
+        _DIGITS,
     ),
     (
         "sampled",
@@ -90,12 +90,12 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             **{"indices": INT, "values": FLOAT, "ends": INT, "room": LONG, "begin": LONG, "over": LONG},
             **{"like": FLOAT, **_PICKED},
         },
-        {**_THREE, "ROOM": 64},
+        {**_DIGITS, "ROOM": 64},
     ),
-    ("sampled", "_find", {"like": "*fp64", **_PICKED}, {"LEVELS": 6, "TILE": 4096, "ROOM": 64}),
+    ("sampled", "_find", {"like": "*fp64", **_PICKED}, {"LEVELS": 8, "TILE": 4096, "ROOM": 64}),
     *(
         ("accumulate", "_accumulate_each", {"like": like, "gradient_like": new, **_SUMS, **_TILES}, {"HOW": how})
-        for like, new, how in ((FLOAT, "*bf16", "nesterov"), ("*fp64", "*fp64", "sum"))
+        for like, new, how in ((FLOAT, "*bf16", "nesterov"), (FLOAT, "*bf16", "fading"), ("*fp64", "*fp64", "sum"))
     ),
     *(
         ("codes", name, {**given, "scales": FLOAT, **_RUNS, **_TILES}, constants)

@@ -58,9 +58,9 @@ class _Shared:
         """Return it for the current stream."""
         stream = torch.cuda.current_stream(self.x.device)
         if stream.cuda_stream not in self._streams:
-            self._streams.add(stream.cuda_stream)
             stream.wait_event(self.ready)
             self.x.record_stream(stream)
+            self._streams.add(stream.cuda_stream)  # last: another thread may queue to this stream
         return self.x
 
 

@@ -47,7 +47,7 @@ class OrthogonalMomentum(AppliedMomentum):
 
     @property
     def scratch(self) -> Scratch:
-        """A matrix at a time, its polynomials and products; most where it is square."""
+        """On a CPU a matrix at a time, its polynomials and products; most where it is square. A GPU takes all."""
         return Scratch(longest=29.5)
 
     momentum: Fraction | None = None
@@ -139,18 +139,20 @@ def orthogonal(x: Tensor) -> Tensor:
     zeros stay. This is Newton–Schulz's iteration with the coefficients of Muon, and as there it runs in bfloat16 on a
     GPU, whose products are some ten times as fast then.
     """
+    if x.dim() == 2 and not on_host(x):
+        return orthogonal(x[None])[0]  # as it goes with others of its shape
     a, b, c = _COEFFICIENTS
     y = x.mT if x.shape[-2] > x.shape[-1] else x
     of_each: dict[str, Any] = {"dim": (-2, -1), "keepdim": True} if x.dim() > 2 else {}
     for size in (torch.amax, torch.linalg.vector_norm):  # the largest first: squares could overflow, or vanish
         y = y / size(y.abs(), **of_each).clamp_min(torch.finfo(x.dtype).tiny)
-    y, product = y if on_host(y) else y.bfloat16(), torch.addmm if x.dim() == 2 else torch.baddbmm
+    y = y if on_host(y) else y.bfloat16()
     for _ in range(_ITERATIONS):
         gram = y @ y.mT
         if on_host(y):
             y = a * y + (b * gram + c * gram @ gram) @ y
         else:  # fewer launches, other roundings
-            y = product(y, product(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+            y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
     return (y.mT if x.shape[-2] > x.shape[-1] else y).to(x.dtype)
 
 

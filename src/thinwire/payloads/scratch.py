@@ -33,5 +33,5 @@ class Scratch:
 
 
 def widening(dtype: torch.dtype, lengths: Sequence[int]) -> int:
-    """Return the bytes of the longest vector in float32, if gradients of this dtype are narrower and so are widened."""
+    """Return the bytes of the longest vector in float32, if this dtype is narrower: an overflow is written in that."""
     return 4 * max(lengths, default=0) if dtype.itemsize < 4 else 0

@@ -137,7 +137,7 @@ def make(options: Options) -> Problem:
 
 
 def _split(model: nn.Module, stages: int) -> list[nn.Module]:
-    """Cut after the first block, and after the second."""
+    """Cut after the first block, and before the logits."""
     whole, nothing = cast(ByteGPT, model), nn.Identity()
     logits, rest = Chain(whole.norm, whole.head), whole.blocks[1:]
     start = Stage(whole.bytes, whole.blocks[:1], nothing)

@@ -182,8 +182,9 @@ def _elsewhere(names: list[str], steps: int, source: Path, *, count: bool) -> di
         found = Path(folder) / "rows.json"
         command = [sys.executable, __file__, "--recipes", ",".join(names), "--steps", str(steps), "--json", str(found)]
         command += [] if count else ["--no-count"]
-        path = os.pathsep.join(map(str, (source, Path(__file__).parents[2])))  # an older checkout may have no lab
-        subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.DEVNULL, check=True)
+        (Path(folder) / "thinwire").symlink_to(source / "thinwire")  # with this lab, whatever the other checkout has
+        (Path(folder) / "thinwire_lab").symlink_to(Path(__file__).parents[1])
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": folder}, stdout=subprocess.DEVNULL, check=True)
         rows: dict[str, Any] = js.loads(found.read_text())["rows"]["now"]
     return rows
 

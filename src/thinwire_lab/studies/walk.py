@@ -6,6 +6,7 @@ From backward to the optimizer's step, with one rank of Gloo and one bucket. Exc
 which meet differently from step to step, so the step with the middle number of calls of seven counts.
 """
 
+import os
 import sys
 import threading
 from collections import Counter
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 
-ROOT = str(Path(tw.__file__).parent)
+ROOT = str(Path(tw.__file__).parent) + os.sep
 FOR_SGD = ("topk", "dgc", "dragonn")
 _SETTLED, _COUNTED = 8, 7  # steps
 
@@ -91,7 +92,7 @@ def walked(recipe: str) -> Walk:
         found.append(steps.taken())
     sys.setprofile(None)
     threading.setprofile(None)
-    return sorted(found[_SETTLED:])[_COUNTED // 2]
+    return sorted(found[_SETTLED:], key=lambda walk: walk.calls)[_COUNTED // 2]
 
 
 def main(

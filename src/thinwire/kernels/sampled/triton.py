@@ -1,4 +1,4 @@
-"""Several small vectors in one launch an operation: summed, sampled and searched.
+"""Several vectors in one launch an operation: summed, sampled and searched.
 
 The k-th largest of a sample is found digit by digit, like that of a vector. So the threshold never reaches the host.
 """

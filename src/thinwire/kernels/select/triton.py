@@ -4,7 +4,7 @@ Every tile's program counts its picks and keeps the first few of them. A second 
 tiles say where a tile's picks go. If there are more than `capacity`, it does nothing, and `_write_largest` picks the
 largest.
 
-`_write_largest` goes digit by digit: histograms of 11-bit digits give the k-th largest magnitude. Every program derives
+`_write_largest` goes digit by digit: histograms of 8-bit digits give the k-th largest magnitude. Every program derives
 it from them again, which takes a few loads and costs the host nothing. Integer sums are the same in any order, so
 atomics are deterministic here.
 """

@@ -1,6 +1,7 @@
 """`thinwire check --gpu`, part by part. Each row is written as soon as it is there, and none is measured twice."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_late
 from thinwire_lab.check.gpu.model import LINKS, predicted
-from thinwire_lab.inputs import BadInput, write_atomically
+from thinwire_lab.inputs import BadInput, check_writable, reading, write_atomically
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled, print_written
 
@@ -84,13 +85,9 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
     device = torch.device("cpu" if interpreted else "cuda:0")
     proof = Proof(device, quick, path, Console(width=None if os.isatty(1) else 160))
     name = "Triton's interpreter" if interpreted else torch.cuda.get_device_name(device)
-    there = json.loads(path.read_text()) if path is not None and path.exists() else {}
-    if there and (there.get("schema"), there.get("device"), there.get("quick")) != (SCHEMA, name, quick):
-        raise BadInput(
-            f"--json {path}: it holds {there.get('schema')} of {there.get('device')}; expected {SCHEMA} of {name}"
-        )
+    check_writable((path,))
     proof.document = {"schema": SCHEMA, "device": name, "quick": quick, "versions": versions()}
-    proof.document |= {"seconds": there.get("seconds", {}), "parts": there.get("parts", {})}
+    proof.document |= _there(path, proof.document)
     for part in (_late, _buckets, *(() if interpreted else (_steps, _kernels))):
         part(proof)
     proof.document["launches"] = _launches(proof.document["parts"]["buckets"])
@@ -100,6 +97,20 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
     proof.write()
     _show(proof)
     return int(proof.failed)
+
+
+def _there(path: Path | None, head: Row) -> Row:
+    """Return what an earlier run has left. Raises BadInput if it was of something else."""
+    if path is None or not path.exists():
+        return {"seconds": {}, "parts": {}}
+    with reading(path, f"JSON of {SCHEMA}"):
+        found = json.loads(path.read_text())
+        there = {name: found[name] for name in head}
+        rest = {name: found[name] for name in ("seconds", "parts")}
+    for name, value in head.items():
+        if there[name] != value:
+            raise BadInput(f"--json {path}: its {name} is {there[name]}; expected {value}, or another file")
+    return rest
 
 
 def _cases(proof: Proof) -> Iterator[Case]:
@@ -151,7 +162,9 @@ def _steps(proof: Proof) -> None:
     from thinwire_lab.check.gpu import steps
 
     def work(tokens: int) -> Row:
-        return {"rows": list(steps.timed(tokens, proof.device, steps.RECIPES))}
+        rows = list(steps.timed(tokens, proof.device, steps.RECIPES))
+        wrong = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
+        return {"rows": rows} | ({"error": "; ".join(wrong)} if wrong else {})
 
     with steps.one_rank(proof.device):
         for tokens in (4096,) if proof.quick else steps.TOKENS:
@@ -182,6 +195,8 @@ def _show(proof: Proof) -> None:
     print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 2)))
     if proof.interpreted:
         print_titled(proof.console, _models(proof.document["model"]))
+    else:
+        print_titled(proof.console, _stepped(proof.document["parts"]["steps"]))
     for part, found in proof.document["parts"].items():
         for key, row in found.items():
             if "error" in row:
@@ -196,6 +211,13 @@ def _times(row: Row) -> list[str]:
         return []
     busy = sum(row["busy_ms"].values())
     return [f"{row['host_us']['all']:.0f}", f"{busy:.3f}", f"{row['device_ms']:.3f}", f"{row['floor_ms']:.3f}"]
+
+
+def _stepped(parts: dict[str, Row]) -> Table:
+    rows = [row for part in parts.values() for row in part.get("rows", ())]
+    cells = [[row["name"], row["optimizer"], f"{row['tokens']:,}", f"{row.get('ms', math.nan):.1f}"] for row in rows]
+    headings = ["recipe", "optimizer", "tokens", "ms"]
+    return Table(title="A step of a GPT in DDP over NCCL with one rank", headings=headings, rows=cells, left=(0, 1))
 
 
 def _models(rows: list[Row]) -> Table:
