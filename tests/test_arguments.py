@@ -139,9 +139,7 @@ ADMITS: Mapping[str, str] = {
     "Optimizers": "None []",
     "Saved": "x",  # or a path, or a reader
     "OptimizerName": "",  # sgd, adamw, muon
-    "Asked": "None",  # or a recipe
     "Secret": "None x",
-    "Planned": "None",  # or "auto", a budget, or a plan
 }
 """Which of them an argument of this kind may have. Kinds that are not here, such as classes, may have none."""
 
@@ -172,15 +170,13 @@ FURTHER: Mapping[str, str] = {
 """What the kind admits and something else refuses: another argument, or a look-up."""
 
 IN_PLACE_OF: Mapping[str, Mapping[str, object]] = {
-    "attach.plan": {"recipe": None},
     "sparsify.boundary": {"density": None},
 }
 """Which other arguments a value must replace."""
 
 BODY: Mapping[str, str] = {
     "attach.model": "attach takes a DistributedDataParallel model; got",
-    "attach.recipe": "attach takes a recipe such as",
-    "attach.plan": 'attach takes "auto", a Budget, or a plan from thinwire.plan',
+    "attach.how": "attach takes a recipe such as",
     "replicate.recipe": "replicate takes a recipe such as",
     "shard.recipe": "shard takes a recipe such as",
     "scatter.recipe": "scatter takes a recipe such as",
@@ -377,7 +373,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     **dict.fromkeys(("keys", "indices"), _ints),
     "positions": lambda: torch.arange(4, dtype=torch.int16),
     "chunkings": lambda: (Chunking(4, 4, 1, 4, 4, None),),
-    **dict.fromkeys(("small", "large", "first", "then", "dense", "otherwise", "recipe"), recipes.dense),
+    **dict.fromkeys(("small", "large", "first", "then", "dense", "otherwise", "recipe", "how"), recipes.dense),
     **dict.fromkeys(("total", "delivered"), lambda: payloads.Dense(values=_floats())),
     **dict.fromkeys(("segments", "gradients", "waiting", "boundaries", "cuts", "advice", "stages"), tuple),
     **dict.fromkeys(("reducers", "chosen", "parameters"), dict),
@@ -434,10 +430,8 @@ VALID: Mapping[str, Callable[[], object]] = {
     "states": lambda: [_attachment().state_dict()],
     "redistribute.rank": lambda: 0,
     "model": _ddp,
-    "accelerate.attach.recipe": recipes.dense,
     "accelerator": lambda: _framework("accelerate"),
     "trainer": lambda: _framework("transformers"),
-    "transformers.ThinwireCallback.plan": lambda: None,
     "transformers.ThinwireCallback.missing_ok": lambda: False,
     "manager": _Manager,
     "torchtitan.compressed.spec": lambda: _framework("torchtitan"),

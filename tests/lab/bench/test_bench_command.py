@@ -101,11 +101,11 @@ def test_auto_plans_for_the_optimizer_of_the_run(
     optimizer: str, expected: Budget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(methods, "attach", lambda model, **options: given.update(options))
+    monkeypatch.setattr(methods, "attach", lambda model, how, **options: given.update(options, how=how))
     model: Any = nn.Linear(2, 2)
     several = [getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)]
     ENTRANTS["auto"].install(model, several, 0.02)
-    assert given == {"plan": expected, "optimizer": several}
+    assert given == {"how": expected, "optimizer": several}
 
 
 @pytest.mark.slow
