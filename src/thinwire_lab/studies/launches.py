@@ -33,10 +33,9 @@ from rich.console import Console
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from thinwire import trace
-from thinwire.memories import AppliedMomentum, MomentumCorrection
-from thinwire.recipes import METHODS
-from thinwire.reducer import Bucket, Reducer, Round, Segment
+from thinwire.reducer import Bucket, Round, Segment
 from thinwire.waits import Verdict
+from thinwire_lab.check.gpu.buckets import made
 from thinwire_lab.check.gpu.counting import counting, fake_group, gpu_path, patched
 from thinwire_lab.problems.transformer import ByteGPT, Shape
 from thinwire_lab.show.table import Table
@@ -105,20 +104,10 @@ def _segments() -> list[tuple[Segment, ...]]:
     return buckets
 
 
-def _made(name: str) -> Reducer:
-    """Return a recipe that has taken over an optimizer's momentum."""
-    recipe = METHODS[name].make()
-    for memory in recipe.memories():
-        if isinstance(memory, MomentumCorrection):
-            memory.adopt(0.9, nesterov=False)
-        if isinstance(memory, AppliedMomentum):
-            memory.adopt({segment.name: 0.9 for segments in _segments() for segment in segments})
-    return recipe
-
-
 def _steps(name: str, count: int, before_each: Callable[[int], None], *, fake: bool) -> None:
     """Take steps. The group is one whose ranks all send what this one sends."""
-    recipe, buckets, group = _made(name), _segments(), fake_group(WORLD)
+    buckets, group = _segments(), fake_group(WORLD)
+    recipe = made(name, [segment.name for segments in buckets for segment in segments])
     generator = None if fake else torch.Generator().manual_seed(0)
     drawn = [torch.randn(sum(s.length for s in segments), generator=generator) for segments in buckets]
     for step in range(count):

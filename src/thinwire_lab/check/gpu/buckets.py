@@ -5,7 +5,7 @@ The group is one whose ranks all send what this one sends, so nothing travels an
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -81,7 +81,7 @@ class Work:
 
     def __post_init__(self) -> None:
         self.segments = self.case.segments()
-        self.recipe = made(self.case.recipe, self.segments)
+        self.recipe = made(self.case.recipe, self.segments.names)
         drawn = torch.randn(2, self.segments[-1].offset + self.segments[-1].length, device=self.device)
         self.gradients = drawn.to(getattr(torch, self.case.dtype))
         self.flat = self.gradients[0].clone()
@@ -117,14 +117,14 @@ class Work:
         self.count += 1
 
 
-def made(name: str, segments: Segments) -> Reducer:
-    """Return a recipe that has taken over an optimizer's momentum."""
+def made(name: str, parameters: Sequence[str]) -> Reducer:
+    """Return a recipe that has taken over the momentum of these parameters from an optimizer."""
     recipe = METHODS[name].make()
     for memory in recipe.memories():
         if isinstance(memory, MomentumCorrection):
             memory.adopt(0.9, nesterov=False)
         if isinstance(memory, AppliedMomentum):
-            memory.adopt(dict.fromkeys(segments.names, 0.9))
+            memory.adopt(dict.fromkeys(parameters, 0.9))
     return recipe
 
 
