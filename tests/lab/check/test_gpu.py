@@ -109,6 +109,8 @@ def test_it_runs_whole_through_the_interpreter_and_goes_on_where_it_ended(tmp_pa
     document = json.loads(path.read_text())
     assert {row["recipe"] for row in document["launches"]} == set(RECIPES)
     assert all(row["encode"] > 0 for row in document["launches"])
+    failed = next(iter(document["parts"]["buckets"]))
+    document["parts"]["buckets"][failed] = {"error": "it was busy"}
     lost, _ = document["parts"]["buckets"].popitem()
     kept = next(iter(document["parts"]["late"].values()))
     kept["marked"] = True
@@ -117,6 +119,7 @@ def test_it_runs_whole_through_the_interpreter_and_goes_on_where_it_ended(tmp_pa
     assert again.returncode == 0
     found = json.loads(path.read_text())
     assert lost in found["parts"]["buckets"]
+    assert "launches" in found["parts"]["buckets"][failed]
     assert kept in found["parts"]["late"].values()
     refused = _check("--interpreted", "--json", str(path))
     assert refused.returncode == 2

@@ -52,23 +52,22 @@ class Proof:
         """Whether no GPU is used."""
         return self.device.type == "cpu"
 
-    def part(self, name: str, rows: Iterator[tuple[str, Callable[[], Row]]]) -> dict[str, Row]:
-        """Do what is not there yet of a part's rows, and return them all. A row that raises says so."""
+    def part(self, name: str, rows: Iterator[tuple[str, Callable[[], Row]]]) -> None:
+        """Do what is not there yet of a part's rows, or has failed. A row that raises says so."""
         found: dict[str, Row] = self.document["parts"].setdefault(name, {})
         start = time.perf_counter()
         for key, work in rows:
-            if key in found:
+            if key in found and "error" not in found[key]:
                 continue
             try:
                 found[key] = work()
             except Exception as error:
-                found[key], self.failed = {"error": f"{type(error).__name__}: {first_line(error)}"}, True
+                found[key] = {"error": f"{type(error).__name__}: {first_line(error)}"}
             self.write()
         seconds = self.document["seconds"]
         seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - start, 1)
         self.failed |= any("error" in row for row in found.values())
         self.write()
-        return found
 
     def write(self) -> None:
         """Write what there is so far."""
