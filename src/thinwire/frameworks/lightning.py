@@ -20,8 +20,8 @@ _KEY = "thinwire"
 class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to read Lightning
     """`thinwire.attach` for Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback(recipe)])`.
 
-    `how` is as in `thinwire.attach`, which is called when training starts, with all of the Trainer's
-    optimizers and its GradScaler. A later `fit` goes on with what waits.
+    `how` is as in `thinwire.attach`, which is called when training starts, with all of the Trainer's optimizers and its
+    GradScaler. A later `fit` goes on with what waits.
     Checkpoints hold every rank's state: rank 0 gathers it, and Lightning writes it where it writes the rest. `fit` with
     `ckpt_path` deals it out as `thinwire.redistribute` does, also to another number of ranks. `missing_ok`: whether to
     go on, with empty memories, from a checkpoint that was saved without thinwire.
