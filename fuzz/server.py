@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import thinwire
-from thinwire import PayloadError
+from thinwire.errors import PayloadError
 from thinwire.server.exchange import LOSS, Uplink, read_update
 from thinwire.server.fetching import longest_question, question, read_answer, read_question, rows_for
 from thinwire.server.frames import HEADER, MAGIC, PROTOCOL, Flag, FrameError, Kind, Wire, parse

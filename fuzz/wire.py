@@ -10,7 +10,8 @@ from pathlib import Path
 import atheris
 import torch
 
-from thinwire import PayloadError, codecs
+from thinwire import codecs
+from thinwire.errors import PayloadError
 
 # Instrumented are the readers alone: Numba cannot compile kernels that are.
 for name in [name for name in sys.modules if name.startswith("thinwire.payloads")]:

@@ -217,7 +217,7 @@ class Training:
         if recipe is not None:
             self.attach(recipe)
 
-    def attach(self, recipe: tw.reducer.Reducer | str) -> tw.Attachment:
+    def attach(self, recipe: tw.reducer.Reducer | str) -> tw.integrations.Attachment:
         recipe = RECIPES[recipe].make() if isinstance(recipe, str) else recipe
         self.attachment = tw.attach(self.model, recipe, optimizer=self.optimizer, scaler=self.scaler)
         return self.attachment

@@ -19,15 +19,11 @@ from thinwire import (
     reducer,
     schedules,
 )
-from thinwire.errors import FingerprintError, MomentumError, PayloadError, ServerError, StateError
+from thinwire import errors as errors
+from thinwire import server as server
 from thinwire.handle import Handle
 from thinwire.integrations import (
-    Attachment,
     Checkpoint,
-    Outer,
-    Replicas,
-    Scattered,
-    Shards,
     attach,
     outer,
     plan,
@@ -38,38 +34,16 @@ from thinwire.integrations import (
     shard,
 )
 from thinwire.outer_steps import OuterSteps
-from thinwire.planner import Budget, Plan, Profile, Why
-from thinwire.server import Server, ServerStatus, Traffic, Trainer, TrainerStatus, connect, serve
-from thinwire.stats import Figures, Stats
+from thinwire.planner import Budget
+from thinwire.server import connect, serve
 
 __version__ = version("thinwire")
 
 __all__ = [
-    "Attachment",
     "Budget",
     "Checkpoint",
-    "Figures",
-    "FingerprintError",
     "Handle",
-    "MomentumError",
-    "Outer",
     "OuterSteps",
-    "PayloadError",
-    "Plan",
-    "Profile",
-    "Replicas",
-    "Scattered",
-    "Server",
-    "ServerError",
-    "ServerStatus",
-    "Shards",
-    "StateError",
-    "Stats",
-    "Traffic",
-    "Trainer",
-    "TrainerStatus",
-    "Why",
-    "__version__",
     "attach",
     "codecs",
     "connect",

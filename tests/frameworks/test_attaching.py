@@ -29,7 +29,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def _waiting(handle: thinwire.Attachment) -> torch.Tensor:
+def _waiting(handle: thinwire.integrations.Attachment) -> torch.Tensor:
     held = [memory["weight"]["residual"] for memory in handle.state_dict()["memories"] if "weight" in memory]
     return held[0]
 

@@ -138,7 +138,7 @@ class Probe(lightning.Callback):  # type: ignore[misc,name-defined]  # mypy does
         self.found = _held(self.callback.handle)
 
 
-def _held(handle: thinwire.Attachment) -> tuple[int, float]:
+def _held(handle: thinwire.integrations.Attachment) -> tuple[int, float]:
     held = [fields for memory in handle.state_dict()["memories"] for fields in memory.values()]
     return handle.step, sum(float(x.double().sum()) for fields in held for x in fields.values())
 

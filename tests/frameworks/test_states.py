@@ -15,7 +15,7 @@ import thinwire
 from thinwire.frameworks.states import gathered, load, save
 
 
-def _trained(steps: int) -> thinwire.Attachment:
+def _trained(steps: int) -> thinwire.integrations.Attachment:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

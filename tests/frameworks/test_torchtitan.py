@@ -100,7 +100,7 @@ def _train(rank: int, folder: str, out: Any) -> None:
 
 def _losses(rank: int, recipe: str, folder: str, dims: Any, parallelism: Any) -> list[tuple[int, float, str]]:
     """Return step, loss and weights of each step. With a recipe, the steps after a checkpoint are done twice."""
-    handles: list[tw.Shards] = []
+    handles: list[tw.integrations.Shards] = []
     make = RECIPES[recipe]
     spec = _model_spec() if make is None else compressed(_model_spec(), make, attached=handles.append)
     model, optimizer = _built(spec, dims, parallelism)

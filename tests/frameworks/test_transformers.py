@@ -98,7 +98,7 @@ def test_it_goes_on_as_if_it_had_not_been_interrupted(workers: Ranks, tmp_path: 
     assert workers.run(2, _interrupted, tmp_path) == [expected] * 2
 
 
-def _held(handle: thinwire.Attachment) -> tuple[int, float]:
+def _held(handle: thinwire.integrations.Attachment) -> tuple[int, float]:
     held = [fields for memory in handle.state_dict()["memories"] for fields in memory.values()]
     return handle.step, sum(float(x.double().sum()) for fields in held for x in fields.values())
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire import PayloadError, kernels
+from thinwire import kernels
+from thinwire.errors import PayloadError
 from thinwire.formats import Coded, OffsetFloat
 from thinwire.payloads import Blocks, Sparse
 from thinwire.payloads.wire import DTYPE_CODES, ELIAS_FANO, NUMBERS, SLOTS

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._jit_internal import _extract_tensors  # what torch's own futures record
 
-from thinwire import PayloadError
 from thinwire.codecs import FFT, BlockTopK, Cast, ChunkTopK, TopK
+from thinwire.errors import PayloadError
 from thinwire.formats import OffsetFloat
 from thinwire.kernels import Chunking, Numbering
 from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sparse, Spectral

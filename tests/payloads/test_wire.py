@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire import PayloadError, kernels
+from thinwire import kernels
+from thinwire.errors import PayloadError
 from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sketch, Sparse, Spectral
 
 READERS = (Dense, Sparse, Blocks, Spectral)

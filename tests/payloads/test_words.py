@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire import PayloadError
+from thinwire.errors import PayloadError
 from thinwire.formats import Levels, OffsetFloat, Sign, Ternary
 from thinwire.payloads import Dense, Narrow, Sparse, Words, narrowed
 from thinwire.payloads.words import LEAST_BITS, shortened, widened

@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from thinwire import Attachment
+from thinwire.integrations import Attachment
 from thinwire.pipeline import Boundary, Sparsified, TopKBoundary, sparsify
 
 MICRO, BATCH, WIDTH, CLASSES = 6, 12, 16, 5

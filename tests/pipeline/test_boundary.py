@@ -10,8 +10,8 @@ import torch
 from cases import BOUNDARIES, OFFSET_8, vector
 from torch import Tensor, nn
 
-from thinwire import PayloadError
 from thinwire.codecs.laplace_threshold import laplace_quantile
+from thinwire.errors import PayloadError
 from thinwire.formats import Sign
 from thinwire.payloads import narrowed
 from thinwire.payloads.words import shortened, widened

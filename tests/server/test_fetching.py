@@ -24,8 +24,8 @@ from served import (
 )
 from torch import Tensor, nn
 
-from thinwire import FingerprintError, codecs
-from thinwire.errors import PayloadError, ServerError
+from thinwire import codecs
+from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.payloads import wire
 from thinwire.server import Server, Trainer
 from thinwire.server.asking import Rows

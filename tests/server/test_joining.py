@@ -25,8 +25,8 @@ from served import (
 )
 from torch import nn
 
-from thinwire import FingerprintError, StateError, codecs, recipes
-from thinwire.errors import ServerError
+from thinwire import codecs, recipes
+from thinwire.errors import FingerprintError, ServerError, StateError
 from thinwire.reducer import PerTensor, Reducer
 from thinwire.server import Server, Trainer, connect, serve
 from thinwire.server.environment import split

@@ -31,8 +31,8 @@ from served import (
 )
 from torch import Tensor, nn
 
-from thinwire import MomentumError, StateError, codecs, recipes
-from thinwire.errors import ServerError
+from thinwire import codecs, recipes
+from thinwire.errors import MomentumError, ServerError, StateError
 from thinwire.reducer import Reducer
 from thinwire.server import Server, Trainer
 from thinwire.server.channel import Channel

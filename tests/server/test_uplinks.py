@@ -8,7 +8,7 @@ from cases import RECIPES, VARIANTS, RecipeCase
 from served import joined, started
 from torch import Tensor, nn
 
-from thinwire import MomentumError
+from thinwire.errors import MomentumError
 from thinwire.reducer import Reducer
 from thinwire.server.exchange import drainable
 

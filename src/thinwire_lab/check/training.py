@@ -48,7 +48,7 @@ class _Training:
 
     model: nn.Module
     optimizer: torch.optim.SGD
-    handle: tw.Attachment | tw.Replicas | None
+    handle: tw.integrations.Attachment | tw.integrations.Replicas | None
     device: torch.device
     books: _Books | None = None
 
@@ -74,7 +74,7 @@ class _Training:
     def backward(self, step: int, factor: float = 1.0) -> None:
         """Compute gradients and reduce them."""
         (self.loss(self.model, step) * factor).backward()
-        if isinstance(self.handle, tw.Replicas):
+        if isinstance(self.handle, tw.integrations.Replicas):
             self.handle.reduce()
 
     def loss(self, model: nn.Module, step: int) -> Tensor:
@@ -141,7 +141,7 @@ class _Books:
             assert p.grad is not None  # every parameter is used
             _add(self.applied, name, p.grad)
 
-    def lost(self, handle: tw.Attachment | tw.Replicas) -> float:
+    def lost(self, handle: tw.integrations.Attachment | tw.integrations.Replicas) -> float:
         """Return how much of what was offered was neither applied nor waits. A collective."""
         state, worst = handle.state_dict(), 0.0
         for name, mine in self.offered.items():
@@ -177,7 +177,7 @@ def _check(name: str, device: torch.device, steps: int, figures: dict[str, Any])
     training.books = _Books() if conserving else None
     handle = training.handle
     assert handle is not None  # a recipe was given
-    figures["through"] = "replicate" if isinstance(handle, tw.Replicas) else "DDP"
+    figures["through"] = "replicate" if isinstance(handle, tw.integrations.Replicas) else "DDP"
     _train(training, steps, figures)
     sent = handle.stats().total
     figures |= {"sent_bytes": sent.sent_bytes, "steps": steps, "memory_bytes": handle.memory_bytes}
@@ -224,7 +224,7 @@ def _waits(training: _Training, start: int) -> Waits:
         loss = training.loss(training.model, step)
         with counted(training.device) as waits:
             loss.backward()
-            if isinstance(training.handle, tw.Replicas):
+            if isinstance(training.handle, tw.integrations.Replicas):
                 training.handle.reduce()
         if training.books is not None:
             training.books.apply(training)

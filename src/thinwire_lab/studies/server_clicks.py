@@ -75,8 +75,8 @@ class Run:
     """A server at work, and its trainers. Losses are of the server's parameters, so that a look moves no bytes."""
 
     served: Problem
-    server: thinwire.Server
-    trainers: list[thinwire.Trainer]
+    server: thinwire.server.Server
+    trainers: list[thinwire.server.Trainer]
     recipes: list[Reducer]
 
     def bytes_of(self, name: str) -> int:
@@ -130,7 +130,7 @@ def _begun(open_ones: ExitStack, setting: Setting, density: float, drain: int, s
 def _train(at_work: Run, steps: range, threads: int, *, fetch_rows: bool) -> None:
     lock, rest, problem = threading.Lock(), list(steps), at_work.served
 
-    def work(trainer: thinwire.Trainer, module: nn.Module) -> None:
+    def work(trainer: thinwire.server.Trainer, module: nn.Module) -> None:
         while True:
             with lock:
                 if not rest:

@@ -93,7 +93,7 @@ def train(port: int, path: Path, slot: int) -> None:
         _note(path, trainer, ended=True)
 
 
-def _note(path: Path, trainer: thinwire.Trainer, *, ended: bool) -> None:
+def _note(path: Path, trainer: thinwire.server.Trainer, *, ended: bool) -> None:
     traffic = trainer.traffic()
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps({"sent": traffic.updates, "saved": traffic.saved, "ended": ended}))

@@ -21,15 +21,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire import trace
+from thinwire.integrations import Attachment, Outer, Replicas, Shards
 from thinwire.planner import Why
 
 VERBS = {name for name in dir(tw.Handle) if not name.startswith("_")}
 
 
 def test_every_handle_has_the_verbs() -> None:
-    for kind in (tw.Attachment, tw.Replicas, tw.Shards, tw.Outer, tw.pipeline.Sparsified):
+    for kind in (
+        Attachment,
+        Replicas,
+        Shards,
+        Outer,
+        tw.pipeline.Sparsified,
+    ):
         assert {"memory", "memory_bytes", "stats", "state_dict", "load_state_dict", "remove"} == VERBS <= set(dir(kind))
-    for kind in (tw.Attachment, tw.Replicas, tw.Shards, tw.Outer):
+    for kind in (Attachment, Replicas, Shards, Outer):
         assert callable(kind.verify_replicas)
 
 
@@ -411,7 +418,7 @@ def test_stats_may_be_called_at_any_time(ranks: Ranks) -> None:
         assert result == (0, 3, True, False, True)
 
 
-def _of_plain_steps() -> tuple[tw.Figures, int]:
+def _of_plain_steps() -> tuple[tw.stats.Figures, int]:
     """Nothing pays with an empty budget, so DDP stays plain."""
     training = Training("several buckets", None)
     attachment = tw.attach(training.model, tw.Budget(names=()))
@@ -435,7 +442,7 @@ def _replicated() -> tuple[Any, ...]:
     replicas = tw.replicate(module, tw.recipes.topk(density=0.05, minimum_size=64))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
-    def step(seed: int) -> tw.Figures:
+    def step(seed: int) -> tw.stats.Figures:
         generator = torch.Generator().manual_seed(10 * seed + dist.get_rank())
         optimizer.zero_grad()
         module(torch.randn(8, 20, generator=generator)).square().mean().backward()

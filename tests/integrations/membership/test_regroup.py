@@ -13,7 +13,7 @@ from thinwire.errors import FingerprintError
 NAMES = ["topk", "dgc", "powersgd"]
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, replicas: tw.Replicas, seed: int) -> None:
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, replicas: tw.integrations.Replicas, seed: int) -> None:
     generator = torch.Generator().manual_seed(10 * seed + dist.get_rank())
     optimizer.zero_grad()
     model(torch.randn(8, 24, dtype=torch.float64, generator=generator)).square().sum().backward()
@@ -21,7 +21,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, replicas: tw.Repli
     optimizer.step()
 
 
-def _held(replicas: tw.Replicas, *, notes: bool) -> list[dict[str, Tensor]]:
+def _held(replicas: tw.integrations.Replicas, *, notes: bool) -> list[dict[str, Tensor]]:
     memories = replicas.attachment.recipe.memories()
     return [
         {
@@ -34,7 +34,7 @@ def _held(replicas: tw.Replicas, *, notes: bool) -> list[dict[str, Tensor]]:
     ]
 
 
-def _made(recipe: str) -> tuple[nn.Module, torch.optim.Optimizer, tw.Replicas]:
+def _made(recipe: str) -> tuple[nn.Module, torch.optim.Optimizer, tw.integrations.Replicas]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 16)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -78,7 +78,7 @@ class Run:
         self.training = Training(scenario, dtype=torch.float64)
         self.optimizers = (OPTIMIZERS[make] if isinstance(make, str) else make)(self.training.model)
 
-    def attach(self, recipe: Reducer) -> tw.Attachment:
+    def attach(self, recipe: Reducer) -> tw.integrations.Attachment:
         self.attachment = tw.attach(self.training.model, recipe, optimizer=self.optimizers)
         return self.attachment
 

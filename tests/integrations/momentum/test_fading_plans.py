@@ -287,7 +287,7 @@ def _state_of_its_own(marked: bool) -> str:
     again.adamw.load_state_dict(run.adamw.state_dict())
     try:
         again.step(0)
-    except tw.MomentumError as error:
+    except tw.errors.MomentumError as error:
         return str(error)
     return ""
 

@@ -357,7 +357,7 @@ def test_density_is_warmed_up_by_step(ranks: Ranks, make: Callable[..., Reducer]
 
 
 def _fingerprint_message(recipes: list[Reducer]) -> str:
-    with pytest.raises(tw.FingerprintError) as error:
+    with pytest.raises(tw.errors.FingerprintError) as error:
         Training("several buckets", recipes[dist.get_rank()])
     return str(error.value)
 
@@ -377,7 +377,7 @@ def _shape_message() -> str:
     group = dist.group.WORLD
     assert group is not None
     parameters = {"a": nn.Parameter(torch.zeros(2, 3)), "b": nn.Parameter(torch.zeros(2, 3 + dist.get_rank()))}
-    with pytest.raises(tw.FingerprintError) as error:
+    with pytest.raises(tw.errors.FingerprintError) as error:
         check_fingerprint(tw.recipes.dense(), parameters, group)
     return str(error.value)
 

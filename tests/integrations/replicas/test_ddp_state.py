@@ -646,7 +646,7 @@ Attempt = Callable[[], object]
 def _refusal(attempt: Attempt, *trainings: Training) -> str:
     """Return the message of a MomentumError that leaves optimizers and parameters as they were."""
     before = [(digest(t.model), _through_a_file(t.optimizer.state_dict())) for t in trainings]
-    with pytest.raises(tw.MomentumError) as error:
+    with pytest.raises(tw.errors.MomentumError) as error:
         attempt()
     for training, (weights, state) in zip(trainings, before, strict=True):
         assert digest(training.model) == weights

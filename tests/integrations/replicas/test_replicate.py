@@ -427,7 +427,7 @@ def _optimized(recipe: tw.reducer.Reducer, **options: Any) -> object:
 
 
 def _message(attempt: Callable[[], object]) -> str:
-    with pytest.raises((TypeError, RuntimeError, tw.MomentumError)) as error:
+    with pytest.raises((TypeError, RuntimeError, tw.errors.MomentumError)) as error:
         attempt()
     return f"{error.type.__name__}: {error.value}"
 

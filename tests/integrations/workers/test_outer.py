@@ -615,7 +615,7 @@ def _sharded_islands() -> tuple[bool, bool, bool, float]:
     whole = copy.deepcopy(module)
     fully_shard(module, mesh=mesh["shard"])
     between = mesh["replicate"].get_group()
-    handles = list[tw.Outer]()
+    handles = list[tw.integrations.Outer]()
     for model in (module, whole):
         optimizer = ADAMW(model.parameters())
         handles.append(tw.outer(model, optimizer, tw.OuterSteps(every=H, optimizer=NESTEROV), group=between))
