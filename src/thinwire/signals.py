@@ -15,7 +15,7 @@ from thinwire.kernels.ranges import is_alone
 
 
 class Note(Protocol):
-    """A codec's note about one parameter from an earlier step. The memory keeps it beside what waits."""
+    """A codec's note about one parameter from an earlier step. The memory keeps it beside the residual."""
 
     def read(self) -> Tensor | None:
         """Return the latest note, from a committed step or an earlier part of this one; None if there is none."""
@@ -27,9 +27,9 @@ class Note(Protocol):
 class Signal(ABC):
     """A flat vector that may not have been computed yet.
 
-    Values travel in `dtype`, the gradient's; the vector itself may be held in a wider one. `note` is None if the
-    memory keeps no notes. `share` is the part of the wire's range that this rank may use: 1 / world size if a memory
-    keeps whatever is cut off a value. It is None if no memory does, because then an overflow must show. `computed` says
+    Values travel in `dtype`, the gradient's; the vector itself may be held in a wider one. `note` is None if the memory
+    keeps no notes. `share` is the part of the wire's range that this rank may use: 1 / world size if a memory keeps
+    what is clamped off a value. It is None if no memory does, because then an overflow must show. `computed` says
     whether the vector has been computed: until `tensor` or `select` is called, it may be unwritten memory.
     """
 

@@ -46,7 +46,7 @@ class ChunkTopK(Codec):
         return Scratch(value=16)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Chunks:
-        """Return the coefficients in order of chunks. If a chunk has a NaN or an infinity, so have its coefficients."""
+        """Return the coefficients, chunk by chunk. Those of a chunk with a NaN or an infinity are not finite."""
         return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
 
     def encode_signals(

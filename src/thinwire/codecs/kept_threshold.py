@@ -22,8 +22,8 @@ class KeptThreshold(Codec):
 
     τ is measured again at steps where `refresh` is not 0. In between it is kept in the memory's note; with a memory
     that keeps no notes it is measured every time. The payload has room for ⌈bound · k⌉ elements. If more reach τ, the
-    largest are sent and the others wait. If fewer do, the rest is padding. Raises ValueError for a density outside
-    (0, 1] or a bound below 1.
+    largest are sent and the others stay in the residual. If fewer do, the rest is padding. Raises ValueError for a
+    density outside (0, 1] or a bound below 1.
     """
 
     density: Density

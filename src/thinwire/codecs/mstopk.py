@@ -29,7 +29,7 @@ class MSTopK(Codec):
     The interval from the mean to the largest magnitude is halved `rounds` times. Each round counts how many of the 2k
     largest reach the middle; a threshold below those is reached by more than k anyway. Elements between the two
     tightest thresholds fill the payload up: a run of neighbours that the seed chooses. The search begins at the mean.
-    So if the density is so high that the k-th largest lies below the mean, much is left to chance. Raises ValueError
+    So if the density is so high that the k-th largest lies below the mean, many picks are random. Raises ValueError
     for a density outside (0, 1].
     """
 

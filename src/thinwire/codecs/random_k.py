@@ -48,7 +48,7 @@ class RandomK(Codec):
     def encode_signals(
         self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
     ) -> Sparse:
-        """Return the same of each. Small ones are computed in one call, and all of them drawn from in one."""
+        """Return the same of each. Small ones are computed in one call, and all draws are one call."""
         lengths = tuple(signal.numel for signal in signals)
         counts = tuple(kept(self.density, length) for length in lengths)
         finite = of_each(peaks(signals).isfinite(), counts)

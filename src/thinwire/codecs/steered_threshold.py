@@ -24,10 +24,10 @@ class SteeredThreshold(Codec):
     """Send all |x| ≥ τ, and steer τ so that k = round(density · d) elements reach it.
 
     If n reached it, τ ← τ · (1 + gain · ln(n/k) / ln(d/k)). With gain 1 that step is exact where values follow a
-    Laplace law (magnitudes an exponential one). With error feedback, elements that wait pile up just below τ; a smaller
-    gain is then steadier. τ is kept in the memory's note. It starts at the k-th largest magnitude. The payload has room
-    for ⌈bound · k⌉ elements. If more reach τ, the largest are sent. If fewer do, the rest is padding. Raises ValueError
-    for a density outside (0, 1], a bound below 1 or a gain outside (0, 1].
+    Laplace law (magnitudes an exponential one). With error feedback, residuals pile up just below τ; a smaller gain is
+    then steadier. τ is kept in the memory's note. It starts at the k-th largest magnitude. The payload has room for
+    ⌈bound · k⌉ elements. If more reach τ, the largest are sent. If fewer do, the rest is padding. Raises ValueError for
+    a density outside (0, 1], a bound below 1 or a gain outside (0, 1].
     """
 
     density: Density

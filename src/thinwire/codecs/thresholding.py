@@ -1,6 +1,6 @@
 """Estimate a threshold from a sample, and pick all elements that reach it in one pass (Lin et al. 2018).
 
-Indices of picks (int32) ascend. A GPU fills them up with −1, so that nothing has to wait until their number is known.
+Indices of picks (int32) ascend. A GPU fills them up with −1, so that the host need not wait for their number.
 """
 
 import math

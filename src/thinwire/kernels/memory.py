@@ -32,8 +32,8 @@ def empty(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 class kept(Generic[P]):  # noqa: N801 - a decorator
     """Have a function compute a tensor once, as long as it is among the last 1,024. Nobody may write to it.
 
-    Streams of a GPU share it: each waits, once, until it is there, and its memory is not given away before each has
-    done what it was told.
+    Streams of a GPU share it: each waits, once, until it is there, and its memory is not reused before each has
+    finished with it.
     """
 
     def __init__(self, make: Callable[P, Tensor]) -> None:

@@ -20,7 +20,7 @@ _RANGE, _PIECES = 1 << 18, 4
 def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> list[_T]:
     """Return run(lo, hi) of ranges that cover 0 to numel, in order. Each starts at a multiple of `align`.
 
-    A large tensor gets several ranges per thread, so that a thread that is held up can take fewer of them.
+    A large tensor gets several ranges per thread, so that a slow thread takes fewer of them.
     """
     workers = max(1, min(torch.get_num_threads(), numel // _RANGE))
     if workers == 1:
@@ -31,7 +31,7 @@ def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> lis
 
 
 def is_alone(numel: int) -> bool:
-    """Whether one thread takes a tensor of so many elements as a whole. Several such are better taken together."""
+    """Whether a tensor of so many elements is too small to divide among threads."""
     return numel < 2 * _RANGE
 
 

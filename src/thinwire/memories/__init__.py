@@ -1,4 +1,4 @@
-"""Memories: what waits for a later step."""
+"""Memories: the residual, which is what has not been sent yet and waits for a later step."""
 
 from thinwire.memories.applied_momentum import AppliedMomentum
 from thinwire.memories.base import Memory, NoMemory

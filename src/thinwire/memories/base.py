@@ -1,4 +1,4 @@
-"""What waits for a later step: the only tensors kept between steps, by parameter name."""
+"""Residuals: what has not been sent yet. The only tensors kept between steps, by parameter name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -17,9 +17,9 @@ State = dict[str, dict[str, Tensor]]
 
 
 class Memory(ABC):
-    """What waits for a later step. A step's changes are staged; `commit` keeps them, `rollback` drops them.
+    """Holds the residual: what has not been sent yet. A step's changes are staged until `commit` or `rollback`.
 
-    Only `compensate` reads what was committed. So a step can be called off even after parts of it have been sent. The
+    Only `compensate` reads what was committed. So a step can be rolled back even after parts of it have been sent. The
     gradient of one step may arrive in several parts: if a parameter comes again, it continues from what is staged.
     integrations/training/steps.py calls `commit` and `rollback`, as docs/explanation/steps.md says.
     """
@@ -30,7 +30,7 @@ class Memory(ABC):
     free: ClassVar[frozenset[str]] = frozenset()
     """The fields whose tensors are flat and of any length, not shaped like the parameter."""
     releases: ClassVar[bool] = False
-    """Whether what waits can go out with an uncompressed gradient, by `release`."""
+    """Whether the residual can be sent with an uncompressed gradient, by `release`."""
     keeps_length: ClassVar[bool] = True
     """Whether what is sent is large where the gradients are, so that uncompressed ones may come before and after it."""
 
@@ -40,7 +40,7 @@ class Memory(ABC):
         return Scratch()
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which this memory holds what waits for a parameter of `dtype`."""
+        """Return the dtype in which this memory holds the residual of a parameter of `dtype`."""
         return torch.promote_types(dtype, torch.float32)
 
     @property
@@ -58,7 +58,7 @@ class Memory(ABC):
 
     @abstractmethod
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return what waits for parameter `name` plus scale · gradient (flat), and stage it as if nothing were sent.
+        """Return the residual of parameter `name` plus scale · gradient (flat), and stage it as if nothing were sent.
 
         If something is staged for `name` already, this is another part of the same step's gradient. `seed` is for
         memories with stochastic rounding.
@@ -73,7 +73,7 @@ class Memory(ABC):
 
     @abstractmethod
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Take what was delivered out of the staged memory; the payload has a region for each of `names`."""
+        """Subtract what was delivered from the staged residual; the payload has a region for each of `names`."""
 
     def tensors(self) -> "Mapping[str, Staged]":
         """Return what is held, by the names of `fields`. By default, nothing."""
@@ -90,7 +90,7 @@ class Memory(ABC):
             held.rollback(names)
 
     def rescale(self, factor: float) -> None:
-        """Multiply everything that waits by `factor`: the loss scale, 1 at first, changed by it."""
+        """Multiply every residual by `factor`, as the loss scale (1 at first) has been."""
         for held in self.tensors().values():
             held.rescale(factor)
 
@@ -108,19 +108,19 @@ class Memory(ABC):
             held.restore({name: fields[field] for name, fields in state.items() if field in fields})
 
     def waits(self, name: str = "") -> bool:
-        """Whether anything waits for parameter `name` that `release` can send; without a name, for any parameter."""
+        """Whether parameter `name`, or without a name any parameter, has a residual that `release` can send."""
         return False
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:  # noqa: B027 - only for those that release
-        """Add what waits, over scale, to a gradient that will be sent whole; a commit then drops it from the memory."""
+        """Add residual / scale to a gradient that is sent uncompressed; `commit` then drops it from the memory."""
 
     def waiting(self) -> Sequence[Tensor]:
-        """Return what was not delivered and waits for a later step. Not copies."""
+        """Return the residuals, not copied."""
         return [fields["residual"] for fields in self.state().values() if "residual" in fields]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, including the second copy that lets a step be called off."""
+        """Bytes held, including the second copy that `rollback` needs."""
         return 2 * sum(tensor.nbytes for fields in self.state().values() for tensor in fields.values())
 
 
@@ -192,12 +192,12 @@ class Staged:
         return name in self._staged
 
     def close(self, name: str) -> Tensor:
-        """Return what waits for `name`; `commit` will drop it."""
+        """Return the residual of `name`; `commit` will drop it."""
         self._closing.add(name)
         return self._spare[name] if name in self._staged else self._committed[name]
 
     def waits(self, name: str) -> bool:
-        """Whether something waits for `name` that `close` has not handed out."""
+        """Whether `name` has a residual that `close` has not returned yet."""
         return name in self._committed and name not in self._closing
 
     def staged(self, name: str) -> Tensor:

@@ -1,4 +1,5 @@
-"""Local gradient clipping (Deep Gradient Compression, Lin et al. 2018, §3): before a gradient waits, not after."""
+"""Local gradient clipping (Deep Gradient Compression, Lin et al. 2018, §3), before a gradient is added to the
+residual."""
 
 import math
 from typing import final

@@ -20,7 +20,7 @@ from thinwire.signals import Signal
 class ErrorFeedback(Memory):
     """r ← decay · r + g − delivered.
 
-    With a `decay` below 1, what waits fades once a step, and what was delivered and what waits no longer add up to all
+    With a `decay` below 1 the residual decays once a step: what was delivered and the residual no longer add up to all
     there was: the equation above holds in its place, exactly. SparseLoCo (Sarfi et al. 2025) has 0.95.
 
     `dtype` torch.bfloat16 halves the memory for r: 4 bytes per element instead of 8, counting both copies. Sums are
@@ -56,11 +56,11 @@ class ErrorFeedback(Memory):
         self._residual.subtract(names, delivered)
 
     def waits(self, name: str = "") -> bool:
-        """Whether anything waits for parameter `name`; without a name, for any parameter."""
+        """Whether parameter `name`, or without a name any parameter, has a residual."""
         return self._residual.waits(name)
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:
-        """Add r / scale to a gradient that will be sent whole; once the step is committed, nothing waits for `name`."""
+        """Add r / scale to a gradient that is sent uncompressed; `commit` then drops r."""
         self._residual.release(name, gradient, scale)
 
     def tensors(self) -> Mapping[str, Staged]:

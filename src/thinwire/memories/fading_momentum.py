@@ -27,8 +27,8 @@ class FadingMomentum(AppliedMomentum):
     one that the optimizer has for it; a `decay` that is given takes its place. M fades once per step: any further part
     of a step's gradient is added as it is.
 
-    Delivered and waiting gradients do not add up to all there were, as they do with `ErrorFeedback`: what waits fades.
-    The equation above holds in its place, exactly. M counts as what waits, in `residual_ratio` too.
+    What was delivered and the residual do not add up to all gradients, as with `ErrorFeedback`: the residual decays.
+    The equation above holds in its place, exactly. M is the residual, also in `residual_ratio`.
 
     `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
     it is added (local gradient clipping, Lin et al. 2018). Clipping what arrived is too late: a large gradient is in M
@@ -87,11 +87,11 @@ class FadingMomentum(AppliedMomentum):
         self._momentum.subtract(names, delivered)
 
     def waits(self, name: str = "") -> bool:
-        """Whether anything waits for parameter `name`; without a name, for any parameter."""
+        """Whether parameter `name`, or without a name any parameter, has a residual."""
         return self._momentum.waits(name)
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:
-        """Add M / scale to a gradient that will be sent whole; once the step is committed, nothing waits for `name`."""
+        """Add M / scale to a gradient that is sent uncompressed; `commit` then drops M."""
         self._momentum.release(name, gradient, scale)
 
     def tensors(self) -> Mapping[str, Staged]:

@@ -19,7 +19,7 @@ from thinwire.signals import Note, Signal
 class Noted(Memory):
     """`memory`, and one small tensor per parameter that the codec carries over to the next step.
 
-    Examples are a threshold and PowerSGD's factor. If a step is called off, its notes are forgotten too.
+    Examples are a threshold and PowerSGD's factor. If a step is rolled back, its notes are too.
     """
 
     memory: Memory
@@ -94,7 +94,7 @@ class Noted(Memory):
         return set(self._staged) if names is None else self._staged.keys() & set(names)
 
     def rescale(self, factor: float) -> None:
-        """Multiply what waits, and the notes."""
+        """Multiply the residuals and the notes."""
         self.memory.rescale(factor)
         for note in self._committed.values():
             note.mul_(factor)
@@ -105,7 +105,7 @@ class Noted(Memory):
         return {n: within.get(n, {}) | ({"note": notes[n]} if n in notes else {}) for n in within | notes}
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load copies of what waits, and of the notes."""
+        """Load copies of the residuals and the notes."""
         within = {n: {f: x for f, x in fields.items() if f != "note"} for n, fields in state.items()}
         self.memory.restore({n: fields for n, fields in within.items() if fields})
         self._committed.clear()

@@ -1,4 +1,4 @@
-"""Momentum, orthogonalised on each rank before anything is chosen: Muon's update (Jordan et al. 2024) as what waits."""
+"""Momentum orthogonalised on each rank before anything is chosen: Muon's update (Jordan et al. 2024) is sent."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -29,16 +29,16 @@ class OrthogonalMomentum(AppliedMomentum):
 
     O brings the singular values of a matrix close to 1, on each of the K ranks by itself, so no rank and no direction
     outweighs the others: however small its gradient is, and however its loss is weighted. A large gradient still sets
-    where m points, until it has faded. A rank whose gradient of the step is all zeros, as out of data within Join,
-    adds no O. E is what waits and is sent; it fades by `decay`, β. The law of `FadingMomentum` holds with O/K in the
-    place of the gradient. A tensor of more dimensions is taken for a matrix of its first, and a vector for one of a
-    single row.
+    where m points, until it has faded. A rank whose gradient of the step is all zeros, as out of data within Join, adds
+    no O. E is the residual; β, its `decay`, shrinks it once a step. The invariant of `FadingMomentum` holds with
+    O/K in the place of the gradient. A tensor of more dimensions is taken for a matrix of its first, and a vector for
+    one of a single row.
 
     If `momentum` is None, each parameter's μ is the one that the optimizer has for it: `attach(..., optimizer=)` moves
     m out of the optimizer. What arrives has lost the gradient's length, so the optimizer must not need it, as AdamW
     does not. It cannot be added to a gradient that is sent whole: if the recipe is removed, E is dropped, and m too
     where the optimizer has no momentum. O takes the loss scale, if there is one, as gradients do. 16 bytes are held per
-    element, counting the copies that let a step be called off.
+    element, counting the copies that let a step be rolled back.
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})
@@ -118,7 +118,7 @@ class OrthogonalMomentum(AppliedMomentum):
         self._loss_scale *= factor
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load copies of momenta and of what waits."""
+        """Load copies of the momenta and the residuals."""
         super().restore(state)
         self._end()
 

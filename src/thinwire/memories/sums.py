@@ -1,4 +1,4 @@
-"""What waits for a parameter: gradients are added, and what was delivered is subtracted. It may fade meanwhile."""
+"""A parameter's residual: gradients are added, what was delivered is subtracted. It may decay from step to step."""
 
 from collections.abc import Sequence
 from typing import Self, final
@@ -60,7 +60,7 @@ class Sums:
         return [_Sum(out, before, gradient, scale, decay) for (before, out), gradient, decay in opened]
 
     def subtract(self, names: Sequence[str], delivered: Payload) -> None:
-        """Take what was delivered out of what is staged."""
+        """Subtract what was delivered from what is staged."""
         staged = self.staged.staged_each(names)
         if self._dtype is None:
             delivered.subtract_from(staged)
@@ -70,11 +70,11 @@ class Sums:
         delivered.subtract_rounded(staged, [self._seeds[name] + _SECOND_DRAW for name in names])
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:
-        """Add x / scale to a gradient that will be sent whole; once the step is committed, nothing waits for `name`."""
+        """Add x / scale to a gradient that is sent uncompressed; `commit` then drops x."""
         gradient.add_(self.staged.close(name).to(gradient.dtype), alpha=1 / scale)
 
     def waits(self, name: str = "") -> bool:
-        """Whether anything waits for parameter `name`; without a name, for any parameter."""
+        """Whether parameter `name`, or without a name any parameter, has a sum."""
         return self.staged.waits(name) if name else bool(self.staged.committed())
 
     def _more(self, name: str, gradient: Tensor, scale: float, seed: int) -> Signal:

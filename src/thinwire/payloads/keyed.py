@@ -40,7 +40,7 @@ class Keyed(Payload):
 
     @abstractmethod
     def region_counts(self) -> list[int]:
-        """Return how many rows lie in each region. Rows are stored region by region."""
+        """Return how many rows each region has. Rows are stored region by region."""
 
     @abstractmethod
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:

@@ -1,4 +1,4 @@
-"""How much memory an operation takes while it runs: declared by a rule, and held against the allocator by a test."""
+"""How much memory an operation takes while it runs: declared by a rule, which a test compares with the allocator."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

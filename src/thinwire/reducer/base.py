@@ -75,7 +75,7 @@ class Segments(tuple[Segment, ...]):
 
     @cached_property
     def known(self) -> dict[Hashable, Any]:
-        """What else has been found out about them, for whoever did, under a key of his own."""
+        """Other facts about them, cached under the caller's own key."""
         return {}
 
 
@@ -102,9 +102,8 @@ class Round:
 
     `draw` numbers this reduction, so that its random choices differ from those of others. By default it is the step's
     number, which is enough if a step has one reduction. With `watch`, results say whether they are finite. `listeners`
-    are told what the reduction sends and takes. With a `verdict` the host does not wait for a GPU: what is wrong with
-    what was received is noted there, and whoever gave it looks himself whether the mean is finite.
-    Buffers that travel come from `staging`.
+    are told what the reduction sends and takes. With a `verdict` the host does not wait for a GPU: faults in received
+    payloads are noted there, and the caller checks whether the mean is finite. Buffers that travel come from `staging`.
     """
 
     step: int
@@ -146,8 +145,8 @@ class Seeds(Sequence[int]):
 class Mean(NamedTuple):
     """A bucket that holds the mean, and whether that is finite (True if not watched).
 
-    `flat` is here for a GPU: who waits for a future waits for the streams on which the tensors that it holds were
-    written, and for no others.
+    `flat` is here for a GPU: waiting for a future waits for the streams that wrote the tensors it holds, and for no
+    others.
     """
 
     finite: bool
@@ -208,11 +207,11 @@ class Reducer(ABC):
         """Return the memory that a parameter's gradients go through in the long run."""
 
     def holding(self, segment: Segment) -> Sequence[Memory]:
-        """Return every memory in which something may wait for a parameter, because it will be sent or given back."""
+        """Return every memory that may hold a residual of a parameter, to send or to return to its optimizer."""
         return (self.memory_of(segment),)
 
     def waiting_length(self, segment: Segment) -> int:
-        """Return how many elements of a parameter may wait: by default, those of its gradient."""
+        """Return how many elements a parameter's residual has: by default, those of its gradient."""
         return segment.length
 
 
@@ -222,15 +221,15 @@ def words(recipe: object) -> str:
 
 
 def note_values(payload: Payload, listeners: Sequence[Listener]) -> None:
-    """Tell how many of the payload's elements travel."""
+    """Report how many of the payload's elements travel."""
     for listener in listeners:
         listener.add("values", payload.carried())
 
 
 def note_rows(gradient: Tensor, at: Round) -> int:
-    """Tell of a coalesced gradient's rows, which all travel. Return the bytes that DDP sends for it.
+    """Report a coalesced gradient's rows, which all travel. Return the bytes that DDP sends for it.
 
-    DDP gathers everybody's indices and values.
+    DDP gathers every rank's indices and values.
     """
     nbytes = (at.group.size() - 1) * (gradient.indices().nbytes + gradient.values().nbytes)
     for listener in at.listeners:

@@ -1,4 +1,4 @@
-"""The straight line where each rank owns a part of every gradient, as in FSDP2: a compressed reduce-scatter."""
+"""A compressed reduce-scatter, for ranks that each own a part of every gradient, as in FSDP2."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,7 +119,7 @@ class ToOwners(Reducer):
         return signal
 
     def _retain(self, bucket: Bucket, payloads: Sequence[Payload]) -> None:
-        """Take what each owner got out of what waits for whole parameters."""
+        """Subtract what each owner got from the residuals of whole parameters."""
         if not self.memory.stateful:
             return
         delivered = torch.zeros_like(bucket.flat, dtype=torch.promote_types(bucket.flat.dtype, torch.float32))

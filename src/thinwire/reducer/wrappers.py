@@ -194,7 +194,7 @@ class PerTensor(Routing):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Released(Reducer):
-    """Send gradients as they are, plus what waits in those of another reducer's memories that release it."""
+    """Send gradients uncompressed, plus the residuals of another reducer's memories that can release them."""
 
     waiting: tuple[Memory, ...]
     dense: Reducer = field(
@@ -202,7 +202,7 @@ class Released(Reducer):
     )
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        """Add what waits, and start."""
+        """Add the residuals, and start."""
         releasing = [part for memory in self.waiting for part in memory.parts if part.releases]
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
             for memory in releasing:
@@ -211,7 +211,7 @@ class Released(Reducer):
         return self.dense.reduce(bucket, at)
 
     def memories(self) -> Sequence[Memory]:
-        """Return the memories in which something may wait."""
+        """Return the memories that may hold a residual."""
         return self.waiting
 
     def memory_of(self, segment: Segment) -> Memory:

@@ -1,4 +1,4 @@
-"""Adding a gradient to what waits: plainly, while that fades, with momentum, or rounded to 16 bits."""
+"""Adding a gradient to the residual: plainly, with decay, with momentum, or rounded to 16 bits."""
 
 from thinwire.kernels.accumulate import cpu, reference
 from thinwire.kernels.dispatch import Kernel

@@ -1,4 +1,4 @@
-"""Adding a gradient to what waits. `total` is also the first half of the kernels that select in the same pass."""
+"""Adding a gradient to the residual. `total` is also the first half of the kernels that select in the same pass."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Adding gradients to what waits, and picking with a threshold from a sample: several vectors in one call."""
+"""Adding gradients to the residual, and picking with a threshold from a sample: several vectors in one call."""
 
 from thinwire.kernels.dispatch import Kernel
 from thinwire.kernels.sampled import cpu, reference
