@@ -1,7 +1,7 @@
 """Bridges to PyTorch's own parallelism: what sees your model, its gradients and its optimizer.
 
-The rooms, lowest first: `training`, `momentum`, `membership`, `attachments`; then `sharding`, `workers` and `replicas`,
-which have the functions that you call; and `checkpoints`.
+Its packages, lowest layer first: `training`, `momentum`, `membership`, `attachments`; then `sharding`, `workers` and
+`replicas`, which have the functions that you call; and `checkpoints`.
 """
 
 from thinwire.integrations.attachments.attachment import Attachment

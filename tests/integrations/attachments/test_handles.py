@@ -83,12 +83,12 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
         "attach: type": ("TypeError: ", "scaler is 3; expected"),
         "attach: range": ("ValueError: ", "rebroadcast is 0; expected"),
         "replicate: type": ("TypeError: ", "scaler is 3; expected"),
-        "attach: used": ("RuntimeError: ", "at work on a model already"),
+        "attach: used": ("RuntimeError: ", "attached to a model already"),
         "attach: momentum": ("MomentumError: ", "optimizer"),
         "replicate: recipe": ("TypeError: ", "replicate takes a recipe"),
         "replicate: modules": ("ValueError: ", "modules is []"),
         "replicate: complex": ("TypeError: ", "view_as_real"),
-        "replicate: used": ("RuntimeError: ", "at work on a model already"),
+        "replicate: used": ("RuntimeError: ", "attached to a model already"),
     }
     for rank, messages in enumerate(ranks.run(2, _one_alone, wrong)):
         for name, (kind, words) in expected.items():
@@ -204,7 +204,7 @@ def _grown(door: str) -> list[str]:
 def test_parameters_that_come_later_are_said_once(ranks: Ranks, door: str) -> None:
     for said in ranks.run(2, _grown, door):
         (message,) = said
-        assert "'adapter.weight', 'adapter.bias', which came to need them" in message
+        assert "'adapter.weight', 'adapter.bias', which were unfrozen or added" in message
 
 
 def _loaded_late(door: str) -> list[str]:

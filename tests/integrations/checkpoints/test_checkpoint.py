@@ -262,7 +262,7 @@ def _cut_off(path: str) -> list[str]:
 def test_a_model_is_not_loaded_where_what_waits_cannot_be(ranks: Ranks, tmp_path: Path) -> None:
     for (said,) in ranks.run(2, _cut_off, str(tmp_path)):
         assert said.startswith("StateError: nothing was loaded, as what rank 1 saved cannot be read (")
-        assert said.endswith("or go on without what waited there: Checkpoint(..., partial=True)")
+        assert said.endswith("or go on without its residuals: Checkpoint(..., partial=True)")
 
 
 def _of_two_steps(path: str) -> str:

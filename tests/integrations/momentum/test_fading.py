@@ -454,7 +454,7 @@ def test_what_orthogonal_cannot_give_back_is_dropped_and_named(
     error, left, said = ranks.run(2, _removed_orthogonal, betas, given)[0]
     assert error < 1e-14
     assert not left
-    assert "what waited in orthogonalised updates is dropped" in said[0]
+    assert "the residual of orthogonalised updates is dropped" in said[0]
     assert any("the momentum of 2 parameters, such as " in text for text in said) == (betas[0] == 0)
     assert "removed: gradients are averaged" in said[-1]
 

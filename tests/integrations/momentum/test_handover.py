@@ -277,7 +277,7 @@ def _regularised(recipe: str, first: bool, closure: bool) -> float:
 def test_what_is_added_after_the_reduction_has_no_momentum(ranks: Ranks, recipe: str, closure: bool) -> None:
     assert max(ranks.run(2, _regularised, recipe, True, closure)) < 1e-12
     for said in ranks.run(2, told, _regularised, recipe, False, closure):
-        assert said.startswith("MomentumError: a backward pass of its own has added to the gradient of '0.weight'")
+        assert said.startswith("MomentumError: a second backward pass has added to the gradient of '0.weight'")
 
 
 class _SGDW(torch.optim.SGD):

@@ -207,7 +207,7 @@ def test_orthogonal_warns_once_of_what_does_not_normalise(
     assert other == ([], [])
     for text in (*first[0], *first[1]):
         assert text.startswith(f"{optimizer} ")
-        assert "Take AdamW" in text
+        assert "use AdamW" in text
 
 
 def _in_mid_run(dense_steps: int, cleared: bool, given: bool) -> tuple[list[str], list[str], list[str]]:

@@ -398,7 +398,7 @@ def _warned(path: str) -> list[str]:
 
 def test_notes_start_anew_and_the_first_rank_says_so_once(ranks: Ranks, tmp_path: Path) -> None:
     (first,), *others = ranks.run(4, _warned, str(tmp_path))
-    assert "thresholds and PowerSGD's Q, start anew" in first
+    assert "thresholds and PowerSGD's Q, start from scratch" in first
     assert others == [[]] * 3
 
 

@@ -820,7 +820,7 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
         "a plain model": ("TypeError", "is sharded"),
         "a wrong type": ("TypeError", "overlap is 3; expected"),
         "another recipe": ("FingerprintError", "recipe differs"),
-        "waiting in one column": ("RuntimeError", "something waits in an earlier attachment"),
+        "waiting in one column": ("RuntimeError", "an earlier attachment to this model has residuals"),
     }
     for messages in ranks.run(4, _one_alone, wrong):
         for name, parts in expected.items():

@@ -451,7 +451,7 @@ def _late(recipe: str) -> str:
 
 @pytest.mark.parametrize("recipe", ["dense", "topk", "powersgd"])
 def test_parameters_that_thaw_too_late_are_said_once(ranks: Ranks, recipe: str) -> None:
-    assert "'0.weight', which came to need them" in ranks.run(2, _late, recipe)[0]
+    assert "'0.weight', which were unfrozen or added" in ranks.run(2, _late, recipe)[0]
 
 
 def _taken_twice() -> list[str]:
@@ -467,7 +467,7 @@ def _taken_twice() -> list[str]:
 
 def test_a_step_by_a_gradient_that_is_taken_is_said_where_momentum_has_moved(ranks: Ranks) -> None:
     (message,) = ranks.run(1, _taken_twice)[0]
-    assert "SGD steps twice by one gradient" in message
+    assert "SGD steps twice on one gradient" in message
 
 
 # --- states that are loaded while something waits ---
@@ -529,7 +529,7 @@ def test_a_state_that_is_loaded_while_something_waits_is_refused(ranks: Ranks, r
         refused = {order for order, words in said.items() if words != "nothing"}
         assert refused - {"optimizer"} == {"model", "model, again"}
         assert RECIPES[recipe].momentum or "optimizer" in refused  # it has nothing to load where all momentum has moved
-        assert all("with load_state_dict, or go on without what waits: forget()" in said[order] for order in refused)
+        assert all("with load_state_dict, or drop the residuals with forget()" in said[order] for order in refused)
 
 
 # --- no optimizer, or an unusual one ---

@@ -40,7 +40,7 @@ def assembled(
 ) -> Attachment:
     """Return the attachment of a recipe to these parameters. `names`: those with dense gradients. A collective.
 
-    If an earlier attachment serves any of them, the new one takes over what waits there; call `check_takeover` first.
+    If an earlier attachment serves any of them, the new one takes over its residuals; call `check_takeover` first.
     Raises FingerprintError if ranks disagree, and MomentumError if momentum would be applied twice or not at all.
     """
     earlier = _earlier(parameters)
@@ -77,7 +77,7 @@ def assembled(
 def check_free(recipe: Reducer) -> None:
     """Raise RuntimeError if the recipe's memories already hold something."""
     if any(id(memory) in _serving or memory.state() for memory in recipe.memories()):
-        raise RuntimeError("this recipe is at work on a model already; make another one")
+        raise RuntimeError("this recipe is attached to a model already; make another one")
 
 
 def check_real(parameters: Mapping[str, nn.Parameter]) -> None:
@@ -145,8 +145,8 @@ def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
     ]
     if len(found) > 1:
         raise RuntimeError(
-            f"these parameters are served by {len(found)} earlier attachments, and what waits can be taken over from "
-            "one: call remove() on the others"
+            f"these parameters have {len(found)} earlier attachments, and residuals can be taken over from one: call "
+            "remove() on the others"
         )
     return found[0] if found else None
 
@@ -157,12 +157,12 @@ def _serving_any(parameters: Mapping[str, nn.Parameter]) -> list[Attachment]:
 
 
 def check_takeover(recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise RuntimeError if something waits for these parameters that this recipe cannot keep."""
+    """Raise RuntimeError if these parameters have residuals that this recipe cannot keep."""
     earlier = _earlier(parameters)
     if earlier is not None and earlier.waits and not earlier.membership.keeps_like(recipe, parameters):
         raise RuntimeError(
-            "something waits in an earlier attachment to this model, and this recipe has other memories: call remove() "
-            "on the earlier one and train a step, or attach the same kind of recipe"
+            "an earlier attachment to this model has residuals, and this recipe has other memories: call remove() on "
+            "the earlier one and train a step, or attach the same kind of recipe"
         )
 
 

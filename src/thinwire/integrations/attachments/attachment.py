@@ -42,7 +42,7 @@ class LossScaler(Protocol):
 @final
 @checked
 class Attachment:
-    """Reduces the gradients of one model with a recipe, and keeps what waits between steps. See `attach`.
+    """Reduces the gradients of one model with a recipe, and keeps residuals between steps. See `attach`.
 
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
     that are thrown away leave every memory as it was. `parameters` maps names to the parameters whose gradients are
@@ -117,7 +117,7 @@ class Attachment:
 
     @property
     def step(self) -> int:
-        """Steps done so far. Steps before a resumed checkpoint and steps called off count too."""
+        """Steps done so far, including skipped ones and those before a resumed checkpoint."""
         self.steps.rest()
         return self.steps.step
 
@@ -134,7 +134,7 @@ class Attachment:
 
     @property
     def waits(self) -> bool:
-        """Whether anything waits on this rank for a later step."""
+        """Whether this rank holds a residual."""
         return self.membership.waits
 
     def keep_step(self) -> None:
@@ -206,19 +206,19 @@ class Attachment:
         return future.then(finish)
 
     def serve(self, model: nn.Module) -> None:
-        """Look at what joins this model later, and at states that are loaded into it."""
+        """Watch for parameters that join this model later, and for states that are loaded into it."""
         self._whole = Whole(model, self.parameters.values(), self.check_loaded)
 
     def check_loaded(self) -> None:
-        """Raise StateError if the model or its optimizer was loaded, and what waits is of the training before."""
+        """Raise StateError if the model or its optimizer was loaded, and the residual is of the training before."""
         if self._whole is None or not self._whole.loaded or self.steps.fresh or not self.waits:
             if self._whole is not None:
                 self._whole.accept()
             return
         raise StateError(
-            "a state has been loaded into this model or its optimizer, and what waits in memory is of the training "
-            "before: load the handle's state of that step too, with load_state_dict, or go on without what waits: "
-            "forget(). If what waits still fits, keep it: load_state_dict(state_dict()) of the handle. On every rank"
+            "a state has been loaded into this model or its optimizer, and the residuals are of the training before: "
+            "on every rank, load the handle's state of that step too, with load_state_dict, or drop the residuals with "
+            "forget(). If they still fit, keep them: handle.load_state_dict(handle.state_dict())"
         )
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
@@ -242,7 +242,7 @@ class Attachment:
         """Warn of what becomes of these parameters, or raise MomentumError where momentum has moved."""
         told = ", ".join(map(repr, names[:3])) + f" and {len(names) - 3} more" * (len(names) > 3)
         if self.membership.handover.active:
-            raise MomentumError(text.format(told) + ". Their momentum is in the memory, and nothing would apply it")
+            raise MomentumError(text.format(told) + ". The recipe holds their momentum, and nothing would apply it")
         self._warn(text, told)
 
     def _warn(self, text: str, what: str) -> None:
@@ -251,7 +251,7 @@ class Attachment:
             warnings.warn(text.format(what), stacklevel=2)
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
-        """Keep what was staged for this optimizer's gradients. Raises RuntimeError for LBFGS if anything waits.
+        """Keep what was staged for this optimizer's gradients. Raises RuntimeError for LBFGS if there is a residual.
 
         An optimizer may call its closure several times; the gradients of every call count as taken.
         """
@@ -269,9 +269,9 @@ class Attachment:
         added = self.steps.added_to_means(optimizer) if self.membership.handover.corrects else []
         if added:
             raise MomentumError(
-                f"a backward pass of its own has added to the gradient of {added[0]!r} after that was reduced, and "
-                "momentum is in the memory, where nothing would apply it to that: add such a term to the loss, or call "
-                "its backward before the model's"
+                f"a second backward pass has added to the gradient of {added[0]!r} after it was reduced, and the "
+                "recipe, which applies momentum, does not see that part: add the term to the loss, or call its "
+                "backward before the model's"
             )
 
     def _take_exactly(self, optimizer: torch.optim.Optimizer) -> None:
@@ -281,8 +281,8 @@ class Attachment:
         if not waited:
             self.forget()
         raise RuntimeError(
-            "LBFGS compares gradients of several evaluations, and with this recipe a part of each waits for a later "
-            "one: use recipes.dense(), or an optimizer that takes one gradient a step"
+            "LBFGS compares gradients of several evaluations, and this recipe sends a part of each later: use "
+            "recipes.dense(), or an optimizer that takes one gradient a step"
         )
 
     def verify_replicas(self) -> bool:
@@ -300,8 +300,8 @@ class Attachment:
     def stats(self) -> Stats:
         """Return what the latest step and all steps together sent and took. Call it after the optimizer's step.
 
-        It reads what waits once, and from the first call on each gradient is read once more. On a GPU it makes the host
-        wait. Steps that DDP reduces without a hook are counted while "auto" watches them, and not otherwise.
+        It reads the residuals once, and from the first call on each gradient is read once more. On a GPU it makes the
+        host wait. Steps that DDP reduces without a hook are counted while "auto" watches them, and not otherwise.
         """
         self.steps.close_if_done()
         return self.meter.stats(lambda: [x for memory in self.recipe.memories() for x in memory.waiting()])
@@ -335,7 +335,7 @@ class Attachment:
         return self.membership.check_state_dict(saved)
 
     def forget(self) -> None:
-        """Drop everything that waits, including momentum in the memories. Call it on every rank."""
+        """Drop all residuals, including momentum in the memories. Call it on every rank."""
         self.steps.settle_all(keep=False)
         for memory in self.recipe.memories():
             memory.restore({})
@@ -356,11 +356,11 @@ class Attachment:
             attachments.discard(self)
 
     def remove(self) -> None:
-        """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
+        """Detach: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
-        If the recipe applies momentum, the optimizer gets it back. With momentum correction, what waits is applied at
-        once; with other recipes, what waits and is not given back goes out with the next gradients. What they cannot
-        carry is dropped, with a warning: with `recipes.orthogonal`, what waits of updates. DDP cannot drop a hook, so
+        If the recipe applies momentum, the optimizer gets it back. With momentum correction, the residual is applied at
+        once; with other recipes, what the optimizer does not get back is sent with the next gradients. What they cannot
+        carry is dropped, with a warning: with `recipes.orthogonal`, the residual of updates. DDP cannot drop a hook, so
         the hook stays and sums gradients as DDP would; the logger "thinwire" says so. Raises RuntimeError if the recipe
         corrects momentum and no optimizer can take it back.
         """
@@ -450,12 +450,12 @@ _UNREDUCED = (
     "backward, not within it; and call reduce() where the handle has that"
 )
 _LATE = (
-    "an optimizer takes gradients of {}, which came to need them after the model was wrapped. Nobody reduces those, so "
-    "ranks drift apart: wrap the model anew and attach again"
+    "an optimizer takes gradients of {}, which were unfrozen or added after the model was wrapped. Nothing reduces "
+    "them, so ranks drift apart: wrap the model again and attach"
 )
 _AGAIN = (
-    "{} steps twice by one gradient, as where optimizer.step() follows scaler.step(optimizer). Its momentum is in the "
-    "memory and applied once a backward: leave out one of the two"
+    "{} steps twice on one gradient, as where optimizer.step() follows scaler.step(optimizer). The recipe applies its "
+    "momentum once a backward: leave out one of the two"
 )
 
 

@@ -60,7 +60,7 @@ class Served:
         return self.attachment.differing_parameters()
 
     def forget(self) -> None:
-        """Drop everything that waits, including momentum in the memories. Call it on every rank."""
+        """Drop all residuals, including momentum in the memories. Call it on every rank."""
         self.attachment.forget()
 
     def keep_step(self) -> None:
@@ -72,8 +72,8 @@ class Served:
         self.attachment.drop_step()
 
     def remove(self) -> None:
-        """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
+        """Detach: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
-        What waits goes out as `Attachment.remove` says, which also says what is raised.
+        `Attachment.remove` says what becomes of the residual, and what is raised.
         """
         self.attachment.remove()

@@ -44,19 +44,19 @@ class Checkpoint:
 
     To save, make it of the handle, on every rank:
     `dcp.save({"model": …, "thinwire": thinwire.Checkpoint(handle)}, checkpoint_id=path)`, or `dcp.async_save`. It holds
-    copies, so training may go on meanwhile. The handle itself in its place would lose what waits: of the plain tensors
+    copies, so training may go on meanwhile. The handle itself in its place would lose residuals: of the plain tensors
     in its `state_dict`, torch.distributed.checkpoint keeps one rank's.
 
     To load, say where it is saved, too:
     `dcp.load({"model": …, "thinwire": thinwire.Checkpoint(handle, path)}, checkpoint_id=path)`. `saved` is that path or
     a StorageReader. All that thinwire has saved is read and checked before anything is loaded. `redistribute` says what
-    becomes of it where ranks have become more or fewer. Where shards have, what waits is cut anew, as parameters are;
-    notes, such as thresholds and PowerSGD's Q, start anew, and the logger "thinwire" says so. Once it has loaded, the
-    object saves.
+    becomes of it where ranks have become more or fewer. If the number of shards has changed, residuals are resharded as
+    parameters are; notes, such as thresholds and PowerSGD's Q, start from scratch, and the logger "thinwire" says so.
+    Once it has loaded, the object saves.
 
     `key` says under which key it was saved, if the checkpoint has several. Handles of different groups, such as the
     stages of a pipeline, need different keys. `partial`: whether to go on without ranks whose part is missing or
-    unreadable; what waited there is lost.
+    unreadable; their residuals are lost.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class _Loading:
             rank, reason = min(self._lost.items())
             raise StateError(
                 f"nothing was loaded, as what rank {rank} saved cannot be read ({reason}): load another checkpoint"
-                + ("" if self._partial else ", or go on without what waited there: Checkpoint(..., partial=True)")
+                + ("" if self._partial else ", or go on without its residuals: Checkpoint(..., partial=True)")
             )
 
     def _attempt(self) -> tuple[State, dict[int, str]]:
@@ -249,8 +249,8 @@ class _Loading:
         notes = any(paths(header, notes_only=True) for header in self._headers.values())
         if notes and not self._uncut(next(iter(self._headers.values()))) and dist.get_rank() == self._layout.ranks[0]:
             _log.warning(
-                "the model is cut into another number of shards than when it was saved: what waits was kept; notes on "
-                "shards, such as thresholds and PowerSGD's Q, start anew"
+                "the number of shards has changed since the checkpoint: residuals were resharded; notes on shards, "
+                "such as thresholds and PowerSGD's Q, start from scratch"
             )
 
 

@@ -1,5 +1,5 @@
-"""Which ranks take part, where each of them stands, and what waits on it: what ranks that come and go leave behind.
+"""Which ranks take part, at which step each is, and its residual, also when ranks join and leave.
 
-`state` is what a rank saves, and `redistribution` deals that out to others. `together` does what several groups do on
+`state` is what a rank saves, and `redistribution` reshards that to others. `together` does what several groups do on
 all of their ranks or on none.
 """

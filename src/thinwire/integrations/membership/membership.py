@@ -1,6 +1,6 @@
-"""Who takes part, and since when: the ranks that exchange gradients, the step they are at, and what waits here.
+"""Membership: the ranks that exchange gradients, the step they are at, and this rank's residuals.
 
-Ranks come and go, and one attachment follows another. What waits stays on its rank, or goes along with its parameters.
+Ranks come and go, and one attachment follows another. A residual stays on its rank, or moves with its parameters.
 """
 
 import logging
@@ -33,10 +33,10 @@ RuntimeError if ranks must not run out of data.
 class Membership:
     """One rank among those that exchange the gradients of a model.
 
-    `recipe`: what reduces gradients, with the memories that hold what waits. `group`: the ranks. `loss_scale`: of what
-    waits. `handover` hands momentum over to the memories, and `steps` says which step this is. `agreed`: whether ranks
-    have compared where they stand. `resting`: the model's frozen parameters, for which something may wait from before.
-    `samples`: the weight of this rank in means, if they are weighted.
+    `recipe`: what reduces gradients, with the memories that hold the residuals. `group`: the ranks. `loss_scale`: that
+    of the residuals. `handover` hands momentum over to the memories, and `steps` says which step this is. `agreed`:
+    whether ranks have compared where they stand. `resting`: the model's frozen parameters, for which something may wait
+    from before. `samples`: the weight of this rank in means, if they are weighted.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Membership:
 
     @property
     def waits(self) -> bool:
-        """Whether anything waits on this rank for a later step."""
+        """Whether this rank holds a residual."""
         memories = self.recipe.memories()
         held = ((m.free, fields) for m in memories for fields in m.state().values())
         return any(bool(x.any()) for free, fields in held for field, x in fields.items() if field not in free)
@@ -83,7 +83,7 @@ class Membership:
         return self.samples / max(int(total), 1)
 
     def follow_loss_scale(self, scale: float) -> None:
-        """Bring what waits to this loss scale."""
+        """Rescale the residuals to this loss scale."""
         if scale != self.loss_scale:
             for memory in self.recipe.memories():
                 memory.rescale(scale / self.loss_scale)
@@ -119,7 +119,7 @@ class Membership:
         return state.check(saved, self.recipe, self._known, state.Place.of(self.group))
 
     def regroup(self, group: Group, divisor: Divisor) -> None:
-        """Go on among the ranks of another group, with what waits here; notes follow the number of ranks.
+        """Go on with the ranks of another group, and keep this rank's residuals; notes follow the number of ranks.
 
         A collective of the new group, between steps. All go on from the latest step that any of them has come to.
         """
@@ -133,9 +133,9 @@ class Membership:
         self.group, self._divisor, self.agreed = group, divisor, True
 
     def join(self, saved: Mapping[str, Any]) -> None:
-        """Go on where another rank is, from its `state_dict`: its step and its notes. What waits there stays there.
+        """Go on where another rank is, from its `state_dict`: its step and its notes.
 
-        Not a collective. What waits here stays too. Raises ValueError if the state does not fit.
+        Not a collective. Each keeps its own residual. Raises ValueError if the state does not fit.
         """
         place = state.Place(saved["rank"], saved["world_size"])
         state.check(saved, self.recipe, self._known, place)
@@ -150,7 +150,7 @@ class Membership:
         self.meter.end()
 
     def take_over(self, earlier: "Membership") -> None:
-        """Take over what waits in an earlier attachment to some of these parameters, frozen ones too."""
+        """Take over the residuals of an earlier attachment to some of these parameters, frozen ones too."""
         earlier.steps.settle_by_gradients()
         here = {p: name for name, p in self._known.items()}
         names = {old: here[p] for old, p in earlier._known.items() if p in here}
@@ -168,7 +168,7 @@ class Membership:
 
     def _say_dropped(self, names: Collection[str]) -> None:
         if names and self.group.rank() == 0:
-            _log.warning("what waits for %s is dropped, as this model lacks them", sorted(names))
+            _log.warning("the residuals of %s are dropped, as this model lacks these parameters", sorted(names))
 
     def keeps_like(self, recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Whether `recipe` has memories for what this one keeps, also where it serves parameters under other names."""

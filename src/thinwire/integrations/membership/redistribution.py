@@ -1,6 +1,6 @@
-"""What some ranks saved, dealt out to others: the sum over ranks of what waits stays what it was.
+"""Resharding what ranks saved to other ranks: the sum of residuals over ranks does not change.
 
-Gradients are divided by the world size as they enter a memory. So what waits on all ranks adds up to what the mean
+Gradients are divided by the world size as they enter a memory. So the residuals of all ranks add up to what the mean
 still lacks, however many ranks there are: no factor is needed when that number changes.
 """
 
@@ -27,13 +27,13 @@ def redistribute(
 ) -> dict[str, Any]:
     """Return the state with which `rank` of `world_size` goes on, from the `state_dict` of every rank that saved one.
 
-    What waits on saved rank i, momentum included, goes to rank i mod world_size; ranks beyond that start with none. So
-    sums over ranks stay the same: exactly where each rank takes over from one, else rounded once, from float64 to the
-    dtype in which the memory holds them. Notes, such as thresholds and PowerSGD's Q, cannot be added: each rank takes
-    those of saved rank `rank` mod R, times R / world_size, as each gradient's share of the mean changes so. With an
-    unchanged number of ranks each gets back what it saved, to the last bit.
+    The residual of saved rank i, momentum included, goes to rank i mod world_size; ranks beyond that start with none.
+    So sums over ranks stay the same: exactly where each rank takes over from one, else rounded once, from float64 to
+    the dtype in which the memory holds them. Notes, such as thresholds and PowerSGD's Q, cannot be added: each rank
+    takes those of saved rank `rank` mod R, times R / world_size, as each gradient's share of the mean changes so. With
+    an unchanged number of ranks each gets back what it saved, to the last bit.
 
-    `partial`: whether states may be missing. What waited on those ranks is lost; the others keep theirs.
+    `partial`: whether states may be missing. The residuals of those ranks are lost; the others keep theirs.
 
     Raises StateError where states differ in step, recipe, or anything else that ranks have in common, or where one is
     missing; and ValueError for what is no state, or two of the same rank.
@@ -45,7 +45,7 @@ def redistribute(
     if not partial and (missing := sorted(set(range(count)) - saved.keys())):
         raise StateError(
             f"of {count} ranks' states, that of rank {missing[0]} is missing: pass all, or partial=True to go on "
-            "without what waited there"
+            "without its residuals"
         )
     notes = saved[noting(saved, rank, count)]
     taken = [saved[each]["memories"] for each in taken_over(saved, rank, world_size)]
@@ -57,12 +57,12 @@ def redistribute(
 
 
 def noting_from(mine: State, theirs: State, factor: float) -> State:
-    """Return what waits in one rank's memory, with the notes of another's times `factor`: old ranks over new ones."""
+    """Return one rank's residuals, with the notes of another times `factor`: old ranks over new ones."""
     return _joined([mine], _scaled(theirs, factor))
 
 
 def waits(field: str) -> bool:
-    """Whether this field holds what waits, which adds up over ranks. Others are notes, or common to all ranks."""
+    """Whether this field is a residual, which adds up over ranks. Others are notes, or common to all ranks."""
     return field not in Noted.free and not field.startswith(COMMON)
 
 
@@ -113,7 +113,7 @@ def _who(saved: Mapping[str, Any]) -> str:
 
 
 def _joined(taken: Sequence[State], notes: State) -> State:
-    """Return the sums of what waits in these memories, by parameter, and these notes."""
+    """Return the sums of the residuals in these memories, by parameter, and these notes."""
     found: dict[str, dict[str, list[Tensor]]] = {}
     for memory in taken:
         for name, fields in memory.items():

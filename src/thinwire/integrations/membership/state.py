@@ -191,7 +191,7 @@ def _checked(state: object) -> Mapping[str, Any]:
 def _check_place(state: Mapping[str, Any], place: Place) -> None:
     if state["world_size"] != place.world_size:
         raise ValueError(
-            f"attachment state is of {state['world_size']} ranks, and here are {place.world_size}: deal it out "
+            f"attachment state is of {state['world_size']} ranks, and here are {place.world_size}: reshard it "
             "with thinwire.redistribute or thinwire.Checkpoint; or start with empty memories, and call "
             "attachment.forget() if the optimizer asks for them"
         )
@@ -240,7 +240,7 @@ def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: 
     waits = any(bool(x.any()) for f, x in fields.items() if f not in memory.free)
     if waits and not any(held is memory for held in recipe.holding(segment)):
         raise ValueError(
-            f"what waits for {name!r} would never be sent, as this recipe keeps nothing for a tensor of "
+            f"the residual of {name!r} would never be sent, as this recipe keeps none for a tensor of "
             f"{segment.length} elements{AS_SAVED}"
         )
 

@@ -70,7 +70,7 @@ class Correction(Handover):
         if self.active and not self._held:
             raise RuntimeError(
                 "the recipe applies a momentum of its own, and no optimizer is there to take it back: attach with "
-                "optimizer=, or drop what waits with forget() and wrap the model anew"
+                "optimizer=, or drop the residuals with forget() and wrap the model again"
             )
 
     def prepare(self, loss_scale: float) -> None:
@@ -84,7 +84,7 @@ class Correction(Handover):
         self._held.unmark()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lay aside momentum and weight decay. Raises MomentumError for another optimizer, unless momentum is ours."""
+        """Set momentum and weight decay to 0 for this step. Raises MomentumError for another one with momentum."""
         if optimizer not in self._held:
             refuse_second_momentum(optimizer, self._names if self.active else {}, _FIX)
             within = bool(self._held.laid_aside)  # a ZeroRedundancyOptimizer's step, which is ours, calls another's
@@ -126,7 +126,7 @@ class Correction(Handover):
                 self._held.mark(self._names)
 
     def give_back(self) -> None:
-        """Put back whatever is still laid aside, because a step raised."""
+        """Restore settings that are still overridden, because a step raised."""
         self._held.give_back()
 
     def end(self) -> None:
@@ -153,7 +153,7 @@ class Correction(Handover):
     def give_up(self, group: Group, loss_scale: float) -> None:
         """Give momentum back to the optimizer, which applies it alone from now on. A collective.
 
-        What waits has its momentum already, so we apply it at once.
+        The residual has its momentum already, so we apply it at once.
         """
         residuals = summed(self._memories, "residual", self._names, group, loss_scale)
         for _, settings, p in self._held.parameters():

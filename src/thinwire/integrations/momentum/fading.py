@@ -118,7 +118,7 @@ class Fading(Handover):
         self._memory = {} if self._recipe.changes else self._memory
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lay momentum aside. Raises MomentumError for another optimizer that has momentum."""
+        """Set momentum to 0 for this step. Raises MomentumError for another optimizer that has momentum."""
         if optimizer not in self._held:
             return self._meet_another(optimizer)
         self._held.check_mark()  # a step may come before the first reduction: DDP takes some without a hook
@@ -135,7 +135,7 @@ class Fading(Handover):
             self.give_back()
 
     def give_back(self) -> None:
-        """Put back whatever is still laid aside, because a step is over or raised."""
+        """Restore settings that are still overridden, because a step is over or raised."""
         self._held.give_back()
         self._stepping = None
 
@@ -148,7 +148,7 @@ class Fading(Handover):
     def give_up(self, group: Group, loss_scale: float) -> None:
         """Give momentum back: b ← Σ M_i. A collective.
 
-        An optimizer without momentum has no place for it, and Adam has none before its first step; what waits then
+        An optimizer without momentum has no place for it, and Adam has none before its first step; the residual then
         stays in the memory, for later gradients. What no gradient can carry is dropped, with a warning. Adam has
         counted its steps all along, and corrects its bias for as many.
         """
@@ -174,7 +174,7 @@ class Fading(Handover):
     def _change(self, chosen: Mapping[nn.Parameter, AppliedMomentum]) -> None:
         """Give momentum back where it no longer fades, and move it into the memories where it now does. A collective.
 
-        A parameter whose step has begun gets nothing back: what waits is staged, and the recipe releases it.
+        A parameter whose step has begun gets nothing back: the residual is staged, and the recipe releases it.
         """
         before = self._in_memory()
         self._return({p: name for p, name in before.items() if p not in chosen}, self._group)
@@ -187,7 +187,7 @@ class Fading(Handover):
         self._held.mark(self._in_memory())
 
     def _return(self, leaving: Mapping[nn.Parameter, str], group: Group) -> None:
-        """Put what waits for these back into the optimizers' buffers. A collective."""
+        """Put the residuals of these back into the optimizers' buffers. A collective."""
         free = {p: name for p, name in leaving.items() if not any(memory.begun(name) for memory in self._memories)}
         momenta = summed(self._memories, "momentum", free, group, self._loss_scale)
         given = {
@@ -270,7 +270,7 @@ def _drop(memories: Sequence[AppliedMomentum], level: int, *, waited: bool) -> N
     """Drop what these hold, and say so. `waited`: whether there was more than momentum, some of which has gone back."""
     names = [name for m in memories for name, held in m.state().items() if bool(held.get("momentum", _NONE).any())]
     if waited:
-        _log.log(level, "what waited in orthogonalised updates is dropped: it is not as long as gradients are")
+        _log.log(level, "the residual of orthogonalised updates is dropped: it is not as long as gradients are")
     if names:
         _log.log(
             level,

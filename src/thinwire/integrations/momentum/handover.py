@@ -41,8 +41,8 @@ class Handover(ABC):
     def prepare(self, loss_scale: float) -> None:
         """Get ready for a reduction: adopt the momentum that the optimizers have now.
 
-        `loss_scale` is that of what waits. Raises MomentumError if the memories cannot apply it, or if the optimizer's
-        state was saved with memories that have not been loaded.
+        `loss_scale` is that of the residuals. Raises MomentumError if the memories cannot apply it, or if the
+        optimizer's state was saved with memories that have not been loaded.
         """
 
     @abstractmethod
@@ -132,7 +132,7 @@ class Holdings:
         optimizer.param_groups.append(part)
 
     def give_back(self) -> None:
-        """Put back whatever is laid aside."""
+        """Restore the settings that were overridden."""
         while self.laid_aside:
             group, kept = self.laid_aside.pop()
             group.update(kept)
@@ -279,7 +279,7 @@ def refuse_another(optimizer: torch.optim.Optimizer, names: Collection[nn.Parame
 def summed(
     memories: Sequence[Memory], field: str, names: Mapping[nn.Parameter, str], group: Group, loss_scale: float
 ) -> dict[nn.Parameter, Tensor]:
-    """Return the sum over ranks of what waits under `field`, flat. A collective."""
+    """Return the sum over ranks of the residual under `field`, flat. A collective."""
     found: dict[nn.Parameter, Tensor] = {}
     for memory in memories:
         held = memory.state()

@@ -15,8 +15,8 @@ from thinwire.planner.losses import OptimizerName
 _log = logging.getLogger("thinwire")
 _WHY: Mapping[OptimizerName | None, str] = MappingProxyType(
     {
-        "sgd": "steps as far as what arrives is long, which no longer says how large the gradients were",
-        "muon": "orthogonalises what arrives once more, and makes much of the directions that were hardly sent",
+        "sgd": "takes steps as long as its gradient, which no longer says how large the gradients were",
+        "muon": "orthogonalises a second time, and amplifies the directions of which little was sent",
     }
 )
 _SQUARES = "exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"
@@ -47,8 +47,8 @@ class LostLength:
             self._unsaid.discard("unsuited")
             _log.log(
                 self._level,
-                "%s %s: recipes.orthogonal has orthogonalised it before sending. Take AdamW with it, which normalises "
-                "what arrives, or another recipe: docs/how-to/choose-a-recipe.md",
+                "%s %s: recipes.orthogonal orthogonalises before sending. With it, use AdamW, which normalises what it "
+                "gets, or use another recipe: docs/how-to/choose-a-recipe.md",
                 type(optimizer).__name__,
                 why,
             )
@@ -62,7 +62,7 @@ class LostLength:
                 self._level,
                 "%s divides by the root of a second moment that is of gradients, and what recipes.orthogonal delivers "
                 "is many times as long: its first steps will be up to 1/√(1-β₂) times too long. Attach before the "
-                "first step, or start the optimizer anew: optimizer.state.clear() before attach",
+                "first step, or reset the optimizer: optimizer.state.clear() before attach",
                 type(optimizer).__name__,
             )
 
@@ -72,7 +72,7 @@ class LostLength:
             _log.log(
                 self._level,
                 "%s divides by the root of a second moment that is of orthogonalised updates, many times as long as "
-                "gradients are: its steps will be far too short until that has faded. Start it anew now: "
+                "gradients are: its steps will be far too short until that has faded. Reset it now: "
                 "optimizer.state.clear()",
                 name,
             )

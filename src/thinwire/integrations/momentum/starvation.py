@@ -18,7 +18,7 @@ class Starvation:
     """Warns once, on rank 0, when error feedback meets such an optimizer.
 
     A coordinate that is sent every n-th step arrives n times as large, and its second moment n times as large as the
-    square of a steady one's: it moves √n times too little. Muon's orthogonal updates lose what waits likewise.
+    square of a steady one's: it moves √n times too little. Muon's orthogonal updates lose the residual likewise.
     """
 
     def __init__(self, memories: Sequence[Memory], rank: int) -> None:
@@ -27,7 +27,7 @@ class Starvation:
         self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def attached(self, optimizer: torch.optim.Optimizer) -> None:
-        """Warn if what will wait meets this optimizer."""
+        """Warn if this optimizer will get residuals late."""
         kind, name = family([optimizer]), type(optimizer).__name__
         text = _warning(name, kind) if kind not in (None, "sgd") else _unmeasured(name) if _rescales(optimizer) else ""
         if self._feedback and text:
@@ -35,7 +35,7 @@ class Starvation:
             _log.log(self._level, "%s", text)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Warn if what waits now meets this optimizer, and that for the first time."""
+        """Warn the first time that there is a residual when this optimizer steps."""
         if self._feedback and optimizer not in self._met and any(memory.waits() for memory in self._feedback):
             self._met.add(optimizer)
             self.attached(optimizer)
@@ -49,7 +49,7 @@ def _warning(name: str, kind: OptimizerName) -> str:
         else ""
     )
     return (
-        f"{name} rescales each update, so error feedback in front of it starves what is sent rarely{cost}. Take "
+        f"{name} rescales each update, so error feedback in front of it starves what is sent rarely{cost}. Use "
         f"{INSTEAD[kind]} or a recipe without error feedback: docs/how-to/choose-a-recipe.md"
     )
 
@@ -57,7 +57,7 @@ def _warning(name: str, kind: OptimizerName) -> str:
 def _unmeasured(name: str) -> str:
     return (
         f"{name} may take signs or rescale each update, so error feedback in front of it may starve what is sent "
-        "rarely. Nothing was measured of it: compare with uncompressed training, or take a recipe without error "
+        "rarely. Nothing was measured of it: compare with uncompressed training, or use a recipe without error "
         "feedback: docs/how-to/choose-a-recipe.md"
     )
 

@@ -21,7 +21,7 @@ Asked = Reducer | Plan | Budget
 
 
 def asked_for(how: object, optimizer: OptimizerName | None) -> Asked:
-    """Return the recipe, plan or budget that was asked for: "auto" is what this optimizer bears. Raises TypeError."""
+    """Return the recipe, plan or budget asked for: "auto" is the budget for this optimizer. Raises TypeError."""
     if isinstance(how, Budget):
         return replace(how, optimizer=how.optimizer or optimizer)
     if _is_auto(how):
@@ -35,7 +35,7 @@ def asked_for(how: object, optimizer: OptimizerName | None) -> Asked:
 
 
 def borne_in_training(budget: Budget, group: Group, *, has_momentum: bool) -> Budget:
-    """Return what can be taken up and dropped while a model trains. Says what is left out, and why.
+    """Return the budget of methods that can be switched on and off during training. Says what is left out, and why.
 
     `has_momentum`: whether the optimizers have momentum for the whole model that can be moved out of them.
     """

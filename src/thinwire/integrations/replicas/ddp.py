@@ -65,20 +65,20 @@ def attach(
     `optimizer`: one or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if it
     corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" wants to know them
     because what a method costs in loss depends on them, and `fading` needs them.
-    `scaler`: the GradScaler you use, if any. What waits in memory then follows its loss scale.
+    `scaler`: the GradScaler you use, if any. Residuals then follow its loss scale.
     `rebroadcast`: send rank 0's parameters to all ranks after every so many steps (Wang et al. 2020, §4, take 10).
     The replicas are bit-identical without it; it repairs drift that something else has caused.
     `samples`: how many samples this rank's gradients stand for, where ranks differ in that: means then count by them.
     Give it on every rank; set `samples` of what this returns before the backward of a batch of another size.
 
-    An attachment takes over what waits in an earlier one to the same parameters, for example after you wrap the module
-    in DDP anew.
+    An attachment takes over the residuals of an earlier one to the same parameters, for example after you wrap the
+    module in DDP anew.
 
     Raises TypeError for a model that is not DDP or has complex parameters, of whose gradients DDP's hooks see half, for
     something that is no recipe, plan or budget;
     ValueError for a plan of another model or a `rebroadcast` below 1; FingerprintError where ranks disagree;
     MomentumError where momentum would be applied twice or not at all; and RuntimeError where the model has a hook
-    already, or where something waits in an earlier attachment that this recipe cannot keep.
+    already, or where an earlier attachment has residuals that this recipe cannot keep.
     """
     groups = _ranks({"model": model})
     found = agreed(groups, lambda: _looked_at(model, how, optimizer, samples), *_REFUSALS)

@@ -98,7 +98,7 @@ def plan(
 
 
 def borne(budget: Budget, optimizers: Sequence[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> Budget:
-    """Return what these optimizers bear, at the budget's densities; the budget itself where that is not known.
+    """Return the budget for these optimizers, at the same densities; the budget itself where that is not known.
 
     Methods that take momentum out of an optimizer are in it if these have some for all `parameters`.
     """

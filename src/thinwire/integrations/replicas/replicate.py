@@ -2,7 +2,7 @@
 
 Why not DDP? It needs each backward right after its forward, and a pipeline's schedule interleaves them.
 
-Sharded models (FSDP2) have the room `sharding`.
+Sharded models (FSDP2) have the package `sharding`.
 """
 
 import weakref

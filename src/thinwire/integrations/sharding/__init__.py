@@ -2,5 +2,5 @@
 
 `fsdp` has all that we read of FSDP, `backward` follows its backward passes, `arrivals` puts what they deliver through
 the recipe, and `contributions` keeps what its reduce-scatter would have sent. `layout` says which shard this rank
-holds, and `recut` cuts what waits for another number of shards.
+holds, and `recut` reshards residuals for another number of shards.
 """

@@ -1,7 +1,7 @@
-"""What the shards of one replica saved, cut anew for another number of shards.
+"""Resharding what one replica saved to another number of shards.
 
 A memory holds a number for each element of a parameter, so it is cut as the parameter is. Notes, such as PowerSGD's Q
-and thresholds, are about a shard as a whole: those of other shards are left behind, and start anew.
+and thresholds, are about a shard as a whole: those of other shards are dropped, and start from scratch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -122,7 +122,7 @@ def _field(parts: Mapping[int, Tensor], shards: int, cuts: Cuts, piece: Piece, n
         shape = cuts.shape(name, source)
         if flat.numel() != torch.Size(shape).numel():
             raise ValueError(
-                f"what waits for {name!r} on shard {shard} of {shards} has {flat.numel()} elements; expected those of "
+                f"the residual of {name!r} on shard {shard} of {shards} has {flat.numel()} elements; expected those of "
                 f"{shape}: the model was of another shape, or cut in another way"
             )
         taken = flat.view(shape).narrow(dim, rows.start - cuts.rows(name, source).start, len(rows))

@@ -47,7 +47,7 @@ from thinwire.reducer.owners import to_owners
 class Scattered(Served):
     """A model sharded over all ranks whose gradients reach their owners compressed, and a handle: see `scatter`.
 
-    What waits is what this rank has not delivered to any owner. It has the names and lengths of whole parameters, so
+    The residual is what this rank has not delivered to any owner. It has the names and lengths of whole parameters, so
     what is saved is what `attach` on as many ranks would save.
     """
 
@@ -98,9 +98,9 @@ class Scattered(Served):
         return []
 
     def remove(self) -> None:
-        """Give the model back: gradients go to their owners uncompressed. A collective; call it between steps.
+        """Detach: from now on gradients go to their owners uncompressed. A collective; call it between steps.
 
-        What waits goes out with the next gradients.
+        The residual is sent with the next gradients.
         """
         membership = self.attachment.membership
         membership.release(averages="what thinwire.scatter returned does that")
@@ -129,9 +129,9 @@ def scatter(
         thinwire.scatter(model, recipe, mesh=mesh)
 
     Each rank encodes what it adds to each other rank's shards, and sends that to the rank that holds them, which sums.
-    What was not sent waits at the sender, in 8 bytes for every element of the whole model. FSDP's all-gathers of
-    parameters stay as they are: with replicas, `shard` leaves them out of the slow network. Gradients become their
-    mean over the ranks. If a mean is not finite, and anything may wait, every gradient becomes NaN on every rank.
+    The residual stays with the sender, and takes 8 bytes for every element of the whole model. FSDP's all-gathers of
+    parameters stay as they are: with replicas, `shard` leaves them out of the slow network. Gradients become their mean
+    over the ranks. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on every rank.
     `recipe` encodes and gathers, with error feedback or nothing in its memories. The other arguments are as in `shard`.
 
     Raises TypeError for another recipe, for a model that is not sharded by FSDP2 as a whole, by rows and not in

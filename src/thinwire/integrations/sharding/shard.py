@@ -62,7 +62,7 @@ class Shards(Served):
         return self._arrivals.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what waits for this rank's shards, and its step, in plain containers. Save it on every rank."""
+        """Return the residuals of this rank's shards, and its step, in plain containers. Save it on every rank."""
         dims = self.layout.cuts.dims
         return self.attachment.state_dict() | {"shard": self.layout.shard} | ({"dims": dict(dims)} if dims else {})
 
@@ -91,9 +91,10 @@ class Shards(Served):
         return standing
 
     def remove(self) -> None:
-        """Give the model back: from now on gradients are averaged uncompressed. A collective; call it between steps.
+        """Detach: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
-        What waits goes out as `Attachment.remove` says. If it raises RuntimeError on any rank, it does on every rank.
+        `Attachment.remove` says what becomes of the residual. If it raises RuntimeError on any rank, it does on every
+        rank.
         """
         membership = self.attachment.membership
         agreed(self.layout.groups, membership.handover.check_returnable, RuntimeError)
@@ -124,10 +125,9 @@ def shard(
     with an exchange: FSDP has reduced within the island, and each rank's shard then becomes the mean over the replicas,
     or their sum after `set_gradient_divide_factor`. `set_requires_gradient_sync(False)` and
     `set_requires_all_reduce(False)` put it off, as in FSDP's own HSDP. `recipe`, `optimizer` and `scaler` are as in
-    `thinwire.attach`. What waits takes memory for this rank's shards alone. If a mean is not finite, and anything may
-    wait, every gradient becomes NaN on every rank.
-    `ignored_params`: plain parameters that you reduce yourself. `overlap`: exchange while backward goes on, from the
-    second one on, if FSDP reduced each gradient once in the first.
+    `thinwire.attach`. Residuals take memory for this rank's shards alone. If a mean is not finite, and the recipe keeps
+    residuals, every gradient becomes NaN on every rank. `ignored_params`: plain parameters that you reduce yourself.
+    `overlap`: exchange while backward goes on, from the second one on, if FSDP reduced each gradient once in the first.
 
     Raises TypeError for anything but a recipe, and for a model that is not sharded by FSDP2 as a whole; ValueError for
     a mesh without replicas; FingerprintError where ranks disagree; and MomentumError and RuntimeError as

@@ -1,4 +1,4 @@
-"""Drift between replicas: finding parameters that differ between ranks, and sending those of the first to all."""
+"""Drift between replicas: finding parameters that differ between ranks, and broadcasting those of the first rank."""
 
 import weakref
 import zlib

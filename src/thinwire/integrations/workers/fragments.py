@@ -44,7 +44,7 @@ class Fragment:
 
     @property
     def memory(self) -> MemoryUse:
-        """What waits, the global parameters and the optimizer's state; Δ and other staging; and scratch."""
+        """Residuals, the global parameters and the optimizer's state; Δ and other staging; and scratch."""
         held, state = self.attachment.memory, self.optimizer.state.values()
         kept = [*self.parameters.values(), *(x for each in state for x in each.values() if isinstance(x, Tensor))]
         copies = sum(bucket.flat.nbytes for bucket in self._buckets)

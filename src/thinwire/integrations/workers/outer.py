@@ -64,7 +64,7 @@ def outer(
     global parameters. Without `leave_out` nobody takes that step: global parameters and memories stay as they were, and
     sound workers go on with what they have, which travels with their next Δ. The logger "thinwire" names the worker.
 
-    Global parameters, Δ and what waits are float32 or wider, also where own parameters have 16 bits.
+    Global parameters, Δ and residuals are float32 or wider, also where own parameters have 16 bits.
 
     Running means and variances of batch normalisation are averaged uncompressed with the first fragment; other buffers
     stay each worker's own.

@@ -102,7 +102,7 @@ class Outer:
 
     @property
     def memory(self) -> MemoryUse:
-        """Global parameters, outer optimizers and what waits; Δ and other staging; the most that a fragment's takes."""
+        """Global parameters, outer optimizers and residuals; Δ and other staging; the largest fragment's scratch."""
         waiting, staging, scratch = zip(*(fragment.memory for fragment in self.fragments), strict=True)
         return MemoryUse(sum(waiting), sum(staging), max(scratch))
 
@@ -145,8 +145,8 @@ class Outer:
 
         A worker that joins has made its handle of the same model, optimizers and steps, in a group of its own. It takes
         over the global parameters, the outer optimizers' state and the running statistics from the first worker that
-        goes on, and nothing waits there yet. What waits on the others stays, and who goes takes its share along. An
-        exchange that failed, because a worker died within it, is repeated among those who are left.
+        goes on, and starts without a residual. The other workers keep theirs, and the residual of a worker that leaves
+        goes with it. An exchange that failed, because a worker died within it, is repeated among those who are left.
 
         Raises FingerprintError where workers disagree, and RuntimeError if all are joining, or if some are while an
         exchange must be repeated: regroup with those who are left first.
@@ -170,7 +170,7 @@ class Outer:
         self._begin.regroups(joining=joining)
 
     def forget(self) -> None:
-        """Drop everything that waits in memories. Call it on every worker."""
+        """Drop all residuals. Call it on every worker."""
         for fragment in self.fragments:
             fragment.attachment.forget()
 

@@ -1,8 +1,8 @@
 """What a worker that takes outer steps saves: an attachment's state, with what all workers have alike beside it.
 
-Fragments hold different parameters, so what waits in all of them fits into one attachment's memories. One more follows
+Fragments hold different parameters, so all their residuals fit into one attachment's memories. One more follows
 them: by parameter, the global one, the mean that has arrived and is not applied yet, and the outer optimizer's tensors.
-Their fields are common to all workers, which `redistribute` copies where it adds up what waits.
+Their fields are common to all workers, which `redistribute` copies where it adds up residuals.
 """
 
 from collections import ChainMap
@@ -72,7 +72,7 @@ def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSt
 
 
 def without_waiting(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state as a worker wants it that joins: what waits stays where it is."""
+    """Return a state for a worker that joins: without residuals, which stay where they are."""
     kept = [
         {name: {f: x for f, x in fields.items() if not waits(f)} for name, fields in memory.items()}
         for memory in saved["memories"]

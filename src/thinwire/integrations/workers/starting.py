@@ -91,13 +91,13 @@ class Start:
 
 
 _LATE = (
-    "their models were changed between outer() and the first step, and workers are not alike: what was loaded would be "
-    "taken for training, and undone. To resume, call handle.load_state_dict() with what each worker saved, too. To "
+    "their models were changed between outer() and the first step, and workers are not alike: what was loaded would "
+    "count as training, and be undone. To resume, call handle.load_state_dict() with what each worker saved, too. To "
     "start from other weights, load them before outer(), or the same on every worker. handle.go_back() undoes this"
 )
 _CHANGED = (
     "their models were changed after they had joined: load before regroup(joining=True), or call handle.go_back() on "
-    "them, as what was loaded would be taken for training"
+    "them, as what was loaded would count as training"
 )
 _UNLOADED = (
     "the handle's state was loaded, and the model is as it was made: load the model that each worker saved beside it, "
@@ -105,10 +105,10 @@ _UNLOADED = (
 )
 _ADOPTED = (
     "the model was loaded after outer(), alike on all workers: they go on from that. If this resumes a training, load "
-    "the handle's state, too, or outer momentum and what waits start anew"
+    "the handle's state, too, or outer momentum and residuals start from scratch"
 )
 _RELOADED = (
-    "a state was loaded into this worker's model in mid-training, and the next outer step takes the way there for "
+    "a state was loaded into this worker's model in mid-training, and the next outer step counts the difference as "
     "training. To go back to a checkpoint, call handle.load_state_dict() on every worker with what it saved, too; to "
     "drop what was loaded, call handle.go_back()"
 )
