@@ -100,7 +100,7 @@ class Such:
 
 @dataclass(frozen=True)
 class Like:
-    """Instances of the type, and of what does the same for whoever calls: those of `another` class or protocol."""
+    """Instances of the type, or of a class or protocol that a caller can use instead: `another`."""
 
     another: type
 

@@ -9,7 +9,7 @@ from thinwire.stats import Stats
 class MemoryUse(NamedTuple):
     """Bytes that this rank holds for one model beside its parameters and gradients.
 
-    waiting: what is kept for a later step, with the second copy with which a step can be called off. For outer steps
+    waiting: residuals, with the second copy with which a step can be rolled back. For outer steps
     that includes the global parameters and the outer optimizers' state. staging: buffers for what is sent and received,
     and second copies of gradients. scratch: at most so much more is taken while one bucket is reduced, as the recipe
     declares it for the latest step (see `thinwire.payloads.Scratch`); 0 before the first. Buckets whose exchanges are
@@ -31,7 +31,7 @@ class MemoryUse(NamedTuple):
 
 
 class Handle(Protocol):
-    """thinwire at work on one model. `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
+    """thinwire attached to one model. `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
 
     @property
     def memory(self) -> MemoryUse:
@@ -51,4 +51,4 @@ class Handle(Protocol):
         """Resume from what `state_dict` returned."""
 
     def remove(self) -> None:
-        """Give the model back: from now on nothing is compressed."""
+        """Detach: from now on nothing is compressed."""

@@ -26,8 +26,8 @@ class Figures:
     density: values that travelled over elements of gradients. Padding does not count.
     encode_ms, decode_ms: milliseconds of work, added up over threads. exchange_ms: milliseconds in which at least one
     exchange was under way. It overlaps with backward. On a GPU all three are the host's.
-    residual_ratio: ‖what waits‖ / ‖gradient‖, both of this rank. Gradients are measured from the first `stats()` on.
-    Over several steps it is the root of Σ‖what waits‖² / Σ‖gradient‖², of the steps after which `stats()` was called.
+    residual_ratio: ‖residual‖ / ‖gradient‖, both of this rank. Gradients are measured from the first `stats()` on.
+    Over several steps it is the root of Σ‖residual‖² / Σ‖gradient‖², of the steps after which `stats()` was called.
     If a step has several reductions, its ‖gradient‖² is the sum of theirs.
     """
 
@@ -65,7 +65,7 @@ class _Sums:
     seconds: dict[str, float] = field(default_factory=dict)
     flights: list[tuple[float, float]] = field(default_factory=list)
     waiting: Tensor | None = None
-    """Sum of squares of what waits, if it was asked for."""
+    """Sum of squares of the residuals, if it was asked for."""
 
     def fold_into(self, total: "_Sums") -> None:
         """Add these sums of one step to the total."""
@@ -161,7 +161,7 @@ class Meter:
             self._step.amounts[name] = self._step.amounts.get(name, 0.0) + amount
 
     def stats(self, waiting: Callable[[], Sequence[Tensor]] = tuple) -> Stats:
-        """Return the figures so far; `waiting` gives the tensors that wait now."""
+        """Return the figures so far; `waiting` gives the residuals now."""
         self.watched = True
         with self._lock:
             step = self._step

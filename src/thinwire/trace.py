@@ -1,4 +1,4 @@
-"""Where do the time and the bytes of a step go? It costs next to nothing unless somebody listens."""
+"""Where the time and the bytes of a step go. It costs next to nothing unless a listener is registered."""
 
 import threading
 import time
@@ -66,7 +66,7 @@ def listen(recorder: Recorder) -> Iterator[Recorder]:
 
 @contextmanager
 def span(name: str, *own: Listener) -> Iterator[None]:
-    """Time the enclosed block under `name`, for whoever listens and for listeners of one's `own`."""
+    """Time the enclosed block under `name`, for all registered listeners and the caller's `own`."""
     start = now()
     try:
         yield
@@ -82,6 +82,6 @@ def took(name: str, start: float, own: Sequence[Listener] = ()) -> None:
 
 
 def count(name: str, amount: float, *own: Listener) -> None:
-    """Add `amount` to the total called `name`, for whoever listens and for listeners of one's `own`."""
+    """Add `amount` to the total called `name`, for all registered listeners and the caller's `own`."""
     for listener in (*_listeners, *own):
         listener.add(name, amount)

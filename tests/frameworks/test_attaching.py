@@ -67,7 +67,7 @@ def _clipped(clip_norm: float | None) -> list[str]:
 
 def test_clipping_momentum_is_said_once(ranks: Ranks) -> None:
     (said,), silence = ranks.run(2, _clipped, None)
-    assert said.startswith("Trainer(gradient_clip_val=1.0) clips what arrives")
+    assert said.startswith("Trainer(gradient_clip_val=1.0) clips the reduced gradient")
     assert "clip_norm=" in said
     assert not silence
     assert ranks.run(2, _clipped, 0.1) == [[], []]

@@ -178,7 +178,7 @@ def test_what_is_no_activation_is_refused() -> None:
 def test_stages_that_cannot_be_sparsified_are_refused_whole() -> None:
     one, other = nn.Linear(4, 4), nn.Linear(4, 4)
     bad: list[tuple[Callable[[], object], type[Exception], str]] = [
-        (lambda: sparsify([one, one, other], 0.5), ValueError, "there twice"),
+        (lambda: sparsify([one, one, other], 0.5), ValueError, "occurs twice"),
         (lambda: sparsify(nn.Sequential(one, other), 0.5), ValueError, "expected a list"),  # type: ignore[arg-type]
         (lambda: sparsify([], 0.5), ValueError, "expected a list"),
         (lambda: sparsify([one, other], boundary=nn.ReLU), TypeError, "made a ReLU"),  # type: ignore[arg-type]

@@ -141,7 +141,7 @@ def test_a_plan_names_what_it_might_have_chosen_had_it_been_measured() -> None:
     plan = _plan("bf16", Budget.under("adamw"))
     assert plan.unmeasured == ("qsgd", "orthogonal:0.0234375")
     assert plan.why().decision.endswith(plan.missing)
-    assert plan.missing.startswith("Not measured in this profile, though adamw bears it: qsgd, orthogonal:0.0234375.")
+    assert plan.missing.startswith("Allowed by the budget under adamw, but not measured in this profile: qsgd, orth")
     assert json.loads(plan.to_json())["unmeasured"] == ["qsgd", "orthogonal:0.0234375"]
     whole = _plan("bf16", Budget(names=("bf16",)))
     assert (whole.missing, "unmeasured" in json.loads(whole.to_json())) == ("", False)

@@ -88,7 +88,7 @@ def test_a_profile_from_before_says_that_its_bandwidth_was_not_measured() -> Non
     raw["links"]["all_reduce"] = {"latency": 0.1, "bandwidth": 1e15}
     old = Profile.from_json(json.dumps(raw))
     assert old.unseen == {"all_reduce": 0}
-    assert "not known. Measure anew" in decide(old).why().decision
+    assert "not known. Measure again" in decide(old).why().decision
     assert not Profile.from_json(json.dumps(raw | {"world_size": 1, "made": {}})).unseen
 
 

@@ -430,11 +430,11 @@ def test_parameters_that_something_else_changes_are_noted(caplog: pytest.LogCapt
 def test_a_model_is_served_or_trained_once_at_a_time() -> None:
     model = Vector()
     for _ in range(2):  # it is free when its server is closed
-        with started(model) as server, pytest.raises(ValueError, match="is at work for another serve or connect"):
+        with started(model) as server, pytest.raises(ValueError, match="is in use by another serve or connect"):
             joined(server, model=model)
     server = started()
     for _ in range(2):
-        with joined(server, model=model), pytest.raises(ValueError, match="large is at work"):
+        with joined(server, model=model), pytest.raises(ValueError, match="large is in use"):
             started(model)
 
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside numbers: plain values as JSON, and states of tensors.
+"""Messages between ranks other than tensors: plain values as JSON, and states of tensors.
 
 torch's object collectives unpickle what arrives, so a peer could run any code here. Nothing is unpickled here.
 """

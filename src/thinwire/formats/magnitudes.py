@@ -1,4 +1,4 @@
-"""A sign, and one of a few magnitudes: two bits and more, for what waits until it is right."""
+"""A sign, and one of a few magnitudes: two bits and more, with error feedback."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

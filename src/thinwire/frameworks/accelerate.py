@@ -33,7 +33,7 @@ def attach(
     reads it, also on another number of ranks, as `thinwire.Checkpoint` does. `missing_ok`: whether to go on, with
     empty memories, from a checkpoint that was saved without thinwire.
 
-    Raises TypeError for a model that is not prepared, or is sharded; RuntimeError for a process alone; and whatever
+    Raises TypeError for a model that is not prepared, or is sharded; RuntimeError for a single process; and whatever
     `thinwire.attach` raises. `load_state` raises StateError for a checkpoint without thinwire's part, and where
     `thinwire.Checkpoint` does.
     """

@@ -27,7 +27,7 @@ def attached(
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: LossScaler | None,
 ) -> Attachment:
-    """Attach a copy of the recipe: a framework may wrap the model anew for every run, and each wants one of its own."""
+    """Attach a copy of the recipe: a framework may wrap the model for every run, and each wrapper needs its own."""
     return attach(wrapped(model), deepcopy(how), optimizer=optimizers, scaler=scaler)
 
 
@@ -37,13 +37,13 @@ def wrapped(model: nn.Module) -> Any:
 
 
 def check_replicas(model: nn.Module, processes: int, fix: str) -> None:
-    """Raise RuntimeError for a process alone, and TypeError, with this fix, for a model that is not in DDP."""
+    """Raise RuntimeError for a single process, and TypeError, with this fix, for a model that is not in DDP."""
     model = wrapped(model)
     if isinstance(model, DistributedDataParallel):
         return
     if processes == 1:
         raise RuntimeError(
-            "this is the only process, so there is nobody to exchange gradients with: start several, as in "
+            "this is the only process, so there is no other to exchange gradients with: start several, as in "
             "torchrun --nproc-per-node 2, or leave thinwire out"
         )
     refuse_sharded(model, "attach")
@@ -54,13 +54,13 @@ def check_replicas(model: nn.Module, processes: int, fix: str) -> None:
 
 
 def say_what_is_clipped(handle: Attachment, setting: str) -> None:
-    """Warn that this setting of the framework clips momentum too, where gradients are not clipped before they wait."""
+    """Warn that this setting clips momentum too, if the recipe does not clip gradients before it adds them up."""
     memories = handle.recipe.memories()
     parts = [part for memory in memories for part in memory.parts]
     limits = [part.clip_norm for part in parts if isinstance(part, MomentumCorrection | FadingMomentum)]
     if handle.group.rank() == 0 and None in limits:
         _log.warning(
-            "%s clips what arrives, and with this recipe that has momentum in it: to clip each worker's gradient "
-            "before it waits, set the recipe's clip_norm=",
+            "%s clips the reduced gradient, which with this recipe includes momentum: to clip each worker's own "
+            "gradient instead, set the recipe's clip_norm=",
             setting,
         )

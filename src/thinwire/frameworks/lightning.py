@@ -21,12 +21,12 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
     """`thinwire.attach` for Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback(recipe)])`.
 
     `how` is as in `thinwire.attach`, which is called when training starts, with all of the Trainer's optimizers and its
-    GradScaler. A later `fit` goes on with what waits.
-    Checkpoints hold every rank's state: rank 0 gathers it, and Lightning writes it where it writes the rest. `fit` with
-    `ckpt_path` deals it out as `thinwire.redistribute` does, also to another number of ranks. `missing_ok`: whether to
-    go on, with empty memories, from a checkpoint that was saved without thinwire.
+    GradScaler. A later `fit` goes on with the residuals. Checkpoints hold every rank's state: rank 0 gathers it, and
+    Lightning writes it where it writes the rest. `fit` with `ckpt_path` reshards it as `thinwire.redistribute` does,
+    also to another number of ranks. `missing_ok`: whether to go on, with empty memories, from a checkpoint that was
+    saved without thinwire.
 
-    `fit` raises TypeError for a strategy other than DDP, RuntimeError for a process alone, StateError for a checkpoint
+    `fit` raises TypeError for a strategy other than DDP, RuntimeError for a single process, StateError for a checkpoint
     without thinwire's part, and whatever `thinwire.attach` and `Attachment.load_state_dict` raise.
     """
 

@@ -39,7 +39,7 @@ def prepare_model(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
 @checked
 def save(handle: Attachment | Replicas | Shards, directory: str | Path) -> None:
-    """Save this worker's part of what waits in `directory`, beside your own files. A collective.
+    """Save this worker's residual in `directory`, beside your own files. A collective.
 
     Report the directory from every worker: `ray.train.report(metrics, checkpoint=Checkpoint.from_directory(...))`. What
     a worker does not report is not in the checkpoint.

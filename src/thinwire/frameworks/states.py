@@ -1,4 +1,4 @@
-"""How what waits gets into a framework's checkpoints: it differs by rank, and frameworks save what rank 0 has."""
+"""Residuals in a framework's checkpoints: they differ by rank, and frameworks save what rank 0 has."""
 
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""torchft: replicas that come and go from step to step, and steps that are called off.
+"""torchft: replicas that join and leave from step to step, and steps that are not committed.
 
-torchft makes a new process group whenever the replicas change, and calls a step off if anything fails in it. The
-exchange follows: what waits on a replica stays with it, and a step that is called off leaves it as it was.
+torchft makes a new process group whenever the replicas change, and does not commit a step in which anything failed. The
+exchange follows: a replica's residual stays with it, and a step that is not committed leaves it as it was.
 """
 
 import logging
@@ -43,7 +43,7 @@ class Manager(Protocol):
         """Return what has failed in this step, or None."""
 
     def report_error(self, e: Exception) -> None:
-        """Have this step called off."""
+        """Report an error, so that this step is not committed."""
 
 
 class ProcessGroupGloo(torchft.ProcessGroupGloo):  # type: ignore[misc]  # mypy passes over torchft
@@ -101,8 +101,8 @@ class Members(Served):
         """Replace every gradient by its mean over the replicas of this step, through the recipe.
 
         Call it once a step, after backward and before `manager.should_commit()` or the step of torchft's optimizer. If
-        the exchange fails, the manager hears of it and calls the step off. Raises RuntimeError on a replica that does
-        not take part in the step, and FingerprintError where replicas disagree.
+        the exchange fails, the manager is told, and does not commit the step. Raises RuntimeError on a replica that
+        does not take part in the step, and FingerprintError where replicas disagree.
         """
         self._manager.wait_quorum()
         if self._manager.errored():
@@ -115,7 +115,7 @@ class Members(Served):
         try:
             self._exchange(self._links.group)
         except RuntimeError as error:
-            _log.warning("the exchange failed, and torchft calls the step off: %s", error)
+            _log.warning("the exchange failed, so torchft will not commit the step: %s", error)
             self.attachment.steps.take_back()
             self._links.abort()  # or the others would wait for this rank
             self._manager.report_error(error)
@@ -128,7 +128,7 @@ class Members(Served):
         self._replicas.reduce()
 
     def _for_a_newcomer(self) -> dict[str, Any]:
-        """Return where this rank is, without what waits, which stays here."""
+        """Return where this rank is, without the residual, which stays here."""
         state, memories = self.attachment.state_dict(), self.attachment.recipe.memories()
         notes = [
             {name: {f: x for f, x in fields.items() if f in memory.free} for name, fields in held.items()}
@@ -147,13 +147,13 @@ def replicate(
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
 ) -> Members:
-    """Let `recipe` exchange the gradients of a model whose replicas torchft's `manager` looks after.
+    """Let `recipe` exchange the gradients of a model whose replicas torchft's `manager` manages.
 
     `links`: the process group that the manager has. A replica is one process here. Call `reduce()` in every step. The
     rest is as in `thinwire.replicate`.
 
-    A replica that comes goes on where the others are, and nothing waits there yet. One that goes takes what waits there
-    along. The model and the optimizer are yours to send: pass `state_dict` and `load_state_dict` to the Manager.
+    A replica that joins goes on where the others are, without a residual. The residual of one that leaves goes with it.
+    The model and the optimizer are yours to send: pass `state_dict` and `load_state_dict` to the Manager.
     """
     if dist.get_world_size() != 1:
         raise RuntimeError(

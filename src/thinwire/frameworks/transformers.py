@@ -31,7 +31,7 @@ def attach(
     from a checkpoint that was saved without thinwire.
 
     Raises RuntimeError while the Trainer trains. `train` then raises TypeError for a model that is not in DDP,
-    RuntimeError for a process alone or a hyperparameter search, StateError for a checkpoint without thinwire's part,
+    RuntimeError for a single process or a hyperparameter search, StateError for a checkpoint without thinwire's part,
     and whatever `thinwire.attach` and `thinwire.Checkpoint` raise.
     """
     if trainer.is_in_train:

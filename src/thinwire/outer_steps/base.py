@@ -57,7 +57,7 @@ class OuterSteps:
         elif self.delay >= self.every:
             raise ValueError(
                 f"delay is {self.delay} and every is {self.every}; expected a delay below it, or a fragment would be "
-                "sent anew before it has arrived"
+                "sent again before it has arrived"
             )
 
     def _check_time(self, every: timedelta) -> None:

@@ -1,4 +1,4 @@
-"""SparseLoCo (Sarfi et al. 2025, arXiv 2508.15706): the largest of what waits, in 2 bits; the rest waits and fades."""
+"""SparseLoCo (Sarfi et al. 2025, arXiv 2508.15706): the largest of the residual, in 2 bits; the rest decays."""
 
 from functools import partial
 

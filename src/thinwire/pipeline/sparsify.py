@@ -59,7 +59,7 @@ class Sparsified:
 
     @property
     def memory(self) -> MemoryUse:
-        """What waits behind this rank's stages. Messages are part of the activations, so there is no staging."""
+        """State of the boundaries behind this rank's stages. Messages are activations, so there is no staging."""
         return MemoryUse(self._waiting, staging=0)
 
     @property
@@ -70,7 +70,7 @@ class Sparsified:
         """Return what this rank sent and packed since the last call, as `step`, and in total. Call it once a step.
 
         Forward activations and backward gradients count. The pipeline's schedule sends them, so `exchange_ms` is NaN,
-        and as nothing waits, `residual_ratio` too. On a GPU the call makes the host wait.
+        and so is `residual_ratio`, as there is no residual. On a GPU the call makes the host wait.
         """
         stats = self._meter.stats()
         self._meter.begin_next()
@@ -84,7 +84,9 @@ class Sparsified:
         """Resume from `state_dict`. Raises ValueError, and changes nothing, if it is of other boundaries."""
         mine = {str(i): held for i, held in self._buffers().items()}
         if _shapes(saved) != _shapes(mine):
-            raise ValueError(f"got the state of boundaries {_shapes(saved)}; expected {_shapes(mine)}: sparsify alike")
+            raise ValueError(
+                f"got the state of boundaries {_shapes(saved)}; expected {_shapes(mine)}: use the same boundaries"
+            )
         for index, held in mine.items():
             for name, buffer in held.items():
                 buffer.copy_(saved[index][name])
@@ -94,7 +96,7 @@ class Sparsified:
         return {index: boundary.report() for index, boundary in self.boundaries.items()}
 
     def remove(self) -> None:
-        """Give the stages back: activations travel whole again. The stages can be sparsified anew then."""
+        """Detach: activations travel whole again. The stages can then be sparsified again."""
         for hook in self._hooks:
             hook.remove()
         for module in self._senders.values():
@@ -158,7 +160,7 @@ def _made(make: Make) -> Boundary:
 def _check_new(modules: Sequence[nn.Module]) -> None:
     """Raise ValueError where a module is there twice, or has a boundary."""
     if len(set(modules)) < len(modules):
-        raise ValueError("a module is there twice among the stages; expected each once")
+        raise ValueError("a module occurs twice among the stages; expected each once")
     for module in modules:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "func", None) in (_send, _receive) for hook in hooks):
@@ -232,7 +234,7 @@ def _receive(boundary: Boundary, module: nn.Module, args: tuple[Tensor, ...]) ->
 def _framed(boundary: Boundary, words: Tensor, parts: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
     frame = next(parts, None)
     if frame is None or not frame.shape or frame.shape[-1]:
-        raise PayloadError("a stage got an activation as it is; expected words and a frame: sparsify every stage alike")
+        raise PayloadError("a stage got a plain activation; expected what a boundary sends: sparsify all stages alike")
     if words.requires_grad:  # as many words go back with the gradient
         _count(boundary, words, math.prod(frame.shape[:-1]) * frame.itemsize)
     return words, frame

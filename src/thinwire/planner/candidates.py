@@ -115,7 +115,7 @@ class Budget:
         return self if len(names) == len(self.names) else replace(self, names=names)
 
     def switchable(self) -> Self:
-        """Return the budget without what cannot be taken up and left in the middle of training, as "auto" does.
+        """Return the budget without methods that cannot be switched on and off during training, as "auto" does.
 
         What `orthogonal` delivers is not as long as gradients are. An optimizer's second moment of the one would make
         its next steps by the other far too long, or too short.

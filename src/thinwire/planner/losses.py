@@ -12,9 +12,9 @@ ALLOWED = 1.01
 INSTEAD: Mapping[OptimizerName, str] = MappingProxyType(
     {"adamw": "recipes.orthogonal, which is made for it,", "muon": "METHODS['bf16'], which costs Muon nothing,"}
 )
-"""What to take where error feedback starves what is sent rarely.
+"""What to use instead, where error feedback starves elements that are rarely sent.
 
-Who uses Muon may take AdamW with `orthogonal`, which ended where uncompressed Muon did."""
+With Muon, you can also switch to AdamW and `orthogonal`, which ended where uncompressed Muon did."""
 
 
 class Measured(NamedTuple):

@@ -95,11 +95,11 @@ class Plan:
     def missing(self) -> str:
         """What might have been chosen too, had it been measured, in words; empty where nothing is missing."""
         if 0 in self.profile.unseen.values():
-            return "This profile lacks the bandwidth, so whether compression pays is not known. Measure anew to know."
+            return "This profile lacks the bandwidth, so whether compression pays is not known. Measure again to know."
         if not self.unmeasured:
             return ""
-        borne = f"{self.optimizer} bears" if self.optimizer else "the budget allows"
-        return f"Not measured in this profile, though {borne} it: {', '.join(self.unmeasured)}. Measure anew to know."
+        names, by = ", ".join(self.unmeasured), f" under {self.optimizer}" if self.optimizer else ""
+        return f"Allowed by the budget{by}, but not measured in this profile: {names}. Measure again to consider it."
 
     def why(self) -> Why:
         """Return the reasons, tensor by tensor."""
@@ -107,7 +107,7 @@ class Plan:
         return Why(". ".join(filter(None, (self.verdict, told))), {row.name: row for row in self.rows})
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
-        """Return a reducer that follows the plan. What waits goes to `memory` (by default ErrorFeedback).
+        """Return a reducer that follows the plan. The residual goes to `memory` (by default ErrorFeedback).
 
         Momentum that fades has a memory of its own.
         """

@@ -23,8 +23,8 @@ def dct_dp(
     """Send what reaches each tensor's threshold. The threshold is measured every `life` steps and kept in between.
 
     `life=None` steers the threshold towards the wanted density at every step instead, without sorting. It sends at most
-    `bound` times the wanted number of elements; what does not fit waits. Tensors below `minimum_size` elements go
-    uncompressed.
+    `bound` times the wanted number of elements; what does not fit stays in the residual. Tensors below `minimum_size`
+    elements go uncompressed.
     """
     memory = Noted(memory=ErrorFeedback())
     large = Compressed(memory=memory, codec=_codec(density, life, bound), exchange=AllGather())

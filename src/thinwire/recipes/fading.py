@@ -29,9 +29,9 @@ def fading(
     """Send the largest `density` share of each chunk of the momentum, after a transform: one bit each, and its place.
 
     For AdamW, with β₂ = 0.9: attach with `optimizer=`. The momentum moves out of the optimizer into the memory, where
-    `decay` takes its place (None: the optimizer's own). The optimizer's second moment normalises what arrives.
-    If you clip gradients, set `clip_norm`, which clips each worker's gradients, per tensor, before they wait; clipping
-    what arrived is too late. Tensors below `minimum_size` elements go uncompressed, and the optimizer keeps their
+    `decay` takes its place (None: the optimizer's own). The optimizer's second moment normalises what arrives. If you
+    clip gradients, set `clip_norm`, which clips each worker's gradients, per tensor, before they enter the residual;
+    clipping the mean is too late. Tensors below `minimum_size` elements go uncompressed, and the optimizer keeps their
     momentum.
     """
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
@@ -69,13 +69,13 @@ def orthogonal(
     values: Narrow = _ONE_BIT,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Orthogonalise momentum on each rank, as Muon does; what is not sent of that fades. Else as `fading`.
+    """Orthogonalise momentum on each rank, as Muon does; what is not sent decays. Else as `fading`.
 
     For AdamW with betas (0.9, 0.9): attach with `optimizer=`. Its β₁ moves into the memory (`momentum`, if that is
-    given), and its second moment normalises what arrives. `decay` is of what waits. A rank's momentum is multiplied
-    with itself 15 times a step, as in Muon, and takes four float32 an element. Tensors below `minimum_size` elements
-    go uncompressed, and the optimizer keeps their momentum. All ranks weigh alike: a weight on a rank's loss is lost,
-    other than 0.
+    given), and its second moment normalises what arrives. `decay` is the residual's. A rank's momentum is multiplied
+    with itself 15 times a step, as in Muon, and takes four float32 an element. Tensors below `minimum_size` elements go
+    uncompressed, and the optimizer keeps their momentum. All ranks count equally: a weight on a rank's loss has no
+    effect, unless it is 0.
     """
     memory = OrthogonalMomentum(momentum=momentum, decay=decay)
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)

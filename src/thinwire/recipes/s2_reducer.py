@@ -25,8 +25,8 @@ def s2_reducer(
     """Send the blocks of largest norm, and the rows of sparse embeddings: a bitmap by OR, then a sketch of the union.
 
     `packed=None` sends the union's values exactly. `packed=Cast(values=torch.bfloat16)` sends them in as many bytes as
-    the sketch. The blocks that were not sent wait. The sketch's own error does not: keeping it would diverge. Tensors
-    below `minimum_size` elements go uncompressed.
+    the sketch. The residual has the blocks that were not sent. It does not have the sketch's own error: that would
+    diverge. Tensors below `minimum_size` elements go uncompressed.
     """
     exchange = UnionAllReduce(packed=packed)
     codec = BlockTopK(density=density, block=block)

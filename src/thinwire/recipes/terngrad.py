@@ -11,7 +11,7 @@ from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 @checked
 def terngrad(*, clip: Positive | None = 2.5, minimum_size: Size = 1024) -> Reducer:
-    """Send every value in 2 bits, after clipping each tensor at `clip` standard deviations. Nothing waits.
+    """Send every value in 2 bits, after clipping each tensor at `clip` standard deviations. There is no residual.
 
     Tensors below `minimum_size` elements go uncompressed.
     """

@@ -155,8 +155,8 @@ def to_owners(recipe: Reducer) -> Reducer:
 def _to_owners(line: Reducer) -> Reducer:
     if not isinstance(line, Compressed):
         raise TypeError(
-            f"{type(line).__name__} gives every rank the whole mean by steps of its own, and here each rank needs only "
-            "the part that it owns: choose a recipe that encodes and gathers, such as recipes.topk()"
+            f"{type(line).__name__} computes the whole mean on every rank, and here each rank needs only the part "
+            "that it owns: choose a recipe that encodes and gathers, such as recipes.topk()"
         )
     if not isinstance(line.exchange, AllGather | AllReduce):
         raise TypeError(

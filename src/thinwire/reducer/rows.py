@@ -29,7 +29,7 @@ class WithRows(Routing):
     def __post_init__(self) -> None:
         if not self.rows.uneven:
             raise TypeError(
-                f"{self.rows} needs as many rows from each rank, and embeddings have not; use UnionAllReduce, "
+                f"{self.rows} needs the same number of rows from each rank, unlike embeddings; use UnionAllReduce, "
                 "OwnerSharded or RecursiveDoubling"
             )
 

@@ -92,7 +92,7 @@ def _never_fetched(entry: Entry, keys: Tensor) -> ValueError:
 
 @final
 class Fetches:
-    """What was asked of one server and has not come. Whoever calls holds the channel's lock."""
+    """What was asked of one server and has not come. The caller holds the channel's lock."""
 
     def __init__(self) -> None:
         self._latest, self._open = 0, dict[int, Sequence[Tensor]]()

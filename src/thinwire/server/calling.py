@@ -1,4 +1,4 @@
-"""How a trainer comes to a connection with a server that has let it in."""
+"""How a trainer connects to a server and joins."""
 
 import json
 import socket

@@ -41,7 +41,7 @@ class Update:
 
 @final
 class Central:
-    """Parameters and their optimizers. Not thread-safe: whoever calls holds the server's lock.
+    """Parameters and their optimizers. Not thread-safe: the caller holds the server's lock.
 
     The model's own parameters become views of one flat vector for each dtype, so the model is the central copy.
     damped: an update of staleness τ is multiplied by 1/(1 + τ) (Zhang et al. 2016, staleness-aware asynchronous SGD).

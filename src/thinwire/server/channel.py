@@ -26,9 +26,9 @@ logger = logging.getLogger("thinwire")
 class Channel:
     """Sends updates to one server, in order, and writes its answers into the trainer's `copy`.
 
-    An update stays in the log until the server says that it is on disk. After a loss the channel joins again and sends,
-    one at a time, those that the server has not applied; until then nobody adds to them. Raises FingerprintError if
-    the two do not train the same, and ServerError if the server cannot be had.
+    An update stays in the log until the server says that it is on disk. After a lost connection the channel joins again
+    and sends, one at a time, those that the server has not applied; until then no thread adds to them. Raises
+    FingerprintError if recipe or model differ from the server's, and ServerError if it cannot be reached.
     """
 
     def __init__(self, settings: Settings, copy: Copy, rows: Rows) -> None:
@@ -119,14 +119,14 @@ class Channel:
             return self._changed.wait_for(lambda: self._error or not self._log, seconds) and not self._log
 
     def stop(self) -> None:
-        """Let everyone go who waits, and take no more."""
+        """Wake all waiting threads, and accept no more updates."""
         self._closed.set()
         with self._changed:
             self._error = self._error or ServerError("this trainer was closed: connect again")
             self._changed.notify_all()
 
     def close(self, *, goodbye: bool) -> None:
-        """Hang up, with a goodbye or without."""
+        """Close the connection, with or without a BYE."""
         self.stop()
         if goodbye:
             with suppress(GoneError):
@@ -135,7 +135,7 @@ class Channel:
         self._thread.join(self._settings.timeout)
 
     def check(self) -> None:
-        """Raise what has ended the channel."""
+        """Raise the error that ended the channel, if any."""
         if self._error is not None:
             raise self._error
 
@@ -173,7 +173,7 @@ class Channel:
                 f"the server at {where} is gone ({error}): start it again from its checkpoint, and pass reconnect=, "
                 "in seconds, so that trainers wait for it"
             ) from error
-        logger.warning("the server at %s is gone (%s); looking for it", where, error)
+        logger.warning("lost the server at %s (%s); reconnecting", where, error)
         deadline = time.monotonic() + self._settings.patience
         while True:
             self._wire = self._joined(deadline)
@@ -187,11 +187,11 @@ class Channel:
                     deadline = time.monotonic() + self._settings.patience
                 if time.monotonic() > deadline or self._closed.wait(PAUSE):
                     raise ServerError(
-                        f"the server at {where} hangs up whenever this trainer has joined ({gone}): its log says why"
+                        f"the server at {where} closes the connection whenever this trainer joins ({gone}): see its log"
                     ) from gone
 
     def _end_connection(self) -> None:
-        """Let nobody send over it any more, and add up what went over it."""
+        """Close the connection, and add its traffic to the total."""
         with self._changed:
             self._direct = False
         self._wire.close()
@@ -214,7 +214,7 @@ class Channel:
         if applied < self._durable:
             raise ServerError(
                 f"the server at {self._settings.address} has applied {applied} updates of this trainer, and had saved "
-                f"{self._durable}: start it from its checkpoint, or this trainer anew"
+                f"{self._durable}: start it from its checkpoint, or restart this trainer"
             )
         life, restored = LIFE.unpack_from(frame.body, ACKNOWLEDGED.size)
         joins = len(self._floors) + 1

@@ -54,7 +54,7 @@ def connect(
     for them. It keeps 8 bytes a row to know how old each is.
     in_flight: how many updates may be unanswered when `step` returns. 0 waits for the answer to each. Answers that come
     later are taken over within the next `step`.
-    drain: send all that waits, uncompressed, at random steps, every so many on average, drawn from `seed`.
+    drain: send the whole residual, uncompressed, at random steps, every so many on average, drawn from `seed`.
     reconnect: seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept, at
     most `log_bytes` of them for each server, and sent again; each is applied once.
     timeout: seconds of silence after which a server is taken for gone. Servers are told it, and may have another.
@@ -114,7 +114,7 @@ def connect(
 def _check_free(memories: Sequence[Memory]) -> None:
     if any(id(memory) in _AT_WORK for memory in memories):
         raise ValueError(
-            "this recipe is at work for another trainer of this process, and what waits would be mixed up: make a "
+            "this recipe is in use by another trainer of this process, and their residuals would mix: make a "
             "recipe for each trainer, or use one trainer with threads (Trainer.run)"
         )
 
@@ -130,5 +130,5 @@ def _release(memories: Sequence[Memory], places: Sequence[Places]) -> None:
 def _check_drain(recipe: Reducer, drain: int | None) -> None:
     if drain is not None and not drainable(recipe):
         raise TypeError(
-            "drain= sends what waits in error feedback; this recipe's memory keeps something else: drop drain="
+            "drain= sends the residual of error feedback; this recipe's memory keeps something else: leave out drain="
         )

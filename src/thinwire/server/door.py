@@ -1,4 +1,4 @@
-"""Who comes to a server's address: each connection gets a thread, and strangers are reported once."""
+"""Connections to a server's address: each gets a thread, and unauthenticated ones are logged once per address."""
 
 import logging
 import socket
@@ -29,7 +29,7 @@ class Door:
         self._talks: dict[threading.Thread, Session] = {}
 
     def accept(self) -> None:
-        """Let everyone in who may, until the door is closed."""
+        """Accept connections until `close`."""
         while not self._closed.is_set():
             try:
                 connection, peer = self._listener.accept()
@@ -43,7 +43,7 @@ class Door:
                 connection.close()
 
     def close(self) -> None:
-        """Let nobody in any more, return from `accept`, and hang up on everyone."""
+        """Stop accepting, return from `accept`, and close every connection."""
         self._closed.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -52,7 +52,7 @@ class Door:
             session.wire.close()
 
     def tell(self, say: Callable[[Session], None]) -> None:
-        """Say something to everyone who has been let in. Needs no lock of the server's, and does not wait for it."""
+        """Call `say` for every authenticated session. Does not take the server's lock."""
         for session in list(self._talks.values()):
             if session not in self._strangers:
                 with suppress(GoneError):  # its own thread will notice
@@ -74,7 +74,7 @@ class Door:
             session.wire.close()
 
     def _make_room(self, stranger: Session) -> None:
-        """Hang up on whoever has stood at the door for longest, if it is full: a trainer is through in no time."""
+        """Evict the oldest unauthenticated connection if there are too many: a trainer authenticates at once."""
         with self._lock:
             first = next(iter(self._strangers)) if len(self._strangers) >= _STRANGERS else None
             self._strangers[stranger] = None
@@ -83,7 +83,7 @@ class Door:
             self._let_in(first)
 
     def _let_in(self, session: Session) -> None:
-        """Take it for a stranger no longer."""
+        """Note that this session is authenticated, or over."""
         with self._lock:
             self._strangers.pop(session, None)
 

@@ -46,12 +46,12 @@ class Durable:
     def save(self, state: dict[str, Any], *, keep: bool = True) -> None:
         """Replace the checkpoint. Raises OSError, and then the old one is still there. `keep`: as the previous one.
 
-        Raises it, too, if the file there is another than this server has read or written: it is another server's.
+        Also raised if the file there is not the one that this server read or wrote: it is another server's.
         """
         if not self._is_mine():
             raise FileExistsError(
-                f"{self._path} was written by somebody else: give each server a checkpoint of its own, and end an "
-                "earlier server before it is started again"
+                f"{self._path} was written by another process: give each server a checkpoint of its own, and stop a "
+                "server before you restart it"
             )
         beside = self._beside
         try:

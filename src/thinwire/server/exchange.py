@@ -44,12 +44,13 @@ class Uplink:
 
     @property
     def memory(self) -> MemoryUse:
-        """What waits for a later update, and what encoding the latest one took at most."""
+        """The residual, and the most that encoding the latest update took."""
         waiting = sum(memory.nbytes for memory in self._recipe.memories())
         return MemoryUse(waiting, staging=0, scratch=self._scratch)
 
     def encode(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[Tensor]:
-        """Return the sections of update `number`. What they do not deliver waits; if they `drain`, nothing waits then.
+        """Return the sections of update `number`. What they do not deliver goes into the residual; if they `drain`, the
+        residual is sent too, and then empty.
 
         Gradients are read, not kept. A parameter that has none sends zeros. Raises TypeError for gradients that are
         sparse where the layout's are not, or the other way round; then nothing has changed.
@@ -161,7 +162,7 @@ class Draining:
 
 @final
 class Downlink:
-    """What one trainer is told: all parameters, or by a `codec` what changed since it was last told.
+    """The answers to one trainer: all parameters, or what changed since the last answer, by a `codec`.
 
     With a codec, the server keeps a copy of what the trainer has: one more copy of all parameters for each trainer.
     What a message leaves out is still in the difference next time, so this is error feedback. Of sparse embeddings, the
@@ -245,7 +246,7 @@ class Base(NamedTuple):
 
 @final
 class Copy:
-    """A trainer's copy of one server's parameters, which is overwritten with what the server says: while it is `open`.
+    """A trainer's copy of one server's parameters. The server's answers overwrite it, but only while it is `open`.
 
     So nothing changes between a forward pass and its backward. What comes meanwhile is kept until it is opened.
     """
@@ -263,9 +264,9 @@ class Copy:
         if self._changes is not None and self._changes != self._counted():
             self._changes = None
             logger.warning(
-                "an optimizer, load_state_dict or the like has changed parameters that a server keeps. The server does "
-                "not learn of it: its next answer overwrites them, or with down= they differ from now on. An average "
-                "that was swapped in for evaluation and out again does no harm"
+                "something other than thinwire, such as an optimizer or load_state_dict, has changed parameters that a "
+                "server keeps. The server's next answer overwrites the change or, with down=, leaves a difference. "
+                "Swapping an average in for evaluation and out again is harmless"
             )
 
     def _counted(self) -> list[int]:

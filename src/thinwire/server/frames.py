@@ -2,7 +2,7 @@
 
 A frame is 32 bytes and its body, little-endian: `TWPS`, protocol version (u16), kind (u8), flags (u8), number (u64),
 version of the parameters (u64), length of the body (u64). A side that has nothing to say sends a ping now and then, so
-silence means that the other side is gone. Each side says how long a silence it bears when a trainer joins.
+silence means that the other side is gone. When a trainer joins, each side states its time-out.
 """
 
 import os
@@ -22,14 +22,14 @@ MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQ")
 _TICKS = 4  # pings within the time after which silence means that the other side is gone
 SHORTEST = 0.8
-"""Seconds: no shorter time-out of the other side is heeded, or it could ask for nothing but pings."""
+"""Seconds: a shorter time-out of the other side is ignored, or it could make this one do nothing but ping."""
 _ours = WeakSet[socket.socket]()
 
 
 class Kind(IntEnum):
     """What a frame is. A ping from the server has the number of the trainer's latest update that is on disk.
 
-    Whoever watches sends WATCH instead of JOIN, and gets STATUS for each. A trainer that fetches rows sends FETCH, and
+    A watcher sends WATCH instead of JOIN, and gets STATUS for each. A trainer that fetches rows sends FETCH, and
     gets ROWS of the same number for each. The number of a JOIN, a WATCH and a WELCOME is the sender's time-out in
     milliseconds.
     """
@@ -51,7 +51,7 @@ class Flag(IntFlag):
     """What else there is to know about a frame."""
 
     DRAINED = 1
-    """Of an update: it is not compressed, and has what waited."""
+    """Of an update: it is not compressed, and includes the residual."""
     SAVE = 2
     """Of an update or a ping: the trainer's log is half full, so the server should save soon."""
     DROPPED = 4
@@ -163,7 +163,7 @@ class Wire:
             self._send_all((header, *body))
 
     def send_raw(self, data: bytes) -> None:
-        """Send bytes that are no frame: the first words of a conversation. Raises GoneError."""
+        """Send bytes that are not a frame: the handshake. Raises GoneError."""
         with self._sending:
             self._send_all((data,))
 
@@ -219,7 +219,7 @@ class Wire:
         """Set how long the next `recv` may take. Raises GoneError after the deadline."""
         rest = self.tick if deadline is None else deadline - time.monotonic()
         if rest <= 0:
-            raise GoneError("its words did not come in time")
+            raise GoneError("its handshake did not come in time")
         with suppress(OSError):  # it is closed: `recv` says so
             self._socket.settimeout(min(rest, self.tick))
 
@@ -231,7 +231,7 @@ class Wire:
             return True
 
     def close(self) -> None:
-        """Close the connection; whoever sends or receives gets GoneError."""
+        """Close the connection; threads that send or receive get GoneError."""
         with suppress(OSError):  # it is closed already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -2,8 +2,8 @@
 
 The trainer sends GREETING and a nonce; the server answers with the same and a nonce of its own. Each then sends an
 HMAC-SHA-256 of both nonces and its role, keyed with the secret: the trainer first, so a stranger learns nothing from
-the server. All of it has a fixed length. Nothing after that is authenticated or encrypted. Whoever is refused is told
-in what it differs, and not what the server has: the server logs that.
+the server. All of it has a fixed length. Nothing after that is authenticated or encrypted. A refused trainer is told
+which setting differs, and not the server's value: the server logs that.
 
 Servers at localhost have a secret by default: one for each user of a host, in a file that nobody else may read.
 """
@@ -41,7 +41,7 @@ _MAKE = "python -c 'import secrets; print(secrets.token_hex())'"
 
 
 class StrangerError(ConnectionError):
-    """Whoever connected is no trainer of ours."""
+    """The other side is not a trainer of this server."""
 
 
 def given_secret(secret: Secret) -> str | None:
@@ -83,7 +83,8 @@ def _own_secret() -> bytes:
         return path.read_bytes()
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         raise ValueError(
-            f"no secret was given, and the one of this user cannot be had ({error}): pass secret=, or set {VARIABLE}"
+            f"no secret was given, and this user's file of it cannot be read or made ({error}): pass secret=, or set "
+            f"{VARIABLE}"
         ) from error
 
 
@@ -99,7 +100,7 @@ def _make_secret(path: Path) -> None:
 
 
 def challenge(wire: Wire, secret: bytes) -> None:
-    """Do the server's part. Raises StrangerError for whoever does not know the secret, and GoneError."""
+    """Do the server's part. Raises StrangerError for a client without the secret, and GoneError."""
     theirs, mine = _read(wire, len(GREETING) + _NONCE), secrets.token_bytes(_NONCE)
     if not hmac.compare_digest(theirs[: len(GREETING)], GREETING):
         raise StrangerError("it sent something else than the greeting of this version of thinwire")

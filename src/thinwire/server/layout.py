@@ -192,7 +192,7 @@ class Layout:
                 line(recipe, segment, step)
 
     def compile(self, recipe: Reducer, codec: Codec | None) -> None:
-        """Compile the kernels that read payloads, now: later, somebody would wait for that."""
+        """Compile the kernels that read payloads now, so that no trainer waits for it later."""
         for part in (*self.of_recipe(recipe, 0), *(self.of_codec(codec) if codec else ()), *self.dense):
             blank = part.like()
             blank.from_buffers(blank.to_buffer()[None]).write(torch.empty(part.numel, dtype=part.dtype))

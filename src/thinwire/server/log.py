@@ -31,7 +31,7 @@ class Sent:
 
 @final
 class Log:
-    """Updates in their order, of `room` bytes at most, or a single one. Whoever calls holds the channel's lock."""
+    """Updates in their order, of `room` bytes at most, or a single one. The caller holds the channel's lock."""
 
     def __init__(self, room: int) -> None:
         self._room, self._updates, self.nbytes = room, deque[Sent](), 0

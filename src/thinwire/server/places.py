@@ -27,17 +27,17 @@ class Places:
         self.parameters = {name: own[name] for name in self.names}
         if taken := next((name for name, p in self.parameters.items() if id(p) in _held), None):
             raise ValueError(
-                f"{taken} is at work for another serve or connect of this process: give each a model of its own"
+                f"{taken} is in use by another serve or connect of this process: give each a model of its own"
             )
         self.flats = _flattened(layout, self.parameters)
         self._storage = {name: p.detach() for name, p in self.parameters.items()}  # kept, or its address may come again
 
     def claim(self) -> None:
-        """Let no other serve or connect of this process have these parameters, until `release`."""
+        """Reserve these parameters: no other serve or connect of this process may use them, until `release`."""
         _held.update({id(p): p for p in self.parameters.values()})
 
     def release(self) -> None:
-        """Let others have them."""
+        """Undo `claim`."""
         for p in self.parameters.values():
             _held.pop(id(p), None)
 

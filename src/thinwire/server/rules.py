@@ -23,9 +23,9 @@ Meanwhile = Callable[[], None]
 class Rule(ABC):
     """Decides over the updates of all trainers. Every call but `submit` is made with the server's lock held.
 
-    trainers: how many must be there, or have left with a goodbye, before the first update is applied. timeout: how long
-    a rule that keeps trainers in step waits, after a restart, for those that were there when the server was saved; and
-    how long any trainer waits for others before the log says for whom.
+    trainers: how many must have joined, including those that left with a BYE, before the first update is applied.
+    timeout: how long a rule that keeps trainers in step waits, after a restart, for those that were there when the
+    server was saved; and how long any trainer waits for others before the log says for whom.
     """
 
     def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, timeout: float) -> None:
@@ -50,14 +50,14 @@ class Rule(ABC):
         self._lock.notify_all()
 
     def left(self, trainer: str, *, goodbye: bool) -> None:
-        """Wait for this trainer no longer. Without a goodbye it may come back, under another number perhaps."""
+        """Wait for this trainer no longer. If it did not say BYE it may come back, perhaps under another number."""
         self.live.pop(trainer, None)
         self.goodbyes += goodbye
         self._note_present()
         self._lock.notify_all()
 
     def stop(self) -> None:
-        """Let everyone go who waits."""
+        """Wake all waiting trainers."""
         self._open = False
         self._lock.notify_all()
 

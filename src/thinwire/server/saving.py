@@ -11,7 +11,7 @@ from thinwire.server.durable import Durable
 class Saving:
     """Saves the central copy, and knows what has been saved.
 
-    durable: where to; None if there is no checkpoint. lock: the server's. soon: set by whoever wants one soon.
+    durable: where to; None if there is no checkpoint. lock: the server's. soon: set to ask for a checkpoint soon.
     """
 
     def __init__(self, central: Central, lock: threading.Condition, durable: Durable | None) -> None:

@@ -19,7 +19,7 @@ logger = logging.getLogger("thinwire")
 @final
 @checked
 class Server:
-    """A parameter server at work; `serve` makes one. Use it as a context, or call `close`."""
+    """A running parameter server; `serve` makes one. Use it as a context manager, or call `close`."""
 
     def __init__(self, shared: Shared, listener: socket.socket, *, address: str, every: Positive) -> None:
         self._shared, self._address, self._every = shared, address, every
@@ -28,7 +28,7 @@ class Server:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin to let trainers in, and to save. `serve` has done so."""
+        """Start accepting trainers, and saving. `serve` has done so."""
         for job in (self._door.accept, self._keep_saving, self._keep_pinging):
             self._threads.append(threading.Thread(target=job, daemon=True))
             self._threads[-1].start()
@@ -46,7 +46,7 @@ class Server:
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until as many trainers as expected have joined, and all have left. Return whether that is so.
 
-        One that is gone without a goodbye has `timeout` seconds to come back, and if nothing has been trained, all the
+        One that left without a BYE has `timeout` seconds to come back, and if nothing has been trained, all the
         time it needs; after a restart from a checkpoint, all have `timeout` seconds. Raises ServerError if an optimizer
         or scheduler has raised: nothing is applied or saved any more.
         """
@@ -64,7 +64,7 @@ class Server:
         self._door.tell(lambda session: session.wire.ping())  # with what is on disk now
 
     def close(self) -> None:
-        """Stop: let all trainers go, and save if there is a checkpoint."""
+        """Stop: close all connections, and save if there is a checkpoint."""
         if self._closing.is_set():
             return
         self._closing.set()

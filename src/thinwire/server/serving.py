@@ -64,7 +64,7 @@ def serve(
     servers, index: among how many servers the parameters are divided, and which of them this is: by default the rank.
     trainers: how many must have joined before the first update is applied. One that was killed and came back is one.
     staleness: by how many updates a trainer may be ahead of the slowest; at 0 one update of each makes one step, of
-    their mean; None lets each go at its own pace. damped: multiply an update of staleness τ by 1/(1 + τ).
+    their mean; None sets no bound. damped: multiply an update of staleness τ by 1/(1 + τ).
     checkpoint: a file to save to, every `every` seconds, and to resume from if it is there; each server has its own.
     timeout: seconds of silence after which a trainer is taken for gone, and of waiting after which the log says for
     whom. Trainers are told it, and may have another.

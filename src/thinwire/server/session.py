@@ -49,7 +49,7 @@ class Shared:
     ended: list[int] = field(default_factory=lambda: [0, 0])
     """Bytes sent and received over connections that have ended."""
     lost: float
-    """When a trainer was last gone without a goodbye, or the server itself came back: `time.monotonic` seconds."""
+    """When a trainer last left without a BYE, or the server itself came back: `time.monotonic` seconds."""
 
     def status(self) -> ServerStatus:
         """Return the server's status. The caller holds the lock."""
@@ -71,7 +71,7 @@ class RefusedError(ConnectionError):
 
 @final
 class Session:
-    """Lets a trainer in, answers its updates, and sees it off. `run` does all of it, in a thread of its own."""
+    """One trainer's connection, from joining to leaving. `run` serves it, in a thread of its own."""
 
     def __init__(self, connection: socket.socket, shared: Shared) -> None:
         self._shared = shared
@@ -83,8 +83,8 @@ class Session:
     def run(self, let_in: Callable[[], None]) -> None:
         """Converse until the trainer leaves. Calls `let_in` once it has proved that it knows the secret.
 
-        Raises StrangerError, RefusedError, GoneError, FrameError or PayloadError; then nothing has changed but by what
-        was answered before.
+        Raises StrangerError, RefusedError, GoneError, FrameError or PayloadError; then only the updates that were
+        answered before have been applied.
         """
         try:
             challenge(self.wire, self._shared.secret)
@@ -130,7 +130,7 @@ class Session:
         )
 
     def ping_if_due(self) -> None:
-        """Let the other side know that the server is there; a trainer, if it has failed, why. Raises GoneError."""
+        """Send a ping if one is due; if the server has failed, tell the trainer why. Raises GoneError."""
         if self._shared.central.failure and self.trainer:
             self._refuse(self._shared.central.failure)
         else:

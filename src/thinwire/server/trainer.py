@@ -55,7 +55,7 @@ class Traffic:
 @final
 @checked
 class Trainer:
-    """A model whose parameters a server keeps; `connect` makes one. Use it as a context, or call `close`."""
+    """A model whose parameters a server keeps; `connect` makes one. Use it as a context manager, or call `close`."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class Trainer:
     def step(self, module: nn.Module | None = None, *, loss: float | Tensor | None = None) -> bool:
         """Send the gradients of the model, or of a replica of it, and wait for new parameters.
 
-        loss: what they are the gradients of, for whoever watches the server. Nothing is computed with it.
+        loss: the loss of this step, shown by `thinwire watch`. Nothing is computed with it.
 
-        Return whether they were sent: gradients that are not finite are not, and what waits stays as it was. Gradients
-        are left as they are, so call `zero_grad` yourself. Parameters change within calls of this trainer alone; where
-        threads share them, of another thread as well.
+        Return whether they were sent: gradients that are not finite are not, and the residual stays as it was.
+        Gradients are left as they are, so call `zero_grad` yourself. Parameters change within calls of this trainer
+        alone; where threads share them, of another thread as well.
 
         Raises ServerError if a server is gone or has failed, FloatingPointError after 20 steps in a row whose gradients
         were not finite, StateError if parameters have moved since `connect` or gradients are of others than those that
@@ -154,9 +154,9 @@ class Trainer:
         self._waited += time.monotonic() - start
 
     def drain(self) -> None:
-        """Send all that waits, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
+        """Send the residual, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
         if not self._releases:
-            raise TypeError("what waits in this recipe's memory cannot be sent at once: only error feedback can")
+            raise TypeError("this recipe's memory cannot send its residual at once: only error feedback can")
         with self._open():
             self._wait(self._push({}, self._bases(), loss=None, drain=True))
 
@@ -180,7 +180,7 @@ class Trainer:
 
     @property
     def memory(self) -> MemoryUse:
-        """What waits, updates that may have to be sent once more, and what encoding a server's part takes at most."""
+        """Residuals, the log of updates that may have to be sent again, and the most that encoding takes."""
         waiting, _, scratch = zip(*(uplink.memory for uplink in self._uplinks), strict=True)
         staging = sum(channel.staged_bytes for channel in self._channels)
         return MemoryUse(max(waiting), staging, max(scratch))  # uplinks share the recipe's memory
@@ -211,9 +211,9 @@ class Trainer:
             return all(channel.settle(seconds) for channel in self._channels)
 
     def close(self, *, goodbye: bool = True) -> None:
-        """Leave. What waits is lost; call `drain` first to send it.
+        """Leave. The residual is lost; call `drain` first to send it.
 
-        Without a goodbye, servers see a trainer that was killed.
+        Without `goodbye`, servers see a trainer that was killed.
         """
         with self._open():  # so that the model has what has come
             pass

@@ -1,4 +1,4 @@
-"""Ask a server how far it is, from anywhere: whoever knows the secret may watch, and changes nothing."""
+"""Ask a server for its status, from anywhere: any client with the secret may watch, and changes nothing."""
 
 import json
 import socket
@@ -42,7 +42,7 @@ class Watch:
             raise ServerError(f"the server at {self._address} is gone ({error})") from error
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._wire.close()
 
     def __enter__(self) -> Self:

@@ -344,7 +344,7 @@ def test_what_is_not_there_is_refused_with_the_fix(ranks: Ranks, tmp_path: Path)
         assert "key is None; this checkpoint has states of thinwire under 'one', 'two'" in several
         assert "under 'one', 'two'" in other
         assert "cannot be read" in nowhere
-        assert without.startswith("ValueError: where is it saved? ")
+        assert without.startswith("ValueError: no path to load from")
         assert right == ["nothing", "nothing"]
 
 

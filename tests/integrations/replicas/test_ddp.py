@@ -248,7 +248,7 @@ def _misused_samples() -> list[str]:
 
 def test_samples_are_given_everywhere_or_nowhere(ranks: Ranks) -> None:
     for messages in ranks.run(2, _misused_samples):
-        for message, part in zip(messages, ("FingerprintError", "on every rank", "forgets how large"), strict=True):
+        for message, part in zip(messages, ("FingerprintError", "on every rank", "discards the size"), strict=True):
             assert part in message
 
 
@@ -447,14 +447,14 @@ def test_attach_refuses_with_the_fix(ranks: Ranks) -> None:
         "module": ("TypeError", "wrap it in DDP"),
         "recipe": ("TypeError", "recipes.topk"),
         "factory": ("TypeError", "recipes.topk"),
-        "twice": ("RuntimeError", "anew"),
-        "hooked": ("RuntimeError", "anew"),
-        "builtin": ("RuntimeError", "anew"),
+        "twice": ("RuntimeError", "again"),
+        "hooked": ("RuntimeError", "again"),
+        "builtin": ("RuntimeError", "again"),
         "mixed": ("RuntimeError", "autocast"),
         "python": ("RuntimeError", "optimize_ddp", "set it to True"),
         "shared": ("RuntimeError", "make another"),
         "complex": ("TypeError", "view_as_real"),
-        "thawed": ("RuntimeError", "anew"),
+        "thawed": ("RuntimeError", "again"),
     }
     messages = ranks.run(1, _refusals)[0]
     for name, parts in expected.items():

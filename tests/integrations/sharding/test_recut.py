@@ -433,7 +433,7 @@ def _refused(path: str) -> dict[str, str]:
 
 def test_what_cannot_be_loaded_is_refused_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     for found in ranks.run(4, _refused, str(tmp_path)):
-        assert found["attachment"].startswith("TypeError: this attachment is at work for shards")
+        assert found["attachment"].startswith("TypeError: this attachment is for shards")
         assert "minimum_size with which" not in found["small"]
         assert found["small"].endswith("and a smaller minimum_size keeps more of them compressed")
         assert "the checkpoint is of shards, and these parameters are whole" in found["into whole"]

@@ -475,7 +475,7 @@ def _unsent() -> list[str]:
 def test_gradients_that_nobody_sends_are_an_error_and_no_zeros(ranks: Ranks) -> None:
     for replaced, ended, failed, afterwards in ranks.run(4, _unsent):
         assert "leave out set_custom_reduce_scatter" in replaced
-        assert "call it anew" in ended
+        assert "call it again" in ended
         assert failed.startswith("KeyError")
         assert afterwards == "nothing"
 

@@ -623,14 +623,14 @@ def _replaced(thaw: bool) -> str:
         first.requires_grad_(True)
     else:
         net.load_state_dict(net.state_dict(), assign=True)
-    with pytest.raises(RuntimeError, match="anew") as error:
+    with pytest.raises(RuntimeError, match="call it again") as error:
         net(batch(0)).square().mean().backward()
     return str(error.value)
 
 
 @pytest.mark.parametrize("thaw", [False, True])
 def test_parameters_that_are_not_exchanged_are_noticed(ranks: Ranks, thaw: bool) -> None:
-    assert all(said.startswith("parameters have been replaced or thawed") for said in ranks.run(4, _replaced, thaw))
+    assert all(said.startswith("parameters have been replaced or unfrozen") for said in ranks.run(4, _replaced, thaw))
 
 
 def _misloaded() -> dict[str, tuple[str, bool]]:

@@ -347,7 +347,7 @@ def test_without_an_optimizer_the_plan_is_as_it_was_and_standard_error_says_how_
 
 def test_a_profile_that_lacks_what_the_optimizer_bears_does_not_say_that_nothing_pays(tmp_path: Path) -> None:
     said = _joined(_plan(tmp_path, _profile(TWO, SLOW), "--optimizer", "adamw"))
-    assert "though adamw bears it: bf16, qsgd, orthogonal:0.0234375. Measure anew" in said
+    assert "but not measured in this profile: bf16, qsgd, orthogonal:0.0234375. Measure again" in said
     assert "Compression never pays" not in said
     assert "Nothing pays" not in said
     named = _joined(_plan(tmp_path, _profile(TWO, SLOW), "--optimizer", "adamw", "--candidates", "fp16"))

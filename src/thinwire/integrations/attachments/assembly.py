@@ -123,7 +123,7 @@ def _handover(
     if not fading(memories):
         return Correction(memories, optimizers, names)
     if corrections(memories):
-        raise MomentumError("parts of this recipe correct momentum and in others it fades: use one of the two for all")
+        raise MomentumError("this recipe mixes momentum correction and fading momentum: use one of the two throughout")
     return Fading(recipe, optimizers, names, group)
 
 

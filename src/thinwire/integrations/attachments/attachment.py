@@ -158,8 +158,8 @@ class Attachment:
         """
         if _captured(flat):
             raise RuntimeError(
-                "gradients are reduced while a CUDA graph is captured, and a replay would repeat this step's random "
-                "choices for ever: capture the forward pass or the optimizer's step alone, or remove() the recipe"
+                "gradients are reduced while a CUDA graph is captured, and each replay would repeat this step's random "
+                "choices: capture the forward pass or the optimizer's step alone, or remove() the recipe"
             )
         segments = self._segments(parameters, flat.numel())
         self._enter(segments.names, parameters, joined=joined)

@@ -102,7 +102,7 @@ class Checkpoint:
         Raises as the handle's own `load_state_dict` does; and ValueError if it is not known where to read.
         """
         if self._found is None:
-            raise ValueError("where is it saved? To load, make it thinwire.Checkpoint(handle, saved=checkpoint_id)")
+            raise ValueError("no path to load from: make it thinwire.Checkpoint(handle, saved=checkpoint_id)")
         self._handle.load_state_dict(self._found)
         self._saved = self._found = None
 

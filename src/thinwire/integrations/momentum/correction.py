@@ -230,7 +230,9 @@ def _check_memories(
             "MomentumCorrection, as in recipes.dense(memory=memory)"
         )
     if not optimizers and any(memory.momentum is None for memory in correcting):
-        raise MomentumError(f"this recipe corrects momentum but knows none: {_FIX}, or give the recipe momentum=")
+        raise MomentumError(
+            f"this recipe corrects momentum and was not given any: {_FIX}, or give the recipe momentum="
+        )
 
 
 def _check_holdings(missing: Sequence[str], groups: Sequence[Settings], names: Mapping[nn.Parameter, str]) -> None:

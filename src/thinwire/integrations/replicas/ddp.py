@@ -72,7 +72,7 @@ def attach(
     Give it on every rank; set `samples` of what this returns before the backward of a batch of another size.
 
     An attachment takes over the residuals of an earlier one to the same parameters, for example after you wrap the
-    module in DDP anew.
+    module in DDP again.
 
     Raises TypeError for a model that is not DDP or has complex parameters, of whose gradients DDP's hooks see half, for
     something that is no recipe, plan or budget;
@@ -124,7 +124,7 @@ def _looked_at(model: DistributedDataParallel, how: object, optimizer: Optimizer
         asked = borne_in_training(asked, model.process_group, has_momentum=has_momentum)
     reducer, why = chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     if samples is not None and not all(memory.keeps_length for memory in reducer.memories()):
-        raise ValueError(f"{words(reducer):.60} forgets how large gradients are, and samples= would not weigh them")
+        raise ValueError(f"{words(reducer):.60} discards the size of gradients, so samples= cannot weight them")
     check_takeover(reducer, parameters)
     pays = not isinstance(asked, Plan) or asked.pays
     return _Found(reducer, why, pays, parameters, names, optimizers, may_be_unused)
@@ -188,7 +188,7 @@ def _check(model: object, asked: Asked) -> None:
         )
     if model._get_ddp_logging_data().get("comm_hook") or model in _attached:
         raise RuntimeError(
-            "this model has a communication hook already, and DDP allows one: wrap the module in DDP anew"
+            "this model has a communication hook already, and DDP allows one: wrap the module in DDP again"
         )
     if isinstance(asked, Reducer):
         check_free(asked)

@@ -65,7 +65,7 @@ class Replicas(Served):
         a second time before any optimizer took it.
         """
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
-            raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate anew")
+            raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate again")
         self.attachment.membership.agree()  # a rank that loads a state compares first, too
         self._notice_replaced()
         used = used_anywhere(list(self.attachment.parameters.values()), self.group)

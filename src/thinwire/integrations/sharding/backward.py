@@ -107,8 +107,8 @@ class Backwards:
         held, served = held_parameters(self._modules), self._attachment.names.keys()
         if not served <= held or any(p.requires_grad for p in held - served):
             raise RuntimeError(
-                "parameters have been replaced or thawed since shard() or scatter(), as load_state_dict(assign=True) "
-                "does: call it anew, with an optimizer of those that there are now"
+                "parameters have been replaced or unfrozen since shard() or scatter(), as load_state_dict(assign=True) "
+                "does: call it again, with an optimizer of the current parameters"
             )
 
     def _note_arrived(self, name: str, p: nn.Parameter) -> None:

@@ -131,8 +131,8 @@ class Kept:
         """
         if self._rows is not None:
             raise RuntimeError(
-                "nobody has sent the gradients that FSDP brought before: thinwire.scatter serves this model no longer; "
-                "call it anew"
+                "the gradients of an earlier backward were not sent, as thinwire.scatter is no longer attached to this "
+                "model: call it again"
             )
         if op != dist.ReduceOp.AVG:
             raise RuntimeError(

@@ -34,7 +34,7 @@ def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> d
     for name, p in trained.items():
         if not is_dtensor(p):
             raise TypeError(
-                f"{name} is a plain parameter beside sharded ones, and nobody would reduce its gradient: call "
+                f"{name} is a plain parameter beside sharded ones, and nothing would reduce its gradient: call "
                 "fully_shard on the module that holds it, freeze it, or name it in ignored_params= and reduce it "
                 "yourself"
             )

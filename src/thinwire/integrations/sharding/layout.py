@@ -32,8 +32,8 @@ class Layout:
         """Return that of replicas of whole parameters. Raises TypeError for shards, whose place it does not know."""
         if any(map(is_dtensor, parameters.values())):
             raise TypeError(
-                "this attachment is at work for shards, and does not know which: pass what thinwire.shard returned, "
-                "thinwire.Checkpoint(handle), and not handle.attachment"
+                "this attachment is for shards, and does not know which: pass the handle that thinwire.shard returned, "
+                "as in thinwire.Checkpoint(handle), not handle.attachment"
             )
         return cls(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
 

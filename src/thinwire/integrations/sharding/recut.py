@@ -30,8 +30,8 @@ class Piece(NamedTuple):
         """Return the one that a state or a layout calls by its place. Raises StateError for several dimensions."""
         if len(place) > 1:
             raise StateError(
-                f"the shard is {place}, cut in {len(place)} dimensions of the mesh, and only shards of one can be cut "
-                "anew: go on with the same mesh"
+                f"the shard is {place}, cut in {len(place)} dimensions of the mesh, and only those of one can be "
+                "resharded: go on with the same mesh"
             )
         return cls(*place[0]) if place else cls(0, 1)
 

@@ -49,13 +49,13 @@ def verdicts(mine: Sequence[Part] | None, group: Group) -> tuple[list[Verdict], 
     everyone = all_gather_plain(mine, group)
     old = [[Part(*part) for part in each] for each in everyone if each is not None]
     if not old:
-        raise RuntimeError("all workers of this group are joining; expected one at least that goes on")
+        raise RuntimeError("all workers of this group are joining; expected at least one that is not")
     first = next(rank for rank, each in enumerate(everyone) if each is not None)
     found = [[part.verdict([each[i] for each in old]) for i, part in enumerate(parts)] for parts in (mine or (), *old)]
     if len(old) < len(everyone) and any("repeat" in each for each in found):
         raise RuntimeError(
-            "an exchange has failed and must be repeated by those who took part in it, and a worker joins that did "
-            "not: regroup with those who are left first, and then with who joins"
+            "an exchange has failed and must be repeated by the workers that took part in it, before another one "
+            "joins: regroup with the remaining workers first, then with the one that joins"
         )
     return found[0], first
 

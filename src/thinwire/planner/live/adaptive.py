@@ -36,10 +36,10 @@ class Decision(NamedTuple):
 class Adaptive(Reducer):
     """Observe uncompressed steps, plan, race the plan against them, and keep the fastest; again when the link changes.
 
-    All ranks decide the same, from figures that they exchange first. Where a tensor's candidate changes, what waits for
-    the tensor in a memory that the new one does not have goes out with its next gradient. Momentum that fades goes back
-    to the optimizer instead, if that can take it: `memory_of` says where it belongs, and a handover follows. `history`
-    lists the decisions, and the logger "thinwire" logs them.
+    All ranks decide the same, from figures that they exchange first. Where a tensor's candidate changes, its residual
+    in a memory that the new one does not have is sent with its next gradient. Momentum that fades goes back to the
+    optimizer instead, if that can take it: `memory_of` says where it belongs, and a handover follows. `history` lists
+    the decisions, and the logger "thinwire" logs them.
     """
 
     @property
@@ -78,7 +78,7 @@ class Adaptive(Reducer):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is compressed and nothing waits. DDP may then as well reduce by itself."""
+        """Whether nothing is compressed and there is no residual, so that DDP can reduce by itself."""
         return not self.choice and not any(memory.waits() for memory in self._memories)
 
     @property
@@ -91,7 +91,7 @@ class Adaptive(Reducer):
         if self._policy is None:
             return Why("uncompressed: there is nobody to exchange with, or nothing to plan for", {})
         if self._profile is None:
-            raise RuntimeError("nothing is decided yet: the first steps are only observed; ask again in a dozen steps")
+            raise RuntimeError("nothing is decided yet: the first steps are only observed; call why() in a dozen steps")
         best = chosen(self._profile, self.budget, TOLERANCE)
         now = {name: self.history[-1].choice.get(name, DENSE.name) for name in best}
         told = {row.name: _raced(row, best[row.name]) for row in rows(now, self._profile)}
@@ -139,7 +139,7 @@ class Adaptive(Reducer):
         return self._reducer.memory_of(segment)
 
     def holding(self, segment: Segment) -> Sequence[Memory]:
-        """Return all memories: what waits in one that the candidate does not have is sent or given back."""
+        """Return all memories: residuals in one that the candidate does not have are sent, or go to the optimizer."""
         return self._memories
 
     def _logged(self, bucket: Bucket, at: Round) -> StepLog:
@@ -164,7 +164,7 @@ class Adaptive(Reducer):
         return ". ".join(filter(None, (reason, optimizer and in_words(list(choice.values()), optimizer))))
 
     def _release(self, bucket: Bucket, at: Round) -> None:
-        """Add to a tensor's gradient what waits for it in memories that its candidate does not have."""
+        """Add to a tensor's gradient its residuals in memories that its candidate does not have."""
         waiting = [memory for memory in self._memories if memory.waits()]
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True) if waiting else ():
             own = self._reducer.memory_of(segment)

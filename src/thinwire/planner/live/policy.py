@@ -85,11 +85,11 @@ class Alarm:
 
     @property
     def suspicious(self) -> bool:
-        """Whether the last look was unusual."""
+        """Whether the last measurement was off the baseline."""
         return self._strikes > 0
 
     def trips(self, seconds: float) -> bool:
-        """Return whether the alarm trips on what this look found. The first look sets what is usual."""
+        """Return whether this measurement trips the alarm. The first one is the baseline."""
         usual = self._usual = seconds if self._usual is None else self._usual
         self._strikes = 0 if usual / self.factor < seconds < usual * self.factor else self._strikes + 1
         return self._strikes >= self.times

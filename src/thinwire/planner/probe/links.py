@@ -90,7 +90,7 @@ def ladder(send: Callable[[int, int], Sent], seconds: float, most: int = LARGEST
 
 
 def told(seconds: Sequence[float]) -> bool:
-    """Did the bytes of the last, largest message take a share of its time that noise cannot explain?"""
+    """Whether the bytes of the largest message explain more of its time than noise does."""
     return seconds[-1] - seconds[0] >= _TOLD * seconds[-1] > 0
 
 
@@ -98,8 +98,8 @@ def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_si
     """Return the link on which the exchange (a single message, if None) takes these (bytes, seconds).
 
     β is the median slope between the three largest sizes, and α the median of the remainder at the others. A traffic
-    shaper may favour or delay a small message; no single message should tilt the line. Where bytes have not told, the
-    bandwidth is the least that fits: what nobody has measured is not free.
+    shaper may favour or delay a small message; no single message should tilt the line. Where the time does not depend
+    on the bytes, the bandwidth is the lowest that fits: what was not measured is not free.
     """
     count, share = 1.0, 1.0
     if exchange is not None:
