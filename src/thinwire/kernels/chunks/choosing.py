@@ -24,14 +24,14 @@ _MOST_32, _MOST_64 = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 @compiled
 def topk(x, shape, how, a, b, first, last, positions, values):
     # The largest coefficients of chunks `first` to `last`.
-    _topk(x, shape, how, a, b, first, last, positions, values, _buffers(x, a, b), np.int64(0))
+    _topk(x, shape, how, a, b, first, last, positions, values, _buffers(x, shape, a, b), np.int64(0))
 
 
 @compiled
 def fading_topk(out, residual, gradient, scale, decay, shape, how, a, b, first, last, positions, values):
     # The same of out = decay · residual + scale · gradient, some chunks at a time, from whole rows of chunks.
     columns, height, width = shape
-    across, buffers = columns // width, _buffers(out, a, b)
+    across, buffers = columns // width, _buffers(out, shape, a, b)
     down, bar = max(1, _TOGETHER // across), np.int64(0)
     for row in range(first // across, last // across, down):
         below = min(row + down, last // across)
@@ -74,8 +74,9 @@ def _fade(out, residual, gradient, scale, decay, first, last):
 
 
 @compiled
-def _buffers(x, a, b):
-    numel = a.shape[1] * b.shape[1]
+def _buffers(x, shape, a, b):
+    numel, apart = a.shape[1] * b.shape[1], -(-b.shape[1] // simd.BLOCK) * simd.BLOCK
+    rows = vectors.TOGETHER if shape[1] == 1 else 0
     hits, near = np.empty(numel // simd.BLOCK + 1, np.uint64), np.zeros(FEW + _AT_ONCE, np.int64)
     return (
         vectors.buffer(x, numel),
@@ -84,18 +85,28 @@ def _buffers(x, a, b):
         hits,
         near,
         vectors.buffer(x, FEW),
+        vectors.buffer(x, rows * shape[2]),
+        vectors.buffer(x, rows * apart),
     )
 
 
 @compiled
 def _topk(x, shape, how, a, b, first, last, positions, values, buffers, bar):
     columns, height, width = shape
-    chunk, half, z, room, near, some = buffers
+    chunk, half, alone, room, near, some, given, together = buffers
     across, size, k = columns // width, height * width, positions.shape[1]
-    hits, octave = room[: -(-size // simd.BLOCK)], 23 if z.itemsize == 4 else 52
+    hits, octave = room[: -(-size // simd.BLOCK)], 23 if alone.itemsize == 4 else 52
+    in_rows, apart = height == 1 and how != PLAIN, together.size // vectors.TOGETHER // simd.BLOCK * simd.BLOCK
+    z = alone
     for number in range(first, last):
-        origin = number // across * height * columns + number % across * width
-        _spread(x, origin, shape, how, a, b, chunk, half, z)
+        if in_rows:
+            row = (number - first) % vectors.TOGETHER
+            if row == 0:
+                _transform_rows(x, number * width, width, b, given, together, apart)
+            z = together[row * apart : (row + 1) * apart]
+        else:
+            origin = number // across * height * columns + number % across * width
+            _spread(x, origin, shape, how, a, b, chunk, half, z)
         for i in range(size, hits.size * simd.BLOCK):
             z[i] = 0
         count = _reach(z, bar, hits) if k <= _FEWER else 0
@@ -108,6 +119,17 @@ def _topk(x, shape, how, a, b, first, last, positions, values, buffers, bar):
             if k <= _FEWER:
                 bar = max(np.int64(0), bar - (np.int64(1) << (octave - 3)))
     return bar
+
+
+@compiled
+def _transform_rows(x, at, width, b, given, out, apart):
+    # Some chunks of one row, which share what they load, each `apart` from the one before. The tensor may end earlier.
+    if at + vectors.TOGETHER * width > x.size:
+        for i in range(vectors.TOGETHER * width):
+            given[i] = x[at + i] if at + i < x.size else 0
+        x, at = given, np.int64(0)
+    for j in range(0, b.shape[1], vectors.BYTES // x.itemsize):
+        vectors.weigh(out, j, apart, x, at, width, 1, b, j, b.shape[1], x, width)
 
 
 @compiled
@@ -174,12 +196,6 @@ def _transform(x, at, apart, height, width, how, a, b, chunk, half, z):
     stride, lanes, together = b.shape[1], vectors.BYTES // x.itemsize, vectors.TOGETHER
     if how == SQUARE:
         square.transform(z, x, at, apart)
-        return
-    if height == 1:
-        for j in range(0, stride, lanes):
-            vectors.weigh_one(half, j, 0, x, at, 0, 1, b, j, stride, x, width)
-        for j in range(width):
-            z[j] = half[j]
         return
     if how == FOLDED:
         _folded(x, at, apart, height, a, chunk, half, stride)

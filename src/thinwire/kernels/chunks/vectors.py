@@ -80,12 +80,12 @@ def declared(
     return types.void(*whole), generate
 
 
-def _sums(flags: tuple[str, ...], *, rows: int = TOGETHER, listed: bool = False, less: bool = False) -> Any:
+def _sums(flags: tuple[str, ...], *, listed: bool = False, less: bool = False) -> Any:
     def emit(
         code: Code, y: Any, to: Any, pitch: Any, weights: Any, first: Any, apart: Any, step: Any, x: Any, at: Any,
         far: Any, order: Any, count: Any,
     ) -> None:  # fmt: skip
-        totals = [cgutils.alloca_once_value(code.builder, code.zero) for _ in range(rows)]
+        totals = [cgutils.alloca_once_value(code.builder, code.zero) for _ in range(TOGETHER)]
         with cgutils.for_range(code.builder, count) as loop:
             t = code.element(order, loop.index) if listed else loop.index
             vector, begin = code.load(x, code.index(at, (t, far))), code.index(first, (t, step))
@@ -103,8 +103,8 @@ def _sums(flags: tuple[str, ...], *, rows: int = TOGETHER, listed: bool = False,
     return code
 
 
-weigh, weigh_one = _sums(_CONTRACT), _sums(_CONTRACT, rows=1)
-"""(y, to, pitch, weights, first, apart, step, x, at, far, order, count): write eight sums of vectors, or one.
+weigh = _sums(_CONTRACT)
+"""(y, to, pitch, weights, first, apart, step, x, at, far, order, count): write eight sums of vectors.
 
 For r from 0 to 7, write Σ weights[first + r · apart + t · step] · x[at + t · far :] over t < `count`, in this order, to
 y[to + r · pitch :].

@@ -12,6 +12,8 @@ from thinwire.kernels.compiled import compiled
 from thinwire.kernels.several import vector
 
 BLOCK = simd.BLOCK
+_LONG = 1 << 16
+"""Above it, a sample is cheaper than a pass over all."""
 
 
 @compiled
@@ -141,25 +143,26 @@ def digits(bits, sign, shift, known, mask, counts):
     # Among magnitudes whose digits under the mask are `known`, counts how often each next digit occurs.
     for i in range(bits.size):
         magnitude = bits[i] & sign
-        counts[(magnitude >> shift) & 2047] += (magnitude & mask) == known
+        counts[(magnitude >> shift) & (counts.size - 1)] += (magnitude & mask) == known
 
 
 @compiled
 def kth(bits, sign, k):
     # The k-th largest magnitude, digit by digit, and how many of its equals are among the k.
-    counts = np.empty(1 << 11, np.int64)
-    shift, known, mask = 8 * bits.itemsize - 12, 0, 0
+    width = 11 if bits.size > 1 << 11 else 8 if bits.size > 1 << 7 else 6  # few magnitudes fill few places
+    counts, last = np.empty(1 << width, np.int64), (1 << width) - 1
+    shift, known, mask = 8 * bits.itemsize - 1 - width, 0, 0
     while True:
         counts[:] = 0
         digits(bits, sign, shift, known, mask, counts)
-        digit = 2047
+        digit = last
         while counts[digit] < k:
             k -= counts[digit]
             digit -= 1
-        known, mask = known | digit << shift, mask | 2047 << shift
+        known, mask = known | digit << shift, mask | last << shift
         if shift == 0:
             return known, k
-        shift = max(shift - 11, 0)
+        shift = max(shift - width, 0)
 
 
 @compiled
@@ -209,7 +212,7 @@ def largest_of_each(table, lengths, starts, indices, found, sign, first, last, s
     for at in range(first, last):
         bits, k = vector(table[at, 0], lengths[at], found), starts[at + 1] - starts[at]
         here, there = indices[starts[at] : starts[at + 1]], found[starts[at] : starts[at + 1]]
-        bar, room = _likely(bits, sign, k, sampled)
+        bar, room = _likely(bits, sign, k, sampled) if bits.size > _LONG else _reached(bits, sign, k)
         picks, reaching = np.empty(room + 1, np.int32), np.empty(room + 1, found.dtype)
         count = select(bits, sign, bar, 0, bits.size, picks, reaching, room, peaks) if room else 0
         if room and k <= count <= room:
@@ -231,3 +234,20 @@ def _likely(bits, sign, k, sampled):
     bar, _ = kth(sample, sign, rank)
     room = np.int64(np.ceil((rank + 4 * np.sqrt(rank)) / sample.size * bits.size))
     return max(bits.dtype.type(1), bits.dtype.type(bar)), min(bits.size, room)
+
+
+@compiled
+def _reached(bits, sign, k):
+    # A threshold that k magnitudes reach for certain and not many more, and the most that may; room for none if parts
+    # are too few. It is the k-th largest of the maxima of twice as many parts: each lane of some blocks is one.
+    blocks, lanes = bits.size // BLOCK, 64 // bits.itemsize
+    groups = -(-2 * k // lanes)
+    if not 0 < groups <= blocks:
+        return bits.dtype.type(1), 0
+    maxima = np.zeros(groups * lanes, bits.dtype)
+    for group in range(groups):
+        lane = maxima[group * lanes : (group + 1) * lanes]
+        for block in range(blocks * group // groups, blocks * (group + 1) // groups):
+            simd.look(bits, lane, block * BLOCK, sign)
+    bar = np.sort(maxima)[-k] if maxima.size <= lanes else bits.dtype.type(kth(maxima, sign, k)[0])
+    return max(bits.dtype.type(1), bar), min(bits.size, 4 * k + BLOCK)
