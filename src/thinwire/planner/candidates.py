@@ -63,7 +63,7 @@ _BARRED = frozenset({"dense", "fp16"})  # chosen anyway; overflows beyond 65504
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What the loss allows: how sparse, and whether what is not sent may wait for later steps (error feedback).
+    """What a plan may choose, and so what it may cost in loss: how sparse, and whether with error feedback.
 
     `names` lists the methods to consider, least harm to the loss first: of two equally fast ones, the first wins. The
     default selects by a sampled threshold, which is faster than exact Top-k (`topk`). It leaves out `s2_union`,

@@ -45,7 +45,7 @@ def connect(
     log_bytes: Count = 1 << 28,
     timeout: Positive = 30.0,
 ) -> Trainer:
-    """Join the parameter servers, take over their parameters, and return the trainer.
+    """Join the parameter servers, load their parameters, and return the trainer.
 
     model: the same as the servers'. Its parameters become views of flat vectors; use neither DDP nor an optimizer.
     recipe, down, fetch_rows, servers, secret: the same as the servers'. address: host:port of each server, in their
@@ -57,7 +57,7 @@ def connect(
     drain: send the whole residual, uncompressed, at random steps, every so many on average, drawn from `seed`.
     reconnect: seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept, at
     most `log_bytes` of them for each server, and sent again; each is applied once.
-    timeout: seconds of silence after which a server is taken for gone. Servers are told it, and may have another.
+    timeout: seconds of silence after which a server counts as gone. Servers are told it, and may have another.
 
     Raises FingerprintError if recipe, parameters or what is frozen are not the servers', ValueError for a recipe or a
     model that is at work in this process already, to fetch rows of a model that has none, or for a public address

@@ -59,15 +59,15 @@ def serve(
     optimizer: called with the parameters, returns their optimizer; `rows_optimizer` does so for those of sparse
     embeddings, `scheduler` is called with each optimizer and steps with it.
     address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at localhost,
-    which trainers find by themselves. secret: what trainers must know, 16 characters or more; by default
+    which trainers find by themselves. secret: shared with the trainers, 16 characters or more; by default
     THINWIRE_SECRET, and at localhost one that this user's processes find in a file. Beyond localhost there must be one.
     servers, index: among how many servers the parameters are divided, and which of them this is: by default the rank.
     trainers: how many must have joined before the first update is applied. One that was killed and came back is one.
     staleness: by how many updates a trainer may be ahead of the slowest; at 0 one update of each makes one step, of
     their mean; None sets no bound. damped: multiply an update of staleness τ by 1/(1 + τ).
     checkpoint: a file to save to, every `every` seconds, and to resume from if it is there; each server has its own.
-    timeout: seconds of silence after which a trainer is taken for gone, and of waiting after which the log says for
-    whom. Trainers are told it, and may have another.
+    timeout: seconds of silence after which a trainer counts as gone, and of waiting after which the log says for whom.
+    Trainers are told it, and may have another.
 
     Raises ValueError for a model that is not on the CPU, has no rows to fetch or is at work in this process already, a
     public address without a secret, or an optimizer that moves rows without a gradient; MomentumError if momentum would

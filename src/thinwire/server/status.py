@@ -13,8 +13,8 @@ from thinwire.checked import Number, Seconds, Size, checked
 class TrainerStatus:
     """What a server knows of a trainer that is connected.
 
-    updates: how many of its updates have come, over all its connections. behind: by how many steps they were stale,
-    added up. loss: what it told last, in its own unit; None if it tells none, or one that is not finite. sent_bytes,
+    updates: how many of its updates have come, over all its connections. behind: the sum of their staleness, in steps.
+    loss: the latest it reported, in its own unit; None if it reports none, or one that is not finite. sent_bytes,
     received_bytes: by the server, over this connection, headers included. quiet: seconds since its latest update, or
     since it joined.
     """
@@ -33,7 +33,7 @@ class TrainerStatus:
 class ServerStatus:
     """How far a server is.
 
-    version: steps of its optimizer. staleness: how many updates were applied by how many steps they were behind.
+    version: steps of its optimizer. staleness: the number of updates applied, by their staleness in steps.
     updates: the number of each trainer's latest update, by trainer. trainers: those that are connected. dropped: how
     many updates were not finite. sent_bytes, received_bytes: over all connections, headers included.
     """

@@ -126,8 +126,9 @@ def shard(
     or their sum after `set_gradient_divide_factor`. `set_requires_gradient_sync(False)` and
     `set_requires_all_reduce(False)` put it off, as in FSDP's own HSDP. `recipe`, `optimizer` and `scaler` are as in
     `thinwire.attach`. Residuals take memory for this rank's shards alone. If a mean is not finite, and the recipe keeps
-    residuals, every gradient becomes NaN on every rank. `ignored_params`: plain parameters that you reduce yourself.
-    `overlap`: exchange while backward goes on, from the second one on, if FSDP reduced each gradient once in the first.
+    residuals, every gradient becomes NaN on every rank.
+    `ignored_params`: plain parameters that you reduce yourself. `overlap`: exchange while backward goes on, from the
+    second one on, if FSDP reduced each gradient once in the first.
 
     Raises TypeError for anything but a recipe, and for a model that is not sharded by FSDP2 as a whole; ValueError for
     a mesh without replicas; FingerprintError where ranks disagree; and MomentumError and RuntimeError as

@@ -48,21 +48,22 @@ def outer(
     """Have workers train on their own, and exchange every H steps how far they have moved.
 
     A collective of `group`, the workers (by default all ranks): its first rank sends its parameters and buffers to all
-    others. From then on each step of `optimizer` counts as an inner step, of several optimizers one of each. After
+    others. From then on each step of `optimizer` is an inner step; with several optimizers, one step of each. After
     every H of them, Δ = global − own parameters is reduced to its mean by the recipe of `steps`, the outer optimizer
-    steps the global parameters with it, and the worker goes on from those. Nothing is to be added to a training loop.
+    steps the global parameters with it, and the worker goes on from those. The training loop stays as it is.
 
-    `model`: any module, which may be served within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
+    `model`: any module, which may be wrapped within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
     `group` then has one rank of every island: those that hold the same parameters.
 
-    `samples`: how many samples this worker takes in an inner step, where workers differ in that: Δ then counts by them.
+    `samples`: how many samples this worker takes in an inner step, if workers differ: Δ is then weighted by it.
 
     `elastic`: workers may die and others come, see `Outer.regroup`. Each outer step then waits until all workers have
-    the mean, which takes a round trip more.
+    the mean, which costs a round trip.
 
     If a Δ is not finite, the others take the outer step without it, if there are any, and that worker goes back to the
-    global parameters. Without `leave_out` nobody takes that step: global parameters and memories stay as they were, and
-    sound workers go on with what they have, which travels with their next Δ. The logger "thinwire" names the worker.
+    global parameters. Without `leave_out` all workers skip that step: global parameters and memories stay as they were,
+    and the other workers go on with their own parameters, so that their next Δ includes this one. The logger "thinwire"
+    names the worker.
 
     Global parameters, Δ and residuals are float32 or wider, also where own parameters have 16 bits.
 
@@ -70,8 +71,8 @@ def outer(
     stay each worker's own.
 
     Raises, on every worker if on any: ValueError unless the optimizers hold exactly the parameters to train, and unless
-    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe or an optimizer already at
-    work, and where there is no process group; FingerprintError where workers disagree; and MomentumError as
+    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe or an optimizer already in
+    use, and where there is no process group; FingerprintError where workers disagree; and MomentumError as
     `thinwire.attach`.
     """
     group = group_or_all(group)

@@ -66,7 +66,7 @@ class Outer:
         AT_WORK.update(optimizers)
 
     def watch(self, model: nn.Module) -> None:
-        """Say so where a state is loaded into this model in mid-training."""
+        """Warn if a state is loaded into this model in mid-training."""
         note = Hook(self._begin.model_loads)
         self._hooks += [module.register_load_state_dict_pre_hook(note) for module in model.modules()]
 
@@ -92,7 +92,7 @@ class Outer:
 
     @property
     def skipped(self) -> int:
-        """How many outer steps of a fragment nobody took, as a mean was not finite. `stats()` does not count them."""
+        """How many outer steps of a fragment were skipped, as a mean was not finite. `stats()` does not count them."""
         return self._sick.skipped
 
     @property

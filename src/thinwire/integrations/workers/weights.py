@@ -76,19 +76,19 @@ class Weights:
 
 @final
 class Sick:
-    """Workers whose Δ was not finite. `times`: how often, by rank. `skipped`: outer steps that nobody took for that."""
+    """Workers whose Δ was not finite. `times`: how often, by rank. `skipped`: outer steps that all workers skipped."""
 
     def __init__(self) -> None:
         self.times, self.skipped = Counter[int](), 0
 
     def leave_out(self, ranks: Sequence[int], group: Group) -> None:
-        """Note that the mean was of the others."""
+        """Note that these workers were left out of the mean."""
         self.times.update(ranks)
         if any(map(_worth_saying, map(self.times.get, ranks))):
             _log.log(_level(ranks, group), "%s: the others took the outer step without", self._named(ranks))
 
     def skip(self, ranks: Sequence[int], group: Group) -> None:
-        """Note that nobody took the outer step."""
+        """Note that all workers skipped the outer step."""
         self.times.update(ranks)
         self.skipped += 1
         if _worth_saying(self.skipped):
