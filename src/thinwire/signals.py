@@ -1,9 +1,8 @@
 """What a codec encodes: a tensor, or a sum that one pass can both compute and select from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import groupby
-from typing import Protocol, Self, final
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -11,7 +10,10 @@ from torch.nn.functional import pad
 
 from thinwire import kernels, waits
 from thinwire.kernels import Chunking, Draw, Picks
+from thinwire.kernels.parts import Cut, cut_of, in_dtype
 from thinwire.kernels.ranges import is_alone
+
+_T = TypeVar("_T")
 
 
 class Note(Protocol):
@@ -64,24 +66,13 @@ class Signal(ABC):
         threshold = draw.threshold(self.sample, self.device)
         return limited(self.select(threshold, draw.room(self.numel)), draw.capacity)
 
-    @classmethod
-    def compute_each(cls, signals: Sequence[Self]) -> list[Tensor]:
-        """Return the vectors of several signals of this kind, on a CPU small ones."""
-        return [signal.tensor() for signal in signals]
-
-    @classmethod
-    def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-        """Pick from each of several signals of this kind, on a CPU small ones."""
-        return joined([signal.pick(draw) for signal, draw in zip(signals, draws, strict=True)])
-
     def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
         """Return the largest coefficients of every chunk, in float32 or wider: see `kernels.chunk_topk`."""
         return kernels.chunk_topk(wide(self.tensor()), chunking)
 
-    @classmethod
-    def chunk_topk_each(cls, signals: Sequence[Self], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-        """Return the same of several signals of this kind, on a CPU small ones."""
-        return kernels.chunk_topk_each(wide_each(cls.compute_each(signals)), chunkings)
+    def peak(self) -> Tensor:
+        """Compute the vector, and return its largest magnitude (1): NaN if any is, 0 without elements."""
+        return self.select(torch.full((), torch.inf, device=self.device), 0).peak.view(1)
 
 
 @final
@@ -105,60 +96,138 @@ class Plain(Signal):
         return kernels.select(self._x, threshold, capacity)
 
 
-def picked(signals: Sequence[Signal], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Pick from each of n ≥ 1 signals. Those side by side are taken together, in one call; on a CPU, small ones are.
+class Signals(Sequence[Signal]):
+    """The vectors of a bucket, n ≥ 1, in order. What they need is done in one call for several of them.
 
-    Returns indices (int32), which count from each signal's first element, and values: as many as the first draw's
-    capacity, then as many as the next one's. Where fewer are picked, −1 with value 0 follows.
+    On a CPU small neighbours are taken together. On a GPU all are, as launches count; but a single large one is read
+    faster by kernels that know where it begins. `share` and `shapes` are those of the signals.
     """
-    return joined([kind.pick_each(signals[some], draws[some]) for kind, some in _companies(signals)])
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def __init__(self, made: Sequence[Signal] = (), *columns: Sequence[Any]) -> None:
+        self._made, self._columns = dict(enumerate(made)), columns
+        self.cut = cut_of(columns[0]) if columns else Cut([0] * len(made), [signal.numel for signal in made])
+        self._done = [False] * len(self.cut)
+        self.share: float | None = None
+        self.shapes: Sequence[tuple[int, ...]] = [()] * len(self.cut)
+        if made:
+            self.dtype, self.device = made[0].dtype, made[0].device
+            self.share, self.shapes = made[0].share, [signal.shape for signal in made]
+
+    def __len__(self) -> int:
+        return len(self.cut)
+
+    def __getitem__(self, i: Any) -> Any:
+        """Return one signal. Raises IndexError if there are fewer."""
+        done, shape = self._done[i], self.shapes[i]
+        if i not in self._made:
+            self._made[i] = self._make(*(column[i] for column in self._columns))
+            self._made[i].computed |= done
+        signal = self._made[i]
+        signal.share, signal.shape = self.share, shape
+        return signal
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """How many elements each has."""
+        return self.cut.lengths
+
+    @property
+    def computed(self) -> bool:
+        """Whether all have been computed."""
+        return all(done or (i in self._made and self._made[i].computed) for i, done in enumerate(self._done))
+
+    def tensors(self) -> Sequence[Tensor]:
+        """Return the vectors, computing them first if need be."""
+        found = self._found(self._tensors, lambda signal, _: [signal.tensor()], range(len(self)))
+        return found[0] if len(found) == 1 else [x for some in found for x in some]
+
+    def pick(self, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+        """Pick from each, with a threshold from a sample, and compute it.
+
+        Returns indices (int32), which count from each vector's first element, and values: as many as the first draw's
+        capacity, then as many as the next one's. Where fewer are picked, −1 with value 0 follows.
+        """
+        return joined(self._found(self._pick, lambda signal, draw: signal.pick(draw), draws))
+
+    def chunk_topk(self, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+        """Return the largest coefficients of every chunk of each: positions and values, one after another's."""
+        return joined(self._found(self._chunk_topk, lambda signal, cut: signal.chunk_topk(cut), chunkings))
+
+    def peaks(self) -> Tensor:
+        """Compute all, and return the largest magnitude of each (n): NaN if any is, 0 without elements."""
+        found = self._found(self._peaks, lambda signal, _: signal.peak(), range(len(self)))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _found(
+        self, together: Callable[[slice, Any], _T], alone: Callable[[Signal, Any], _T], arguments: Sequence[Any]
+    ) -> list[_T]:
+        """Return what is found of neighbours that are taken together, and of each other one alone."""
+        found = []
+        for some, small in self._groups:
+            if small:
+                found.append(together(some, arguments[some]))
+            else:
+                found += [alone(self[i], arguments[i]) for i in numbers(some)]
+        return found
+
+    def _make(self, *columns: Any) -> Signal:
+        """Return the signal of one row of the columns."""
+        raise NotImplementedError
+
+    def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
+        return [self[i].tensor() for i in numbers(some)]
+
+    def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+        return joined([self[i].pick(draw) for i, draw in zip(numbers(some), draws, strict=True)])
+
+    def _chunk_topk(self, some: slice, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+        return kernels.chunk_topk_each(wide_each(self._tensors(some)), chunkings)
+
+    def _peaks(self, some: slice, _: object) -> Tensor:
+        return kernels.peak_of_each(self._tensors(some))
+
+    def _begun(self, some: slice) -> bool:
+        """Whether any of these has been computed."""
+        made = (signal.computed for i, signal in self._made.items() if some.start <= i < some.stop)
+        return any(self._done[some]) or any(made)
+
+    def _taken(self, some: slice) -> list[Any]:
+        """Note that these are computed together. Return their part of the columns."""
+        self._done[some] = [True] * (some.stop - some.start)
+        for i in self._made.keys() & set(numbers(some)):
+            self._made[i].computed = True
+        return [column[some] for column in self._columns]
+
+    @property
+    def _groups(self) -> Sequence[tuple[slice, bool]]:
+        if self.device.type in waits.HOST:
+            return self.cut.by_size
+        return [(slice(0, len(self)), len(self) > 1 or is_alone(self.lengths[0]))]
 
 
-def chunked(signals: Sequence[Signal], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    """Return the largest coefficients of every chunk of n ≥ 1 signals: positions and values, one after another's."""
-    found = []
-    for kind, some in _companies(signals):
-        if kind is Signal:
-            found += [signal.chunk_topk(cut) for signal, cut in zip(signals[some], chunkings[some], strict=True)]
-        else:
-            found.append(kind.chunk_topk_each(signals[some], chunkings[some]))
-    return joined(found)
+@final
+class Plains(Signals):
+    """Flat tensors, as they are."""
+
+    def __init__(self, xs: Sequence[Tensor]) -> None:
+        super().__init__((), xs)
+        self._done = [True] * len(self)
+        self.dtype, self.device = xs[0].dtype, xs[0].device
+
+    def _make(self, *columns: Any) -> Signal:
+        return Plain(*columns)
+
+    def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
+        xs: Sequence[Tensor] = self._columns[0][some]
+        return xs
 
 
-def computed(signals: Sequence[Signal]) -> list[Tensor]:
-    """Return the vectors of n ≥ 1 signals: see `_companies`."""
-    return [x for kind, some in _companies(signals) for x in kind.compute_each(signals[some])]
-
-
-def peaks(signals: Sequence[Signal]) -> Tensor:
-    """Compute n ≥ 1 signals, and return the largest magnitude of each (n): NaN if any is, 0 without elements.
-
-    Call it at most once, before anything else.
-    """
-    found = []
-    for kind, some in _companies(signals):
-        if kind is Signal:
-            never = torch.full((), torch.inf, device=signals[0].device)
-            found += [signal.select(never, 0).peak.view(1) for signal in signals[some]]
-        else:
-            found.append(kernels.peak_of_each(kind.compute_each(signals[some])))
-    return found[0] if len(found) == 1 else torch.cat(found)
-
-
-def _companies(signals: Sequence[Signal]) -> list[tuple[type[Signal], slice]]:
-    """Return which neighbours are taken together, and by which class; `Signal` itself takes them one by one.
-
-    On a CPU small ones are taken together. On a GPU all are, as launches count; but one that is large and has no
-    neighbour is read faster by kernels that know where it begins.
-    """
-    on_gpu = signals[0].device.type not in waits.HOST
-    found, start = list[tuple[type[Signal], slice]](), 0
-    for (kind, together), group in groupby([(type(s), on_gpu or is_alone(s.numel)) for s in signals]):
-        end = start + len(list(group))
-        together = together and (end > start + 1 or is_alone(signals[start].numel))
-        found.append((kind if together else Signal, slice(start, end)))
-        start = end
-    return found
+def numbers(some: slice) -> range:
+    """Return the numbers in a slice that has both ends."""
+    return range(some.start, some.stop)
 
 
 def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
@@ -185,8 +254,7 @@ def wide(x: Tensor) -> Tensor:
 
 def wide_each(xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return what `wide` does of each."""
-    ready = all(x.dtype.itemsize >= 4 and x.is_contiguous() for x in xs)
-    return xs if ready else [wide(x) for x in xs]
+    return in_dtype(xs, torch.promote_types(xs[0].dtype, torch.float32))
 
 
 def joined(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,9 @@ import torch
 from cases import CODECS, MEMORIES, SIZES, CodecCase, vector
 from torch import Tensor
 
-from thinwire import codecs, formats, schedules, signals
+from thinwire import codecs, formats, schedules
 from thinwire.kernels import Transform
+from thinwire.kernels.parts import Cut, Parts
 from thinwire.memories import Memory
 from thinwire.payloads import Payload, Sparse
 from thinwire.signals import Plain
@@ -287,36 +288,44 @@ def test_a_spectrum_in_parts_is_the_spectrum(monkeypatch: pytest.MonkeyPatch, nu
         torch.testing.assert_close(parts.dense(), whole.dense(), equal_nan=True)
 
 
-def _of_a_bucket(codec: codecs.Codec, memory: Memory, *, together: bool) -> Payload:
-    """Encode parameters of several sizes, of which the second comes in two parts; together, or one by one."""
-    found, lengths = [], [2000, 63, 300, 1, 700]
-    for name, length in enumerate(lengths):  # a step before, so that something waits and moves
-        memory.compensate(str(name), vector(length, name + 20), 0.5, seed=name).tensor()
+def _of_a_bucket(codec: codecs.Codec, memory: Memory, *, together: bool, continued: bool) -> Payload:
+    """Encode parameters of several sizes together, or one by one; the second may come in two parts."""
+    lengths = [2000, 63, 300, 1, 700]
+    cut, names, flat = Cut([3000 - 700 * i for i in range(5)], lengths), list("01234"), torch.zeros(5000)
+    for name, length in zip(names, lengths, strict=True):  # a step before, so that something waits and moves
+        memory.compensate(name, vector(length, int(name) + 20), 0.5, seed=int(name)).tensor()
     memory.commit()
-    memory.compensate("1", vector(63, 8), 0.5).tensor()
-    for name, length in enumerate(lengths):
-        gradient = vector(length, name)
-        gradient[length // 2] = torch.inf if length == 700 else 0
-        found.append(memory.compensate(str(name), gradient, 0.5, seed=name))
-        found[-1].share, found[-1].shape = 0.5 if memory.stateful else None, (length,)
-    offsets, seeds = [3000 - 700 * name for name in range(len(lengths))], list(range(5, 10))
+    if continued:
+        memory.compensate("1", vector(63, 8), 0.5).tensor()
+    for i, gradient in enumerate(Parts(flat, cut)):
+        gradient.copy_(vector(lengths[i], i))[lengths[i] // 2] = torch.inf if lengths[i] == 700 else 0
+    seeds, share, shapes = range(5, 10), 0.5 if memory.stateful else None, [(length,) for length in lengths]
     if together:
-        return codec.encode_signals(found, seeds=seeds, offsets=offsets, numel=5000)
-    parts = [codec.encode_signal(signal, seed=seed) for signal, seed in zip(found, seeds, strict=True)]
-    return type(parts[0]).assemble(parts, offsets, 5000)
+        signals = memory.compensate_each(names, Parts(flat, cut), 0.5, range(5))
+        signals.share, signals.shapes = share, shapes
+        payload = codec.encode_signals(signals, seeds=seeds, cut=cut, numel=5000)
+        assert signals.computed
+        return payload
+    parts = []
+    for i, gradient in enumerate(Parts(flat, cut)):
+        signal = memory.compensate(names[i], gradient, 0.5, seed=i)
+        signal.share, signal.shape = share, shapes[i]
+        parts.append(codec.encode_signal(signal, seed=seeds[i]))
+    return type(parts[0]).assemble(parts, cut.offsets, 5000)
 
 
 @pytest.mark.grid
 @codec_cases
 @pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("continued", [False, True])
 def test_a_bucket_holds_what_each_of_its_tensors_would_send(
-    case: CodecCase, memory: str, monkeypatch: pytest.MonkeyPatch
+    case: CodecCase, memory: str, continued: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, in what travels and in what stays, whether small tensors are taken in one call or not."""
     bucket, kept = MEMORIES[memory](), MEMORIES[memory]()
-    sent = _of_a_bucket(case.codec, bucket, together=True)
-    monkeypatch.setattr(signals, "is_alone", lambda numel: False)
-    expected = _of_a_bucket(case.codec, kept, together=False)
+    sent = _of_a_bucket(case.codec, bucket, together=True, continued=continued)
+    monkeypatch.setattr("thinwire.kernels.parts.is_alone", lambda numel: False)
+    expected = _of_a_bucket(case.codec, kept, together=False, continued=continued)
     assert torch.equal(sent.to_buffer(), expected.to_buffer())
     assert (sent.regions, sent.counts()) == (expected.regions, expected.counts())
     for each in (bucket, kept):

@@ -14,7 +14,6 @@ from thinwire import codecs, formats, memories, waits
 from thinwire.memories import OrthogonalMomentum
 from thinwire.memories.base import State
 from thinwire.payloads import Chunks, Keyed, Payload
-from thinwire.signals import Signal
 
 STATEFUL = {name: make for name, make in MEMORIES.items() if make().stateful}
 FEEDBACK = {name: case for name, case in CODECS.items() if not case.unbiased}
@@ -504,11 +503,10 @@ def test_orthogonal_matrices_of_one_shape_go_together_as_they_go_alone(
         gradients[2] *= step != 1
         found = []
         for memory in (together, alone):
-            signals = [memory.compensate(str(i), gradient, 0.25) for i, gradient in enumerate(gradients)]
-            for signal, shape in zip(signals, shapes, strict=True):
-                signal.shape = shape
-            kind = type(signals[0]) if memory is together else Signal
-            found.append([x.clone() for x in kind.compute_each(signals)])
+            signals = memory.compensate_each("abcde", gradients, 0.25, range(5))
+            signals.shapes = shapes
+            xs = signals.tensors() if memory is together else [signal.tensor() for signal in signals]
+            found.append([x.clone() for x in xs])
             memory.commit()
         for x, y in zip(*found, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)

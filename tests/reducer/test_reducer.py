@@ -207,7 +207,7 @@ def test_neighbours_are_joined_only_where_they_touch() -> None:
     bucket = Bucket(flat=torch.arange(NUMEL), segments=(SEGMENTS[3], SEGMENTS[0], SEGMENTS[1]))
     joined = Bucket(flat=bucket.flat, segments=bucket.segments.coalesced)
     assert [(segment.offset, segment.length) for segment in joined.segments] == [(0, 620), (820, 3)]
-    assert torch.equal(torch.cat(joined.views()), torch.cat([torch.arange(620), torch.arange(820, 823)]))
+    assert torch.equal(torch.cat(list(joined.views())), torch.cat([torch.arange(620), torch.arange(820, 823)]))
 
 
 def test_seeds_depend_on_step_and_name_alone() -> None:

@@ -37,7 +37,7 @@ SEVERAL = [  # recipes whose exchange takes several rounds, which need other ran
     "sampled_owner",
 ]
 SLACK = 1 << 16  # bytes: headers, tables and scalars
-OBJECTS = 1200  # bytes that Python takes for a vector
+OBJECTS = 1300  # bytes that Python takes for a vector
 
 
 def _segments(shapes: Shapes = SHAPES) -> tuple[Segment, ...]:

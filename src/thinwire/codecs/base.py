@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property, lru_cache
-from typing import ClassVar, Self, final
+from typing import Any, ClassVar, Self, final
 
 from torch import Tensor
 
 from thinwire import schedules
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Payload, Scratch
-from thinwire.signals import Plain, Signal
+from thinwire.signals import Plain, Signal, Signals
 
 
 class Codec(ABC):
@@ -37,15 +38,10 @@ class Codec(ABC):
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Payload:
         """Encode a vector that may not have been computed yet."""
 
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Payload:
-        """Encode n ≥ 1 vectors, which travel together: each as `encode_signal` does, at its offset among `numel`.
-
-        A codec that takes many small vectors in one call does so here.
-        """
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
+        """Encode vectors that travel together, each as `encode_signal` does, at its place in `numel` elements."""
         parts = [self.encode_signal(signal, seed=seed) for signal, seed in zip(signals, seeds, strict=True)]
-        return type(parts[0]).assemble(parts, offsets, numel)
+        return type(parts[0]).assemble(parts, cut.offsets, numel)
 
     @final
     def encode(self, x: Tensor, *, seed: int = 0) -> Payload:
@@ -71,6 +67,18 @@ class Codec(ABC):
     def contraction(self, numel: int) -> float | None:
         """Return δ with E‖x − decode(encode(x))‖² ≤ (1 − δ)·‖x‖² for `numel` elements, or None if none is known."""
         return None
+
+
+class BucketCodec(Codec):
+    """A codec that takes all vectors of a bucket in a few calls."""
+
+    @abstractmethod
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
+        """Encode vectors that travel together, each at its place in `numel` elements."""
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Any:
+        """Encode one."""
+        return self.encode_signals(Signals([signal]), seeds=[seed], cut=Cut([0], [signal.numel]), numel=signal.numel)
 
 
 @lru_cache(maxsize=4096)

@@ -9,9 +9,10 @@ import torch
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec
 from thinwire.formats import Format
+from thinwire.kernels.parts import Cut, whole
 from thinwire.payloads import Dense, Payload, Scratch, narrowed
 from thinwire.payloads.numbers import narrowed_each
-from thinwire.signals import Signal, computed
+from thinwire.signals import Signal, Signals
 
 
 @final
@@ -48,12 +49,10 @@ class Cast(Codec):
         values, coded = narrowed(signal.tensor(), self.values, signal.dtype, seed, signal.share)
         return Dense(values=values, coded=coded)
 
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Payload:
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
         """Return the same of each. A format takes all in one call."""
         if self.elementwise or len(signals) == 1:  # plain numbers are joined when they are narrow
-            return super().encode_signals(signals, seeds=seeds, offsets=offsets, numel=numel)
-        runs, like = [signal.numel for signal in signals], signals[0]
-        values, coded = narrowed_each(torch.cat(computed(signals)), runs, self.values, like.dtype, seeds, like.share)
-        return Dense(values=values, numel=numel, regions=tuple(zip(offsets, runs, strict=True)), coded=coded)
+            return super().encode_signals(signals, seeds=seeds, cut=cut, numel=numel)
+        x, dtype, share = torch.cat(whole(signals.tensors())), signals.dtype, signals.share
+        values, coded = narrowed_each(x, cut.lengths, self.values, dtype, seeds, share)
+        return Dense(values=values, numel=numel, regions=cut.regions, coded=coded)

@@ -6,12 +6,13 @@ from functools import lru_cache, partial
 from typing import Annotated, final
 
 from thinwire.checked import Range, checked
-from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.base import BucketCodec, kept
 from thinwire.kernels import Chunking, Transform
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Chunks, Narrow, Scratch
 from thinwire.payloads.numbers import narrowed_each
 from thinwire.schedules import Density
-from thinwire.signals import Signal, chunked
+from thinwire.signals import Signals
 
 
 @lru_cache(maxsize=1024)
@@ -25,7 +26,7 @@ Chunk = Annotated[int, Range("2 to 64 rows and columns", least=2, most=64)]
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class ChunkTopK(Codec):
+class ChunkTopK(BucketCodec):
     """Transform each chunk, and send its k = max(1, round(density · n)) largest of n coefficients by magnitude.
 
     A tensor of shape (rows, …) is a matrix, which is cut into chunks of `chunk` × `chunk` elements, or somewhat less
@@ -45,22 +46,16 @@ class ChunkTopK(Codec):
         """The payload."""
         return Scratch(value=16)
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Chunks:
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Chunks:
         """Return the coefficients, chunk by chunk. Those of a chunk with a NaN or an infinity are not finite."""
-        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
-
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Chunks:
-        """Return the same of each. Coefficients of all are narrowed in one call."""
-        like, how = signals[0], (self.chunk, self.transform, self.density)
-        chunkings = tuple([_cut(signal.shape or (signal.numel,), *how) for signal in signals])
-        positions, coefficients = chunked(signals, chunkings)
+        how = self.chunk, self.transform, self.density
+        shapes = zip(signals.shapes, signals.lengths, strict=True)
+        chunkings = tuple([_cut(shape or (length,), *how) for shape, length in shapes])
+        positions, coefficients = signals.chunk_topk(chunkings)
         counts = [chunking.count for chunking in chunkings]
-        values, coded = narrowed_each(coefficients, counts, self.values, like.dtype, seeds, like.share)
-        regions = tuple((offset, signal.numel) for offset, signal in zip(offsets, signals, strict=True))
+        values, coded = narrowed_each(coefficients, counts, self.values, signals.dtype, seeds, signals.share)
         return Chunks(
-            positions=positions, values=values, numel=numel, chunkings=chunkings, regions=regions, coded=coded
+            positions=positions, values=values, numel=numel, chunkings=chunkings, regions=cut.regions, coded=coded
         )
 
     def contraction(self, numel: int) -> float | None:

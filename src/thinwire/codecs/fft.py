@@ -10,14 +10,15 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Range, checked
-from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import of_each
 from thinwire.kernels.memory import constant
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Blocks, Narrow, Scratch, Spectral
 from thinwire.payloads.numbers import narrowed_each
 from thinwire.payloads.spectral import forward, spectrum_size
 from thinwire.schedules import Density
-from thinwire.signals import Signal, computed, largest
+from thinwire.signals import Signals, largest
 from thinwire.waits import on_host
 
 Block = Annotated[int, Range("2 elements or more, and fewer than 2^31", least=2, most=2**31 - 1)]
@@ -33,7 +34,7 @@ _SURPLUS = 1.1
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class FFT(Codec):
+class FFT(BucketCodec):
     """Transform blocks of `block` elements, and send the round(density · c) largest of the c coefficients.
 
     It is the real Fourier transform. The paper drops a share θ = 1 − density. `half` rounds to float16 before the
@@ -51,20 +52,13 @@ class FFT(Codec):
         """The spectrum, and the payload."""
         return Scratch(element=8, value=10)
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Spectral:
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Spectral:
         """Return coefficients as pairs (real, imaginary). A block with a NaN or an infinity counts as largest."""
-        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
-
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Spectral:
-        """Return the same of each. Coefficients of all are narrowed in one call."""
-        like, chosen = signals[0], self._chosen(computed(signals))
+        chosen = self._chosen(signals.tensors())
         counts = [2 * k for k in chosen.held]
-        values, coded = narrowed_each(chosen.values, counts, self.values, like.dtype, seeds, like.share)
+        values, coded = narrowed_each(chosen.values, counts, self.values, signals.dtype, seeds, signals.share)
         coefficients = replace(chosen, values=values, coded=coded)
-        regions = tuple((offset, signal.numel) for offset, signal in zip(offsets, signals, strict=True))
-        return Spectral(coefficients=coefficients, block=self.block, numel=numel, regions=regions)
+        return Spectral(coefficients=coefficients, block=self.block, numel=numel, regions=cut.regions)
 
     def _chosen(self, xs: Sequence[Tensor]) -> Blocks:
         """Return the largest coefficients of each, the spectra side by side."""

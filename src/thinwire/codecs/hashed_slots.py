@@ -12,17 +12,18 @@ import torch
 
 from thinwire import kernels
 from thinwire.checked import Positive, checked
-from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, sample_bytes, side_by_side
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signal, picked
+from thinwire.signals import Signals
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class HashedSlots(Codec):
+class HashedSlots(BucketCodec):
     """Write each large element into slot h(index) of m = round(density · d) slots, and send the slots. No sort.
 
     Where two elements meet in a slot, the larger magnitude stays; the other is not sent. A threshold picks about
@@ -49,21 +50,14 @@ class HashedSlots(Codec):
     def _picks(self, slots: int) -> int:
         return math.ceil(self.surplus * slots)
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return m slots. NaN counts as largest, so a collision cannot hide it."""
-        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
-
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Sparse:
-        """Return the same of each. Small ones are sampled, summed, searched and hashed in one call each."""
-        slots = [kept(self.density, signal.numel) for signal in signals]
-        wanted = [min(x.numel, self._picks(m)) for x, m in zip(signals, slots, strict=True)]
-        draws = [
-            draw(x.numel, n, 2 * n + PICKS_IN_SAMPLE, seed) for x, n, seed in zip(signals, wanted, seeds, strict=True)
-        ]
-        indices, values = picked(signals, draws)
+        slots = [kept(self.density, length) for length in signals.lengths]
+        wanted = [min(length, self._picks(m)) for length, m in zip(signals.lengths, slots, strict=True)]
+        each = zip(signals.lengths, wanted, seeds, strict=True)
+        draws = [draw(length, n, 2 * n + PICKS_IN_SAMPLE, seed) for length, n, seed in each]
+        indices, values = signals.pick(draws)
         magnitudes = values.abs().to(torch.float32).view(torch.int32)
-        runs, vectors = [each.capacity for each in draws], [signal.tensor() for signal in signals]
+        runs, vectors = [each.capacity for each in draws], signals.tensors()
         found = kernels.hashed_slots_of_each(vectors, indices, magnitudes, runs, slots, seeds)
-        return side_by_side(signals, found, slots, self.values, seeds=seeds, offsets=offsets, numel=numel, slots=True)
+        return side_by_side(signals, found, slots, self.values, seeds=seeds, cut=cut, numel=numel, slots=True)

@@ -6,14 +6,15 @@ from typing import final
 
 import torch
 
-from thinwire.codecs.base import Codec
+from thinwire.codecs.base import BucketCodec
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Dense, Scratch, narrowed
-from thinwire.signals import Signal, computed
+from thinwire.signals import Signals
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Identity(Codec):
+class Identity(BucketCodec):
     """Send every value as it is."""
 
     @property
@@ -26,21 +27,12 @@ class Identity(Codec):
         """Yes."""
         return True
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
-        """Return all values, in the gradient's dtype."""
-        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
-
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Dense:
-        """Return all values of each, side by side. Small vectors are computed in one call."""
-        parts = [
-            narrowed(x, None, signal.dtype, seed, signal.share)[0]  # one by one: what that takes is the longest's
-            for x, signal, seed in zip(computed(signals), signals, seeds, strict=True)
-        ]
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Dense:
+        """Return all values, in the gradient's dtype. Small vectors are computed in one call."""
+        dtype, share = signals.dtype, signals.share  # one by one: what that takes is the longest's
+        parts = [narrowed(x, None, dtype, seed, share)[0] for x, seed in zip(signals.tensors(), seeds, strict=True)]
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
-        regions = tuple((offset, signal.numel) for offset, signal in zip(offsets, signals, strict=True))
-        return Dense(values=values, numel=numel, regions=regions)
+        return Dense(values=values, numel=numel, regions=cut.regions)
 
     def contraction(self, numel: int) -> float | None:
         """δ = 1, because nothing is lost."""

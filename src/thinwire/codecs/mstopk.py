@@ -12,18 +12,19 @@ from torch.nn.utils.rnn import pad_sequence
 
 from thinwire import kernels
 from thinwire.checked import Count, checked
-from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import side_by_side
 from thinwire.kernels.memory import constant, sent
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signal, computed, wide
+from thinwire.signals import Signals, wide
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class MSTopK(Codec):
+class MSTopK(BucketCodec):
     """Send k = round(density · d) elements: all above a threshold that k or fewer reach, and some just below it.
 
     The interval from the mean to the largest magnitude is halved `rounds` times. Each round counts how many of the 2k
@@ -42,16 +43,10 @@ class MSTopK(Codec):
         """The longest vector in float64, and the payload."""
         return Scratch(longest=9, value=10)
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. If something is not finite, they are exactly the largest."""
-        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
-
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Sparse:
-        """Return the same of each. All thresholds are bisected together."""
-        counts = [kept(self.density, signal.numel) for signal in signals]
-        xs = computed(signals)
+        counts = [kept(self.density, length) for length in signals.lengths]
+        xs = signals.tensors()
         vectors = [wide(x) for x in xs]
         twice = [min(2 * k, x.numel()) for k, x in zip(counts, vectors, strict=True)]
         picks, values = kernels.largest_of_each(vectors, twice)
@@ -61,7 +56,7 @@ class MSTopK(Codec):
         within, _ = kernels.largest_of_each([wide(row[:n]) for row, n in zip(chosen, twice, strict=True)], counts)
         places = within + _starts(twice, counts, within.device)
         found = picks.index_select(0, places), values.index_select(0, places)
-        return side_by_side(signals, found, counts, self.values, seeds=seeds, offsets=offsets, numel=numel)
+        return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)
 
 
 def _starts(lengths: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:

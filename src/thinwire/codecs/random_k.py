@@ -10,19 +10,20 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import checked
-from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import of_each
 from thinwire.kernels.memory import constant
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.payloads.numbers import narrowed_each
 from thinwire.schedules import Density
-from thinwire.signals import Signal, peaks
+from thinwire.signals import Signals
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class RandomK(Codec):
+class RandomK(BucketCodec):
     """Send one element, drawn at random, of each of k = round(density · d) equal strata.
 
     All ranks draw the same elements from the seed. So indices need not travel, and values are summed on the way.
@@ -41,28 +42,20 @@ class RandomK(Codec):
         """Edges of strata, draws, and the payload."""
         return Scratch(value=58)
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. If any element of the vector is not finite, every value sent is NaN."""
-        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
-
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Sparse:
-        """Return the same of each. Small ones are computed in one call, and all draws are one call."""
-        lengths = tuple(signal.numel for signal in signals)
+        lengths = cut.lengths
         counts = tuple(kept(self.density, length) for length in lengths)
-        finite = of_each(peaks(signals).isfinite(), counts)
-        indices, widths = _draw(lengths, counts, seeds, signals[0].device)
-        values = kernels.gather_each([signal.tensor() for signal in signals], indices, counts)
+        finite = of_each(signals.peaks().isfinite(), counts)
+        indices, widths = _draw(lengths, counts, seeds, signals.device)
+        values = kernels.gather_each(signals.tensors(), indices, counts)
         values = torch.where(finite, values * widths if self.unbiased else values, torch.nan)
-        values, coded = narrowed_each(values, counts, self.values, signals[0].dtype, seeds, signals[0].share)
+        values, coded = narrowed_each(values, counts, self.values, signals.dtype, seeds, signals.share)
         return Sparse(
-            indices=indices.to(torch.int32).add_(
-                of_each(constant(tuple(offsets), torch.int32, indices.device), counts)
-            ),
+            indices=indices.to(torch.int32).add_(of_each(constant(cut.offsets, torch.int32, indices.device), counts)),
             values=values,
             numel=numel,
-            regions=tuple(zip(offsets, lengths, strict=True)),
+            regions=cut.regions,
             runs=counts,
             agreed=True,
             coded=coded,

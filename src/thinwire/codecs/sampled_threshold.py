@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.checked import Multiple, checked
-from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import draw, sample_bytes, side_by_side
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signal, picked
+from thinwire.signals import Signals
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class SampledThreshold(Codec):
+class SampledThreshold(BucketCodec):
     """Send k = round(density · d) of the largest magnitudes, found with a threshold estimated from a sample.
 
     The threshold aims at `surplus` · k elements. If k or more elements reach it, the k largest are sent: exactly the
@@ -36,17 +37,10 @@ class SampledThreshold(Codec):
     def _picks(self, k: int) -> int:
         return math.ceil(self.surplus * k)
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements, padding included. NaN counts as largest."""
-        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
-
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Sparse:
-        """Return the same of each. Small ones are sampled, summed and searched in one call."""
-        counts = [kept(self.density, signal.numel) for signal in signals]
-        draws = [
-            draw(signal.numel, self._picks(k), k, seed) for signal, k, seed in zip(signals, counts, seeds, strict=True)
-        ]
-        found = picked(signals, draws)
-        return side_by_side(signals, found, counts, self.values, seeds=seeds, offsets=offsets, numel=numel)
+        counts = [kept(self.density, length) for length in signals.lengths]
+        each = zip(signals.lengths, counts, seeds, strict=True)
+        draws = [draw(length, self._picks(k), k, seed) for length, k, seed in each]
+        found = signals.pick(draws)
+        return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from thinwire.kernels import Draw, Picks
 from thinwire.kernels.memory import constant
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.payloads.base import Regions
 from thinwire.payloads.numbers import narrowed_each
-from thinwire.signals import Signal, largest, limited
+from thinwire.signals import Signal, Signals, largest, limited
 
 # The sample holds about this many of the picks. So the number of picks varies by about 1/√80 = 11 %.
 PICKS_IN_SAMPLE = 80
@@ -66,13 +67,13 @@ def filled(indices: Tensor, numel: int) -> Tensor:
 
 
 def side_by_side(
-    signals: Sequence[Signal],
+    signals: Signals,
     found: tuple[Tensor, Tensor],
     runs: Sequence[int],
     narrow: Narrow,
     *,
     seeds: Sequence[int],
-    offsets: Sequence[int],
+    cut: Cut,
     numel: int,
     slots: bool = False,
 ) -> Sparse:
@@ -80,9 +81,8 @@ def side_by_side(
 
     Indices count from the signal's first element. −1 is padding. `slots`: they are in slot order by the seeds.
     """
-    like, counts = signals[0], tuple(runs)
-    regions = tuple((offset, signal.numel) for signal, offset in zip(signals, offsets, strict=True))
-    values, coded = narrowed_each(found[1], counts, narrow, like.dtype, seeds, like.share)
+    counts, regions = tuple(runs), cut.regions
+    values, coded = narrowed_each(found[1], counts, narrow, signals.dtype, seeds, signals.share)
     return Sparse(
         indices=_moved(found[0], regions, counts),
         values=values,

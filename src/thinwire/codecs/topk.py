@@ -6,17 +6,18 @@ from typing import final
 
 from thinwire import kernels
 from thinwire.checked import checked
-from thinwire.codecs.base import Codec, kept
+from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import side_by_side
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signal, computed, wide_each
+from thinwire.signals import Signals, wide_each
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class TopK(Codec):
+class TopK(BucketCodec):
     """Send the k = round(density · d) largest magnitudes, exactly. `values` narrows the numbers on the wire.
 
     Raises ValueError for a density outside (0, 1].
@@ -30,17 +31,11 @@ class TopK(Codec):
         """Candidates, and the payload."""
         return Scratch(element=0.45, value=10)
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""
-        return self.encode_signals([signal], seeds=[seed], offsets=[0], numel=signal.numel)
-
-    def encode_signals(
-        self, signals: Sequence[Signal], *, seeds: Sequence[int], offsets: Sequence[int], numel: int
-    ) -> Sparse:
-        """Return the same of each. All are searched in one call."""
-        counts = [kept(self.density, signal.numel) for signal in signals]
-        found = kernels.largest_of_each(wide_each(computed(signals)), counts)
-        return side_by_side(signals, found, counts, self.values, seeds=seeds, offsets=offsets, numel=numel)
+        counts = [kept(self.density, length) for length in signals.lengths]
+        found = kernels.largest_of_each(wide_each(signals.tensors()), counts)
+        return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)
 
     def contraction(self, numel: int) -> float | None:
         """δ = k/d. A vector of equal magnitudes attains it (Stich et al. 2018)."""

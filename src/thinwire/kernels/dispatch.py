@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire import waits
+from thinwire.kernels.parts import holders
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,7 +83,7 @@ class Kernel(Generic[P, R]):
         found: list[Tensor] = []
         for place, name, several in self._deciding:
             value = args[place] if place < len(args) else kwargs[name]
-            found.extend(value if several else (value,))
+            found.extend(holders(value) if several else (value,))
         return found
 
 

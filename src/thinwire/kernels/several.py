@@ -14,18 +14,14 @@ from numba import types
 from torch import Tensor
 
 from thinwire.kernels.compiled import compiled, intrinsic
+from thinwire.kernels.parts import begins
 
 Array = np.ndarray[Any, Any]
 
 
 def addresses(*columns: Sequence[Tensor]) -> Array:
     """Return where the tensors' elements begin: int64, a row for each vector. Keep the tensors until the loop ends."""
-    return np.array([[x.data_ptr() for x in column] for column in columns], np.int64).T.copy()
-
-
-def sizes(xs: Sequence[Tensor]) -> Array:
-    """Return how many elements each has, int64."""
-    return np.array([x.numel() for x in xs], np.int64)
+    return np.stack([begins(column) for column in columns], axis=1)
 
 
 @intrinsic

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thinwire.memories.base import Memory, Staged
+from thinwire.memories.base import Memory
+from thinwire.memories.staged import Staged
 
 
 class AppliedMomentum(Memory):

@@ -8,10 +8,10 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor
 
-from thinwire.kernels.memory import empty
+from thinwire.kernels.parts import whole
+from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload, Scratch
-from thinwire.signals import Plain, Signal
-from thinwire.waits import on_host
+from thinwire.signals import Plain, Plains, Signal, Signals
 
 State = dict[str, dict[str, Tensor]]
 
@@ -66,10 +66,10 @@ class Memory(ABC):
 
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> list[Signal]:
+    ) -> Signals:
         """Do the same for several parameters."""
         pairs = enumerate(zip(names, gradients, strict=True))
-        return [self.compensate(name, gradient, scale, seed=seeds[i]) for i, (name, gradient) in pairs]
+        return Signals([self.compensate(name, gradient, scale, seed=seeds[i]) for i, (name, gradient) in pairs])
 
     @abstractmethod
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
@@ -138,113 +138,11 @@ class NoMemory(Memory):
 
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> list[Signal]:
+    ) -> Signals:
         """Scale each gradient in place."""
-        if scale == 1 or on_host(gradients[0]):
-            return [self.compensate(name, gradient, scale) for name, gradient in zip(names, gradients, strict=True)]
-        torch._foreach_mul_(list(gradients), scale)
-        return list(map(Plain, gradients))
+        if scale != 1:
+            torch._foreach_mul_(whole(gradients), scale)
+        return Plains(gradients)
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Do nothing."""
-
-
-class Staged:
-    """Two versions of one flat tensor per name, committed and staged. Committing swaps them, so nothing is copied.
-
-    They are held in `dtype`, or by default in float32 or wider.
-    """
-
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
-        self._dtype = dtype
-        self._committed: dict[str, Tensor] = {}
-        self._spare: dict[str, Tensor] = {}
-        self._staged: set[str] = set()
-        self._closing: set[str] = set()
-
-    def open(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (committed, staged) for `name`; a new name starts at zero. The caller overwrites the staged one."""
-        if name not in self._committed:
-            dtype = self._dtype or torch.promote_types(like.dtype, torch.float32)
-            self._committed[name] = empty(like.numel(), dtype, like.device).zero_()
-        if name not in self._spare:
-            held = self._committed[name]
-            self._spare[name] = empty(held.numel(), held.dtype, held.device)
-        self._staged.add(name)
-        if name in self._closing:  # what waited has been handed out in an earlier part of this step
-            self._closing.discard(name)
-            return torch.zeros_like(self._committed[name]), self._spare[name]
-        return self._committed[name], self._spare[name]
-
-    def open_each(self, names: Sequence[str], likes: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """`open` several."""
-        if not self._closing and self._committed.keys() >= set(names) <= self._spare.keys():
-            self._staged.update(names)
-            return [(self._committed[name], self._spare[name]) for name in names]
-        return [self.open(name, like) for name, like in zip(names, likes, strict=True)]
-
-    def continue_any(self, names: Sequence[str]) -> bool:
-        """Whether something is staged for any of these."""
-        return not self._staged.isdisjoint(names)
-
-    def continues(self, name: str) -> bool:
-        """Whether something is staged for `name`."""
-        return name in self._staged
-
-    def close(self, name: str) -> Tensor:
-        """Return the residual of `name`; `commit` will drop it."""
-        self._closing.add(name)
-        return self._spare[name] if name in self._staged else self._committed[name]
-
-    def waits(self, name: str) -> bool:
-        """Whether `name` has a residual that `close` has not returned yet."""
-        return name in self._committed and name not in self._closing
-
-    def staged(self, name: str) -> Tensor:
-        """Return the staged version."""
-        return self._spare[name]
-
-    def staged_each(self, names: Sequence[str]) -> list[Tensor]:
-        """Return the staged versions."""
-        return [self._spare[name] for name in names]
-
-    def commit(self, names: Collection[str] | None = None) -> None:
-        """Replace committed versions with staged ones."""
-        committed, spare = self._committed, self._spare
-        for name in _among(self._staged, names):
-            committed[name], spare[name] = spare[name], committed[name]
-        for name in _among(self._closing, names) if self._closing else ():
-            del committed[name]
-            spare.pop(name, None)
-        self.rollback(names)
-
-    def rollback(self, names: Collection[str] | None = None) -> None:
-        """Forget staged versions."""
-        for held in (self._staged, self._closing):
-            held.difference_update(held.copy() if names is None else names)
-
-    def drop(self, names: Collection[str]) -> None:
-        """Forget both versions of these."""
-        for name in names:
-            self._committed.pop(name, None)
-            self._spare.pop(name, None)
-        self.rollback(names)
-
-    def rescale(self, factor: float) -> None:
-        """Multiply the committed versions."""
-        for tensor in self._committed.values():
-            tensor.mul_(factor)
-
-    def committed(self) -> dict[str, Tensor]:
-        """Return the committed versions."""
-        return dict(self._committed)
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace everything with copies of `tensors`."""
-        self._committed = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        self._spare.clear()
-        self.rollback()
-
-
-def _among(names: set[str], wanted: Collection[str] | None) -> set[str]:
-    return set(names) if wanted is None else names.intersection(wanted)

@@ -2,6 +2,7 @@
 residual."""
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -17,11 +18,6 @@ class LocalClipping:
     def __init__(self, limit: float | None) -> None:
         self._limit, self._loss_scale = limit, 1.0
 
-    @property
-    def limits(self) -> bool:
-        """Whether there is a limit."""
-        return self._limit is not None
-
     def limited(self, gradient: Tensor, scale: float) -> tuple[Tensor, float]:
         """Return a gradient and a factor; the factor times that gradient is the limited one times `scale`.
 
@@ -36,6 +32,13 @@ class LocalClipping:
             return gradient * factor.to(gradient.dtype), scale
         length = float(norm)
         return gradient, scale * (limit / length if math.isfinite(length) and length > limit else 1.0)
+
+    def limited_each(self, gradients: Sequence[Tensor], scale: float) -> tuple[Sequence[Tensor], Sequence[float]]:
+        """Return `limited` of each."""
+        if self._limit is None:
+            return gradients, [scale] * len(gradients)
+        pairs = [self.limited(gradient, scale) for gradient in gradients]
+        return [gradient for gradient, _ in pairs], [factor for _, factor in pairs]
 
     def rescale(self, factor: float) -> None:
         """Follow the loss scale, which has been multiplied by `factor`."""

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from thinwire.checked import Part, checked
-from thinwire.memories.base import Memory, Staged
+from thinwire.memories.base import Memory
+from thinwire.memories.staged import Staged
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
-from thinwire.signals import Signal
+from thinwire.signals import Signal, Signals
 
 
 @final
@@ -47,9 +48,10 @@ class ErrorFeedback(Memory):
 
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> list[Signal]:
+    ) -> Signals:
         """Return that of each."""
-        return self._residual.add_each(names, gradients, scale, seeds, [self.decay] * len(names))
+        count = len(names)
+        return self._residual.add_each(names, gradients, [scale] * count, seeds, [self.decay] * count)
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.memories.applied_momentum import AppliedMomentum
-from thinwire.memories.base import Staged
 from thinwire.memories.clipping import LocalClipping
+from thinwire.memories.staged import Staged
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
-from thinwire.signals import Signal
+from thinwire.signals import Signal, Signals
 
 
 @final
@@ -76,11 +76,10 @@ class FadingMomentum(AppliedMomentum):
 
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> list[Signal]:
+    ) -> Signals:
         """Return that of each."""
-        if self._clipping.limits:
-            return super().compensate_each(names, gradients, scale, seeds)
-        return self._momentum.add_each(names, gradients, scale, seeds, list(map(self._decay, names)))
+        clipped = self._clipping.limited_each(gradients, scale)
+        return self._momentum.add_each(names, *clipped, seeds, list(map(self._decay, names)))
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""

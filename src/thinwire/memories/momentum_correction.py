@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import lt
-from typing import ClassVar, Self, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -11,10 +11,11 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels import Draw, Picks
-from thinwire.memories.base import Memory, Staged
+from thinwire.memories.base import Memory
 from thinwire.memories.clipping import LocalClipping
+from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload
-from thinwire.signals import Plain, Signal
+from thinwire.signals import Plain, Signal, Signals
 from thinwire.waits import on_host
 
 
@@ -63,21 +64,18 @@ class MomentumCorrection(Memory):
             return self._more(name, gradient, scale, self.momentum)
         residual, out = self._residual.open(name, gradient)
         velocity, velocity_out = self._velocity.open(name, gradient)
-        return _MomentumSum(
-            out, velocity_out, residual, velocity, gradient, scale, momentum=self.momentum, nesterov=self.nesterov
-        )
+        return _MomentumSum(out, velocity_out, residual, velocity, gradient, scale, self.momentum, self.nesterov)
 
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> list[Signal]:
+    ) -> Signals:
         """Return that of each."""
-        if self.momentum is None or self._clipping.limits or self._residual.continue_any(names):
+        if self.momentum is None or self._residual.continue_any(names):
             return super().compensate_each(names, gradients, scale, seeds)
-        opened = (self._residual.open_each(names, gradients), self._velocity.open_each(names, gradients), gradients)
-        return [
-            _MomentumSum(out, moved, held, velocity, gradient, scale, momentum=self.momentum, nesterov=self.nesterov)
-            for (held, out), (velocity, moved), gradient in zip(*opened, strict=True)
-        ]
+        gradients, scales = self._clipping.limited_each(gradients, scale)
+        residuals, outs = self._residual.open_each(names, gradients)
+        velocities, moving = self._velocity.open_each(names, gradients)
+        return _MomentumSums((outs, moving, residuals, velocities, gradients, scales), (self.momentum, self.nesterov))
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered. With `masking`, clear its momentum too, unless everything was delivered."""
@@ -138,7 +136,6 @@ class _MomentumSum(Signal):
         velocity: Tensor,
         gradient: Tensor,
         scale: float,
-        *,
         momentum: float,
         nesterov: bool,
     ) -> None:
@@ -156,16 +153,29 @@ class _MomentumSum(Signal):
         residual, velocity, gradient = (tensor[offset::stride] for tensor in self._tensors[2:])
         return kernels.momentum_sum(residual, velocity, gradient, *self._factors)
 
-    @classmethod
-    def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-        for signal in signals:
-            signal.computed = True
-        outs, moving, residuals, velocities, gradients = zip(*(signal._tensors for signal in signals), strict=True)
-        scales, (momentum, *_), (nesterov, *_) = zip(*(signal._factors for signal in signals), strict=True)
-        return kernels.accumulate_momentum_sampled_select(
-            outs, moving, residuals, velocities, gradients, scales, momentum, nesterov, draws
-        )
-
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self.computed = True
         return kernels.accumulate_momentum_select(*self._tensors, *self._factors, threshold, capacity)
+
+
+@final
+class _MomentumSums(Signals):
+    """The same of a bucket: the tensors and scales of each, and what is the same for all."""
+
+    def __init__(self, columns: tuple[Sequence[Any], ...], factors: tuple[float, bool]) -> None:
+        super().__init__((), *columns)
+        self.dtype, self.device, self._factors = columns[4][0].dtype, columns[4][0].device, factors
+
+    def _make(self, *columns: Any) -> Signal:
+        return _MomentumSum(*(*columns, *self._factors))
+
+    def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
+        outs: Sequence[Tensor] = self._columns[0][some]
+        return outs if all(self._done[some]) else super()._tensors(some)
+
+    def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+        momentum, nesterov = self._factors
+        outs, moving, residuals, velocities, gradients, scales = self._taken(some)
+        return kernels.accumulate_momentum_sampled_select(
+            outs, moving, residuals, velocities, gradients, scales, momentum, nesterov, draws
+        )

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.checked import checked
 from thinwire.memories.base import Memory, State
 from thinwire.payloads import Payload, Scratch
-from thinwire.signals import Note, Signal
+from thinwire.signals import Note, Signal, Signals
 
 
 @final
@@ -63,7 +63,7 @@ class Noted(Memory):
 
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> list[Signal]:
+    ) -> Signals:
         """Return that of each."""
         signals = self.memory.compensate_each(names, gradients, scale, seeds)
         for signal, name in zip(signals, names, strict=True):

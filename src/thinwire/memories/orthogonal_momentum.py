@@ -12,9 +12,9 @@ from thinwire import kernels
 from thinwire.checked import Fraction, checked
 from thinwire.kernels import Picks
 from thinwire.memories.applied_momentum import AppliedMomentum
-from thinwire.memories.base import Staged
+from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload, Scratch
-from thinwire.signals import Signal
+from thinwire.signals import Signal, Signals, numbers
 from thinwire.waits import known, on_host
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # singular values from 0.01 on come to lie between 0.68 and 1.14
@@ -78,6 +78,13 @@ class OrthogonalMomentum(AppliedMomentum):
         parts = self._momentum.open(name, gradient), self._update.open(name, gradient)
         self._begun[name] = _Update(*parts, gradient, factors, earlier)
         return self._begun[name]
+
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> Signals:
+        """Return that of each."""
+        pairs = zip(names, gradients, strict=True)
+        return _Updates([self.compensate(name, gradient, scale) for name, gradient in pairs])
 
     def receive(self, name: str, momentum: Tensor) -> None:
         """Add an optimizer's momentum (flat). In a step that has begun, O and m become what they are with it."""
@@ -210,35 +217,6 @@ class _Update(Signal):
         ahead = ahead if self.moves is True else torch.where(self.moves, ahead, 0)
         return update.add_(ahead, alpha=times * self._factors.of_update)
 
-    @classmethod
-    def compute_each(cls, signals: Sequence[Self]) -> list[Tensor]:
-        """Return the vectors. A GPU computes all m together, and O of matrices of one shape."""
-        if on_host(signals[0]._momenta[1]) or any(s._gradient is None or s._earlier or not s.numel for s in signals):
-            return [signal.tensor() for signal in signals]
-        before, m = (list(each) for each in zip(*(s._momenta for s in signals), strict=True))
-        waited, updates = (list(each) for each in zip(*(s._updates for s in signals), strict=True))
-        gradients = [s._gradient for s in signals if s._gradient is not None]
-        momentum = [s._factors.momentum for s in signals]
-        fading = torch._foreach_mul(before, momentum)
-        torch._foreach_copy_(m, gradients)
-        torch._foreach_mul_(m, [s._factors.of_gradient for s in signals])
-        torch._foreach_add_(m, fading)
-        ahead = list(torch._foreach_mul(m, [1 + each for each in momentum]))
-        torch._foreach_sub_(ahead, fading)
-        moves = (torch.stack(torch._foreach_norm(gradients, math.inf)) != 0).unbind()
-        for signal, moved in zip(signals, moves, strict=True):
-            signal._gradient, signal.computed, signal.moves = None, True, moved
-        for alike in _by_shape(signals):
-            found = orthogonal(torch.stack([ahead[i].view(signals[i]._matrix) for i in alike]))
-            these = torch.stack([moves[i] for i in alike])[:, None, None]
-            for i, update in zip(alike, torch.where(these, found, 0).contiguous(), strict=True):
-                ahead[i] = update.view(-1)
-        torch._foreach_copy_(updates, waited)
-        torch._foreach_mul_(updates, [s._factors.decay for s in signals])
-        torch._foreach_mul_(ahead, [s._factors.of_update for s in signals])
-        torch._foreach_add_(updates, ahead)
-        return updates
-
     def sample(self, offset: int, stride: int) -> Tensor:
         return self.tensor()[offset::stride]
 
@@ -256,6 +234,43 @@ class _Update(Signal):
     def _matrix(self) -> tuple[int, int]:
         rows = self.shape[0] if len(self.shape) > 1 else 1
         return rows, self.numel // rows
+
+
+@final
+class _Updates(Signals):
+    """The updates of a bucket."""
+
+    def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
+        return _computed([self[i] for i in numbers(some)])
+
+
+def _computed(signals: Sequence[_Update]) -> list[Tensor]:
+    """Return the vectors. A GPU computes all m together, and O of matrices of one shape."""
+    if on_host(signals[0]._momenta[1]) or any(s._gradient is None or s._earlier or not s.numel for s in signals):
+        return [signal.tensor() for signal in signals]
+    before, m = (list(each) for each in zip(*(s._momenta for s in signals), strict=True))
+    waited, updates = (list(each) for each in zip(*(s._updates for s in signals), strict=True))
+    gradients = [s._gradient for s in signals if s._gradient is not None]
+    momentum = [s._factors.momentum for s in signals]
+    fading = torch._foreach_mul(before, momentum)
+    torch._foreach_copy_(m, gradients)
+    torch._foreach_mul_(m, [s._factors.of_gradient for s in signals])
+    torch._foreach_add_(m, fading)
+    ahead = list(torch._foreach_mul(m, [1 + each for each in momentum]))
+    torch._foreach_sub_(ahead, fading)
+    moves = (torch.stack(torch._foreach_norm(gradients, math.inf)) != 0).unbind()
+    for signal, moved in zip(signals, moves, strict=True):
+        signal._gradient, signal.computed, signal.moves = None, True, moved
+    for alike in _by_shape(signals):
+        found = orthogonal(torch.stack([ahead[i].view(signals[i]._matrix) for i in alike]))
+        these = torch.stack([moves[i] for i in alike])[:, None, None]
+        for i, update in zip(alike, torch.where(these, found, 0).contiguous(), strict=True):
+            ahead[i] = update.view(-1)
+    torch._foreach_copy_(updates, waited)
+    torch._foreach_mul_(updates, [s._factors.decay for s in signals])
+    torch._foreach_mul_(ahead, [s._factors.of_update for s in signals])
+    torch._foreach_add_(updates, ahead)
+    return updates
 
 
 def _by_shape(signals: Sequence[_Update]) -> list[list[int]]:

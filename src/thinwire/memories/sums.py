@@ -1,16 +1,16 @@
 """A parameter's residual: gradients are added, what was delivered is subtracted. It may decay from step to step."""
 
 from collections.abc import Sequence
-from typing import Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Chunking, Draw, Picks
-from thinwire.memories.base import Staged
+from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload
-from thinwire.signals import Plain, Signal, joined, wide_each
+from thinwire.signals import Plain, Signal, Signals
 
 _SECOND_DRAW = 1 << 32
 
@@ -48,16 +48,16 @@ class Sums:
         self,
         names: Sequence[str],
         gradients: Sequence[Tensor],
-        scale: float,
+        scales: Sequence[float],
         seeds: Sequence[int],
         decays: Sequence[float],
-    ) -> list[Signal]:
+    ) -> Signals:
         """`add` several."""
         if self._dtype is not None or self.staged.continue_any(names):
-            some = enumerate(zip(names, gradients, decays, strict=True))
-            return [self.add(name, gradient, scale, seeds[i], decay) for i, (name, gradient, decay) in some]
-        opened = zip(self.staged.open_each(names, gradients), gradients, decays, strict=True)
-        return [_Sum(out, before, gradient, scale, decay) for (before, out), gradient, decay in opened]
+            some = enumerate(zip(names, gradients, scales, decays, strict=True))
+            return Signals([self.add(name, g, scale, seeds[i], decay) for i, (name, g, scale, decay) in some])
+        before, outs = self.staged.open_each(names, gradients)
+        return _Sums(outs, before, gradients, scales, decays)
 
     def subtract(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered from what is staged."""
@@ -108,37 +108,11 @@ class _Sum(Signal):
         before, gradient, scale = self._inputs
         return before[offset::stride].mul(self._decay).add_(gradient[offset::stride], alpha=scale)
 
-    @classmethod
-    def compute_each(cls, signals: Sequence[Self]) -> list[Tensor]:
-        if any(signal.computed or signal._decay != 1 for signal in signals):
-            return [signal.tensor() for signal in signals]
-        kernels.accumulate_each(*_columns(signals))
-        for signal in signals:
-            signal.computed = True
-        return [signal._out for signal in signals]
-
-    @classmethod
-    def pick_each(cls, signals: Sequence[Self], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-        if any(signal._decay != 1 for signal in signals):
-            return joined([signal.pick(draw) for signal, draw in zip(signals, draws, strict=True)])
-        for signal in signals:
-            signal.computed = True
-        return kernels.accumulate_sampled_select(*_columns(signals), draws)
-
     def select(self, threshold: Tensor, capacity: int) -> Picks:
         self.computed = True
         if self._decay == 1:
             return kernels.accumulate_select(self._out, *self._inputs, threshold, capacity)
         return kernels.accumulate_fading_select(self._out, *self._inputs, self._decay, threshold, capacity)
-
-    @classmethod
-    def chunk_topk_each(cls, signals: Sequence[Self], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-        if any(signal.computed or signal._decay == 1 for signal in signals):
-            return kernels.chunk_topk_each(wide_each(cls.compute_each(signals)), chunkings)
-        for signal in signals:
-            signal.computed = True
-        decays = [signal._decay for signal in signals]
-        return kernels.accumulate_fading_chunk_topk_each(*_columns(signals), decays, chunkings)
 
     def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
         if self.computed or self._decay == 1:
@@ -147,10 +121,46 @@ class _Sum(Signal):
         return kernels.accumulate_fading_chunk_topk(self._out, *self._inputs, self._decay, chunking)
 
 
-def _columns(sums: Sequence[_Sum]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[float]]:
-    """Return where sums go, residuals, gradients and scales."""
-    residuals, gradients, scales = zip(*(signal._inputs for signal in sums), strict=True)
-    return [signal._out for signal in sums], list(residuals), list(gradients), list(scales)
+@final
+class _Sums(Signals):
+    """The sums of a bucket: where they go, what waits, gradients, scales and decays."""
+
+    def __init__(
+        self,
+        outs: Sequence[Tensor],
+        before: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        scales: Sequence[float],
+        decays: Sequence[float],
+    ) -> None:
+        super().__init__((), outs, before, gradients, scales, decays)
+        self.dtype, self.device = gradients[0].dtype, gradients[0].device
+        self._fades = any(decay != 1 for decay in decays)
+
+    def _make(self, *columns: Any) -> Signal:
+        return _Sum(*columns)
+
+    def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
+        if all(self._done[some]):
+            outs: Sequence[Tensor] = self._columns[0][some]
+            return outs
+        if self._fades or self._begun(some):
+            return super()._tensors(some)
+        outs, before, gradients, scales, _ = self._taken(some)
+        kernels.accumulate_each(outs, before, gradients, scales)
+        return outs
+
+    def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+        if self._fades:
+            return super()._pick(some, draws)
+        outs, before, gradients, scales, _ = self._taken(some)
+        return kernels.accumulate_sampled_select(outs, before, gradients, scales, draws)
+
+    def _chunk_topk(self, some: slice, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+        if not self._fades or self._begun(some):
+            return super()._chunk_topk(some, chunkings)
+        outs, before, gradients, scales, decays = self._taken(some)
+        return kernels.accumulate_fading_chunk_topk_each(outs, before, gradients, scales, decays, chunkings)
 
 
 @final

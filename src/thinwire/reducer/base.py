@@ -15,6 +15,7 @@ from torch.futures import Future
 
 from thinwire import trace
 from thinwire.collectives import Group, Staging, all_reduce
+from thinwire.kernels.parts import Cut, Parts
 from thinwire.memories import Memory
 from thinwire.payloads import Payload
 from thinwire.trace import Listener
@@ -48,19 +49,14 @@ class Segments(tuple[Segment, ...]):
         return [segment.name for segment in self]
 
     @cached_property
-    def offsets(self) -> list[int]:
-        """Where each begins."""
-        return [segment.offset for segment in self]
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each."""
+        return [segment.shape for segment in self]
 
     @cached_property
-    def lengths(self) -> list[int]:
-        """How many elements each has."""
-        return [segment.length for segment in self]
-
-    @cached_property
-    def spans(self) -> list[tuple[int, int]]:
-        """Where each begins and ends."""
-        return [(segment.offset, segment.offset + segment.length) for segment in self]
+    def cut(self) -> Cut:
+        """Where each lies."""
+        return Cut([segment.offset for segment in self], [segment.length for segment in self])
 
     @cached_property
     def coalesced(self) -> "Segments":
@@ -89,10 +85,9 @@ class Bucket:
         self.flat = flat
         self.segments = segments if isinstance(segments, Segments) else Segments(segments)
 
-    def views(self) -> list[Tensor]:
+    def views(self) -> Parts:
         """Return the gradient of each segment, as a view."""
-        flat = self.flat
-        return [flat[start:end] for start, end in self.segments.spans]
+        return Parts(self.flat, self.segments.cut)
 
 
 @final

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import final
 
 import torch
@@ -20,8 +19,6 @@ from thinwire.payloads.scratch import widening
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed, note_values
 from thinwire.signals import Signal
 from thinwire.waits import noting, on_host
-
-_COMPUTED = attrgetter("computed")
 
 
 @final
@@ -83,14 +80,13 @@ class Compressed(Reducer):
         return self.memory
 
     def _encode(self, bucket: Bucket, at: Round) -> Payload:
-        codec, cut = self.codec.at(at.step), bucket.segments
-        signals = self.memory.compensate_each(cut.names, bucket.views(), at.scale, at.seeds(cut.names, shared=False))
-        share = at.scale if self.memory.stateful else None
-        for signal, segment in zip(signals, cut, strict=True):
-            signal.share, signal.shape = share, segment.shape
-        seeds = at.seeds(cut.names, shared=codec.shared_seed)
-        payload = codec.encode_signals(signals, seeds=seeds, offsets=cut.offsets, numel=bucket.flat.numel())
-        _check_computed(codec, signals)
+        codec, segments = self.codec.at(at.step), bucket.segments
+        own = at.seeds(segments.names, shared=False)
+        signals = self.memory.compensate_each(segments.names, bucket.views(), at.scale, own)
+        signals.share, signals.shapes = at.scale if self.memory.stateful else None, segments.shapes
+        seeds = at.seeds(segments.names) if codec.shared_seed else own
+        payload = codec.encode_signals(signals, seeds=seeds, cut=segments.cut, numel=bucket.flat.numel())
+        _check_computed(codec, signals.computed)
         return payload
 
     def _scratch(self, bucket: Bucket, payload: Payload, at: Round) -> int:
@@ -102,7 +98,7 @@ class Compressed(Reducer):
         return most
 
     def _most(self, bucket: Bucket, payload: Payload, at: Round) -> int:
-        lengths, values = bucket.segments.lengths, payload.values.numel()
+        lengths, values = bucket.segments.cut.lengths, payload.values.numel()
         arriving = self.exchange.arriving(values, at.group.size())
         rules = (self.codec.at(at.step).scratch, self.memory.scratch, payload.scratch, self.exchange.scratch)
         own = payload.nbytes if self.memory.stateful else 0  # otherwise it may be a view of the gradients
@@ -166,10 +162,10 @@ def _all_finite(parts: Sequence[Tensor]) -> Tensor:
 def encoded(codec: Codec, signal: Signal, *, seed: int) -> Payload:
     """Encode a signal. Raises TypeError if the codec never computed it."""
     payload = codec.encode_signal(signal, seed=seed)
-    _check_computed(codec, [signal])
+    _check_computed(codec, signal.computed)
     return payload
 
 
-def _check_computed(codec: Codec, signals: Sequence[Signal]) -> None:
-    if not all(map(_COMPUTED, signals)):  # retain would subtract from unwritten memory
+def _check_computed(codec: Codec, computed: bool) -> None:
+    if not computed:  # retain would subtract from unwritten memory
         raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")

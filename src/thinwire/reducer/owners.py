@@ -17,9 +17,9 @@ from thinwire.exchanges.all_gather import received
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, Scratch
 from thinwire.payloads.scratch import widening
-from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed, note_values
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, completed, note_values
 from thinwire.reducer.compressed import Compressed
-from thinwire.signals import Plain, Signal
+from thinwire.signals import Plain, Signal, Signals
 from thinwire.waits import Verdict
 
 _RETAINING = Scratch(element=8)  # what was delivered, and its regions side by side
@@ -84,7 +84,7 @@ class ToOwners(Reducer):
 
     def _scratch(self, bucket: Bucket, payloads: Mapping[int, Payload], at: Round) -> int:
         """Return what this bucket takes: all payloads and their buffers, and the whole of what was delivered."""
-        lengths, mine = bucket.segments.lengths, payloads.get(at.group.rank())
+        lengths, mine = bucket.segments.cut.lengths, payloads.get(at.group.rank())
         values = sum(payload.values.numel() for payload in payloads.values())
         encoding = self.codec.at(at.step).scratch.nbytes(lengths, values) + widening(bucket.flat.dtype, lengths)
         if mine is None:
@@ -105,12 +105,10 @@ class ToOwners(Reducer):
             owned = [(s, part, x) for s, part, x in zip(segments, parts, corrected, strict=True) if part.length]
             if owned:
                 signals = [self._signal(part, x[part.offset - s.offset :], bucket, at) for s, part, x in owned]
-                payloads[owner] = codec.encode_signals(
-                    signals,
-                    seeds=[at.seed(f"{part.name}/{owner}", shared=codec.shared_seed) for _, part, _ in owned],
-                    offsets=[part.offset for _, part, _ in owned],
-                    numel=bucket.flat.numel(),
-                )
+                seeds = [at.seed(f"{part.name}/{owner}", shared=codec.shared_seed) for _, part, _ in owned]
+                cut = Segments(part for _, part, _ in owned).cut
+                numel = bucket.flat.numel()
+                payloads[owner] = codec.encode_signals(Signals(signals), seeds=seeds, cut=cut, numel=numel)
         return payloads
 
     def _signal(self, part: Segment, x: Tensor, bucket: Bucket, at: Round) -> Signal:

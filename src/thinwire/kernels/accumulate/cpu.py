@@ -10,8 +10,9 @@ from torch import Tensor
 from thinwire.kernels.compiled import compiled, exactly
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
+from thinwire.kernels.parts import in_dtype, sizes
 from thinwire.kernels.ranges import map_groups, map_ranges
-from thinwire.kernels.several import addresses, sizes, vector
+from thinwire.kernels.several import addresses, vector
 
 _REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -21,8 +22,8 @@ def accumulate_each(
 ) -> None:
     """See `reference.accumulate_each`. A loop in Python over torch's sum would take longer than small sums do."""
     dtype, lengths = outs[0].dtype, sizes(outs)
-    given = [x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous() for x in gradients]
-    places, like, factors = addresses(outs, residuals, given), outs[0].numpy(), np.array(scales, _REALS[dtype])
+    given, like, factors = in_dtype(gradients, dtype), outs[0].numpy(), np.array(scales, _REALS[dtype])
+    places = addresses(outs, residuals, given)
     map_groups(
         lambda first, last: _each_loop(places[first:last], lengths[first:last], factors[first:last], like), lengths
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.kernels.chunks import choosing, inverse, square, vectors
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.memory import empty
+from thinwire.kernels.parts import in_dtype
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.several import addresses
 
@@ -65,8 +66,8 @@ def accumulate_fading_chunk_topk_each(
 ) -> tuple[Tensor, Tensor]:
     """See `reference.accumulate_fading_chunk_topk_each`."""
     dtype, real = outs[0].dtype, _REALS[outs[0].dtype]
-    given = [x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous() for x in gradients]
-    places, like = addresses(outs, residuals, given), outs[0].numpy()
+    given, like = in_dtype(gradients, dtype), outs[0].numpy()
+    places = addresses(outs, residuals, given)
     factors = np.array([scales, decays], real)
     positions, values = _room_for_all(outs[0], chunkings)
     for some, cut, rows in _runs(chunkings, positions, values):

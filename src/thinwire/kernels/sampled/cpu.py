@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.kernels.parts import in_dtype, sizes
 from thinwire.kernels.ranges import map_groups
 from thinwire.kernels.sampled import loops
 from thinwire.kernels.sampled.reference import Draw
 from thinwire.kernels.select.cpu import REALS, as_integers
-from thinwire.kernels.several import addresses, sizes
+from thinwire.kernels.several import addresses
 
 
 def accumulate_sampled_select(
@@ -22,7 +23,7 @@ def accumulate_sampled_select(
     draws: Sequence[Draw],
 ) -> tuple[Tensor, Tensor]:
     """See `reference.accumulate_sampled_select`."""
-    wide = [gradient.to(outs[0].dtype).contiguous() for gradient in gradients]
+    wide = in_dtype(gradients, outs[0].dtype)
     factors = np.array(scales, REALS[outs[0].dtype])
     return _over_groups(loops.sums, (outs, residuals, wide), draws, factors)
 
@@ -40,7 +41,7 @@ def accumulate_momentum_sampled_select(
 ) -> tuple[Tensor, Tensor]:
     """See `reference.accumulate_momentum_sampled_select`."""
     real = REALS[outs[0].dtype]
-    wide = [gradient.to(outs[0].dtype).contiguous() for gradient in gradients]
+    wide = in_dtype(gradients, outs[0].dtype)
     columns = (outs, velocity_outs, residuals, velocities, wide)
     return _over_groups(loops.momentum_sums, columns, draws, np.array(scales, real), real(momentum), nesterov)
 

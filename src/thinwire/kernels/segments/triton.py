@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from thinwire.kernels.memory import kept, sent
+from thinwire.kernels.parts import begins
 from thinwire.kernels.triton import TILE, launch, magnitudes
 
 _DIGIT = 8  # bits: of more bins, counting and reading them takes longer than another pass over the elements
@@ -25,9 +26,9 @@ COUNTERS = {nbytes: levels << _DIGIT for nbytes, levels in LEVELS.items()}
 """How many counters a vector's digits take."""
 
 
-def addresses(xs: Sequence[Tensor]) -> list[int]:
+def addresses(xs: Sequence[Tensor]) -> "NDArray[Any]":
     """Return where the tensors' elements begin. Fake ones, which do not come together with others, lie nowhere."""
-    return [0] * len(xs) if isinstance(xs[0], FakeTensor) else [x.data_ptr() for x in xs]
+    return np.zeros(len(xs), np.int64) if isinstance(xs[0], FakeTensor) else begins(xs)
 
 
 def table(device: torch.device, *columns: "Sequence[int] | NDArray[Any]") -> Tensor:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate.cpu import accumulate_rounded
 from thinwire.kernels.memory import empty
+from thinwire.kernels.parts import sizes
 from thinwire.kernels.ranges import map_groups, map_pieces, map_ranges
 from thinwire.kernels.select import loops
 from thinwire.kernels.select.reference import Picks
-from thinwire.kernels.several import addresses, sizes
+from thinwire.kernels.several import addresses
 
 Array = np.ndarray[Any, Any]
 REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -104,6 +105,8 @@ def largest(x: Tensor, k: int) -> Tensor:
 
 def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """See `reference.largest_of_each`. A large vector is divided among threads, and small ones are taken together."""
+    if (sizes(xs) <= FEW).all():
+        return _largest_of_small(xs, counts)
     found = []
     for small, group in groupby(zip(xs, counts, strict=True), lambda pair: pair[0].numel() <= FEW):
         some, wanted = zip(*group, strict=True)

@@ -11,12 +11,13 @@ from thinwire.checked import Positive
 from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, side_by_side
 from thinwire.exchanges import AllGather
+from thinwire.kernels.parts import Cut
 from thinwire.memories import MomentumCorrection
 from thinwire.payloads import Sparse
 from thinwire.recipes import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density
-from thinwire.signals import Signal, picked
+from thinwire.signals import Signal, Signals
 
 _LAST = 2**31 - 1
 
@@ -34,10 +35,11 @@ class LastWriter(Codec):
         slots = kept(self.density, signal.numel)
         wanted = min(signal.numel, math.ceil(self.surplus * slots))
         drawn = draw(signal.numel, wanted, 2 * wanted + PICKS_IN_SAMPLE, seed)
-        indices, _ = picked([signal], [drawn])
+        indices, _ = signal.pick(drawn)
         order = torch.randint(_LAST, indices.shape, dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
         found = kernels.hashed_slots_of_each([signal.tensor()], indices, order, [drawn.capacity], [slots], [seed])
-        return side_by_side([signal], found, [slots], None, seeds=[seed], offsets=[0], numel=signal.numel, slots=True)
+        alone, cut = Signals([signal]), Cut([0], [signal.numel])
+        return side_by_side(alone, found, [slots], None, seeds=[seed], cut=cut, numel=signal.numel, slots=True)
 
 
 def last_writer(*, density: Density, surplus: float = 1.0) -> Reducer:

@@ -1,0 +1,132 @@
+"""Several vectors that lie in one flat tensor: one object for all, from which kernels read where each begins."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, groupby
+from typing import Any, final, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels.ranges import is_alone
+
+Array = np.ndarray[Any, Any]
+
+
+@final
+class Cut:
+    """Where vectors lie in a flat tensor, in elements. What follows from that is worked out once."""
+
+    def __init__(self, offsets: Sequence[int], lengths: Sequence[int]) -> None:
+        self.offsets, self.lengths = tuple(offsets), tuple(lengths)
+        self._slices: dict[tuple[int | None, int | None], Cut] = {}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, some: slice) -> "Cut":
+        """Return where some neighbours lie."""
+        key = some.start, some.stop
+        if key not in self._slices:
+            whole = not some.start and (some.stop is None or some.stop >= len(self))
+            self._slices[key] = self if whole else Cut(self.offsets[some], self.lengths[some])
+        return self._slices[key]
+
+    @cached_property
+    def regions(self) -> tuple[tuple[int, int], ...]:
+        """The offset and the length of each."""
+        return tuple(zip(self.offsets, self.lengths, strict=True))
+
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each begins and ends."""
+        return tuple((offset, offset + length) for offset, length in self.regions)
+
+    @cached_property
+    def places(self) -> tuple[Array, Array]:
+        """Offsets and lengths, int64."""
+        return np.array(self.offsets, np.int64), np.array(self.lengths, np.int64)
+
+    @cached_property
+    def by_size(self) -> Sequence[tuple[slice, bool]]:
+        """Neighbours, and whether they are small: then they are taken together, on a CPU by one thread each."""
+        found, start = list[tuple[slice, bool]](), 0
+        for small, group in groupby(map(is_alone, self.lengths)):
+            end = start + len(list(group))
+            found.append((slice(start, end), small))
+            start = end
+        return found
+
+    def packed(self, multiple: int) -> "Cut":
+        """Return the same vectors one after another, each from a multiple of so many elements on."""
+        room = [-(-length // multiple) * multiple for length in self.lengths]
+        return Cut([0, *accumulate(room[:-1])] if room else (), self.lengths)
+
+    @property
+    def end(self) -> int:
+        """Where the last vector ends."""
+        return max((end for _, end in self.spans), default=0)
+
+
+@final
+class Parts(Sequence[Tensor]):
+    """The vectors at `cut` of a flat tensor. As a sequence, it holds views."""
+
+    __slots__ = ("cut", "flat")
+
+    def __init__(self, flat: Tensor, cut: Cut) -> None:
+        self.flat, self.cut = flat, cut
+
+    def __len__(self) -> int:
+        return len(self.cut)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        flat = self.flat
+        return iter([flat[start:end] for start, end in self.cut.spans])
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Parts": ...
+    def __getitem__(self, index: int | slice) -> "Tensor | Parts":
+        """Return a view, or some neighbours."""
+        if isinstance(index, slice):
+            return Parts(self.flat, self.cut[index])
+        start, end = self.cut.spans[index]
+        return self.flat[start:end]
+
+
+def cut_of(xs: Sequence[Tensor]) -> Cut:
+    """Return how long vectors are, and where they lie if that is one flat tensor."""
+    return xs.cut if isinstance(xs, Parts) else Cut([0] * len(xs), [x.numel() for x in xs])
+
+
+def holders(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return tensors that stand for all of these: of one flat tensor, that."""
+    return (xs.flat,) if isinstance(xs, Parts) else xs
+
+
+def whole(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors, or the one that they fill without gaps."""
+    fills = isinstance(xs, Parts) and sum(xs.cut.lengths) == xs.flat.numel() == xs.cut.end
+    return [xs.flat] if isinstance(xs, Parts) and fills else list(xs)
+
+
+def begins(xs: Sequence[Tensor]) -> Array:
+    """Return where the tensors' elements begin, int64. Keep the tensors until the addresses are done with."""
+    if isinstance(xs, Parts):
+        return xs.flat.data_ptr() + xs.flat.element_size() * xs.cut.places[0]
+    return np.array([x.data_ptr() for x in xs], np.int64)
+
+
+def sizes(xs: Sequence[Tensor]) -> Array:
+    """Return how many elements each has, int64."""
+    return xs.cut.places[1] if isinstance(xs, Parts) else np.array([x.numel() for x in xs], np.int64)
+
+
+def in_dtype(xs: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """Return the vectors in a dtype, contiguous; themselves if they are."""
+    if isinstance(xs, Parts):
+        return xs if xs.flat.dtype == dtype else Parts(xs.flat.to(dtype), xs.cut)
+    return [x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous() for x in xs]
