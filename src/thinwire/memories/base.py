@@ -12,6 +12,7 @@ from thinwire.kernels.parts import whole
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Plain, Plains, Signal, Signals
+from thinwire.waits import on_host
 
 State = dict[str, dict[str, Tensor]]
 
@@ -140,7 +141,10 @@ class NoMemory(Memory):
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
         """Scale each gradient in place."""
-        if scale != 1:
+        if scale != 1 and on_host(gradients[0]):
+            for x in whole(gradients):
+                x.mul_(scale)  # torch's _foreach_mul_ rounds the scale to 16 bits first, and DDP does not
+        elif scale != 1:
             torch._foreach_mul_(whole(gradients), scale)
         return Plains(gradients)
 
