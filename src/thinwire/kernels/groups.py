@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
 from torch import Tensor
+
+Array = np.ndarray[Any, Any]
+_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,20 @@ class Groups:
     def counts(self) -> tuple[int, ...]:
         """How many groups each run has."""
         return tuple(-(-run // width) for run, width in zip(self.runs, self.widths, strict=True))
+
+    @lru_cache(maxsize=256)  # noqa: B019 - few are kept, and none holds a tensor
+    def pieces(self, align: int = 0) -> Array:
+        """Return what threads divide among themselves, int64 (n, 6).
+
+        A run's number, its first element and group, and how wide its groups are; then the piece, from which of the
+        run's elements to which. Only large runs are cut, at multiples of `align`, or of their width with 0.
+        """
+        rows, begin, first = [], 0, 0
+        for number, (run, width, count) in enumerate(zip(self.runs, self.widths, self.counts, strict=True)):
+            step = max(1, _PIECE // (align or width)) * (align or width)
+            rows += [(number, begin, first, width, lo, min(run, lo + step)) for lo in range(0, run, step)]
+            begin, first = begin + run, first + count
+        return np.array(rows, np.int64).reshape(-1, 6)
 
     def parts(self, *vectors: Tensor, scales: Tensor | None = None) -> Iterator[tuple[Any, ...]]:
         """Return for each run its part of the vectors, its scales if there are any, and its width."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.kernels.compiled import compiled, exactly, reordering
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.memory import empty
-from thinwire.kernels.ranges import map_ranges
+from thinwire.kernels.ranges import map_groups, map_ranges
 from thinwire.kernels.select.cpu import FEW, Array, as_integers, largest, largest_of_pieces, sampled
 
 _BLOCKS, _GROUP = 256, 1 << 14
@@ -68,27 +68,32 @@ def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
 
 def group_norms(x: Tensor, groups: Groups, order: float) -> Tensor:
     """See `reference.group_norms`; long groups are cut into pieces, the same for any number of threads."""
-    found = np.concatenate([_of_groups(part, width, order) for part, width in groups.parts(x)])
+    long = any(width > _GROUP < run for width, run in zip(groups.widths, groups.runs, strict=True))
+    parts = (_of_groups(part, width, order) for part, width in groups.parts(x))
+    found = np.concatenate(list(parts)) if long else _norms(x, groups, order)
     return torch.from_numpy(np.sqrt(found) if order == 2 else found)
 
 
 def _of_groups(x: Tensor, group: int, order: float) -> Array:
     if not group > _GROUP < x.numel():
-        return _parts(x, group, order)
-    parts = [_parts(part, _GROUP, order) for part in x.split(group)]
+        return _norms(x, Groups((x.numel(),), group), order)
+    parts = [_norms(part, Groups((part.numel(),), _GROUP), order) for part in x.split(group)]
     return np.array([part.max() if order == math.inf else part.sum() for part in parts])
 
 
-def _parts(x: Tensor, group: int, order: float) -> Array:
-    """Return the largest magnitude, or the sum of magnitudes or squares, of each `group` elements, float64."""
-    count = -(-x.numel() // group)
-    if order == math.inf:
-        bits, peaks = x.numpy().view(np.int32), np.empty(count, np.int32)
-        map_ranges(lambda lo, hi: _peaks_loop(peaks, bits, group, lo, hi), x.numel(), align=group)
-        return peaks.view(np.float32).astype(np.float64)
-    sums = np.empty(count, np.float64)
-    map_ranges(lambda lo, hi: _sums_loop(sums, x.numpy(), group, order, lo, hi), x.numel(), align=group)
-    return sums
+def _norms(x: Tensor, groups: Groups, order: float) -> Array:
+    """Return the largest magnitude, or the sum of magnitudes or squares, of each group, float64."""
+    pieces, given = groups.pieces(), x.numpy()
+    peaks, sums = np.empty(sum(groups.counts), np.int32), np.empty(sum(groups.counts), np.float64)
+
+    def run(first: int, last: int) -> None:
+        if order == math.inf:
+            _peaks_loop(pieces[first:last], peaks, given.view(np.int32))
+        else:
+            _sums_loop(pieces[first:last], sums, given, order)
+
+    map_groups(run, pieces[:, 5] - pieces[:, 4])
+    return peaks.view(np.float32).astype(np.float64) if order == math.inf else sums
 
 
 @reordering
@@ -161,6 +166,12 @@ def _reach(row, sign, bar):
 
 
 @exactly
+def place_of(pieces, at):
+    """Return a piece's run's first element and group, the groups' width, and the piece's ends: see `Groups.pieces`."""
+    return pieces[at, 1], pieces[at, 2], pieces[at, 3], pieces[at, 4], pieces[at, 5]
+
+
+@exactly
 def part_of_group(group, g, lo, hi):
     """Return where the part of group `g` within elements lo to hi begins and ends."""
     return max(lo, g * group), min(hi, (g + 1) * group)
@@ -179,10 +190,12 @@ def _sum(x, order):
 
 
 @reordering
-def _sums_loop(out, x, group, order, lo, hi):
-    for g in range(lo // group, -(-hi // group)):
-        start, stop = part_of_group(group, g, lo, hi)
-        out[g] = _sum(x[start:stop], order)
+def _sums_loop(pieces, out, x, order):
+    for at in range(len(pieces)):
+        begin, first, group, lo, hi = place_of(pieces, at)
+        for g in range(lo // group, -(-hi // group)):
+            start, stop = part_of_group(group, g, lo, hi)
+            out[first + g] = _sum(x[begin + start : begin + stop], order)
 
 
 @exactly
@@ -194,7 +207,9 @@ def _largest(bits):
 
 
 @exactly
-def _peaks_loop(out, bits, group, lo, hi):
-    for g in range(lo // group, -(-hi // group)):
-        start, stop = part_of_group(group, g, lo, hi)
-        out[g] = _largest(bits[start:stop])
+def _peaks_loop(pieces, out, bits):
+    for at in range(len(pieces)):
+        begin, first, group, lo, hi = place_of(pieces, at)
+        for g in range(lo // group, -(-hi // group)):
+            start, stop = part_of_group(group, g, lo, hi)
+            out[first + g] = _largest(bits[begin + start : begin + stop])

@@ -4,21 +4,21 @@ The loops take elements lo to hi, group after group. Every code is computed with
 group vectorises. Codes must equal those of the reference, so nothing is contracted.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.blocks.cpu import part_of_group
+from thinwire.kernels.blocks.cpu import part_of_group, place_of
 from thinwire.kernels.codes.reference import OffsetGrid, Rounding
 from thinwire.kernels.compiled import exactly
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
 from thinwire.kernels.memory import empty
-from thinwire.kernels.ranges import map_ranges
+from thinwire.kernels.ranges import map_groups, map_ranges
 
 _ALIGN = 64
 
@@ -36,23 +36,22 @@ def offset_encode(
     counts = tuple(np.int32(each) for each in grid)
     smallest = np.int32(grid.base << grid.shift).view(np.float32)
     if rounding == "stochastic":
-        _encode_drawn(_offset_stochastic_loop, groups.parts(codes, x, scales=scales), seeds, counts, smallest)
+        _encode(_offset_stochastic_loop, codes, x, scales, groups, _keys(seeds), counts, smallest)
         return
     half, first = (
         ((1 << grid.shift) >> 1, np.float32(smallest / 2)) if rounding == "nearest" else (0, np.float32(np.inf))
     )
-    for part in groups.parts(codes, x, scales=scales):
-        _encode(_offset_loop, *part, counts, np.int32(half), first.view(np.int32))
+    _encode(_offset_loop, codes, x, scales, groups, counts, np.int32(half), first.view(np.int32))
 
 
 def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, levels: int, seeds: Sequence[int]) -> None:
     """See `reference.levels_encode`."""
-    _encode_drawn(_levels_loop, groups.parts(codes, x, scales=scales), seeds, np.float32(levels))
+    _encode(_levels_loop, codes, x, scales, groups, _keys(seeds), np.float32(levels))
 
 
 def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
     """See `reference.ternary_encode`."""
-    _encode_drawn(_ternary_loop, groups.parts(codes, x, scales=scales), seeds)
+    _encode(_ternary_loop, codes, x, scales, groups, _keys(seeds))
 
 
 def sign_encode(codes: Tensor, x: Tensor) -> None:
@@ -64,31 +63,29 @@ def sign_encode(codes: Tensor, x: Tensor) -> None:
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
     """See `reference.table_decode`."""
     wide = out if out.dtype in (torch.float32, torch.float64) else empty(out.numel(), torch.float32, out.device)
-    for place, part, some, group in groups.parts(wide, codes, scales=scales):
-        _decode_run([t.numpy() for t in (place, part, table, some)], group)
+    _over_pieces(_decode_loop, groups, wide.numpy(), codes.numpy(), scales.numpy(), table.numpy())
     if wide is not out:
         out.copy_(wide)
 
 
-def _decode_run(arrays: Sequence[Any], group: int) -> None:
-    map_ranges(lambda lo, hi: _decode_loop(*arrays, group, lo, hi), arrays[0].size, align=_ALIGN)
+def _encode(loop: Callable[..., None], codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, *rest: Any) -> None:
+    _over_pieces(loop, groups, codes.numpy(), x.numpy(), scales.numpy(), *rest)
 
 
-def _encode_drawn(
-    kernel: Callable[..., None], parts: Iterable[tuple[Any, ...]], seeds: Sequence[int], *rest: Any
-) -> None:
-    for part, seed in zip(parts, seeds, strict=True):
-        _encode(kernel, *part, *rest, *_keys(seed))
+def _over_pieces(loop: Callable[..., None], groups: Groups, *arrays: Any) -> None:
+    pieces = groups.pieces(_ALIGN)
+    map_groups(lambda first, last: loop(pieces[first:last], *arrays), pieces[:, 5] - pieces[:, 4])
 
 
-def _encode(kernel: Callable[..., None], codes: Tensor, x: Tensor, scales: Tensor, group: int, *rest: Any) -> None:
-    arrays = [t.numpy() for t in (codes, x, scales)]
-    map_ranges(lambda lo, hi: kernel(*arrays, group, lo, hi, *rest), x.numel(), align=_ALIGN)
+def _keys(seeds: Sequence[int]) -> np.ndarray[Any, Any]:
+    return np.array([keys(seed) for seed in seeds], np.uint32)
 
 
-def _keys(seed: int) -> tuple[Any, Any]:
-    high, low = keys(seed)
-    return np.uint32(high), np.uint32(low)
+@exactly
+def _of_piece(pieces, at, out, x, scales):
+    # The run's part of the arrays, from where the run begins; its groups' width, and the piece's ends.
+    begin, first, group, lo, hi = place_of(pieces, at)
+    return out[begin:], x[begin:], scales[first:], group, lo, hi
 
 
 @exactly
@@ -129,13 +126,15 @@ def _offset(codes, x, inverse, grid, half, first):
 
 
 @exactly
-def _offset_loop(codes, x, scales, group, lo, hi, grid, half, first):
-    for g in range(lo // group, -(-hi // group)):
-        start, stop = part_of_group(group, g, lo, hi)
-        if np.isnan(scales[g]):
-            codes[start:stop] = 0
-        else:
-            _offset(codes[start:stop], x[start:stop], _inverse(scales[g]), grid, half, first)
+def _offset_loop(pieces, every_code, every_x, every_scale, grid, half, first):
+    for at in range(len(pieces)):
+        codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
+        for g in range(lo // group, -(-hi // group)):
+            start, stop = part_of_group(group, g, lo, hi)
+            if np.isnan(scales[g]):
+                codes[start:stop] = 0
+            else:
+                _offset(codes[start:stop], x[start:stop], _inverse(scales[g]), grid, half, first)
 
 
 @exactly
@@ -154,14 +153,17 @@ def _offset_stochastic(codes, x, inverse, grid, smallest, high, low):
 
 
 @exactly
-def _offset_stochastic_loop(codes, x, scales, group, lo, hi, grid, smallest, high, low):
-    for g in range(lo // group, -(-hi // group)):
-        start, stop = part_of_group(group, g, lo, hi)
-        if np.isnan(scales[g]):
-            codes[start:stop] = 0
-        else:
-            part, out = x[start:stop], codes[start:stop]
-            _offset_stochastic(out, part, _inverse(scales[g]), grid, smallest, np.uint32(high + start), low)
+def _offset_stochastic_loop(pieces, every_code, every_x, every_scale, keys, grid, smallest):
+    for at in range(len(pieces)):
+        codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
+        high, low = keys[pieces[at, 0], 0], keys[pieces[at, 0], 1]
+        for g in range(lo // group, -(-hi // group)):
+            start, stop = part_of_group(group, g, lo, hi)
+            if np.isnan(scales[g]):
+                codes[start:stop] = 0
+            else:
+                part, out = x[start:stop], codes[start:stop]
+                _offset_stochastic(out, part, _inverse(scales[g]), grid, smallest, np.uint32(high + start), low)
 
 
 @exactly
@@ -174,13 +176,16 @@ def _levels(codes, x, scale, levels, high, low):
 
 
 @exactly
-def _levels_loop(codes, x, scales, group, lo, hi, levels, high, low):
-    for g in range(lo // group, -(-hi // group)):
-        start, stop = part_of_group(group, g, lo, hi)
-        if np.isnan(scales[g]):
-            codes[start:stop] = 0
-        else:
-            _levels(codes[start:stop], x[start:stop], scales[g], levels, np.uint32(high + start), low)
+def _levels_loop(pieces, every_code, every_x, every_scale, keys, levels):
+    for at in range(len(pieces)):
+        codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
+        high, low = keys[pieces[at, 0], 0], keys[pieces[at, 0], 1]
+        for g in range(lo // group, -(-hi // group)):
+            start, stop = part_of_group(group, g, lo, hi)
+            if np.isnan(scales[g]):
+                codes[start:stop] = 0
+            else:
+                _levels(codes[start:stop], x[start:stop], scales[g], levels, np.uint32(high + start), low)
 
 
 @exactly
@@ -191,11 +196,14 @@ def _ternary(codes, x, scale, high, low):
 
 
 @exactly
-def _ternary_loop(codes, x, scales, group, lo, hi, high, low):
+def _ternary_loop(pieces, every_code, every_x, every_scale, keys):
     # With a scale that is NaN nothing is chosen.
-    for g in range(lo // group, -(-hi // group)):
-        start, stop = part_of_group(group, g, lo, hi)
-        _ternary(codes[start:stop], x[start:stop], scales[g], np.uint32(high + start), low)
+    for at in range(len(pieces)):
+        codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
+        high, low = keys[pieces[at, 0], 0], keys[pieces[at, 0], 1]
+        for g in range(lo // group, -(-hi // group)):
+            start, stop = part_of_group(group, g, lo, hi)
+            _ternary(codes[start:stop], x[start:stop], scales[g], np.uint32(high + start), low)
 
 
 @exactly
@@ -211,8 +219,10 @@ def _decode(out, codes, table, last, scale):
 
 
 @exactly
-def _decode_loop(out, codes, table, scales, group, lo, hi):
+def _decode_loop(pieces, every_out, every_code, every_scale, table):
     last = np.uint32(table.size - 1)
-    for g in range(lo // group, -(-hi // group)):
-        start, stop = part_of_group(group, g, lo, hi)
-        _decode(out[start:stop], codes[start:stop], table, last, scales[g])
+    for at in range(len(pieces)):
+        out, codes, scales, group, lo, hi = _of_piece(pieces, at, every_out, every_code, every_scale)
+        for g in range(lo // group, -(-hi // group)):
+            start, stop = part_of_group(group, g, lo, hi)
+            _decode(out[start:stop], codes[start:stop], table, last, scales[g])

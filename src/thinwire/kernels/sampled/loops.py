@@ -22,9 +22,14 @@ def sums(table, lengths, drawn, starts, indices, found, like, sign, first, last,
         size, scale = lengths[at], scales[at]
         out, residual = vector(table[at, 0], size, like), vector(table[at, 1], size, like)
         gradient, count = vector(table[at, 2], size, like), 0
-        for i in range(drawn[at, 0], size, drawn[at, 1]):
-            numbers[count] = residual[i] + scale * gradient[i]
-            count += 1
+        if drawn[at, 1] == 1:  # without a stride, it vectorises
+            count = size - drawn[at, 0]
+            for i in range(count):
+                numbers[i] = residual[drawn[at, 0] + i] + scale * gradient[drawn[at, 0] + i]
+        else:
+            for i in range(drawn[at, 0], size, drawn[at, 1]):
+                numbers[count] = residual[i] + scale * gradient[i]
+                count += 1
         bar, room = _threshold(sample[:count], sign, drawn[at, 2], like), _room(size, drawn[at])
         each = out.view(found.dtype)
         count = loops.accumulate_select(
@@ -44,7 +49,12 @@ def momentum_sums(table, lengths, drawn, starts, indices, found, like, sign, fir
         out, moving = vector(table[at, 0], size, like), vector(table[at, 1], size, like)
         residual, velocity = vector(table[at, 2], size, like), vector(table[at, 3], size, like)
         gradient, count = vector(table[at, 4], size, like), 0
-        for i in range(drawn[at, 0], size, drawn[at, 1]):
+        if drawn[at, 1] == 1 and not nesterov:
+            count = size - drawn[at, 0]
+            for i in range(count):
+                new = m * velocity[drawn[at, 0] + i] + scale * gradient[drawn[at, 0] + i]
+                numbers[i] = residual[drawn[at, 0] + i] + new
+        for i in range(drawn[at, 0] + count, size, drawn[at, 1]):
             new = m * velocity[i] + scale * gradient[i]
             numbers[count] = (residual[i] + scale * gradient[i]) + m * new if nesterov else residual[i] + new
             count += 1
@@ -98,8 +108,7 @@ def _threshold(sample, sign, rank, like):
     if rank == 0:
         return one
     for i in range(sample.size):
-        sample[i] &= sign
-        top = max(top, sample[i])
+        top = max(top, sample[i] & sign)
     infinity = np.full(1, np.inf, like.dtype).view(sample.dtype)[0]
     if top > infinity:
         return infinity

@@ -14,6 +14,8 @@ from thinwire.kernels.several import vector
 BLOCK = simd.BLOCK
 _LONG = 1 << 16
 """Above it, a sample is cheaper than a pass over all."""
+_FEW = 1 << 8
+"""Up to it, digits are counted at once."""
 
 
 @compiled
@@ -147,8 +149,42 @@ def digits(bits, sign, shift, known, mask, counts):
 
 
 @compiled
+def reached(bits, sign, k):
+    # A threshold that k magnitudes reach for certain and not many more, and the most that may; room for none if parts
+    # are too few. It is the k-th largest of the maxima of twice as many parts: each lane of some blocks is one.
+    blocks, lanes = bits.size // BLOCK, 64 // bits.itemsize
+    groups = -(-2 * k // lanes)
+    if not 0 < groups <= blocks:
+        return bits.dtype.type(1), 0
+    maxima = np.zeros(groups * lanes, bits.dtype)
+    for group in range(groups):
+        lane = maxima[group * lanes : (group + 1) * lanes]
+        for block in range(blocks * group // groups, blocks * (group + 1) // groups):
+            simd.look(bits, lane, block * BLOCK, sign)
+    bar = np.sort(maxima)[-k] if maxima.size <= lanes else bits.dtype.type(_kth(maxima, sign, k)[0])
+    return max(bits.dtype.type(1), bar), min(bits.size, 4 * k + BLOCK)
+
+
+@compiled
 def kth(bits, sign, k):
-    # The k-th largest magnitude, digit by digit, and how many of its equals are among the k.
+    # The k-th largest magnitude, and how many of its equals are among the k. It is looked for among a few if it can be.
+    bar, room = reached(bits, sign, k) if bits.size > _FEW else (bits.dtype.type(1), 0)
+    if room:
+        indices, found = np.empty(room + 1, np.int32), np.empty(room + 1, bits.dtype)
+        peaks = np.zeros(64 // bits.itemsize, bits.dtype)
+        count = select(bits, sign, bar, 0, bits.size, indices, found, room, peaks)
+        if k <= count <= room:
+            return _kth(found[:count], sign, k)
+    return _kth(bits, sign, k)
+
+
+@compiled
+def _kth(bits, sign, k):
+    # Digit by digit, or of very few by sorting.
+    if bits.size <= 32:
+        order = np.sort(bits & sign)
+        bar = np.int64(order[bits.size - k])
+        return bar, k - np.int64(bits.size - np.searchsorted(order, order[bits.size - k], side="right"))
     width = 11 if bits.size > 1 << 11 else 8 if bits.size > 1 << 7 else 6  # few magnitudes fill few places
     counts, last = np.empty(1 << width, np.int64), (1 << width) - 1
     shift, known, mask = 8 * bits.itemsize - 1 - width, 0, 0
@@ -212,7 +248,7 @@ def largest_of_each(table, lengths, starts, indices, found, sign, first, last, s
     for at in range(first, last):
         bits, k = vector(table[at, 0], lengths[at], found), starts[at + 1] - starts[at]
         here, there = indices[starts[at] : starts[at + 1]], found[starts[at] : starts[at + 1]]
-        bar, room = _likely(bits, sign, k, sampled) if bits.size > _LONG else _reached(bits, sign, k)
+        bar, room = _likely(bits, sign, k, sampled) if bits.size > _LONG else reached(bits, sign, k)
         picks, reaching = np.empty(room + 1, np.int32), np.empty(room + 1, found.dtype)
         count = select(bits, sign, bar, 0, bits.size, picks, reaching, room, peaks) if room else 0
         if room and k <= count <= room:
@@ -234,20 +270,3 @@ def _likely(bits, sign, k, sampled):
     bar, _ = kth(sample, sign, rank)
     room = np.int64(np.ceil((rank + 4 * np.sqrt(rank)) / sample.size * bits.size))
     return max(bits.dtype.type(1), bits.dtype.type(bar)), min(bits.size, room)
-
-
-@compiled
-def _reached(bits, sign, k):
-    # A threshold that k magnitudes reach for certain and not many more, and the most that may; room for none if parts
-    # are too few. It is the k-th largest of the maxima of twice as many parts: each lane of some blocks is one.
-    blocks, lanes = bits.size // BLOCK, 64 // bits.itemsize
-    groups = -(-2 * k // lanes)
-    if not 0 < groups <= blocks:
-        return bits.dtype.type(1), 0
-    maxima = np.zeros(groups * lanes, bits.dtype)
-    for group in range(groups):
-        lane = maxima[group * lanes : (group + 1) * lanes]
-        for block in range(blocks * group // groups, blocks * (group + 1) // groups):
-            simd.look(bits, lane, block * BLOCK, sign)
-    bar = np.sort(maxima)[-k] if maxima.size <= lanes else bits.dtype.type(kth(maxima, sign, k)[0])
-    return max(bits.dtype.type(1), bar), min(bits.size, 4 * k + BLOCK)
