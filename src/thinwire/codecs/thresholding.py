@@ -5,6 +5,7 @@ Indices of picks (int32) ascend. A GPU fills them up with −1, so that the host
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -30,7 +31,11 @@ def draw(numel: int, picks: int, capacity: int, seed: int) -> Draw:
     if picks >= numel:  # everything; the smallest of a sample would leave something out
         return Draw(offset=0, stride=1, rank=0, capacity=min(numel, capacity))
     stride = _stride(picks)
-    offset = seed % min(stride, numel)
+    return _drawn(numel, picks, capacity, stride, seed % min(stride, numel))
+
+
+@lru_cache(maxsize=4096)
+def _drawn(numel: int, picks: int, capacity: int, stride: int, offset: int) -> Draw:
     size = -(-(numel - offset) // stride)
     return Draw(offset, stride, min(size, max(1, math.ceil(picks / numel * size))), min(numel, capacity))
 

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 
 import torch
@@ -22,12 +22,12 @@ _SEED = struct.Struct("<Q")
 _LARGEST_SEED = 2**64 - 1
 
 
-def nbytes(regions: Regions, runs: Sequence[int]) -> int:
+def nbytes(regions: Regions, runs: tuple[int, ...]) -> int:
     """Return the length of the section, padding included."""
     return wire.padded(_length(regions, runs))
 
 
-def section(indices: Tensor, regions: Regions, runs: Sequence[int], seeds: Sequence[int]) -> Tensor:
+def section(indices: Tensor, regions: Regions, runs: tuple[int, ...], seeds: Sequence[int]) -> Tensor:
     """Return, as uint8, the number of regions, the seed of each, and the packed codes of each.
 
     Raises PayloadError unless each index (int32) is in the slot that its region's seed assigns to it, or is its
@@ -42,7 +42,7 @@ def section(indices: Tensor, regions: Regions, runs: Sequence[int], seeds: Seque
     return torch.cat([head, codes])
 
 
-def read(buffers: Tensor, regions: Regions, runs: Sequence[int]) -> Tensor:
+def read(buffers: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
     """Read the indices, int32 (ranks, count), from the ranks' sections. Raises PayloadError when malformed.
 
     The seeds differ by rank. On a GPU only the device knows them, and the host need not.
@@ -94,10 +94,12 @@ def _other_count(found: Tensor, count: int) -> PayloadError:
     return PayloadError(f"a section of {wrong[0]} regions in slot order; expected {count}")
 
 
-def _parts(regions: Regions, runs: Sequence[int]) -> list[Slotted]:
+@lru_cache(maxsize=256)
+def _parts(regions: Regions, runs: tuple[int, ...]) -> list[Slotted]:
     return [Slotted(offset, length, slots) for (offset, length), slots in zip(regions, runs, strict=True)]
 
 
-def _length(regions: Regions, runs: Sequence[int]) -> int:
+@lru_cache(maxsize=256)
+def _length(regions: Regions, runs: tuple[int, ...]) -> int:
     parts = sum(part.nbytes for part in _parts(regions, runs) if part.slots)
     return _COUNT_BYTES + len(regions) * _SEED.size + parts

@@ -4,7 +4,7 @@ import math
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -111,13 +111,17 @@ class Round:
     staging: Staging = field(default_factory=Staging)
 
     def seeds(self, names: Sequence[str], *, shared: bool = True) -> Sequence[int]:
-        """Return the `seed` of each name. Only those that somebody reads are computed."""
+        """Return the `seed` of each name, computed when somebody reads one."""
         return Seeds(self, names, shared=shared)
 
     def seed(self, name: str, *, shared: bool = True) -> int:
         """Return a 32-bit seed that depends only on the draw and the name, and on the rank unless `shared`."""
-        draw = self.step if self.draw is None else self.draw
-        return zlib.crc32(f"{draw}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
+        return zlib.crc32(f"{self.number}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
+
+    @property
+    def number(self) -> int:
+        """What random choices depend on."""
+        return self.step if self.draw is None else self.draw
 
 
 @final
@@ -127,14 +131,21 @@ class Seeds(Sequence[int]):
     def __init__(self, at: Round, names: Sequence[str], *, shared: bool) -> None:
         self._at, self._names, self._shared = at, names, shared
 
+    @cached_property
+    def _each(self) -> list[int]:
+        rank = b"" if self._shared else f"/{self._at.group.rank()}".encode()
+        draw = zlib.crc32(f"{self._at.number}/".encode())
+        return [zlib.crc32(name.encode() + rank, draw) for name in self._names]
+
     def __len__(self) -> int:
         return len(self._names)
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._each)
+
     def __getitem__(self, index: Any) -> Any:
         """Return one, or several."""
-        if isinstance(index, slice):
-            return Seeds(self._at, self._names[index], shared=self._shared)
-        return self._at.seed(self._names[index], shared=self._shared)
+        return self._each[index]
 
 
 class Mean(NamedTuple):

@@ -82,7 +82,7 @@ class Fading(Handover):
         for optimizer in optimizers:
             self._lost_length.meets(optimizer)
             _say_if_unknown(optimizer, self._memory, group.rank())
-        self._begin({p for optimizer, _, p in self._held.parameters() if not self._held.marked(optimizer, p)})
+        self._begin(self._held.unmarked(self._names))
         if self.active:
             take_part(self)
 
@@ -209,16 +209,15 @@ class Fading(Handover):
     def _take_over(self) -> None:
         """Adopt the optimizers' decays, and move what is in the buffers of parameters that are not marked."""
         self._follow()
-        arrived = {p for each, _, p in self._held.parameters() if p in self._memory and self._is_dense(each, p)}
+        arrived = self._held.unmarked(self._memory)
+        if self._loaded:
+            ours = (p for _, _, p in self._held.parameters() if p in self._memory)
+            arrived = {p for p in ours if self._names[p] not in self._loaded}
         if arrived or self._held.accepted:
             self._begin(arrived)
             self._move(arrived)
             self._held.mark(self._in_memory())
             self._loaded = set()
-
-    def _is_dense(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:
-        """Whether the momentum of `p` is with the optimizer still."""
-        return self._names[p] not in self._loaded if self._loaded else not self._held.marked(optimizer, p)
 
     def _begin(self, parameters: Collection[nn.Parameter]) -> None:
         """Say what it means for the optimizers' second moments that these, which were dense, fade from now on."""
@@ -259,7 +258,8 @@ class Fading(Handover):
         decays: dict[str, float] = {}
         for optimizer, group in self._held.groups():
             check_movable(optimizer, group, self._own)
-            decays |= {self._names[p]: first_moment_of(group) for p in group["params"] if p in self._names}
+            decay = first_moment_of(group)
+            decays |= {self._names[p]: decay for p in group["params"] if p in self._names}
         for memory in self._memories:
             memory.adopt(decays)
         wanting = [self._names[p] for p, memory in self._memory.items() if memory.own_decay is None]

@@ -161,6 +161,11 @@ class Holdings:
         """Whether the momentum of `p` is in memories, and not with the optimizer."""
         return p in _marks[optimizer]
 
+    def unmarked(self, among: Collection[nn.Parameter]) -> set[nn.Parameter]:
+        """Return which of these have their momentum with their optimizer."""
+        held = ((group["params"], _marks[optimizer]) for optimizer, group in self.groups())
+        return {p for parameters, marks in held for p in parameters if p in among and p not in marks}
+
     def mark(self, parameters: Collection[nn.Parameter]) -> None:
         """Say of which of these parameters momentum is in the memories, however they are grouped."""
         for optimizer in self._optimizers:
