@@ -1,7 +1,7 @@
 """Several vectors that lie in one flat tensor: one object for all, from which kernels read where each begins."""
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, groupby
 from typing import Any, final, overload
 
@@ -58,15 +58,40 @@ class Cut:
             start = end
         return found
 
+    @cached_property
+    def joined(self) -> "Cut":
+        """What they cover, in order: those that lie side by side are one."""
+        found: list[tuple[int, int]] = []
+        for offset, length in sorted(self.regions):
+            if found and sum(found[-1]) == offset:
+                found[-1] = found[-1][0], found[-1][1] + length
+            else:
+                found.append((offset, length))
+        return cut_at(tuple(found))
+
+    @cached_property
+    def _gapless(self) -> bool:
+        return self.offsets == self.packed(1).offsets
+
+    def fills(self, numel: int) -> bool:
+        """Whether they are all of `numel` elements, one after another."""
+        return self._gapless and self.end == numel
+
     def packed(self, multiple: int) -> "Cut":
         """Return the same vectors one after another, each from a multiple of so many elements on."""
         room = [-(-length // multiple) * multiple for length in self.lengths]
         return Cut([0, *accumulate(room[:-1])] if room else (), self.lengths)
 
-    @property
+    @cached_property
     def end(self) -> int:
         """Where the last vector ends."""
         return max((end for _, end in self.spans), default=0)
+
+
+@lru_cache(maxsize=256)
+def cut_at(regions: tuple[tuple[int, int], ...]) -> Cut:
+    """Return the cut of regions, each an offset and a length."""
+    return Cut([offset for offset, _ in regions], [length for _, length in regions])
 
 
 @final
@@ -102,6 +127,13 @@ def cut_of(xs: Sequence[Tensor]) -> Cut:
     return xs.cut if isinstance(xs, Parts) else Cut([0] * len(xs), [x.numel() for x in xs])
 
 
+def are_small(xs: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Whether all are of a dtype and small: see `Cut.by_size`."""
+    if isinstance(xs, Parts):
+        return xs.flat.dtype == dtype and all(small for _, small in xs.cut.by_size)
+    return all(x.dtype == dtype and is_alone(x.numel()) for x in xs)
+
+
 def holders(xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return tensors that stand for all of these: of one flat tensor, that."""
     return (xs.flat,) if isinstance(xs, Parts) else xs
@@ -109,8 +141,7 @@ def holders(xs: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def whole(xs: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors, or the one that they fill without gaps."""
-    fills = isinstance(xs, Parts) and sum(xs.cut.lengths) == xs.flat.numel() == xs.cut.end
-    return [xs.flat] if isinstance(xs, Parts) and fills else list(xs)
+    return [xs.flat] if isinstance(xs, Parts) and xs.cut.fills(xs.flat.numel()) else list(xs)
 
 
 def begins(xs: Sequence[Tensor]) -> Array:

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import lt
 from typing import Any, ClassVar, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels import Draw, Picks
+from thinwire.kernels.parts import sizes
 from thinwire.memories.base import Memory
 from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.staged import Staged
@@ -84,7 +85,7 @@ class MomentumCorrection(Memory):
         if not (self.masking and delivered.masks):
             return
         velocities = self._velocity.staged_each(names)
-        if all(map(lt, delivered.counts(), map(Tensor.numel, residuals))):  # nowhere can all have gone
+        if (np.array(delivered.counts()) < sizes(residuals)).all():  # nowhere can all have gone
             delivered.mask(velocities)
             return
         went = _all_went(delivered, residuals)

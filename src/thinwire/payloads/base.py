@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.kernels.parts import Parts, cut_at
 from thinwire.payloads.scratch import Scratch
 
 Regions = tuple[tuple[int, int], ...]
@@ -115,7 +116,8 @@ class Payload(ABC):
 
 def regions_are_finite(out: Tensor, regions: Regions) -> bool:
     """Whether `out` is finite in all of the regions."""
-    ends = [end for offset, length in regions if length for end in out[offset : offset + length].aminmax()]
+    parts = Parts(out, cut_at(regions).joined)
+    ends = [end for part in parts if part.numel() for end in part.aminmax()]  # NaN is the least and the greatest
     return not ends or bool(torch.stack(ends).isfinite().all())  # two numbers a region: no second vector is made
 
 

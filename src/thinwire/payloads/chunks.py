@@ -15,9 +15,9 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels import Chunking, Numbering
-from thinwire.kernels.ranges import is_alone
+from thinwire.kernels.parts import Parts, are_small, cut_at
 from thinwire.payloads import indices, numbers, wire
-from thinwire.payloads.base import Payload, Regions
+from thinwire.payloads.base import Payload, Regions, regions_are_finite
 from thinwire.payloads.scratch import Scratch
 from thinwire.waits import on_host, refuse_if
 
@@ -69,7 +69,8 @@ class Chunks(Payload):
 
     def counts(self) -> list[int]:
         """Return how many coefficients travel for each region."""
-        return [chunking.count * self._ranks for chunking in self.chunkings]
+        ranks = self._ranks
+        return [chunking.count * ranks for chunking in self.chunkings]
 
     def with_values(self, values: Tensor) -> Self:
         """Return the same positions with other values."""
@@ -110,7 +111,7 @@ class Chunks(Payload):
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out` with the inverse transform."""
-        self._put([out[offset : offset + length] for offset, length in self.regions], subtract=False)
+        self._put(Parts(out, cut_at(self.regions)), subtract=False)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the inverse transform of each region from its part."""
@@ -125,10 +126,8 @@ class Chunks(Payload):
                 out.masked_fill_(sent != 0, 0)
 
     def is_finite(self, out: Tensor) -> bool:
-        """Whether the regions of `out` are finite. NaN is the least and the greatest of what it is among."""
-        parts = [out[offset : offset + length] for offset, length in self.regions if length]
-        ends = [end for part in parts for end in torch.aminmax(part)]
-        return not ends or bool(torch.stack(ends).isfinite().all())
+        """Whether the regions of `out` are finite."""
+        return regions_are_finite(out, self.regions)
 
     @classmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
@@ -169,7 +168,7 @@ class Chunks(Payload):
     def _put(self, outs: Sequence[Tensor], *, subtract: bool) -> None:
         """Write or subtract each region: on a CPU large ones, and those of another dtype, one by one."""
         values = self.values.to(_real(self.values.dtype))
-        if not on_host(values) or all(out.dtype == values.dtype and is_alone(out.numel()) for out in outs):
+        if not on_host(values) or are_small(outs, values.dtype):
             rows = self.positions.view(self._ranks, -1), values.view(self._ranks, -1)
             kernels.chunk_put_each(outs, *rows, self.chunkings, subtract)
             return

@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
+from thinwire.kernels.parts import Parts, cut_at, whole
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
 from thinwire.payloads.scratch import Scratch
@@ -86,8 +87,9 @@ class Dense(Payload):
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out`."""
-        regions = [out[offset : offset + length] for offset, length in self.regions]
-        pairs = [pair for pair in zip(regions, self._values(), strict=True) if not _begin_together(*pair)]
+        regions, values = whole(Parts(out, cut_at(self.regions))), self._values()
+        values = values if len(values) == len(regions) else (self.values,)  # without gaps: all at once
+        pairs = [pair for pair in zip(regions, values, strict=True) if not _begin_together(*pair)]
         if pairs:
             torch._foreach_copy_([region for region, _ in pairs], [part for _, part in pairs])
 

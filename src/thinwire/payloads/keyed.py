@@ -56,7 +56,8 @@ class Keyed(Payload):
 
     def counts(self) -> list[int]:
         """Return how many values travel for each region."""
-        return [count * self.rows.shape[1] for count in self.region_counts()]
+        width = self.rows.shape[1]
+        return [count * width for count in self.region_counts()]
 
     @classmethod
     @abstractmethod

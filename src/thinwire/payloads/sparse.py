@@ -11,6 +11,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
+from thinwire.kernels.parts import Parts
 from thinwire.payloads import indices, numbers, slots, wire
 from thinwire.payloads.base import Regions
 from thinwire.payloads.keyed import Keyed
@@ -176,6 +177,9 @@ class Sparse(Keyed):
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero at every index of its region that carries a value other than 0."""
+        if isinstance(parts, Parts) and not self._whole:
+            kernels.mask_each(parts, self._offsets, self.indices, self.values, self.runs)
+            return
         there = [(part, *place) for part, place in zip(parts, self._by_region, strict=True) if part is not None]
         if len(there) < len(parts) or self._whole:
             for part, offset, found, values in there:

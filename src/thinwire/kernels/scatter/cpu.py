@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled
-from thinwire.kernels.parts import sizes
+from thinwire.kernels.parts import cut_at, sizes
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.scatter import reference
 from thinwire.kernels.select.cpu import REALS, STREAM_BYTES
@@ -36,7 +36,7 @@ def scatter(
     arrays = (indices.numpy(), values.to(out.dtype).numpy())
     starts, stops = _stretches(arrays[0], runs)
     ordered = _ascend(arrays[0], starts, stops)
-    for offset, length in _joined(regions):
+    for offset, length in cut_at(tuple(regions)).joined.regions:
         part = out[offset : offset + length]
         stream = part.nbytes >= STREAM_BYTES and part.data_ptr() % 64 == 0
         write = _Writer(out.numpy(), offset, arrays, stream)
@@ -106,17 +106,6 @@ def _stretches(indices: _Array, runs: Sequence[int]) -> tuple[_Array, ...]:
     inner = np.unique(edges[(edges > 0) & (edges < len(indices))])
     breaks = inner[indices[inner] < indices[inner - 1]]
     return np.concatenate([[0], breaks]), np.concatenate([breaks, [len(indices)]])
-
-
-def _joined(regions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join regions that lie side by side."""
-    joined: list[tuple[int, int]] = []
-    for offset, length in sorted(regions):
-        if joined and sum(joined[-1]) == offset:
-            joined[-1] = (joined[-1][0], joined[-1][1] + length)
-        else:
-            joined.append((offset, length))
-    return joined
 
 
 def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
