@@ -42,7 +42,7 @@ def batch(text, step):
 
 
 def waiting(handle):
-    """Return the norm of what the mean still lacks: the sum over workers of what waits."""
+    """Return the norm of what the mean still lacks: the sum of the workers' residuals."""
     held = handle.state_dict()["memories"][0]
     nothing = {name: torch.zeros(p.numel()) for name, p in handle.parameters.items()}
     mine = nothing | {name: fields["residual"] for name, fields in held.items()}
@@ -73,7 +73,7 @@ def main():
         dcp.load({"thinwire": thinwire.Checkpoint(handle, path)}, checkpoint_id=path)
         first = saved["step"]
     pending, restarts = waiting(handle), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    say(f"from step {first}, {dist.get_world_size()} workers, restarts {restarts}, ‖what waits‖ {pending:.6f}")
+    say(f"from step {first}, {dist.get_world_size()} workers, restarts {restarts}, ‖residual‖ {pending:.6f}")
     for step in range(first, args.steps):
         optimizer.zero_grad()
         loss = loss_of(model, batch(text, step))
@@ -89,7 +89,7 @@ def main():
                 (args.checkpoints / "writing").replace(latest)
             total = handle.stats().total
             sent = f"sent {total.sent_bytes / 1e6:.2f} of {total.dense_bytes / 1e6:.0f} MB"
-            say(f"step {step + 1}: loss {loss.item():.6f}, {sent}, ‖what waits‖ {pending:.6f}")
+            say(f"step {step + 1}: loss {loss.item():.6f}, {sent}, ‖residual‖ {pending:.6f}")
     same = handle.verify_replicas()
     say(f"replicas {'identical' if same else 'DIFFER: ' + ', '.join(handle.differing_parameters())}")
     dist.destroy_process_group()
