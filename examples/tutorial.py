@@ -15,11 +15,16 @@ CONTEXT = 32
 
 
 def build():
-    """Return a model that guesses the next byte of Python's own source text, its loss on a random batch, and SGD."""
-    text = b"".join(path.read_bytes() for path in sorted(Path(json.__file__).parents[1].glob("*.py")))
+    """Return a model of bytes, its loss on a random batch of Python's own source text, and SGD."""
+    files = sorted(Path(json.__file__).parents[1].glob("*.py"))
+    text = b"".join(path.read_bytes() for path in files)
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     model = nn.Sequential(
-        nn.Embedding(256, 64), nn.Flatten(), nn.Linear(64 * CONTEXT, 512), nn.ReLU(), nn.Linear(512, 256)
+        nn.Embedding(256, 64),
+        nn.Flatten(),
+        nn.Linear(64 * CONTEXT, 512),
+        nn.ReLU(),
+        nn.Linear(512, 256),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
@@ -49,7 +54,8 @@ def main():
         optimizer.step()
         rows.append({"loss": loss.item(), "sent": handle.stats().total.sent_bytes})
         if step % 50 == 0 and dist.get_rank() == 0:
-            print(f"step {step}: loss {loss.item():.3f}, {rows[-1]['sent'] / 1e6:.1f} MB sent", flush=True)
+            sent = f"{rows[-1]['sent'] / 1e6:.1f} MB sent"
+            print(f"step {step}: loss {loss.item():.3f}, {sent}", flush=True)
     if dist.get_rank() == 0:
         Path(f"{name}.json").write_text(json.dumps(rows))
     dist.destroy_process_group()
