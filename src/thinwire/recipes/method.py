@@ -83,24 +83,18 @@ def by_name(rows: Iterable[Method]) -> Mapping[str, Method]:
     return MappingProxyType(found)
 
 
+TRAITS = {"momentum": "momentum", "warms_up": "warms up", "summed": "summed", "conserving": "lossless", "rows": "rows"}
+
+
 def markdown(methods: Iterable[Method]) -> str:
     """Return the methods as the Markdown table of docs/reference/recipes.md."""
-    columns = (
-        "method",
-        "paper",
-        "sends",
-        "density",
-        "momentum",
-        "warms up",
-        "summed on the way",
-        "nothing lost",
-        "sparse rows",
-    )
+    columns = ("method", "paper", "sends", "density", "traits")
     lines = [columns, ("---",) * len(columns), *map(_cells, methods)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _cells(row: Method) -> tuple[str, ...]:
-    density = "" if row.density is None else f"{row.density:g} of the {row.share_of}"
-    flags = (row.momentum, row.warms_up, row.summed, row.conserving, row.rows)
-    return (f"`{row.name}`", row.paper, row.sends, density, *("yes" if flag else "" for flag in flags))
+    density = "" if row.density is None else f"{row.density:g}"
+    density += "" if row.share_of == "elements" else f" of {row.share_of}"
+    traits = ", ".join(word for field, word in TRAITS.items() if getattr(row, field))
+    return (f"`{row.name}`", row.paper, row.sends, density, traits)
