@@ -20,13 +20,13 @@ def test_a_snippet_can_be_read(language: str, text: str) -> None:
     if language == "bash":
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
         return
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install -e '.[dev]'")
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install -e '.[test]'")
     for document in yaml.safe_load_all(text):
         assert {"apiVersion", "kind", "metadata", "spec"} <= document.keys()
 
 
 def test_the_manifest_runs_the_script_on_hosts_with_an_interface() -> None:
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install -e '.[dev]'")
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install -e '.[test]'")
     page = (ROOT / "docs" / "how-to" / "several-hosts.md").read_text()
     (manifest,) = (yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S))
     trainer = manifest["spec"]["trainer"]
