@@ -22,6 +22,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 SILENCE = 5.0  # seconds of compiling without a word
+LONG = ("tests/frameworks/", "tests/lab/")  # whose tests train whole models, or start the commands
 
 
 _RANKS = Ranks()
@@ -88,8 +89,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Say what is slow before `-m` selects, and keep the share that was asked for afterwards."""
+    """Say what is slow and what is quick before `-m` selects, and keep the share that was asked for afterwards."""
     _mark_slow(config, items)
+    _mark_quick(items)
     yield
     first, step = map(int, config.getoption("share").split("/"))
     config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % step != first])
@@ -118,6 +120,16 @@ def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
         needless.update(cell for cell in others if _recipe(cell) in VARIANTS)
     config.hook.pytest_deselected(items=list(needless))
     items[:] = [item for item in items if item not in needless]
+
+
+def _mark_quick(items: list[pytest.Item]) -> None:
+    """Mark one cell of each test as quick, where the test is not slow and trains no more than a few steps."""
+    cells: dict[str, pytest.Item] = {}
+    for item in items:
+        if not item.get_closest_marker("slow") and not item.nodeid.startswith(LONG):
+            cells.setdefault(item.nodeid.partition("[")[0], item)
+    for item in cells.values():
+        item.add_marker("quick")
 
 
 def _recipe(item: pytest.Function) -> object:
