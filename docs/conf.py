@@ -76,6 +76,7 @@ CONTENTS = {
         "Measurements <docs/measurements/index>",
         "Contributing <CONTRIBUTING>",
         "Changes <CHANGELOG>",
+        "Security <SECURITY>",
     ],
     "docs/how-to/index": [
         "check",
