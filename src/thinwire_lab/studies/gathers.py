@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -24,7 +25,7 @@ from thinwire_lab.cluster.link import Rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.rounds import durations, events
 from thinwire_lab.machine import environment
-from thinwire_lab.show.table import Column, markdown, tabulated
+from thinwire_lab.show.table import Column, Table, markdown, tabulated
 from thinwire_lab.show.terminal import print_titled
 from thinwire_lab.show.units import UNKNOWN, human_bytes, milliseconds
 from thinwire_lab.studies.exchanges.__main__ import HANDLER, _counts, _rates
@@ -49,6 +50,11 @@ class Gather:
     torch_bytes: float | None
     direct_bytes: float | None
     identical: bool
+
+    @property
+    def times_as_fast(self) -> float:
+        """How many times as fast the direct way is."""
+        return self.torch["p50"] / self.direct["p50"]
 
 
 def main(
@@ -108,17 +114,24 @@ def gather(events: Sequence[Event], nbytes: int, world: int, link: str, rate: Ra
 
 
 def section(rows: Sequence[Gather], environment: dict[str, object]) -> str:
-    """Return the page's section: a table for each link."""
+    """Return the page's section: how many times as fast, by size, for each link and number of workers."""
     versions = f"torch {environment['torch']}, Python {environment['python']}, {environment['cores']} cores"
+    alike = "Both ways give the same bits" if all(each.identical for each in rows) else "Bits differ in some rows"
     intro = (
-        f"`thinwire_lab.studies.gathers`, {versions}; the median of {environment['repeats']} repeats, both ways in "
-        "turn. Each worker gathers the same number of bytes from each of the others. *line*: what the bytes alone "
-        "take. *torch*: Gloo's own gather, around a ring. *direct*: thinwire's, from each worker to each other at once."
+        f"How many times as fast as Gloo's own gather, around a ring, is thinwire's, from each worker to each other "
+        f"at once? By the bytes that each worker gathers from each of the others, link and number of workers. {alike}. "
+        f"{versions}; medians of {environment['repeats']} repeats, both ways in turn."
     )
-    parts = [HEADING, intro]
-    for link in dict.fromkeys(each.link for each in rows):
-        parts += [f"### {link}", markdown(tabulated(COLUMNS, [each for each in rows if each.link == link]))]
-    return "\n\n".join(parts) + "\n"
+    places = list(dict.fromkeys((each.link, each.world_size) for each in rows))
+    found = {(each.nbytes, each.link, each.world_size): f"{each.times_as_fast:.2f}" for each in rows}
+    table = Table(
+        headings=["bytes", *(f"{link}: {world}" for link, world in places)],
+        rows=[
+            [human_bytes(nbytes), *(found.get((nbytes, *place), UNKNOWN) for place in places)]
+            for nbytes in dict.fromkeys(each.nbytes for each in rows)
+        ],
+    )
+    return "\n\n".join([HEADING, fill(intro, 100), markdown(table)]) + "\n"
 
 
 def replaced(text: str, new: str) -> str:
@@ -139,7 +152,7 @@ COLUMNS: tuple[Column[Gather], ...] = (
     Column(heading="line ms", text=lambda each: UNKNOWN if each.line is None else milliseconds(each.line)),
     Column(heading="torch ms p50 (p20-p80)", text=lambda each: _spread(each.torch)),
     Column(heading="direct ms p50 (p20-p80)", text=lambda each: _spread(each.direct)),
-    Column(heading="times as fast", text=lambda each: f"{each.torch['p50'] / each.direct['p50']:.2f}"),
+    Column(heading="times as fast", text=lambda each: f"{each.times_as_fast:.2f}"),
     Column(heading="sent by torch", text=lambda each: human_bytes(each.torch_bytes)),
     Column(heading="sent directly", text=lambda each: human_bytes(each.direct_bytes)),
     Column(
