@@ -19,7 +19,7 @@ from thinwire_lab.studies.loops.measure import Ended, measure
 from thinwire_lab.studies.loops.recipes import BY_NAME, WAYS
 from thinwire_lab.studies.loops.running import Row
 from thinwire_lab.studies.loops.scripts import LOOPS, about
-from thinwire_lab.studies.loops.table import HEADINGS, markdown, summary
+from thinwire_lab.studies.loops.table import markdown, summary, table
 
 STEPS = 16
 LONG = 60
@@ -147,11 +147,14 @@ def test_a_table_by_hand() -> None:
         Row(loop="gan", way="topk", everything=False, distance=0.25, same_skips=False, verdict="trains", **same),  # type: ignore[arg-type]
         Row(loop="gan", way="dgc", everything=True, verdict="raised", message="MomentumError: no"),
     ]
+    assert table(rows).rows == [
+        ["gan", "topk", "0.5123", "0.5", "0.250", "yes", "3 for 2", "trains"],
+        ["gan", "dgc", "—", "—", "—", "—", "—", "raised (1)"],
+    ]
     assert markdown(rows).splitlines() == [
-        "| " + " | ".join(HEADINGS) + " |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
-        "| gan | topk | 0.5123 | 0.5 | 0.250 | yes | 3 for 2 | trains |",
-        "| gan | dgc | — | — | — | — | — | raised (1) |",
+        "| loop | plain DDP | all is sent | topk |",
+        "| --- | ---: | --- | ---: |",
+        "| gan | 0.5 | raised (1) | 0.5123 |",
         "",
         "- (1) MomentumError: no",
         "",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.table import markdown as in_markdown
 from thinwire_lab.show.units import UNKNOWN
-from thinwire_lab.studies.loops.running import Row
+from thinwire_lab.studies.loops.running import PLAIN, Row
 
 HEADINGS = ("loop", "recipe", "last loss", "plain DDP's", "distance", "replicas alike", "skipped", "verdict")
 FAILED = ("differs", "worse", "died")
@@ -25,9 +25,22 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return table, notes and summary for a page."""
-    parts = (in_markdown(table(rows)), "\n".join(f"- {note}" for note in notes(rows)), summary(rows))
+    """Return a row for each loop, notes and summary for a page."""
+    parts = (in_markdown(by_loop(rows)), "\n".join(f"- {note}" for note in notes(rows)), summary(rows))
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def by_loop(rows: Sequence[Row]) -> Table:
+    """Return plain DDP's loss, the verdicts where everything is sent, and the losses where less is, for each loop."""
+    sparse = list(dict.fromkeys(row.way for row in rows if not row.everything))
+    lines = []
+    for loop in dict.fromkeys(row.loop for row in rows):
+        own = [row for row in rows if row.loop == loop]
+        plain = next((row.plain_loss for row in own if row.plain_loss is not None), None)
+        whole = dict.fromkeys(_verdict(row, rows) for row in own if row.everything and row.way != PLAIN)
+        less = {row.way: _ended(row, rows) for row in own if not row.everything}
+        lines.append([loop, _loss(plain), ", ".join(whole), *(less.get(way, UNKNOWN) for way in sparse)])
+    return Table(headings=("loop", PLAIN, "all is sent", *sparse), rows=lines, left=(0, 2))
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -58,8 +71,18 @@ def cells(row: Row, rows: Sequence[Row]) -> list[str]:
         else f"{row.distance:.0e}",
         {True: "yes", False: "no", None: UNKNOWN}[row.identical],
         skipped,
-        f"{row.verdict} ({_messages(rows).index(row.message) + 1})" if row.message else row.verdict,
+        _verdict(row, rows),
     ]
+
+
+def _verdict(row: Row, rows: Sequence[Row]) -> str:
+    return f"{row.verdict} ({_messages(rows).index(row.message) + 1})" if row.message else row.verdict
+
+
+def _ended(row: Row, rows: Sequence[Row]) -> str:
+    """Return a loss, with its verdict where that is not the usual one; or the verdict alone."""
+    verdict = "" if row.verdict == "trains" else _verdict(row, rows)
+    return ", ".join(filter(None, ("" if row.last_loss is None else _loss(row.last_loss), verdict)))
 
 
 def _messages(rows: Sequence[Row]) -> list[str]:
