@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 from thinwire_lab.studies.planner.worker import AGAIN, DENSE, PLANNED, WATCHED
@@ -96,18 +97,16 @@ class Far:
         """By what share of the best candidate's step is the plan slower?"""
         return max(0.0, self._seconds(PLANNED) / self._seconds(self.best) - 1)
 
-    def errors(self) -> list[float]:
-        """Return the errors of the predictions, relative to the measurements."""
-        return [self.predicted[name] / self._seconds(name) - 1 for name in self.measured]
+    def error(self, name: str) -> float:
+        """Return the error of a prediction, relative to the measured step."""
+        return self.predicted[name] / self._seconds(name) - 1
 
     def row(self) -> list[str]:
-        """Return the cells of its row in the page: measured ms and the error of the prediction, the best bold."""
-        shown = (
-            f"{1e3 * self._seconds(name):,.0f} ({error:+.0%})"
-            for name, error in zip(self.measured, self.errors(), strict=True)
+        """Return the cells of its row in the page: measured ms and the error of the prediction."""
+        dense, best, plan = (
+            f"{1e3 * self._seconds(name):,.0f} ({self.error(name):+.0%})" for name in (DENSE, self.best, PLANNED)
         )
-        marked = (f"**{text}**" if name == self.best else text for name, text in zip(self.measured, shown, strict=True))
-        return [self.latency, self.rate, f"{self.planning:.0f} s", *marked, f"{self.regret:.1%}"]
+        return [self.latency, self.rate, dense, f"{self.best} {best}", plan, f"{self.regret:.1%}"]
 
     def _seconds(self, name: str) -> float:
         return median(self.measured[name])
@@ -115,17 +114,18 @@ class Far:
 
 def far_page(cells: Sequence[Far]) -> str:
     """Return the grid of latencies as the page has it."""
-    names = list(cells[0].measured)
-    heading = ["latency", "rate", "planning", *names, "regret of the plan"]
+    heading = ["latency", "rate", "dense", "the best candidate", "the plan", "regret of the plan"]
     lines = (f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *(each.row() for each in cells)))
-    errors = [abs(error) for each in cells for error in each.errors()]
+    errors = {name: [each.error(name) for each in cells] for name in cells[0].measured}
     regrets = [each.regret for each in cells]
     told = (
-        f"{len(errors)} predictions, median error **{median(errors):.1%}**. Regret of the plan: median "
+        f"{sum(map(len, errors.values()))} predictions, median error "
+        f"**{median(abs(error) for each in errors.values() for error in each):.1%}**. Regret of the plan: median "
         f"{median(regrets):.1%}, largest **{max(regrets):.1%}**. Planning took up to "
-        f"{max(each.planning for each in cells):.0f} s."
+        f"{max(each.planning for each in cells):.0f} s. Errors: "
+        f"{', '.join(f'{name} {min(each):+.0%} to {max(each):+.0%}' for name, each in errors.items())}."
     )
-    return "\n".join([told, "", *lines])
+    return "\n".join([fill(told, 100), "", *lines])
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, float]:
