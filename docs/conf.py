@@ -140,7 +140,6 @@ CONTENTS = {
         "exchanges",
         "gpu",
         "kernels",
-        "launches",
         "fake_matrix",
         "check",
         "compiled",
