@@ -20,7 +20,7 @@ from thinwire_lab.papers.dragonn import learning, steps
 from thinwire_lab.papers.gtopk import timing
 from thinwire_lab.papers.rooms import PAPERS
 from thinwire_lab.papers.shared import choosing, ledger, tables
-from thinwire_lab.papers.shared.benches import Benches, Place, Steps, at_every, by_workers, gains
+from thinwire_lab.papers.shared.benches import Benches, Place, Steps, at_every, by_workers, faster, gains, span
 from thinwire_lab.papers.shared.catalogue import HOUSE, ROOMS, catalogue
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Paper
 from thinwire_lab.papers.shared.deciding import Deciding
@@ -69,6 +69,21 @@ def test_a_table_that_strays_is_named(tmp_path: Path) -> None:
     tables.renew(rows, house)
     assert tables.stale(rows, house) == []
     assert "nothing of the kind" in (house / "gtopk" / "README.md").read_text()
+
+
+def test_a_page_has_the_clauses_that_decide_and_what_more_would() -> None:
+    row = replace(
+        ledger.read()["D2"],
+        verdict=UNDECIDED,
+        note=": here",
+        measured="1.5 (1.2% to 1.9%); a | b; c",
+        spread="3 seeds",
+        how="so. What would decide: more seeds",
+    )
+    assert catalogue()["D2"].clauses == 2
+    *_, criterion, verdict, ours = tables._line(row).removesuffix(" |\n").split(" | ")
+    assert (criterion, verdict) == (row.criterion, "**undecided**: here; more seeds would decide")
+    assert ours == "1.5 (1.2\N{EN DASH}1.9%); a \\| b (3 seeds)"
 
 
 def _line(way: Way, seed: int, loss: float) -> str:
@@ -190,6 +205,8 @@ def test_verdicts_follow_from_whole_intervals() -> None:
     assert every({"a": HOLDS, "b": FAILS, "c": UNDECIDED}) == (FAILS, ": b")
     assert by_setting({"a": HOLDS, "b": FAILS}) == (DEPENDS, ": holds on a; does not hold on b")
     assert by_setting({"a": HOLDS, "b": UNDECIDED})[0] == UNDECIDED
+    places = {"P = 2 at 1gbit": HOLDS, "P = 4 at 1gbit": HOLDS, "P = 4 at 100 Mbit/s": FAILS}
+    assert by_setting(places)[1] == ": holds on 1gbit (P = 2, 4); does not hold on 100 Mbit/s (P = 4)"
 
 
 def test_seeds_that_agree_give_a_verdict_and_from_where_to_where_their_figures_go() -> None:
@@ -311,6 +328,9 @@ def test_steps_are_judged_and_told_place_by_place(tmp_path: Path) -> None:
 
     found = {Place(*place): steps(factor) for place, factor in (((2, "1gbit"), 2.0), ((4, "1gbit"), 0.5))}
     assert gains(found, "topk 0.01") == "1gbit (P = 2, 4) 2.00, 0.50"
+    assert faster(found, "topk 0.01") == "1gbit 0.50\N{EN DASH}2.00"
+    assert span((0.1, 0.3), ".0%") == "10\N{EN DASH}30%"
+    assert [span(each, ".0%") for each in ((0.1, 0.1), (-0.1, 0.3))] == ["10%", "-10% to 30%"]
     rule = at_every(found, lambda each: each.ahead("topk 0.01"))
     assert rule == {"P = 2 at 1gbit": HOLDS, "P = 4 at 1gbit": FAILS}
     assert at_every(found, lambda each: each.ahead("topk 0.01"), links=("100mbit",)) == {}

@@ -51,7 +51,7 @@ def teaches_sparsity(*seeds: Found) -> Outcome:
         with_one, dense = ([_end(found["runs"][run], place) for found in seeds] for run in runs)
         if max(*with_one, *dense) > _NOTHING:
             parts[f"{1 - density:.0%}"] = agreed(a < b for a, b in zip(with_one, dense, strict=True))
-        said.append(f"{_spread(with_one, '.4f')} against {_spread(dense, '.4f')} at {1 - density:.0%}")
+        said.append(f"{_spread(with_one, '.2f')} against {_spread(dense, '.2f')} at {1 - density:.0%}")
     how = f"the last tenth of the training, against a dense one; {_HOW}; holds if lower wherever it is above 0.01"
     return Outcome(*every(parts), measured=f"over RMS {', '.join(said)}", how=how)
 
@@ -71,8 +71,8 @@ def laplace(*found: Any) -> Outcome:
     zeros = (each["shapes"]["at the cut"]["zeros"] for each in seeds)
     laws = " against ".join(_spread((aic[law] for aic in before), ".3f") for law in ("Laplace", "normal"))
     measured = (
-        f"DLRM: criterion {laws} before the ReLU, behind it {_spread(zeros, '.0%')} are 0 and neither fits; MNIST: "
-        f"{other.measured}"
+        f"DLRM: criterion {laws}; MNIST: {other.measured}; behind DLRM's ReLU {_spread(zeros, '.0%')} are 0 and "
+        "neither law fits"
     )
     how = f"Akaike's criterion per element, after training; {_HOW}, and `thinwire_lab.papers.gradients`; {other.how}"
     return Outcome(*every({"DLRM": dlrm, "MNIST": other.verdict}), measured=measured, how=how)
@@ -91,7 +91,9 @@ def strays(*found: Any) -> Outcome:
         " to ".join(_spread((each[at][which][0] for each in looks), ".1%") for at in (0, -1))
         for which in ("fitted", "one_sided")
     )
-    measured = f"DLRM: {fitted}, by the paper's one-sided formula {one_sided}; MNIST: {other.measured}{other.note}"
+    measured = (
+        f"DLRM: {fitted}; MNIST: {other.measured}{other.note}; by the paper's one-sided formula DLRM: {one_sided}"
+    )
     how = f"{_HOW}, and `thinwire_lab.papers.gradients`; {other.how}"
     return Outcome(more="more seeds", verdict=word, note=note, measured=measured, how=how)
 
@@ -105,8 +107,8 @@ def half_zero(*found: Any) -> Outcome:
     dlrm = agreed(min(each) >= 0.35 and max(each) <= 0.65 for each in zeros)
     first, last = (_spread((each[at] for each in zeros), ".0%") for at in (0, -1))
     measured = (
-        f"DLRM: {first} at the first step, {last} at the end; MNIST: {other.measured}. Where "
-        "fewer than k of a row are not 0, the boundary sends k all the same, zeros among them"
+        f"DLRM: {first} to {last}; MNIST: {other.measured}; where fewer than k of a row are not 0, the boundary sends "
+        "k all the same, zeros among them"
     )
     return Outcome(
         *by_setting({"DLRM": dlrm, "the MNIST network": other.verdict}),

@@ -19,7 +19,7 @@ _PLAIN = {"trainers": 1, "fetch_rows": False}  # what lines do not say that are 
 
 
 class Run(NamedTuple):
-    """One training: the held-out loss at its end, and at each look the norm of what waits."""
+    """One training: the held-out loss at its end, and at each look the norm of the residual."""
 
     loss: float
     norms: Sequence[float]
@@ -108,8 +108,8 @@ def data_parallel_accuracy(found: Runs) -> Outcome:
     dense = [run.loss for run in found[1.0]]
     return Outcome(
         *every(parts),
-        measured=f"against {fmean(dense):.4f} ± {stdev(dense):.4f} uncompressed: "
-        + ", ".join(f"{name} {each}" for name, each in above.items()),
+        measured=", ".join(f"{name} {each}" for name, each in above.items())
+        + f"; uncompressed {fmean(dense):.4f} ± {stdev(dense):.4f}",
         how=f"{_HOW}; 2,000 updates, threshold life 1,000; as with T8, holds if at most 1 % above dense up to 98 %, "
         "and above it at 99.5 %. [Figures](../../docs/measurements/server.md)",
     )
@@ -124,7 +124,7 @@ _GROWS = 10.0
 
 @DCT.judge("T7", DRAINED, LONG)
 def draining(drained: Runs, long: Runs) -> Outcome:
-    """Hogwild threads need what waits to be drained: or its norm grows on, or the loss is higher."""
+    """Hogwild threads need the residual to be drained: or its norm grows on, or the loss is higher."""
     growth = interval([100 * (run.norms[-1] / run.norms[len(run.norms) * 3 // 4 - 1] - 1) for run in long[0.005]])
     more = {drain: _over(drained[NEVER], runs) for drain, runs in drained.items() if drain}
     parts = [_grows(growth), *(worse(each, MARGIN) for each in more.values())]
@@ -134,8 +134,8 @@ def draining(drained: Runs, long: Runs) -> Outcome:
     return Outcome(
         verdict=word,
         note=": not needed here" if word == FAILS else "",
-        measured=f"never drained, the norm of what waits is {norms} after 2,500, 5,000, 7,500 and 10,000 updates, "
-        f"{growth} in the last quarter; the loss after 2,000 is, above that of trainers {losses}",
+        measured=f"norm {growth} in the last quarter of 10,000 updates; loss above that of trainers {losses}; never "
+        f"drained, the residual's norm is {norms} after 2,500, 5,000, 7,500 and 10,000 updates",
         how=f"{_HOW}; four Hogwild threads, 99.5 %; holds if the norm grows by more than {_GROWS:g} % in the last "
         "quarter, or the loss is higher than with draining. A rate that falls over 10⁶ steps was not tried. "
         "[Figures](../../docs/measurements/server.md#is-draining-needed)",

@@ -6,7 +6,7 @@ from typing import Any
 
 from thinwire.planner.texts import parse_link
 from thinwire_lab.papers.dct import DCT
-from thinwire_lab.papers.shared.benches import APART_SAID, FC_1G, FC_100M, FC_LIVES, Grid, Place, Steps
+from thinwire_lab.papers.shared.benches import APART_SAID, FC_1G, FC_100M, FC_LIVES, Grid, Place, Steps, told
 from thinwire_lab.papers.shared.judging import agreed, by_setting, every, sooner
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.shelf import Document
@@ -16,7 +16,7 @@ SELECTING = Document(name="selecting", words="python -m thinwire_lab.papers.dct.
 
 def _rounds(found: Mapping[str, Any]) -> str:
     changes = [abs(each) for lines in _cells(found).values() for each in _changes(lines, "plain again")]
-    return f"plain again within {max(changes):.1%} of plain in every round"
+    return f"rounds \N{PLUS-MINUS SIGN} {max(changes):.0%}"
 
 
 PIPELINE = Document(
@@ -26,6 +26,7 @@ PIPELINE = Document(
     apart=_rounds,
 )
 TIMED = (0.25, 0.1, 0.05, 0.02, 0.005)
+_JUDGED = (0.25, 0.05, 0.005)
 _KEPT = "dct_dp 0.05"
 
 
@@ -49,6 +50,8 @@ def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
         + ", ".join(f"{1e3 * _on_the_link(steps, place, density):.0f}" for density in TIMED)
         for place, steps in found.items()
     )
+    ends = told(found, lambda steps: " / ".join(f"{1e3 * steps.seconds(f'dct_dp {each:g}'):.0f}" for each in _JUDGED))
+    measured = f"ms at 75 / 95 / 99.5 %: {ends}; {measured}"
     how = (
         f"small VGG, `dct_dp` at 75, 90, 95, 98, 99.5 %; {_PLACES}; holds if 95 % is over 5 % "
         "faster than 75 %, and at most 10 % slower than 99.5 %, undecided where the 20th to 80th percentiles overlap. "
@@ -67,7 +70,7 @@ def _on_the_link(steps: Steps, place: Place, density: float) -> float:
 
 
 def _falls_then_flat(steps: Steps) -> dict[str, str]:
-    most, knee, least = (steps.range(f"dct_dp {TIMED[place]:g}") for place in (0, 2, -1))
+    most, knee, least = (steps.range(f"dct_dp {density:g}") for density in _JUDGED)
     return {"falls": sooner(knee, most, 1 / 1.05), "is flat": sooner(knee, least, 1.1)}
 
 
@@ -80,7 +83,8 @@ def rare_thresholds(fc: Steps, found: Mapping[str, Any], slow: Steps, lives: Gri
         + ", ".join(f"L = {life} {_longer(steps, took['sort'] / life):+.0%}" for life in (1, 10, 100, 1000))
         for place, steps in grid.items()
     )
-    measured = f"over dense's step, by a sort: {at}. To find a threshold: " + ", ".join(
+    ends = told(grid, lambda steps: f"{_longer(steps, took['sort']):+.0%} / {_longer(steps, took['sort'] / 1000):+.0%}")
+    measured = f"L = 1 / L = 1000 over dense: {ends}; {at}; to find a threshold: " + ", ".join(
         f"{name} {1e3 * each:.1f} ms" for name, each in took.items()
     )
     how = (

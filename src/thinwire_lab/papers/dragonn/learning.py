@@ -93,7 +93,10 @@ def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
     printed = {m: no_worse(_more(ways["as printed"], ways["dgc"], _ends(ways))) for m, ways in models.items()}
     found = {model: steps(ways) for model, ways in models.items()}
     measured = "; ".join(
-        f"{model}: steps {_said(n, *_BY_SIZE)}; hashed {_in_words(more[model])}" for model, n in found.items()
+        [
+            f"more steps than DGC: {', '.join(f'{model} {each}' for model, each in more.items())}",
+            *(f"{model}: steps {_said(n, *_BY_SIZE)}" for model, n in found.items()),
+        ]
     )
     ends = "; ".join(
         f"{model} " + ", ".join(f"{name} {fmean(t.loss for t in ways[name]):.3f}" for name in ("dgc", "hashed", "topk"))
@@ -118,15 +121,11 @@ def _gently(xl: Ways) -> str:
     return _said(steps(ways), *ways)
 
 
-def _in_words(more: Interval) -> str:
-    return f"{more} more than DGC" if math.isfinite(more.mean) else "not there on a seed"
-
-
 @DRAGONN.judge("D17", XL, MLP)
 def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
     """SignSGD needs more steps than hashed slots, and Random-k five times as many."""
     models = {"XL": xl, "MNIST": mlp}
-    parts, said = {}, []
+    parts, said, ends_at = {}, [], list[str]()
     for model, ways in models.items():
         early = [_loss_at_a_fifth(trial) for trial in ways["hashed"]]
         slow = {name: worse(_more(ways[name], ways["hashed"], early), MARGIN) for name in _SIGNS}
@@ -135,10 +134,9 @@ def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
         parts[f"randomk on {model}"] = every(five)[0]
         to = {name: steps_to(ways[name], early) for name in ("hashed", *_SIGNS, "randomk", _SLOWER)}
         to_end = {name: steps_to(ways[name], _ends(ways)) for name in ("hashed", *_SIGNS)}
-        said.append(
-            f"{model}: steps {_said(to, *to)}; to what both DGC and hashed slots have reached at the end "
-            f"{_said(to_end, *to_end)}"
-        )
+        ends_at.append(f"{model} {_said(to_end, *to_end)}")
+        signs, draws = ([to[name] for name in names] for names in (_SIGNS, ("randomk", _SLOWER)))
+        said.append(f"{model}: hashed {_count(to['hashed'])}, SignSGD {_both(*signs)}, Random-k {_both(*draws)}")
     ends = "; ".join(
         f"{model} " + ", ".join(f"{name} {fmean(t.loss for t in ways[name]):.2f}" for name in ("hashed", *_SIGNS))
         for model, ways in models.items()
@@ -149,7 +147,16 @@ def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
         "SignSGD needs "
         "more steps and Random-k over five times as many, each at both of its rates"
     )
-    return Outcome(*every(parts), measured=f"{'; '.join(said)}; losses at the end: {ends}", how=how)
+    measured = (
+        f"{'; '.join(said)}; to what both DGC and hashed slots have reached at the end: {', '.join(ends_at)}; losses "
+        f"at the end: {ends}"
+    )
+    return Outcome(*every(parts), measured=measured, how=how)
+
+
+def _both(one: float, other: float) -> str:
+    """Return two numbers of steps, once where they are the same."""
+    return " and ".join(dict.fromkeys((_count(one), _count(other))))
 
 
 def _loss_at_a_fifth(trial: Trial) -> float:
@@ -161,14 +168,14 @@ def _loss_at_a_fifth(trial: Trial) -> float:
 @DRAGONN.judge("D10", XL_BY_SIZE, XL_1G, VGG_BY_SIZE, FC_1G)
 def time_to_target(xl: Ways, xl_steps: Steps, vgg: Ways, vgg_steps: Steps) -> Outcome:
     """Dense takes longest to a target, then DGC, then hashed slots."""
-    parts, said = {}, []
+    parts, over, said = {}, list[str](), []
     for model, ways, bench in (("XL", xl, xl_steps), ("VGG", vgg, vgg_steps)):
         needed = steps(ways)
         times = {name: needed[name] * bench.seconds(label) for name, label in _TIMED.items()}
         parts[model] = _in_order(ways, bench, "hashed")
-        others = ", ".join(f"{name}'s {times[name] / times['hashed']:.2f}" for name in ("dgc", "dense"))
+        over.append(f"{model} DGC {times['dgc'] / times['hashed']:.2f}, dense {times['dense'] / times['hashed']:.2f}")
         said.append(
-            f"{model}: time over hashed slots', {others}; steps {_said(needed, *_BY_SIZE)}; with slots as printed it "
+            f"{model}: steps {_said(needed, *_BY_SIZE)}; with slots as printed it "
             f"{_in_order(ways, bench, 'as printed')}, if their step is as long"
         )
     how = (
@@ -177,7 +184,8 @@ def time_to_target(xl: Ways, xl_steps: Steps, vgg: Ways, vgg_steps: Steps) -> Ou
         "where fewest steps at the 20th and most at the 80th percentile overlap; holds if hashed slots are sooner than "
         "DGC and that than dense; two models instead of the paper's four"
     )
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    measured = "; ".join([f"time over hashed slots': {', '.join(over)}", *said])
+    return Outcome(*by_setting(parts), measured=measured, how=how)
 
 
 _TIMED = {"dense": "dense", "dgc": "dgc 0.001", "hashed": "dragonn 0.001"}

@@ -1,13 +1,13 @@
 """DRAGONN's claims about the time that one tensor takes, by size, link and number of workers."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.dragonn.steps import PLAN, leaving_out
-from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_every, gains
+from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_every, faster, gains
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.links import (
@@ -43,9 +43,9 @@ def compressing_is_half(found: Found) -> Outcome:
         parts[f"density {density:g}"] = verdict(falls)
         largest = {link: f"{_share(found, link, density)[-1][1]:.0%}" for link in crossings}
         said.append(
-            f"density {density:g} "
+            f"density {density:g}: "
             + ", ".join(
-                f"{link} {'from ' + _size(each) if each else 'never'}, {largest[link]} at the largest"
+                f"{link} {'from ' + _size(each) if each else 'never'} ({largest[link]} at the largest)"
                 for link, each in crossings.items()
             )
         )
@@ -116,12 +116,22 @@ def _named(wins: Mapping[int, str]) -> dict[str, str]:
 
 
 def _where(wins: Mapping[str, Mapping[int, str]]) -> str:
-    """Return where dense wins and loses, by link."""
+    """Return where dense wins and loses, by link and bytes."""
     said = []
     for link, by_size in wins.items():
-        sizes = {word: [_exponent(size) for size, each in by_size.items() if each == word] for word in _RESULTS}
-        said.append(f"{link}: " + ", ".join(f"{_RESULTS[word]} {' '.join(at)}" for word, at in sizes.items() if at))
-    return "; ".join(said) + " (bytes)"
+        sizes = {word: [size for size, each in by_size.items() if each == word] for word in _RESULTS}
+        words = (f"{_RESULTS[word]} {_sizes(at, list(by_size))}" for word, at in sizes.items() if at)
+        said.append(f"{link}: {', '.join(words)}")
+    return "; ".join(said)
+
+
+def _sizes(some: Sequence[int], known: Sequence[int]) -> str:
+    """Return some of the known sizes, shorter where they are all, or all from one on."""
+    if some == known:
+        return "every size"
+    if len(some) > 1 and some == known[-len(some) :]:
+        return f"{_exponent(some[0])} and more"
+    return " ".join(map(_exponent, some))
 
 
 def _size(nbytes: int) -> str:
@@ -149,7 +159,8 @@ def lead_grows(found: Found, xl: Grid) -> Outcome:
     word, note = by_setting(parts)
     measured = (
         f"DGC's time over hashed slots' for {', '.join(map(str, counts))} workers: "
-        + ", ".join(f"{link} {_numbers(each)}" for link, each in as_published.items())
+        + ", ".join(f"{link} {_numbers(as_published[link])}" for link in kept(found))
+        + f"; whole steps of XL {faster(xl, *_LEADERS)}"
         + f"; with payloads decoded together for both, at {kept(found)[-1]} {_numbers(both)}; whole steps of XL "
         + gains(xl, "dragonn 0.001", "dgc 0.001")
         + "; Top-k's over hashed slots' "
@@ -215,22 +226,22 @@ def gains_of_parts(found: Found, link: str) -> tuple[float, float, float]:
 @DRAGONN.judge("D15", SYNCHRONISING, PLAN)
 def every_part_helps(found: Found, plan: Mapping[str, Any]) -> Outcome:
     """Hashing alone, decoding payloads together alone, and leaving tensors out alone each help."""
-    gains = {link: gains_of_parts(found, link) for link in links(found)}
+    gains = {link: gains_of_parts(found, link) for link in kept(found)}
     helping = {f"hashing at {link}": verdict(gains[link][0] > 1.05) for link in kept(found)}
     helping |= {f"decoding together at {link}": verdict(gains[link][1] > 1.05) for link in kept(found)}
     left_out = list(leaving_out(plan))
     measured = "; ".join(
-        f"{link}: hashing alone {each[0]:.2f}, decoding together alone {each[1]:.2f}, both {each[2]:.2f}"
+        f"{link}: hashing {each[0]:.2f}, decoding together {each[1]:.2f}, both {each[2]:.2f}"
         for link, each in gains.items()
     )
-    leaving = ", ".join(f"{each.link} {each.gain:.2f} ({each.compressed} tensors compressed)" for each in left_out)
+    leaving = ", ".join(f"{each.link} {each.gain:.2f} ({each.compressed} compressed)" for each in left_out)
     how = (
         "gain over DGC whose payloads are decoded one by one; a tensor of the largest size, density 0.001; "
         f"{_AT_FOUR}; holds if each part alone gains over 5 %, and if whole steps of a transformer in which a plan "
         "leaves tensors out are shorter than those of the same method, a sampled threshold at 0.01, for all: undecided "
         "where their 20th to 80th percentiles overlap"
     )
-    measured = f"{measured}; leaving tensors out alone: {leaving}"
+    measured = f"{measured}; leaving tensors out: {leaving}"
     return Outcome(
         *every(helping | {f"leaving tensors out at {each.link}": each.verdict for each in left_out}),
         more=MORE,

@@ -1,6 +1,6 @@
 """The FFT paper's claims about learning, with virtual workers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +11,6 @@ from thinwire_lab.papers.shared.judging import (
     every,
     losses_over,
     no_worse,
-    points,
     rising,
     worse,
 )
@@ -50,6 +49,21 @@ _HOW = (
 _POINTS = "judged by points of accuracy lost, within half a point is the same"
 
 
+def _said(models: Mapping[str, Ways], names: Sequence[str]) -> str:
+    """Return how many points each way loses to dense, by model; then dense's accuracy and how far losses are above."""
+    lost = {name: [points_lost(ways[each], ways["dense"]).bare for each in names] for name, ways in models.items()}
+    by_model = ", ".join(f"{name} {', '.join(each)}" for name, each in lost.items())
+    return "; ".join(
+        [
+            f"points lost by {', '.join(names)}: {by_model}",
+            *(
+                f"{name} (dense {accuracy(ways['dense'])}): loss {losses_over(ways, 'dense', *names)}"
+                for name, ways in models.items()
+            ),
+        ]
+    )
+
+
 @FFT_PAPER.judge("F15", MLP.only(*_FREE).on(5), FC.only(*_FREE).on(5))
 def half_is_free(mlp: Ways, fc: Ways) -> Outcome:
     """Dropping half of the frequencies changes nothing, dropping nine tenths does."""
@@ -63,11 +77,7 @@ def half_is_free(mlp: Ways, fc: Ways) -> Outcome:
         )[0]
         for name, ways in models.items()
     }
-    measured = "; ".join(
-        f"{name} (dense {accuracy(ways['dense'])}): {points(ways, 'dense', *_FREE[1:])}; loss "
-        f"{losses_over(ways, 'dense', *_FREE[1:])}"
-        for name, ways in models.items()
-    )
+    measured = _said(models, _FREE[1:])
     return Outcome(*by_setting(parts), measured=measured, how=f"{_HOW}; {_POINTS}")
 
 
@@ -78,11 +88,7 @@ def recovers(*found: Ways) -> Outcome:
     models = dict(zip(names, found, strict=True))
     lost = {name: ways for name, ways in models.items() if points_lost(ways["theta 0.9"], ways["dense"]).above}
     parts = {name: no_worse(points_lost(ways["recovery"], ways["dense"]), HALF_A_POINT) for name, ways in lost.items()}
-    measured = "; ".join(
-        f"{name} (dense {accuracy(ways['dense'])}): {points(ways, 'dense', *_BACK[1:])}; loss "
-        f"{losses_over(ways, 'dense', *_BACK[1:])}"
-        for name, ways in models.items()
-    )
+    measured = _said(models, _BACK[1:])
     how = (
         "theta 0.9 for 140 steps, then 0, at a constant learning rate and at one that drops to a tenth together with "
         f"theta, for dense, too; {_HOW}; {_POINTS}; holds if the same as dense, where theta 0.9 alone loses accuracy "
@@ -95,11 +101,11 @@ def recovers(*found: Ways) -> Outcome:
 def the_four(mlp: Ways, fc: Ways, all_mlp: Ways, all_fc: Ways) -> Outcome:
     """FFT is as dense, and Top-k, QSGD and TernGrad are worse, in that order."""
     models = {"MNIST": (mlp, all_mlp), "VGG": (fc, all_fc)}
-    measured = "; ".join(
-        f"{name} (dense {accuracy(ways['dense'])}): {points(ways, 'dense', *_FOUR)}; loss "
-        f"{losses_over(ways, 'dense', *_FOUR)}; on 3 seeds with feedback "
-        f"{losses_over(three, 'dense', 'fft, EF', 'topk, EF')}"
-        for name, (ways, three) in models.items()
+    fed_back = ", ".join(
+        f"{name} {losses_over(three, 'dense', 'fft, EF', 'topk, EF')}" for name, (_, three) in models.items()
+    )
+    measured = (
+        f"{_said({name: ways for name, (ways, _) in models.items()}, _FOUR)}; loss on 3 seeds with feedback {fed_back}"
     )
     how = f"theta 0.85 in 10 bits, Top-k 0.15, QSGD of 3 bits, TernGrad without clipping; {_HOW}; {_POINTS}"
     return Outcome(

@@ -1,6 +1,6 @@
 """The FFT paper's claims about collectives."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
@@ -17,6 +17,9 @@ from thinwire_lab.papers.shared.benches import (
     Steps,
     at_every,
     by_workers,
+    faster,
+    span,
+    spans,
     told,
 )
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, sooner, verdict
@@ -61,7 +64,8 @@ def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
         )[0]
         for place, there in places.items()
     }
-    measured = "; ".join(f"{name}: {told(found, _share)}" for name, found in models.items())
+    shares = ", ".join(f"{name} {spans(found, _share, '.0%')}" for name, found in models.items())
+    measured = "; ".join([shares, *(f"{name}: {told(found, _share_said)}" for name, found in models.items())])
     how = (
         f"dense: the share of a step that the link adds; {PLACES_SAID}; holds if the model with most bytes per second "
         f"of computing, the {' or '.join(dict.fromkeys(heaviest.values()))}, has the largest, {APART_SAID}"
@@ -69,9 +73,12 @@ def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
     return Outcome(*by_setting(parts), measured=measured, how=how)
 
 
-def _share(steps: Steps) -> str:
-    share = 1 - steps.free / steps.seconds("dense")
-    return f"{share:.0%}" if share > 0 else "none"
+def _share(steps: Steps) -> list[float]:
+    return [max(0.0, 1 - steps.free / steps.seconds("dense"))]
+
+
+def _share_said(steps: Steps) -> str:
+    return f"{_share(steps)[0]:.0%}"
 
 
 def _weight(steps: Steps) -> float:
@@ -89,10 +96,8 @@ def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
     for name, grid in asked.items():
         gathered = zip(grid.items(), more[name], strict=True)
         parts[f"{name} over all-gather"] = every({str(at): _all_sooner(each, x) for (at, each), x in gathered})[0]
-    measured = "; ".join(
-        f"{name}: {told(grid, _numbers)}; over all-gather {min(more[name]):.2f} to {max(more[name]):.2f} times that"
-        for name, grid in models.items()
-    )
+    gathering = ", ".join(f"{name} {span(times)} times that" for name, times in more.items())
+    measured = "; ".join([*_leads(models), *_listed(models), f"over all-gather {gathering}"])
     how = (
         f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; a dense all-gather's longer time from the "
         f"sweep; holds if all are above 1 and FFT is first with 4 and with 8, {APART_SAID}"
@@ -111,6 +116,21 @@ def _numbers(steps: Steps) -> str:
     return " / ".join(f"{steps.faster(label):.2f}" for label in _FOUR)
 
 
+def _listed(models: Mapping[str, Grid]) -> list[str]:
+    """Return the gains of all four at every place, by model."""
+    return [f"{name}: {told(grid, _numbers)}" for name, grid in models.items()]
+
+
+def _leads(models: Mapping[str, Grid]) -> Iterator[str]:
+    """Yield how many times as fast as dense, and as the fastest of the others, FFT is."""
+    first, *others = _FOUR
+    yield "FFT over dense: " + ", ".join(f"{name} {faster(grid, first)}" for name, grid in models.items())
+    best = {
+        name: spans(grid, lambda steps: [min(steps.faster(first, o) for o in others)]) for name, grid in models.items()
+    }
+    yield "FFT over the best other: " + ", ".join(f"{name} {each}" for name, each in best.items())
+
+
 def _gathered(steps: Steps, found: Found, place: Place) -> float:
     """Return how many times longer a dense step is whose gradients are gathered."""
     world, link = place.workers, place.link if place.link in links(found) else links(found)[-1]
@@ -124,7 +144,8 @@ def scales(*found: Grid) -> Outcome:
     """From four workers on FFT has the highest rate of the four."""
     models = dict(zip(_MODELS, found, strict=True))
     parts = {name: every(at_every(grid, _first, (4, 8)))[0] for name, grid in models.items()}
-    measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
+    _, over_others = _leads(models)
+    measured = "; ".join([over_others, *_listed(models)])
     how = (
         f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if FFT is at most 3 % behind at 4 and "
         f"8, {APART_SAID}"
@@ -150,7 +171,10 @@ def slower_is_better(*found: Grid) -> Outcome:
         for workers, (slow, fast) in by_workers(grid).items()
         for label in _FOUR
     }
-    measured = "; ".join(f"{name}: {told(grid, _numbers)}" for name, grid in models.items())
+    all_four = (
+        f"{name} {spans(grid, lambda steps: [steps.faster(label) for label in _FOUR])}" for name, grid in models.items()
+    )
+    measured = f"all four over dense: {', '.join(all_four)}; by place: F24"
     how = (
         f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if larger at 100 Mbit/s, {APART_SAID}"
     )

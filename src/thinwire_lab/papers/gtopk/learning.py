@@ -104,12 +104,16 @@ def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
         "ResNet-20": no_worse(points_lost(cnn["density warm-up"], cnn["dense"]), HALF_A_POINT),
         "VGG": rising([points_lost(fc["dense"], fc["density warm-up"])]),
     }
-    measured = "; ".join(
-        f"{name}: {points_lost(ways['density warm-up'], ways['dense'])} of dense's {accuracy(ways['dense'])}, "
-        f"loss {over(ways['density warm-up'], ways['dense'])}; without a warm-up "
-        f"{points_lost(ways['0.001'], ways['dense'])}; chosen from the whole model, as the paper does, "
-        f"{points_lost(whole['whole'], ways['dense'])}, loss {over(whole['whole'], ways['dense'])}"
-        for name, ways, whole in (("ResNet-20", cnn, cnn_whole), ("small VGG", fc, fc_whole))
+    models = {"ResNet-20": (cnn, cnn_whole), "small VGG": (fc, fc_whole)}
+    lost = ", ".join(
+        f"{name} {points_lost(ways['density warm-up'], ways['dense'])}" for name, (ways, _) in models.items()
+    )
+    measured = f"{lost}; " + "; ".join(
+        f"{name}, whose dense reaches {accuracy(ways['dense'])}: without a warm-up "
+        f"{points_lost(ways['0.001'], ways['dense'])}, chosen from the whole model, as the paper does, "
+        f"{points_lost(whole['whole'], ways['dense'])}, loss after a warm-up "
+        f"{over(ways['density warm-up'], ways['dense'])}, from the whole model {over(whole['whole'], ways['dense'])}"
+        for name, (ways, whole) in models.items()
     )
     how = f"density 0.001 of each tensor after a warm-up of 80 steps; {_HOW}; the same is within half a point"
     return Outcome(*every(parts), measured=measured, how=how)
@@ -149,12 +153,17 @@ def sparser_still(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcome:
         for name, ways in (("ResNet-20", cnn), ("VGG", fc))
         for said, (sparser, base) in (("", half), (" after a warm-up", after))
     }
-    measured = "; ".join(
-        f"{name}: {points(ways, '0.001', '0.0005')} to 0.001's {accuracy(ways['0.001'])}, "
-        f"after a warm-up {points_lost(ways[after[0]], ways[after[1]])} to {accuracy(ways[after[1]])}; "
+    models = {"ResNet-20": (cnn, all_cnn), "small VGG": (fc, all_fc)}
+    lost = ", ".join(
+        f"{name} {points_lost(ways['0.0005'], ways['0.001']).bare}, warmed up "
+        f"{points_lost(ways[after[0]], ways[after[1]]).bare}"
+        for name, (ways, _) in models.items()
+    )
+    measured = f"points lost: {lost}; " + "; ".join(
+        f"{name}: of 0.001's {accuracy(ways['0.001'])}, warmed up {accuracy(ways[after[1]])}; "
         f"on 3 seeds, to 0.01's {accuracy(every['0.01'])}, {points(every, '0.01', *_SPARSER)}, "
         f"{_breaks(every)}"
-        for name, ways, every in (("ResNet-20", cnn, all_cnn), ("small VGG", fc, all_fc))
+        for name, (ways, every) in models.items()
     )
     how = (
         f"warm-up of 20 steps at each of the four densities; {_HOW}; holds if at most a point of accuracy is lost; to "
@@ -179,10 +188,10 @@ def warming_up_helps(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcom
     models = {"ResNet-20": (cnn, all_cnn), "VGG": (fc, all_fc)}
     found = {name: points_lost(ways["density warm-up"], ways["0.001"]) for name, (ways, _) in models.items()}
     words = {name: HOLDS if each.below else FAILS if each.above else UNDECIDED for name, each in found.items()}
-    measured = "; ".join(
-        f"{name}: density warm-up {found[name]}, loss {over(ways['density warm-up'], ways['0.001'])}; on 3 seeds, of "
-        "the "
-        f"rate {points_lost(three['rate warm-up'], three['0.001'])}"
+    lost = ", ".join(f"{name} {each}" for name, each in found.items())
+    measured = f"{lost}; " + "; ".join(
+        f"{name}: loss {over(ways['density warm-up'], ways['0.001'])}, on 3 seeds, of the rate "
+        f"{points_lost(three['rate warm-up'], three['0.001'])}"
         for name, (ways, three) in models.items()
     )
     how = (
@@ -198,15 +207,14 @@ def many_workers(cnn: Ways, fc: Ways) -> Outcome:
     """With 32 workers it loses accuracy to local Top-k, on both networks."""
     lost = {name: points_lost(ways["0.001"], ways["topk"]) for name, ways in (("ResNet-20", cnn), ("VGG", fc))}
     lost["VGG after a warm-up"] = points_lost(fc["gtopk, warmed up"], fc["topk, warmed up"])
-    measured = "; ".join(
-        f"{name}: {points_lost(ways['0.001'], ways['topk'])}, loss {over(ways['0.001'], ways['topk'])} over local "
-        f"Top-k's; accuracy {accuracy(ways['0.001'])} against "
-        f"{accuracy(ways['topk'])}, dense {accuracy(ways['dense'])}"
+    measured = f"points lost: {', '.join(f'{name} {each.bare}' for name, each in lost.items())}; " + "; ".join(
+        f"{name}: loss {over(ways['0.001'], ways['topk'])} over local Top-k's, accuracy {accuracy(ways['0.001'])} "
+        f"against {accuracy(ways['topk'])}, dense {accuracy(ways['dense'])}"
         for name, ways in (("ResNet-20", cnn), ("small VGG", fc))
     )
     measured += (
-        f"; small VGG after a warm-up {lost['VGG after a warm-up']}, accuracy {accuracy(fc['gtopk, warmed up'])} "
-        f"against {accuracy(fc['topk, warmed up'])}"
+        f"; small VGG after a warm-up: accuracy {accuracy(fc['gtopk, warmed up'])} against "
+        f"{accuracy(fc['topk, warmed up'])}"
     )
     how = (
         "32 virtual workers of 32 samples, 60 and 100 steps, density 0.001, a warm-up of 10 steps at each of the four "
@@ -242,19 +250,18 @@ def more_updates_close_the_gap(*found: Ways) -> Outcome:
     by_size = {name: found[i * len(_SIZES) :][: len(_SIZES)] for i, name in enumerate(_BATCHES)}
     gaps = {name: [points_lost(ways["gtopk"], ways["topk"]) for ways in each] for name, each in by_size.items()}
     parts = {name: rising([_further(*pair) for pair in pairwise(each)]) for name, each in by_size.items()}
-    measured = "; ".join(
-        f"{name}: "
-        + ", ".join(
-            f"batch {size} {gap} to {accuracy(ways['topk'])}"
-            for size, gap, ways in zip(_SIZES, each, by_size[name], strict=True)
-        )
-        for name, each in gaps.items()
+    lost = "; ".join(f"{name} {', '.join(gap.bare for gap in each)}" for name, each in gaps.items())
+    reached = "; ".join(
+        f"{name} {', '.join(accuracy(ways['topk']) for ways in each)}" for name, each in by_size.items()
     )
     equal = "; ".join(
         f"{name} " + ", ".join(f"batch {size} {_lost_after(25, ways)}" for size, ways in zip(_SIZES, each, strict=True))
         for name, each in by_size.items()
     )
-    measured += f". At equal updates, the first look from 25 on: {equal}"
+    measured = (
+        f"points lost in batches of {', '.join(map(str, _SIZES))}: {lost}; to local Top-k's {reached}; at equal "
+        f"updates, the first look from 25 on: {equal}"
+    )
     how = (
         "accuracy lost to local Top-k after 400, 100 and 25 updates on as many samples, density 0.001, 4 virtual "
         "workers, 5 seeds, the rate of batches of 32; MNIST for ResNet-20, as it trains in seconds; "

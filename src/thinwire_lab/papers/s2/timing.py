@@ -18,7 +18,9 @@ from thinwire_lab.papers.shared.benches import (
     Place,
     Steps,
     at_every,
+    faster,
     gains,
+    span,
     told,
 )
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, points, sooner, verdict
@@ -30,20 +32,21 @@ from thinwire_lab.papers.shared.trials import Interval, interval, points_lost
 @S2.judge("S15", SWEEP)
 def reducing_beats_gathering(found: Found) -> Outcome:
     """A dense all-reduce takes P/2 times less than an all-gather of equal messages, beyond 8 MB."""
-    parts, said = {}, []
+    parts, said = {}, dict[str, str]()
     for link in links(found):
         ratios = {p: gather_over_reduce(found, link, p) for p in worlds(found)}
         known = {p: ratio for p, ratio in ratios.items() if ratio}
         if link in kept(found):
             parts[link] = verdict(all(ratio >= p / 2 for p, ratio in known.items()))
-        said.append(f"{link}: " + ", ".join(f"P = {p} {ratio:.2f} (P/2 = {p / 2:g})" for p, ratio in known.items()))
+        said[link] = f"(P = {', '.join(map(str, known))}) {', '.join(f'{each:.2f}' for each in known.values())}"
     how = (
         "all-gather over all-reduce, the largest message that both took: 4 MiB, which is below the claim's 8 MB, for P "
         "= 6 "
         "and 8 at 100 Mbit/s, where more takes over 6 s; Gloo, workers in namespaces of one machine; holds if at "
         f"least P/2, {KEPT_SAID}"
     )
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    measured = "; ".join(f"{link} {each}" for link, each in said.items())
+    return Outcome(*by_setting(parts), measured=measured, how=how)
 
 
 def gather_over_reduce(found: Found, link: str, world: int) -> float:
@@ -77,7 +80,7 @@ def faster_than_gathering(lm: Grid, trained: Ways) -> Outcome:
     """On a model with a large embedding faster than all-gathers of values and indices, at the same perplexity."""
     apart = _perplexity(trained)
     parts = {"time": every(at_every(lm, _before_gather))[0], "perplexity": no_worse(apart, 1.0)}
-    measured = f"times as fast: {gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's; {_AT} {_said(lm[_FOUR])}"
+    measured = f"{gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's; {_AT} {_said(lm[_FOUR])}"
     how = (
         f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {PLACES_SAID}; holds if "
         f"faster everywhere, and the perplexity at most 1 % higher, {APART_SAID}"
@@ -107,9 +110,18 @@ def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> O
         name: every(_saves(found) | {"perplexity": no_worse(lost[name], 1.0)})[0] for name, found in models.items()
     }
     measured = "; ".join(
-        f"{name}: bytes {told(found, _fewer)}; times as fast: {gains(found, SKETCH, UNION)}; perplexity {lost[name]} "
-        f"over dense's; {_AT} {_said(found[_FOUR])}"
-        for name, found in models.items()
+        [
+            *(
+                f"{name}: bytes {span([_saved(steps) for steps in found.values()], '+.0%')}, "
+                f"{faster(found, SKETCH, UNION)} times as fast, perplexity {lost[name]}"
+                for name, found in models.items()
+            ),
+            *(
+                f"{name}: bytes {told(found, _fewer)}; times as fast: {gains(found, SKETCH, UNION)}; {_AT} "
+                f"{_said(found[_FOUR])}"
+                for name, found in models.items()
+            ),
+        ]
     )
     how = (
         "against the exact union of the same blocks, packed, which is what OmniReduce sends; perplexity at dense's "
@@ -127,8 +139,12 @@ def _smaller(steps: Steps, *others: str) -> str:
     return verdict(steps.bytes(SKETCH) < min(map(steps.bytes, others)))
 
 
+def _saved(steps: Steps) -> float:
+    return steps.bytes(SKETCH) / steps.bytes(UNION) - 1
+
+
 def _fewer(steps: Steps) -> str:
-    return f"{steps.bytes(SKETCH) / steps.bytes(UNION) - 1:+.0%}"
+    return f"{_saved(steps):+.0%}"
 
 
 @S2.judge("S11", CNN_STEPS, CNN, CNN_WHOLE)
@@ -141,8 +157,9 @@ def residual_network(found: Grid, cnn: Ways, whole: Ways) -> Outcome:
         "accuracy": no_worse(points_lost(cnn["sketch"], cnn["dense"]), HALF_A_POINT),
     }
     measured = (
-        f"times as fast as the union: {gains(found, SKETCH, UNION)}; as all-gather: "
-        f"{gains(found, SKETCH, GATHER)}; {_AT} {_said(found[_FOUR])}; "
+        f"over the union {faster(found, SKETCH, UNION)}, over all-gather {faster(found, SKETCH, GATHER)}, accuracy "
+        f"{points_lost(cnn['sketch'], cnn['dense'])}; times as fast as the union: {gains(found, SKETCH, UNION)}; as "
+        f"all-gather: {gains(found, SKETCH, GATHER)}; {_AT} {_said(found[_FOUR])}; "
         f"of dense's accuracy {points(cnn, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
         f"{points_lost(whole['whole'], cnn['dense'])}"
     )
@@ -179,22 +196,21 @@ def _worlds(found: Mapping[str, Any], *wanted: int) -> Sequence[int]:
 @S2.judge("S14", EXCHANGES)
 def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
     """The sketch communicates less than an all-gather, and that less than recursive doubling."""
-    parts, said = {}, []
+    parts, times, sizes = {}, [], []
     for link in dict.fromkeys(row["link"] for row in found["rows"]):
         for world in _worlds(found, 4, 8):
             each = _exchanges(found, link, world)
             names = ("sketch, blocks", "all-gather", "doubling")
             order = {f"{a} before {b}": sooner(each[a].around, each[b].around) for a, b in pairwise(names)}
             parts[f"P = {world} at {link}"] = every(order)[0]
-            said.append(
-                f"{link}, P = {world}: "
-                + ", ".join(f"{name} {each[name].ms:.0f} ms, {each[name].mb:.2f} MB" for name in names)
-            )
+            times.append(f"{link}, P = {world}: {' / '.join(f'{each[name].ms:.0f}' for name in names)}")
+            sizes.append(f"{link}, P = {world}: {' / '.join(f'{each[name].mb:.2f}' for name in names)}")
     how = (
         "10^6 elements, density 0.01 drawn independently by each rank, the worst case for a "
         "union; Gloo; holds if in that order"
     )
-    return Outcome(*every(parts), measured="; ".join(said), how=how)
+    measured = f"ms of sketch / all-gather / doubling, {', '.join(times)}; MB, {', '.join(sizes)}"
+    return Outcome(*every(parts), measured=measured, how=how)
 
 
 @S2.judge("S8", EXCHANGES, LM.on(5), LM_1G)
@@ -208,8 +224,7 @@ def faster_than_doubling(found: Mapping[str, Any], lm: Ways, steps: Steps) -> Ou
         parts[f"time at {link}"] = sooner(each["sketch, blocks"].around, each["doubling"].around)
     measured = (
         ", ".join(f"{link} {gain:.2f} times faster" for link, gain in gains.items())
-        + (f"; perplexity {apart} over dense's, exact union {_perplexity(lm, 'union')}")
-        + f"; {_said(steps)}"
+        + f"; perplexity {apart} over dense's; exact union's {_perplexity(lm, 'union')}; {_said(steps)}"
     )
     how = (
         "exchange of 10^6 elements at density 0.01, 4 workers; LSTM on WikiText-2 with blocks "

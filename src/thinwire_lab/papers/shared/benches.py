@@ -1,12 +1,13 @@
 """Steps over limited links, by `thinwire bench`: three rounds of every row, medians."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, Self
 
 from thinwire_lab.bench.results import SCHEMA, Row
 from thinwire_lab.papers.shared.judging import Range, sooner
+from thinwire_lab.papers.shared.ledger import NOTHING
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import DATA, Document, Shelf
 
@@ -14,7 +15,7 @@ _DATA = {"resnet20": "cifar10/cifar10_jpeg.npz", "vgg": "cifar10/cifar10_jpeg.np
 _SPARSE = "topk:0.001,dgc:0.001,dragonn:0.001,gtopk:0.001"
 _FFTS = "fft:0.15,topk:0.15,qsgd,terngrad"
 _BLOCKS = "s2_reducer:0.03125,s2_union:0.03125,topk:0.03125"
-MORE = "workers on cores of their own"
+MORE = "more cores"
 WORKERS, LINKS = (2, 4, 8), ("100mbit", "1gbit")
 _LIVES = "dct_dp:0.25,dct_dp:0.1,dct_dp:0.05,dct_dp:0.02,dct_dp:0.005"
 
@@ -72,7 +73,7 @@ class Bench:
 
     def spread(self, found: "Steps") -> str:
         """See `shelf.Evidence`."""
-        return f"{self.model}, {self.workers} at {self.link} \N{PLUS-MINUS SIGN} {found.apart:.0%}"
+        return f"{self.model} \N{PLUS-MINUS SIGN} {found.apart:.0%}"
 
     def shrunk(self) -> Self:
         """See `shelf.Evidence`."""
@@ -199,7 +200,7 @@ class Benches:
         """See `shelf.Evidence`."""
         apart = [steps.apart for steps in found.values()]
         model = next(iter(self.places.values())).model
-        return f"{model}, {len(apart)} settings \N{PLUS-MINUS SIGN} {min(apart):.0%} to {max(apart):.0%}"
+        return f"{model} \N{PLUS-MINUS SIGN} {span(apart, '.0%')}"
 
     def shrunk(self) -> Self:
         """See `shelf.Evidence`: both links of one number of workers, four where they are among them."""
@@ -232,6 +233,26 @@ def told(found: Grid, say: Callable[[Steps], str]) -> str:
         f"{link} (P = {', '.join(str(workers) for workers, _ in each)}) {', '.join(words for _, words in each)}"
         for link, each in said.items()
     )
+
+
+def span(values: Sequence[float], form: str = ".2f") -> str:
+    """Return the least and the most, as `0.83–1.06`."""
+    least, most = (f"{each:{form}}" for each in (min(values), max(values)))
+    if least == most:
+        return least
+    return f"{least} to {most}" if min(values) < 0 else f"{least.removesuffix('%')}{NOTHING}{most}"
+
+
+def spans(found: Grid, say: Callable[[Steps], Iterable[float]], form: str = ".2f") -> str:
+    """Return the least and the most of each link, whatever the number of workers, as `100mbit 1.5–3.2`."""
+    links = dict.fromkeys(place.link for place in found)
+    values = {link: [each for place in found if place.link == link for each in say(found[place])] for link in links}
+    return ", ".join(f"{link} {span(each, form)}" for link, each in values.items())
+
+
+def faster(found: Grid, label: str, than: str = "dense") -> str:
+    """Return how many times as fast as the other it is, by link."""
+    return spans(found, lambda steps: [steps.faster(label, than)])
 
 
 def gains(found: Grid, label: str, than: str = "dense") -> str:

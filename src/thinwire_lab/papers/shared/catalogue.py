@@ -13,7 +13,10 @@ ROOMS = ("dragonn", "fft", "s2", "dct", "gtopk")
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a paper says at `place`, its figures in short, what we run to judge it, and when it then holds."""
+    """What a paper says at `place`, its figures in short, what we run to judge it, and when it then holds.
+
+    clauses: how many clauses of what we measured the paper's page has; the ledger has all of them.
+    """
 
     id: str
     paper: str
@@ -22,6 +25,7 @@ class Claim:
     published: str
     check: str
     criterion: str
+    clauses: int = 1
 
 
 @cache

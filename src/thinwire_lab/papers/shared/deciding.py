@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from thinwire_lab.papers.shared.catalogue import ROOMS, catalogue
 from thinwire_lab.papers.shared.claims import Judge, Paper
-from thinwire_lab.papers.shared.ledger import OPEN, UNDECIDED, Outcome, Row, judged
+from thinwire_lab.papers.shared.ledger import DECIDES, OPEN, UNDECIDED, Outcome, Row, judged
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.seeds import GRADIENTS
 from thinwire_lab.papers.shared.shelf import Shelf
@@ -65,7 +65,7 @@ class Deciding:
         outcome = replace(judge.decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
         if outcome.verdict == UNDECIDED:
             more = outcome.more or " or ".join(dict.fromkeys(each.more for each in judge.evidence))
-            outcome = replace(outcome, how=f"{outcome.how}. What would decide: {more}")
+            outcome = replace(outcome, how=f"{outcome.how}. {DECIDES}{more}")
         seeds = [seed for each in judge.evidence for seed in each.seeds]
         commands = [command for each in judge.evidence for command in each.commands]
         return judged(catalogue()[name], outcome, seeds, commands)

@@ -1,5 +1,6 @@
 """From intervals to verdicts, by rules that all rooms share."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED
@@ -73,11 +74,20 @@ def by_setting(parts: Mapping[str, str]) -> tuple[str, str]:
     if len(words) == 1:
         return words.pop(), ""
     note = ": " + "; ".join(
-        f"{word} on {', '.join(name for name, part in parts.items() if part == word)}"
+        f"{word} on {_listed(name for name, part in parts.items() if part == word)}"
         for word in (HOLDS, FAILS, UNDECIDED)
         if word in words
     )
     return DEPENDS if {HOLDS, FAILS} <= words else UNDECIDED, note
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return names, one after another; places such as `P = 2 at 1gbit` by link."""
+    by_link: dict[str, list[str]] = {}
+    for name in names:
+        place = re.fullmatch(r"P = (\d+) at (.+)", name)
+        by_link.setdefault(place[2] if place else name, []).extend([place[1]] if place else [])
+    return ", ".join(f"{link} (P = {', '.join(each)})" if each else link for link, each in by_link.items())
 
 
 def points(ways: Mapping[str, Series], base: str, *names: str) -> str:

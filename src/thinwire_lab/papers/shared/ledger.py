@@ -26,6 +26,8 @@ _RATE = re.compile(r"\b\d+[mg]bit\b")
 """As commands have it, such as `100mbit`."""
 NOTHING = "\N{EN DASH}"
 VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN)
+DECIDES = "What would decide: "
+"""Where `how` ends by saying so."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from thinwire_lab.papers.shared.shelf import Combined, Document
 
 def _repeats(found: Mapping[str, Any]) -> str:
     apart = median(row["most"] / row["least"] for row in found["collectives"])
-    return f"sweep: longest of three {apart:.2f} times the shortest"
+    return f"repeats to \N{MULTIPLICATION SIGN} {apart:.2f}"
 
 
 SWEEP = Document(
@@ -30,7 +30,7 @@ ROUTES = Document(
 def _apart(found: Mapping[str, Any]) -> str:
     times = [row["seconds"] for row in found["rows"]]
     most = max(max(each["p80"] / each["p50"] - 1, 1 - each["p20"] / each["p50"]) for each in times)
-    return f"exchanges \N{PLUS-MINUS SIGN} {most:.0%}"
+    return f"\N{PLUS-MINUS SIGN} {most:.0%}"
 
 
 EXCHANGES = Document(

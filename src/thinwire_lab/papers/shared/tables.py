@@ -5,17 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from thinwire_lab.inputs import write_atomically
+from thinwire_lab.papers.dct import overview
 from thinwire_lab.papers.shared import choosing
-from thinwire_lab.papers.shared.catalogue import HOUSE, ROOMS
+from thinwire_lab.papers.shared.catalogue import HOUSE, ROOMS, catalogue
 from thinwire_lab.papers.shared.ledger import (
     BEYOND,
+    DECIDES,
     DEPENDS,
     FAILS,
     HOLDS,
     NOTHING,
     OPEN,
     UNDECIDED,
-    VERDICTS,
     Row,
     counts,
 )
@@ -23,19 +24,18 @@ from thinwire_lab.papers.shared.shelf import Shelf
 
 RECIPES = "docs/explanation/recipes.md"
 """The page of the recipes, from the checkout's root, whose last table is the verdicts by paper."""
-HEAD = (
-    "| id | the paper's claim and its figure | verdict | ours | how, or what would judge it |\n| "
-    "--- | --- | --- | --- | --- |\n"
-)
+HEAD = "| id | the paper's claim | it holds if | verdict | ours |\n| --- | --- | --- | --- | --- |\n"
 _WORDS = {
     HOLDS: ("holds", "hold"),
     FAILS: ("does not", "do not"),
     DEPENDS: ("depends on the setting", "depend on the setting"),
-    UNDECIDED: ("was looked at and could not be decided", "were looked at and could not be decided"),
+    UNDECIDED: ("is undecided", "are undecided"),
     BEYOND: ("is out of reach here", "are out of reach here"),
     OPEN: ("is open", "are open"),
 }
 """Of one claim, and of several."""
+_COUNTED = (HOLDS, FAILS, DEPENDS, UNDECIDED)
+"""What the table of counts has a column for; the sentence above it has all."""
 TITLES = {
     "dragonn": "[DRAGONN](dragonn/README.md)",
     "fft": "[FFT sparsification and the offset float](fft/README.md)",
@@ -44,6 +44,8 @@ TITLES = {
     "gtopk": "[gTop-k](gtopk/README.md)",
 }
 _BAR = r"\|"
+_RANGE = re.compile(r"\(([\d.,e+]+)%? to ([\d.,e+]+%?)\)")
+"""From where to where seeds go, where no sign is in between."""
 YEARS = {"dragonn": 2022, "fft": 2020, "s2": 2021, "dct": 2021, "gtopk": 2019}
 
 
@@ -71,12 +73,11 @@ def counted(rows: Sequence[Row]) -> str:
 def _pages(rows: Mapping[str, Row], house: Path) -> Iterator[tuple[Path, str]]:
     for room in ROOMS:
         path, mine = house / room / "README.md", [row for row in rows.values() if row.paper == room]
-        yield path, _put(_count(path.read_text(), mine), HEAD, "".join(map(_line, mine)))
+        text = _put(_count(path.read_text(), mine), HEAD, "".join(map(_line, mine)))
+        yield path, _put(text, overview.HEAD, overview.lines(Shelf())) if room == "dct" else text
     path, text = house / "README.md", (house / "README.md").read_text()
     text = re.sub(r"Of \d+ claims [^.]*\.", counted(list(rows.values())), text, count=1)
-    for head, lines in (_numbers(rows), _names(rows)):
-        text = _put(text, head, lines)
-    yield path, text
+    yield path, _put(text, *_numbers(rows))
     path, (head, lines) = house.parent / RECIPES, _names(rows)
     yield path, _put(path.read_text(), head, lines.replace("](", "](../../papers/"))
     path = house.parent / choosing.PAGE
@@ -96,22 +97,26 @@ def _put(text: str, head: str, lines: str) -> str:
 
 
 def _line(row: Row) -> str:
-    ours = f"{row.measured} ({row.spread})" if row.spread else row.measured
-    cells = (row.id, row.claim, f"**{row.verdict}**{row.note}", ours, row.how)
+    """Return a claim's line: of what we measured the clauses that decide."""
+    clauses = row.measured.split("; ")[: catalogue()[row.id].clauses]
+    ours = _RANGE.sub(rf"(\1{NOTHING}\2)", "; ".join(clauses)) + (f" ({row.spread})" if row.spread else "")
+    *_, more = row.how.partition(DECIDES)
+    verdict = f"**{row.verdict}**{row.note}" + (f"; {more} would decide" if more else "")
+    cells = (row.id, row.claim, row.criterion, verdict, ours)
     return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |\n"
 
 
 def _numbers(rows: Mapping[str, Row]) -> tuple[str, str]:
     """Return the head and the lines of the table of counts."""
-    head = "| paper | claims | hold | do not hold | depend on the setting | undecided | out of reach | open |\n"
+    head = "| paper | claims | hold | do not hold | depend on the setting | undecided |\n"
     lines = []
     for room in ROOMS:
         mine = [row for row in rows.values() if row.paper == room]
-        numbers = [len(mine), *(counts(mine)[verdict] for verdict in VERDICTS)]
+        numbers = [len(mine), *(counts(mine)[verdict] for verdict in _COUNTED)]
         lines.append(f"| {TITLES[room]} ({YEARS[room]}) | " + " | ".join(map(str, numbers)) + " |\n")
-    total = [len(rows), *(counts(rows.values())[verdict] for verdict in VERDICTS)]
+    total = [len(rows), *(counts(rows.values())[verdict] for verdict in _COUNTED)]
     lines.append("| **all** | " + " | ".join(f"**{number}**" for number in total) + " |\n")
-    return head + "| --- |" + " ---: |" * 7 + "\n", "".join(lines)
+    return head + "| --- |" + " ---: |" * len(numbers) + "\n", "".join(lines)
 
 
 def _names(rows: Mapping[str, Row]) -> tuple[str, str]:

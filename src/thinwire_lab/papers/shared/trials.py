@@ -13,7 +13,7 @@ FILE = "learning.jsonl"
 RATES = {"mlp": 0.2, "xml": 640.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 0.2, "lstm": 4.0}
 """Learning rates of SGD with momentum 0.9: of those tried, where dense ends lowest (their runs are in FILE)."""
 
-OVER_SEEDS = "\N{PLUS-MINUS SIGN} over {} seeds"
+OVER_SEEDS = "{} seeds"
 _WITHOUT_DATA = ("transformer", "xml")
 _T = {1: math.inf, 2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """The 97.5 % quantile of Student's t, by the number of values."""
@@ -196,7 +196,12 @@ class Interval:
         return abs(self.mean) + self.half <= margin
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f} ± {self.half:.2f} {self.unit}" if math.isfinite(self.mean) else "diverged on a seed"
+        return f"{self.bare} {self.unit}" if math.isfinite(self.mean) else self.bare
+
+    @property
+    def bare(self) -> str:
+        """The same without its unit."""
+        return f"{self.mean:+.2f} ± {self.half:.2f}" if math.isfinite(self.mean) else "diverged on a seed"
 
 
 def over(series: Series, base: Series) -> Interval:
