@@ -109,15 +109,15 @@ class Signals(Sequence[Signal]):
     def __init__(self, made: Sequence[Signal] = (), *columns: Sequence[Any]) -> None:
         self._made, self._columns = dict(enumerate(made)), columns
         self.cut = cut_of(columns[0]) if columns else Cut([0] * len(made), [signal.numel for signal in made])
-        self._done = [False] * len(self.cut)
+        self._done = [False] * len(self.cut.lengths)
         self.share: float | None = None
-        self.shapes: Sequence[tuple[int, ...]] = [()] * len(self.cut)
+        self.shapes: Sequence[tuple[int, ...]] = [()] * len(self._done)
         if made:
             self.dtype, self.device = made[0].dtype, made[0].device
             self.share, self.shapes = made[0].share, [signal.shape for signal in made]
 
     def __len__(self) -> int:
-        return len(self.cut)
+        return len(self._done)
 
     def __getitem__(self, i: Any) -> Any:
         """Return one signal. Raises IndexError if there are fewer."""
@@ -137,7 +137,7 @@ class Signals(Sequence[Signal]):
     @property
     def computed(self) -> bool:
         """Whether all have been computed."""
-        return all(done or (i in self._made and self._made[i].computed) for i, done in enumerate(self._done))
+        return all(self._done) or all(self[i].computed for i, done in enumerate(self._done) if not done)
 
     def tensors(self) -> Sequence[Tensor]:
         """Return the vectors, computing them first if need be."""
@@ -168,7 +168,7 @@ class Signals(Sequence[Signal]):
         found = []
         for some, small in self._groups:
             if small:
-                found.append(together(some, arguments[some]))
+                found.append(together(some, arguments if some.stop - some.start == len(self) else arguments[some]))
             else:
                 found += [alone(self[i], arguments[i]) for i in numbers(some)]
         return found
@@ -191,15 +191,19 @@ class Signals(Sequence[Signal]):
 
     def _begun(self, some: slice) -> bool:
         """Whether any of these has been computed."""
-        made = (signal.computed for i, signal in self._made.items() if some.start <= i < some.stop)
-        return any(self._done[some]) or any(made)
+        return any(self._done[some]) or any(self._made[i].computed for i in numbers(some) if i in self._made)
 
     def _taken(self, some: slice) -> list[Any]:
         """Note that these are computed together. Return their part of the columns."""
         self._done[some] = [True] * (some.stop - some.start)
-        for i in self._made.keys() & set(numbers(some)):
+        for i in self._made.keys() & set(numbers(some)) if self._made else ():
             self._made[i].computed = True
-        return [column[some] for column in self._columns]
+        return self._part(some)
+
+    def _part(self, some: slice) -> list[Any]:
+        """Return the columns of these."""
+        whole = some.stop - some.start == len(self._done)
+        return list(self._columns) if whole else [column[some] for column in self._columns]
 
     @property
     def _groups(self) -> Sequence[tuple[slice, bool]]:
@@ -221,7 +225,7 @@ class Plains(Signals):
         return Plain(*columns)
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
-        xs: Sequence[Tensor] = self._columns[0][some]
+        xs: Sequence[Tensor] = self._part(some)[0]
         return xs
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire import waits
-from thinwire.kernels.parts import holders
+from thinwire.kernels.parts import Parts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,7 +83,10 @@ class Kernel(Generic[P, R]):
         found: list[Tensor] = []
         for place, name, several in self._deciding:
             value = args[place] if place < len(args) else kwargs[name]
-            found.extend(holders(value) if several else (value,))
+            if isinstance(value, Parts):  # all of them lie in one
+                found.append(value.flat)
+            else:
+                found.extend(value if several else (value,))
         return found
 
 

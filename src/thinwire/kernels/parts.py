@@ -104,7 +104,7 @@ class Parts(Sequence[Tensor]):
         self.flat, self.cut = flat, cut
 
     def __len__(self) -> int:
-        return len(self.cut)
+        return len(self.cut.lengths)
 
     def __iter__(self) -> Iterator[Tensor]:
         flat = self.flat
@@ -132,11 +132,6 @@ def are_small(xs: Sequence[Tensor], dtype: torch.dtype) -> bool:
     if isinstance(xs, Parts):
         return xs.flat.dtype == dtype and all(small for _, small in xs.cut.by_size)
     return all(x.dtype == dtype and is_alone(x.numel()) for x in xs)
-
-
-def holders(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return tensors that stand for all of these: of one flat tensor, that."""
-    return (xs.flat,) if isinstance(xs, Parts) else xs
 
 
 def whole(xs: Sequence[Tensor]) -> list[Tensor]:

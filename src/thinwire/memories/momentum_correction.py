@@ -165,13 +165,14 @@ class _MomentumSums(Signals):
 
     def __init__(self, columns: tuple[Sequence[Any], ...], factors: tuple[float, bool]) -> None:
         super().__init__((), *columns)
-        self.dtype, self.device, self._factors = columns[4][0].dtype, columns[4][0].device, factors
+        like, self._factors = columns[4][0], factors
+        self.dtype, self.device = like.dtype, like.device
 
     def _make(self, *columns: Any) -> Signal:
         return _MomentumSum(*(*columns, *self._factors))
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
-        outs: Sequence[Tensor] = self._columns[0][some]
+        outs: Sequence[Tensor] = self._part(some)[0]
         return outs if all(self._done[some]) else super()._tensors(some)
 
     def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:

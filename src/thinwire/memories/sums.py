@@ -134,16 +134,17 @@ class _Sums(Signals):
         decays: Sequence[float],
     ) -> None:
         super().__init__((), outs, before, gradients, scales, decays)
-        self.dtype, self.device = gradients[0].dtype, gradients[0].device
-        self._fades = any(decay != 1 for decay in decays)
+        like = gradients[0]
+        self.dtype, self.device = like.dtype, like.device
+        self._fades = decays != [1.0] * len(decays)
 
     def _make(self, *columns: Any) -> Signal:
         return _Sum(*columns)
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
         if all(self._done[some]):
-            outs: Sequence[Tensor] = self._columns[0][some]
-            return outs
+            done: Sequence[Tensor] = self._part(some)[0]
+            return done
         if self._fades or self._begun(some):
             return super()._tensors(some)
         outs, before, gradients, scales, _ = self._taken(some)

@@ -21,11 +21,12 @@ def accumulate_each(
     outs: Sequence[Tensor], residuals: Sequence[Tensor], gradients: Sequence[Tensor], scales: Sequence[float]
 ) -> None:
     """See `reference.accumulate_each`. A loop in Python over torch's sum would take longer than small sums do."""
-    dtype, lengths = outs[0].dtype, sizes(outs)
-    given, like, factors = in_dtype(gradients, dtype), outs[0].numpy(), np.array(scales, _REALS[dtype])
+    like, lengths = outs[0], sizes(outs)
+    given, factors = in_dtype(gradients, like.dtype), np.array(scales, _REALS[like.dtype])
     places = addresses(outs, residuals, given)
     map_groups(
-        lambda first, last: _each_loop(places[first:last], lengths[first:last], factors[first:last], like), lengths
+        lambda first, last: _each_loop(places[first:last], lengths[first:last], factors[first:last], like.numpy()),
+        lengths,
     )
 
 

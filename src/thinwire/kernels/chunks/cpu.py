@@ -65,8 +65,8 @@ def accumulate_fading_chunk_topk_each(
     chunkings: Sequence[Chunking],
 ) -> tuple[Tensor, Tensor]:
     """See `reference.accumulate_fading_chunk_topk_each`."""
-    dtype, real = outs[0].dtype, _REALS[outs[0].dtype]
-    given, like = in_dtype(gradients, dtype), outs[0].numpy()
+    like, dtype = outs[0].numpy(), outs[0].dtype
+    given, real = in_dtype(gradients, dtype), _REALS[dtype]
     places = addresses(outs, residuals, given)
     factors = np.array([scales, decays], real)
     positions, values = _room_for_all(outs[0], chunkings)

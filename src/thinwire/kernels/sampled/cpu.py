@@ -23,8 +23,8 @@ def accumulate_sampled_select(
     draws: Sequence[Draw],
 ) -> tuple[Tensor, Tensor]:
     """See `reference.accumulate_sampled_select`."""
-    wide = in_dtype(gradients, outs[0].dtype)
-    factors = np.array(scales, REALS[outs[0].dtype])
+    dtype = outs[0].dtype
+    wide, factors = in_dtype(gradients, dtype), np.array(scales, REALS[dtype])
     return _over_groups(loops.sums, (outs, residuals, wide), draws, factors)
 
 
@@ -40,8 +40,8 @@ def accumulate_momentum_sampled_select(
     draws: Sequence[Draw],
 ) -> tuple[Tensor, Tensor]:
     """See `reference.accumulate_momentum_sampled_select`."""
-    real = REALS[outs[0].dtype]
-    wide = in_dtype(gradients, outs[0].dtype)
+    dtype = outs[0].dtype
+    wide, real = in_dtype(gradients, dtype), REALS[dtype]
     columns = (outs, velocity_outs, residuals, velocities, wide)
     return _over_groups(loops.momentum_sums, columns, draws, np.array(scales, real), real(momentum), nesterov)
 

@@ -57,8 +57,9 @@ def scatter_add_each(
     sign: float = 1.0,
 ) -> None:
     """See `reference.scatter_add_each`."""
-    arrays = indices.numpy(), values.to(outs[0].dtype).numpy()
-    _each_add_loop(*_places(outs, offsets, runs), *arrays, REALS[outs[0].dtype](sign))
+    dtype = outs[0].dtype
+    arrays = indices.numpy(), values.to(dtype).numpy()
+    _each_add_loop(*_places(outs, offsets, runs), *arrays, REALS[dtype](sign))
 
 
 def mask_each(
