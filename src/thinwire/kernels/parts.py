@@ -146,6 +146,11 @@ def begins(xs: Sequence[Tensor]) -> Array:
     return np.array([x.data_ptr() for x in xs], np.int64)
 
 
+def addresses(*columns: Sequence[Tensor]) -> Array:
+    """Return `begins` of several columns of tensors, a row for each vector."""
+    return np.stack([begins(column) for column in columns], axis=1)
+
+
 def sizes(xs: Sequence[Tensor]) -> Array:
     """Return how many elements each has, int64."""
     return xs.cut.places[1] if isinstance(xs, Parts) else np.array([x.numel() for x in xs], np.int64)

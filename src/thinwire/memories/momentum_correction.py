@@ -173,7 +173,12 @@ class _MomentumSums(Signals):
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
         outs: Sequence[Tensor] = self._part(some)[0]
-        return outs if all(self._done[some]) else super()._tensors(some)
+        if not all(self._done[some]):
+            if self._begun(some):
+                return super()._tensors(some)
+            for *tensors, scale in zip(*self._taken(some), strict=True):
+                kernels.accumulate_momentum(*tensors, scale, *self._factors)  # type: ignore[call-arg]  # all are there
+        return outs
 
     def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
         momentum, nesterov = self._factors

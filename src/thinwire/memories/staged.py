@@ -39,12 +39,15 @@ class Staged:
 
     def open_each(self, names: Sequence[str], likes: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """`open` several: return all that is committed, and all that is staged."""
-        pair = None if self._closing or self.continue_any(names) else self._side_by_side(names, likes)
+        pair = None
+        if not self._closing and self._staged.isdisjoint(names):
+            pair = self._at.get(names[0])
+            pair = pair if pair is not None and pair.holds(names) else self._side_by_side(names, likes)
         if pair is None:
             opened = [self.open(name, like) for name, like in zip(names, likes, strict=True)]
             return [committed for committed, _ in opened], [staged for _, staged in opened]
         self._staged.update(names)
-        return pair.parts(0), pair.parts(1)
+        return pair.parts()
 
     def continue_any(self, names: Sequence[str]) -> bool:
         """Whether something is staged for any of these."""
@@ -71,7 +74,7 @@ class Staged:
     def staged_each(self, names: Sequence[str]) -> Sequence[Tensor]:
         """Return the staged versions."""
         pair = self._at[names[0]] if names else None
-        return pair.parts(1) if pair and pair.holds(names) else [self.staged(name) for name in names]
+        return pair.parts()[1] if pair and pair.holds(names) else [self.staged(name) for name in names]
 
     def commit(self, names: Collection[str] | None = None) -> None:
         """Replace committed versions with staged ones."""
@@ -114,10 +117,7 @@ class Staged:
         self.rollback()
 
     def _side_by_side(self, names: Sequence[str], likes: Sequence[Tensor]) -> "_Pair | None":
-        """Return the pair that holds just these, laid out anew if they are scattered; None if they are not alike."""
-        pair = self._at.get(names[0])
-        if pair is not None and pair.holds(names):
-            return pair
+        """Lay out anew what is scattered, and return the pair that holds just these; None if they are not alike."""
         held = {name: self._at[name].committed(name) for name in names if name in self._at}
         kinds = {(x.dtype, x.device) for x in held.values()} | {(self._held(x), x.device) for x in likes}
         if len(kinds) > 1 or any(held[n].numel() != x.numel() for n, x in zip(names, likes, strict=True) if n in held):
@@ -150,8 +150,7 @@ class _Pair:
     def __init__(self, names: Sequence[str], cut: Cut, committed: Tensor) -> None:
         self._names, self._places = list(names), {name: i for i, name in enumerate(names)}
         self.live, self._turned, self._now = set(names), set[str](), 0
-        self._cut = cut
-        self._flats: list[Tensor | None] = [committed, None]
+        self._flats: list[Parts | None] = [Parts(committed, cut), None]
 
     def holds(self, names: Sequence[str]) -> bool:
         """Whether it holds just these, in this order."""
@@ -165,15 +164,18 @@ class _Pair:
         """Return the other version."""
         return self._view(1 - (self._now ^ (name in self._turned)), name)
 
-    def parts(self, other: int) -> Parts:
-        """Return the committed versions of all names (0), or the others (1)."""
+    def parts(self) -> tuple[Parts, Parts]:
+        """Return the committed versions of all names, and the others."""
         for name in self._turned:
             committed, staged = self.committed(name), self.staged(name)
             kept = committed.clone()
             committed.copy_(staged)
             staged.copy_(kept)
         self._turned.clear()
-        return Parts(self._flat(self._now ^ other), self._cut)
+        now, other = self._flats[self._now], self._flats[1 - self._now]
+        if now is None or other is None:
+            return self._flat(self._now), self._flat(1 - self._now)
+        return now, other
 
     def turn(self, names: set[str]) -> None:
         """Swap the versions of these."""
@@ -183,16 +185,16 @@ class _Pair:
             self._turned ^= names
 
     def _view(self, which: int, name: str) -> Tensor:
-        start, end = self._cut.spans[self._places[name]]
-        return self._flat(which)[start:end]
+        return self._flat(which)[self._places[name]]
 
-    def _flat(self, which: int) -> Tensor:
-        flat = self._flats[which]
-        if flat is None:
+    def _flat(self, which: int) -> Parts:
+        parts = self._flats[which]
+        if parts is None:
             first = self._flats[1 - which]
             assert first is not None
-            flat = self._flats[which] = empty(first.numel(), first.dtype, first.device)
-        return flat
+            like = first.flat
+            parts = self._flats[which] = Parts(empty(like.numel(), like.dtype, like.device), first.cut)
+        return parts
 
 
 def _among(names: set[str], wanted: Collection[str] | None) -> set[str]:

@@ -145,10 +145,14 @@ class _Sums(Signals):
         if all(self._done[some]):
             done: Sequence[Tensor] = self._part(some)[0]
             return done
-        if self._fades or self._begun(some):
+        if self._begun(some):
             return super()._tensors(some)
-        outs, before, gradients, scales, _ = self._taken(some)
-        kernels.accumulate_each(outs, before, gradients, scales)
+        outs, before, gradients, scales, decays = self._taken(some)
+        if self._fades:
+            for each in zip(outs, before, gradients, scales, decays, strict=True):
+                kernels.accumulate_fading(*each)
+        else:
+            kernels.accumulate_each(outs, before, gradients, scales)
         return outs
 
     def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:

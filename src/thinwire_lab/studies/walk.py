@@ -2,14 +2,15 @@
 
     python -m thinwire_lab.studies.walk topk --files
 
-From backward to the optimizer's step, with one rank of Gloo and one bucket. Exchanges end in threads of their own,
-which meet differently from step to step, so the step with the middle number of calls of seven counts.
+From backward to the optimizer's step, with one rank of Gloo and one bucket. Exchanges end in threads of Gloo's own,
+which count too and meet differently from step to step, so the step with the middle number of calls of seven counts.
 """
 
 import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 import typer
 from torch import nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
@@ -82,6 +84,16 @@ def walked(recipe: str) -> Walk:
     steps, found, x = _Steps(), list[Walk](), torch.randn(32, 128)
     threading.setprofile(steps)
     sys.setprofile(steps)
+    plain = Future.then
+
+    def then(future: "Future[Any]", callback: Callable[[Any], Any]) -> "Future[Any]":
+        def counted(done: Any) -> Any:
+            sys.setprofile(steps)  # in whatever thread this is
+            return callback(done)
+
+        return plain(future, counted)
+
+    Future.then = then  # type: ignore
     for step in range(_SETTLED + _COUNTED):
         optimizer.zero_grad()
         loss = model(x).square().mean()
@@ -90,6 +102,7 @@ def walked(recipe: str) -> Walk:
         optimizer.step()
         steps.counts = False
         found.append(steps.taken())
+    Future.then = plain  # type: ignore
     sys.setprofile(None)
     threading.setprofile(None)
     return sorted(found[_SETTLED:], key=lambda walk: walk.calls)[_COUNTED // 2]

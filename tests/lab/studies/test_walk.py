@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-MOST = {"topk": (46, 450, 410), "dgc": (50, 590, 510), "fading": (57, 800, 730)}
+MOST = {"topk": (46, 430, 430), "dgc": (50, 570, 530), "fading": (57, 750, 710)}
 """At most so many files, calls and moves between files in a settled step, which threads change a little. Lower them."""
 
 

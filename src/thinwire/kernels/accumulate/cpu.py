@@ -10,9 +10,9 @@ from torch import Tensor
 from thinwire.kernels.compiled import compiled, exactly
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
-from thinwire.kernels.parts import in_dtype, sizes
+from thinwire.kernels.parts import addresses, in_dtype, sizes
 from thinwire.kernels.ranges import map_groups, map_ranges
-from thinwire.kernels.several import addresses, vector
+from thinwire.kernels.several import vector
 
 _REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 

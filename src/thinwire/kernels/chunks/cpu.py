@@ -12,9 +12,8 @@ from torch import Tensor
 from thinwire.kernels.chunks import choosing, inverse, square, vectors
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.memory import empty
-from thinwire.kernels.parts import in_dtype
+from thinwire.kernels.parts import addresses, in_dtype
 from thinwire.kernels.ranges import map_ranges
-from thinwire.kernels.several import addresses
 
 Array = np.ndarray[Any, Any]
 _REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from thinwire.kernels.compiled import compiled
-from thinwire.kernels.parts import sizes
+from thinwire.kernels.parts import addresses, sizes
 from thinwire.kernels.select.cpu import as_integers
-from thinwire.kernels.several import addresses, vector
+from thinwire.kernels.several import vector
 
 
 def peak_of_each(xs: Sequence[Tensor]) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled, exactly
-from thinwire.kernels.parts import sizes
-from thinwire.kernels.several import addresses, vector
+from thinwire.kernels.parts import addresses, sizes
+from thinwire.kernels.several import vector
 
 _AHEAD = 32
 """How many slots ahead of the one being read an element is fetched."""

@@ -7,12 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.parts import in_dtype, sizes
+from thinwire.kernels.parts import addresses, in_dtype, sizes
 from thinwire.kernels.ranges import map_groups
 from thinwire.kernels.sampled import loops
 from thinwire.kernels.sampled.reference import Draw
 from thinwire.kernels.select.cpu import REALS, as_integers
-from thinwire.kernels.several import addresses
 
 
 def accumulate_sampled_select(

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate.cpu import accumulate_rounded
 from thinwire.kernels.memory import empty
-from thinwire.kernels.parts import sizes
+from thinwire.kernels.parts import addresses, sizes
 from thinwire.kernels.ranges import map_groups, map_pieces, map_ranges
 from thinwire.kernels.select import loops
 from thinwire.kernels.select.reference import Picks
-from thinwire.kernels.several import addresses
 
 Array = np.ndarray[Any, Any]
 REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
