@@ -40,7 +40,7 @@ class Measured(NamedTuple):
         return self.loss / self.dense
 
 
-_RECIPES = "[all recipes](../measurements/recipes.md)"
+_RECIPES = "[recipes](../measurements/recipes.md)"
 _OPTIMIZERS = "[optimizers](../measurements/optimizers.md)"
 _CONVERGENCE = "[convergence](../measurements/convergence.md)"
 _TOPK = ("topk", "sampled_topk", "doubling", "sampled_doubling", "owner", "sampled_owner")
@@ -111,7 +111,7 @@ def _of(optimizer: OptimizerName) -> Iterator[Measured]:
 
 def markdown() -> str:
     """Return the table in Markdown, for docs/explanation/recipes.md."""
-    titles = ("optimizer", "method", "density", "loss", "dense's", "dense at", "ratio", "measured in")
+    titles = ("optimizer", "method", "density", "loss", "dense's", "ratio", "measured in")
     lines = [titles, ("---",) * len(titles), *map(_cells, LOSSES)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -119,6 +119,5 @@ def markdown() -> str:
 def _cells(row: Measured) -> tuple[str, ...]:
     methods = ", ".join(f"`{method}`" for method in row.methods)
     density = "" if row.density is None else f"{row.density:g}"
-    settings = "its best settings" if row.tuned else "the bench's settings"
-    losses = (f"{row.loss:.3f}", f"{row.dense:.3f}", settings, f"{row.ratio:.2f}")
+    losses = (f"{row.loss:.3f}", f"{row.dense:.3f}", f"{row.ratio:.2f}")
     return (row.optimizer, methods, density, *losses, row.source)

@@ -22,8 +22,6 @@ from thinwire_lab.papers.shared.ledger import (
 )
 from thinwire_lab.papers.shared.shelf import Shelf
 
-RECIPES = "docs/explanation/recipes.md"
-"""The page of the recipes, from the checkout's root, whose last table is the verdicts by paper."""
 HEAD = "| id | the paper's claim | it holds if | verdict | ours |\n| --- | --- | --- | --- | --- |\n"
 _WORDS = {
     HOLDS: ("holds", "hold"),
@@ -78,8 +76,6 @@ def _pages(rows: Mapping[str, Row], house: Path) -> Iterator[tuple[Path, str]]:
     path, text = house / "README.md", (house / "README.md").read_text()
     text = re.sub(r"Of \d+ claims [^.]*\.", counted(list(rows.values())), text, count=1)
     yield path, _put(text, *_numbers(rows))
-    path, (head, lines) = house.parent / RECIPES, _names(rows)
-    yield path, _put(path.read_text(), head, lines.replace("](", "](../../papers/"))
     path = house.parent / choosing.PAGE
     yield path, _put(path.read_text(), choosing.HEAD, choosing.lines(Shelf()))
 
@@ -117,17 +113,3 @@ def _numbers(rows: Mapping[str, Row]) -> tuple[str, str]:
     total = [len(rows), *(counts(rows.values())[verdict] for verdict in _COUNTED)]
     lines.append("| **all** | " + " | ".join(f"**{number}**" for number in total) + " |\n")
     return head + "| --- |" + " ---: |" * len(numbers) + "\n", "".join(lines)
-
-
-def _names(rows: Mapping[str, Row]) -> tuple[str, str]:
-    """Return the head and the lines of the table of names."""
-    groups = ((HOLDS,), (FAILS,), (DEPENDS, UNDECIDED, BEYOND), (OPEN,))
-    lines = []
-    for room in ROOMS:
-        mine = [row for row in rows.values() if row.paper == room]
-        cells = (" ".join(row.id for row in mine if row.verdict in group) or NOTHING for group in groups)
-        lines.append(f"| {TITLES[room]} | " + " | ".join(cells) + " |\n")
-    head = (
-        "| paper | hold | do not hold | depend, undecided or out of reach | open |\n| --- | --- | --- | --- | --- |\n"
-    )
-    return head, "".join(lines)
