@@ -726,7 +726,7 @@ def _other_kind() -> str:
 
 
 def test_what_waits_is_not_dropped_for_another_kind_of_recipe(ranks: Ranks) -> None:
-    assert "waits" in ranks.run(1, _other_kind)[0]
+    assert "has residuals" in ranks.run(1, _other_kind)[0]
 
 
 def _removed(recipe: str) -> tuple[float, bool]:
