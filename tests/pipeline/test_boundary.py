@@ -524,6 +524,6 @@ def test_what_cannot_be_sparsified_is_told() -> None:
     with pytest.raises(ValueError, match=r"Linear is sparsified already; remove\(\) that first"):
         sparsify(stages, 0.5)
     plain, sparse = nn.Linear(4, 4), stages[0]
-    with pytest.raises(PayloadError, match="sparsify every stage alike"):
+    with pytest.raises(PayloadError, match="sparsify all stages alike"):
         stages[1](plain(torch.ones(2, 4)))
     assert len(sparse(torch.ones(2, 4))) == 2

@@ -208,7 +208,7 @@ def half(sparse_rank: int, density: tuple[float, float] | None = None) -> str:
 
 def test_a_neighbour_that_was_not_sparsified_is_told(ranks: Ranks) -> None:
     told = " ".join(ranks.run(2, half, 1))
-    assert "expected words and a frame: sparsify every stage alike" in told
+    assert "expected what a boundary sends: sparsify all stages alike" in told
     told = " ".join(ranks.run(2, half, 1, (0.25, 0.5)))
     assert "both sides of a boundary need the same density and values" in told
 

@@ -33,7 +33,7 @@ _GPU_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 class Kernel(Generic[P, R]):
     """An operation with the signature of `reference`. Calling it runs the implementation that suits its tensors.
 
-    `reference`, `cpu` and `gpu` are the implementations, for callers that want a particular one. `on` names the
+    `reference`, `cpu` and `gpu` are the implementations, for callers that want a particular one. `by` names the
     arguments whose device, layout and dtype decide; a star marks a sequence of tensors. Kernels on codes and bytes take
     `any_dtype`; the others run in Numba only if all tensors are float32 or all are float64. Without `cpu`, the CPU runs
     the reference. Without `gpu`, the function of the same name in the folder's `triton.py` runs on a GPU.

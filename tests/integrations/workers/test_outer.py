@@ -909,7 +909,7 @@ def _joins_too_early() -> str:
 
 def test_who_joins_takes_no_part_in_what_is_repeated(ranks: Ranks) -> None:
     for said in ranks.run(2, _joins_too_early):
-        assert "regroup with those who are left first" in said
+        assert "regroup with the remaining workers first" in said
 
 
 def _all_join() -> str:
@@ -919,7 +919,7 @@ def _all_join() -> str:
 
 
 def test_somebody_must_go_on(ranks: Ranks) -> None:
-    assert all("expected one at least that goes on" in said for said in ranks.run(2, _all_join))
+    assert all("expected at least one that is not" in said for said in ranks.run(2, _all_join))
 
 
 # --- workers of unequal speed ---

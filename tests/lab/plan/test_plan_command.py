@@ -351,10 +351,12 @@ def test_a_profile_that_lacks_what_the_optimizer_bears_does_not_say_that_nothing
     assert "Compression never pays" not in said
     assert "Nothing pays" not in said
     named = _joined(_plan(tmp_path, _profile(TWO, SLOW), "--optimizer", "adamw", "--candidates", "fp16"))
-    assert "Not measured" not in named
+    assert "not measured in this profile" not in named
     whole = replace(_profile(TWO, FAST), costs={name: _cost(2) for name in Budget.under("adamw").names})
     assert "Nothing pays here" in _joined(_plan(tmp_path, whole, "--optimizer", "adamw"))
-    assert "Not measured" not in _joined(_plan(tmp_path, _profile(TWO, SLOW), "--optimizer", "adamw", "--workers", "1"))
+    assert "not measured in this profile" not in _joined(
+        _plan(tmp_path, _profile(TWO, SLOW), "--optimizer", "adamw", "--workers", "1")
+    )
 
 
 def test_what_is_measured_is_what_the_optimizer_bears() -> None:
