@@ -81,15 +81,6 @@ def took(name: str, start: float, own: Sequence[Listener] = ()) -> None:
         listener.took(name, start, end)
 
 
-def ended(exchange: float, decode: float, sent_bytes: float, own: Sequence[Listener]) -> None:
-    """End both spans, one after the other, and count what was sent."""
-    end = now()
-    for listener in (*_listeners, *own):
-        listener.took("exchange", exchange, decode)
-        listener.took("decode", decode, end)
-        listener.add("sent_bytes", sent_bytes)
-
-
 def count(name: str, amount: float, *own: Listener) -> None:
     """Add `amount` to the total called `name`, for all registered listeners and the caller's `own`."""
     for listener in (*_listeners, *own):

@@ -61,9 +61,11 @@ class Compressed(Reducer):
 
         def finish(done: "Future[Exchanged]") -> Mean:
             exchanged = done.value()  # raises what the exchange raised
+            trace.took("exchange", start, listeners)
+            trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             begin = trace.now()
             finite = self._decode(exchanged, bucket, watch=watch, scale=scale, unread=unread)
-            trace.ended(start, begin, exchanged.sent_bytes, listeners)
+            trace.took("decode", begin, listeners)
             staging.keep(taken)
             return Mean(finite, bucket.flat)
 
