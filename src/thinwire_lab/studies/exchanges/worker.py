@@ -14,8 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.codecs import BlockTopK, Codec
-from thinwire.collectives import all_gather
-from thinwire.collectives.groups import gather_whole
 from thinwire.exchanges import Exchange, OwnerSharded
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
@@ -103,23 +101,4 @@ def _sent() -> tuple[int, int] | None:
     return None if traffic is None else (traffic.tx_bytes, traffic.tx_packets)
 
 
-def _gather(emit: Emit, *, nbytes: int, repeats: int) -> None:
-    """Gather a buffer of every rank by torch and directly, in turn; the first repeat warms up. Emits one event each."""
-    group, meter = dist.group.WORLD, Meter(_sent)
-    assert group is not None
-    mine = vector(group.rank(), -(-nbytes // 4)).view(torch.uint8)[:nbytes]
-    ways = {"torch": gather_whole, "direct": all_gather}
-    for repeat in range(repeats + 1):
-        for way, gather in ways.items():
-            out = mine.new_zeros(group.size() * nbytes)
-            start_together(LEAD)
-            meter.skip()
-            start = time.perf_counter()
-            gather(out, mine, group).wait()
-            event = {"start": start, "end": time.perf_counter()} | meter.drain()
-            if repeat:
-                digest = hashlib.sha256(out.numpy().tobytes()).hexdigest()
-                emit({"kind": "round", "way": way, "repeat": repeat, "digest": digest} | event)
-
-
-_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": ping, "gather": _gather}
+_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": ping}
