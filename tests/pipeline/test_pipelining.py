@@ -309,7 +309,7 @@ def work(job: dict[str, Any], emit: Any) -> None:
     after = interface_bytes()
     if before is None or after is None:
         return
-    net = after.tx_bytes - before.tx_bytes - HEADER_BYTES * (after.tx_packets - before.tx_packets)
+    net = after.nbytes - before.nbytes - HEADER_BYTES * (after.packets - before.packets)
     emit({"net": net, "declared": CROSSINGS * make().nbytes(torch.Size((1, WIDE)))})
 
 

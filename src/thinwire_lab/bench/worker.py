@@ -15,7 +15,7 @@ from thinwire_lab.bench.local_steps import LocalSteps
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.served import Served, serve
 from thinwire_lab.bench.sharded import Sharded
-from thinwire_lab.cluster.link import Meter, interface_bytes
+from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import join_group
 
@@ -48,9 +48,9 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
         return
     join_group(row.trainers or None)
     if row.served and rank:
-        Served(row, problem, Meter(_sent_on_interface)).follow(row.own_steps(rank))
+        Served(row, problem, Meter()).follow(row.own_steps(rank))
     else:
-        train(row, _kind(row)(row, problem, Meter(_sent_on_interface)), emit)
+        train(row, _kind(row)(row, problem, Meter()), emit)
 
 
 def _kind(row: RowJob) -> Callable[[RowJob, problems.Problem, Meter], Run]:
@@ -68,11 +68,6 @@ _build: Callable[..., problems.Problem] = functools.lru_cache(maxsize=1)(
 )
 
 
-def _sent_on_interface() -> tuple[int, int] | None:
-    counters = interface_bytes()
-    return None if counters is None else (counters[0], counters[2])
-
-
 def train(job: RowJob, run: Run, emit: Emit) -> None:
     """Train one row and emit its events.
 
@@ -86,13 +81,10 @@ def train(job: RowJob, run: Run, emit: Emit) -> None:
         if evaluate:
             loss = run.held_out_loss()
             emit({"kind": "loss", "step": step, "seconds": run.seconds, "bytes": run.meter.total, "loss": loss})
-            if step >= job.steps and _is_over(loss, job.target):
+            there = job.target is None or loss <= job.target or not math.isfinite(loss)
+            if step >= job.steps and there:
                 break
         if step < job.most_steps:
             emit({"kind": "step", "step": step, **run.step(step)})
     emit({"kind": "done", "different": run.differing()})
     gc.collect()  # the row's model is in a reference cycle, and may be large
-
-
-def _is_over(loss: float, target: float | None) -> bool:
-    return target is None or loss <= target or not math.isfinite(loss)

@@ -17,7 +17,7 @@ from thinwire.codecs import BlockTopK, Codec
 from thinwire.exchanges import Exchange, OwnerSharded
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
-from thinwire_lab.cluster.link import Meter, interface_bytes
+from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.rounds import ping, start_together
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import join_group
@@ -65,7 +65,7 @@ def vector(rank: int, numel: int) -> Tensor:
 
 def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) -> None:
     """Emit "round" for every repeat but the first, which warms up, and finally "sum"."""
-    chosen, meter = WAYS[way], Meter(_sent)
+    chosen, meter = WAYS[way], Meter()
     codec, world = chosen.codec(density), dist.get_world_size()
     mine = codec.encode(vector(dist.get_rank(), numel))
     for repeat in range(repeats + 1):
@@ -94,11 +94,6 @@ def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> 
 def _float64_sum(codec: Codec, numel: int, world: int) -> Tensor:
     payloads = (codec.encode(vector(rank, numel)) for rank in range(world))
     return torch.stack([payload.dense().to(torch.float64) for payload in payloads]).sum(dim=0)
-
-
-def _sent() -> tuple[int, int] | None:
-    traffic = interface_bytes()
-    return None if traffic is None else (traffic.tx_bytes, traffic.tx_packets)
 
 
 _TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": ping}
