@@ -1,11 +1,13 @@
 """User input, read or refused with one line that names the fix; and the files that a command writes."""
 
+import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 from zipfile import BadZipFile
 
 
@@ -97,3 +99,9 @@ def write_atomically(path: Path, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def write_document(path: Path | None, schema: str, **found: Any) -> None:
+    """Write what was found as a JSON document, if a path is given."""
+    if path is not None:
+        write_atomically(path, json.dumps({"schema": schema, **found}, indent=1) + "\n")

@@ -90,15 +90,15 @@ class Trial:
         args = [_moved(arg, device) for arg in self.args]
         for place in self.writes:
             args[place] = _each_framed(args[place])
-        read = [*_tensors([arg for place, arg in enumerate(args) if place not in self.writes])]
+        read = [*tensors([arg for place, arg in enumerate(args) if place not in self.writes])]
         before = [x.clone() for x in read]
         returned = call(*args)
-        written = [*_flat([args[place] for place in self.writes])]
+        written = [*flat([args[place] for place in self.writes])]
         if not all(map(intact, written)):
             raise RuntimeError("wrote outside of its result")
         if not all(map(same_bits, read, before)):
             raise RuntimeError("changed what it was only to read")
-        return [*written, *_flat(returned)]
+        return [*written, *flat(returned)]
 
 
 def _each_framed(arg: Any) -> Any:
@@ -113,12 +113,13 @@ def _moved(arg: Any, device: torch.device) -> Any:
     return arg
 
 
-def _tensors(arg: Any) -> Iterator[Tensor]:
+def tensors(arg: Any) -> Iterator[Tensor]:
+    """Yield the tensors in an argument, and in the tuples and lists that it is made of."""
     if isinstance(arg, Tensor):
         yield arg
     elif isinstance(arg, tuple | list):
         for each in arg:
-            yield from _tensors(each)
+            yield from tensors(each)
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:
@@ -126,14 +127,14 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
     return torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
 
 
-def _flat(found: Any) -> Iterator[Any]:
+def flat(found: Any) -> Iterator[Any]:
     """Yield tensors and numbers. On a GPU picks are padded to their capacity, and otherwise not: so padding goes."""
     if isinstance(found, Picks):
         there = found.indices >= 0
         yield from (found.indices[there], found.values[there], found.peak)
     elif isinstance(found, tuple | list):
         for each in found:
-            yield from _flat(each)
+            yield from flat(each)
     elif found is not None:
         yield found
 

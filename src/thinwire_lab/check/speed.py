@@ -96,22 +96,27 @@ def check_speed(name: str, device: torch.device, size: int) -> Finding:
 
 
 def _measure(row: Row, size: int, device: torch.device) -> dict[str, float]:
-    work, source = row.make(size, device), torch.randn(size, device=device)
-    spare = torch.empty_like(source)
-    times: list[tuple[float, float]] = []
-    for _ in range(2 + _REPEATS):  # the first two compile, and take memory
-        times.append((_timed(work, device), _timed(lambda: spare.copy_(source), device)))
-    ours, copies = zip(*times[2:], strict=True)
+    pairs = beside_copy(row.make(size, device), 8 * size, device, _REPEATS)
+    ours, copies = zip(*pairs, strict=True)
     return {
         "elements": size,
         "seconds": median(ours),
         "copy_seconds": median(copies),
-        "copies": median(mine / copy for mine, copy in times[2:]),
+        "copies": median(mine / copy for mine, copy in pairs),
         "goal": row.goal,
     }
 
 
-def _timed(work: Work, device: torch.device) -> float:
+def beside_copy(work: Work, moved: int, device: torch.device, repeats: int) -> list[tuple[float, float]]:
+    """Return the seconds of some work, and of a copy that reads and writes `moved` bytes together, pair by pair."""
+    source = torch.ones(max(1, moved // 8), device=device)
+    spare = torch.empty_like(source)
+    pairs = [(timed(work, device), timed(lambda: spare.copy_(source), device)) for _ in range(2 + repeats)]
+    return pairs[2:]  # the first two compile, and take memory
+
+
+def timed(work: Work, device: torch.device) -> float:
+    """Return the seconds of a call, until the device is done with it."""
     _wait(device)
     start = time.perf_counter()
     work()

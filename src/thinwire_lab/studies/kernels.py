@@ -1,0 +1,178 @@
+"""How far is each kernel, and each step made of kernels, from one pass over the same memory?
+
+    python -m thinwire_lab.studies.kernels --output kernels.json
+    python -m thinwire_lab.studies.kernels --device cuda --sizes 2^20,2^24 --only largest,scatter
+
+A kernel gets what `thinwire check` tries it on, and is first compared with the reference as there. If it differs, it
+gets no times and the run ends with status 1. Then it is timed in turn with a copy that moves as many bytes as it has
+to: `over a copy` is the median of the pairs' ratios. `reference`: how many times as long plain torch takes, up to 4 M
+elements. Whole encodes, and the decode of 16 payloads, are those of the check's section on speed.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from thinwire_lab.bench.rows import percentiles
+from thinwire_lab.check import speed
+from thinwire_lab.check.cases import CASES
+from thinwire_lab.check.kernels import KERNELS, Limits, check_kernel, implementation
+from thinwire_lab.check.material import Kit, flat, tensors
+from thinwire_lab.inputs import write_document
+from thinwire_lab.machine import environment
+from thinwire_lab.show.table import Column, tabulated
+from thinwire_lab.show.terminal import print_titled
+from thinwire_lab.show.units import UNKNOWN
+
+SCHEMA = "thinwire.kernels/2"
+COMPARED = 1 << 22  # elements, up to which kernels are compared with the reference, and that is timed
+
+console = Console(width=None if sys.stdout.isatty() else 150)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One kernel or step at one size. If it is not `correct`, there are no times, and `why` says what is wrong.
+
+    moved: bytes that it has to read and write. seconds: the 20th, 50th and 80th percentile. copy_seconds: the median of
+    copies that move as many. over_copy: the median of paired ratios. reference: its seconds over ours.
+    """
+
+    name: str
+    elements: int
+    backend: str
+    correct: bool = True
+    why: str = ""
+    moved: int = 0
+    seconds: Mapping[str, float] | None = None
+    copy_seconds: float | None = None
+    over_copy: float | None = None
+    reference: float | None = None
+
+
+def main(
+    sizes: Annotated[str, typer.Option(help="Numbers of elements.")] = "2^16,2^20,2^24",
+    only: Annotated[str, typer.Option(help="Names of rows, separated by commas; all where left out.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="Threads of torch and of the kernels.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each row is measured.")] = 9,
+    output: Annotated[Path | None, typer.Option(help="Write the rows here, as JSON.")] = None,
+) -> None:
+    """Measure the kernels; ends with status 1 where one differs from the reference."""
+    torch.set_num_threads(threads)
+    names, where, rows = _names(only), _device(device), list[Row]()
+    for numel in numbers(sizes):
+        with console.status(f"{numel:,} elements"):
+            found = list(measured(names, numel, where, repeats))
+        print_titled(console, tabulated(COLUMNS, found, title=f"{numel:,} elements"))
+        rows += found
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
+    about = environment(device=name, repeats=repeats)
+    write_document(output, SCHEMA, environment=about, rows=[asdict(row) for row in rows])
+    for row in rows:
+        if not row.correct:
+            console.print(f"WRONG: {row.name}, {row.elements:,} elements: {row.why}", style="bold red", markup=False)
+    raise typer.Exit(int(not all(row.correct for row in rows)))
+
+
+def measured(names: Sequence[str], numel: int, device: torch.device, repeats: int) -> Iterator[Row]:
+    """Yield a row for each name; one that raises leaves the others."""
+    for name in names:
+        measure = _step if name in speed.ROWS else _kernel
+        try:
+            yield measure(name, numel, device, repeats)
+        except Exception as error:
+            yield Row(name=name, elements=numel, backend="", correct=False, why=f"{type(error).__name__}: {error}")
+
+
+def _step(name: str, numel: int, device: torch.device, repeats: int) -> Row:
+    row = speed.ROWS[name]
+    moved = 4 * row.passes * numel
+    return _timed(Row(name=name, elements=numel, backend="", moved=moved), row.make(numel, device), device, repeats)
+
+
+def _kernel(name: str, numel: int, device: torch.device, repeats: int) -> Row:
+    kernel, args = KERNELS[name], next(iter(CASES[name].make(Kit(device), numel))).args
+    row = Row(name=name, elements=numel, backend=implementation(kernel, *args))
+    found = check_kernel(name, device, Limits(sizes=(min(numel, COMPARED),)))
+    if found.ok is False:
+        return replace(row, correct=False, why=found.said)
+    moved = sum(x.nbytes for x in (*tensors(args), *tensors(tuple(flat(kernel(*args))))))
+    row = _timed(replace(row, moved=moved), lambda: kernel(*args), device, repeats)
+    if numel > COMPARED or row.seconds is None:
+        return row
+    plain = min(speed.timed(lambda: kernel.reference(*args), device) for _ in range(2))
+    return replace(row, reference=plain / row.seconds["p50"])
+
+
+def _timed(row: Row, work: Callable[[], object], device: torch.device, repeats: int) -> Row:
+    pairs = speed.beside_copy(work, row.moved, device, repeats)
+    ours, copies = zip(*pairs, strict=True)
+    ratio = median(mine / copy for mine, copy in pairs)
+    return replace(row, seconds=asdict(percentiles(ours)), copy_seconds=median(copies), over_copy=ratio)
+
+
+def numbers(text: str) -> list[int]:
+    """Read numbers like 2^20 or 126.72M, separated by commas, rising. Raises typer.BadParameter."""
+    try:
+        found = sorted({_number(part.strip()) for part in text.split(",")})
+    except (ValueError, OverflowError):
+        found = []
+    if not found or not 1 <= found[0] <= found[-1] < 2**31:
+        raise typer.BadParameter(f"--sizes is {text!r}; expected numbers from 1 to 2^31, and commas")
+    return found
+
+
+def _number(text: str) -> int:
+    base, power, exponent = text.partition("^")
+    return int(base) ** int(exponent) if power else round(1e6 * float(text[:-1]) if text[-1:] == "M" else float(text))
+
+
+def _names(only: str) -> list[str]:
+    known = [*speed.ROWS, *sorted(KERNELS)]
+    names = [part.strip() for part in only.split(",") if part.strip()] or known
+    if unknown := [name for name in names if name not in known]:
+        raise typer.BadParameter(f"--only names {', '.join(unknown)}; expected some of {', '.join(known)}")
+    return names
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
+        raise typer.BadParameter(f"--device is {name!r}; expected cpu, or cuda where torch finds a GPU")
+    return torch.device(name)
+
+
+def _ms(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else f"{1e3 * seconds:.3g}"
+
+
+def _spread(row: Row) -> str:
+    if row.seconds is None:
+        return "WRONG"
+    return f"{_ms(row.seconds['p50'])} ({_ms(row.seconds['p20'])}-{_ms(row.seconds['p80'])})"
+
+
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column(heading="kernel", text=lambda row: row.name, left=True),
+    Column(heading="backend", text=lambda row: row.backend, left=True),
+    Column(heading="ms p50 (p20-p80)", text=_spread, wrong=lambda row: not row.correct),
+    Column(heading="copy ms", text=lambda row: _ms(row.copy_seconds)),
+    Column(heading="over a copy", text=lambda row: _ratio(row.over_copy)),
+    Column(heading="reference", text=lambda row: _ratio(row.reference)),
+    Column(heading="GB/s", text=lambda row: _ratio(row.moved / row.seconds["p50"] / 1e9 if row.seconds else None)),
+)
+
+
+if __name__ == "__main__":
+    typer.run(main)
