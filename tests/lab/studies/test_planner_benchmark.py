@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from thinwire_lab.studies.planner.figures import Cell, cell, summary
-from thinwire_lab.studies.planner.plot import draw_follow, draw_grid, draw_scaling
 
 PROGRAM = [sys.executable, "-m", "thinwire_lab.studies.planner"]
 HISTORY = [{"step": 9, "choice": {"w": "topk:0.01"}, "reason": "first plan"}]
@@ -48,21 +47,6 @@ def test_the_summary_by_hand() -> None:
     assert found["median_error"] == pytest.approx(0.1)
     assert found["median_regret"] == pytest.approx(0.2)
     assert found["auto_over_dense_most"] == pytest.approx(0.01)
-
-
-def test_figures_are_drawn(tmp_path: Path) -> None:
-    cells = [_cell(), _cell("none")]
-    draw_grid(cells, summary(cells), tmp_path / "grid.png")
-    steps = [{"kind": "step", "step": i, "seconds": 0.1, "loss": 5.0 - i} for i in range(5)]
-    runs: dict[str, list[dict[str, Any]]] = {"auto": [*steps, {"kind": "same", "history": HISTORY}], "dense": steps}
-    draw_follow(runs, ((0, "1gbit"), (3, "50mbit")), tmp_path / "follow.png")
-    rows = [
-        {"link": "100mbit", "workers": world, "name": name, "measured": 0.1 * world, "simulated": 0.11 * world}
-        for world in (2, 4)
-        for name in ("dense", "fp16")
-    ]
-    draw_scaling(rows, tmp_path / "scaling.png")
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("grid.png", "follow.png", "scaling.png"))
 
 
 @pytest.mark.slow

@@ -1,9 +1,8 @@
 """The figures of one cell of the grid."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from textwrap import fill
 from typing import Any
 
 from thinwire_lab.studies.planner.worker import AGAIN, DENSE, PLANNED, WATCHED
@@ -55,10 +54,9 @@ class Cell:
         return median(other / dense for other, dense in pairs) - 1
 
 
-def cell(model: str, workers: int, link: str, events: Iterable[Event]) -> Cell:
+def cell(model: str, workers: int, link: str, events: Sequence[Event]) -> Cell:
     """Make a cell from what rank 0 emitted."""
-    found = list(events)
-    one = {event["kind"]: event for event in found}
+    one = {event["kind"]: event for event in events}
     history = one["decided"]["history"]
     last: Mapping[str, Any] = history[-1] if history else {"choice": {}, "reason": "undecided"}
     return Cell(
@@ -66,7 +64,7 @@ def cell(model: str, workers: int, link: str, events: Iterable[Event]) -> Cell:
         workers=workers,
         link=link,
         predicted=one["plan"]["predicted"],
-        measured={event["name"]: event["seconds"] for event in found if event["kind"] == "times"},
+        measured={event["name"]: event["seconds"] for event in events if event["kind"] == "times"},
         planning=one["plan"]["seconds"],
         attaching=one["attached"]["seconds"],
         deciding=one["decided"]["seconds"],
@@ -74,58 +72,6 @@ def cell(model: str, workers: int, link: str, events: Iterable[Event]) -> Cell:
         reason=last["reason"],
         same=one["same"]["same"],
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Far:
-    """A link with latency. Seconds of a step: predicted, and of every measured step; and those of planning."""
-
-    workers: int
-    latency: str
-    rate: str
-    planning: float
-    predicted: Mapping[str, float]
-    measured: Mapping[str, Sequence[float]]
-
-    @property
-    def best(self) -> str:
-        """The fastest candidate, as measured; the plan is none."""
-        return min((name for name in self.measured if name != PLANNED), key=self._seconds)
-
-    @property
-    def regret(self) -> float:
-        """By what share of the best candidate's step is the plan slower?"""
-        return max(0.0, self._seconds(PLANNED) / self._seconds(self.best) - 1)
-
-    def error(self, name: str) -> float:
-        """Return the error of a prediction, relative to the measured step."""
-        return self.predicted[name] / self._seconds(name) - 1
-
-    def row(self) -> list[str]:
-        """Return the cells of its row in the page: measured ms and the error of the prediction."""
-        dense, best, plan = (
-            f"{1e3 * self._seconds(name):,.0f} ({self.error(name):+.0%})" for name in (DENSE, self.best, PLANNED)
-        )
-        return [self.latency, self.rate, dense, f"{self.best} {best}", plan, f"{self.regret:.1%}"]
-
-    def _seconds(self, name: str) -> float:
-        return median(self.measured[name])
-
-
-def far_page(cells: Sequence[Far]) -> str:
-    """Return the grid of latencies as the page has it."""
-    heading = ["latency", "rate", "dense", "the best candidate", "the plan", "regret of the plan"]
-    lines = (f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *(each.row() for each in cells)))
-    errors = {name: [each.error(name) for each in cells] for name in cells[0].measured}
-    regrets = [each.regret for each in cells]
-    told = (
-        f"{sum(map(len, errors.values()))} predictions, median error "
-        f"**{median(abs(error) for each in errors.values() for error in each):.1%}**. Regret of the plan: median "
-        f"{median(regrets):.1%}, largest **{max(regrets):.1%}**. Planning took up to "
-        f"{max(each.planning for each in cells):.0f} s. Errors: "
-        f"{', '.join(f'{name} {min(each):+.0%} to {max(each):+.0%}' for name, each in errors.items())}."
-    )
-    return "\n".join([fill(told, 100), "", *lines])
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, float]:

@@ -46,8 +46,8 @@ class Run:
         batch = self.problem.batch(self.count, dist.get_rank(), dist.get_world_size())
         return self.problem.loss(self.model, batch)
 
-    def step(self) -> tuple[float, float]:
-        """Take a step. Return its seconds, without making the batch, and the loss."""
+    def step(self) -> float:
+        """Take a step. Return its seconds, without making the batch."""
         batch = self.problem.batch(self.count, dist.get_rank(), dist.get_world_size())
         self.count += 1
         start = time.perf_counter()
@@ -55,13 +55,13 @@ class Run:
         loss = self.problem.loss(self.model, batch)
         loss.backward()
         self.optimizer.step()
-        return time.perf_counter() - start, loss.item()
+        return time.perf_counter() - start
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
-    """Do the task that the job names."""
+    """Measure a cell."""
     join_group()
-    _TASKS[job["task"]](problem(**job["problem"]), job, emit if dist.get_rank() == 0 else lambda event: None)
+    cell(problem(**job["problem"]), job["seconds"], emit if dist.get_rank() == 0 else lambda event: None)
 
 
 @functools.lru_cache(maxsize=1)
@@ -70,13 +70,12 @@ def problem(name: str, data: str | None, scale: float) -> Problem:
     return build(name, seed=0, data=None if data is None else Path(data), scale=scale)
 
 
-def cell(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
+def cell(training: Problem, budget: float, emit: Emit) -> None:
     """Plan, and train with everything in turns; emit the predictions and the seconds of steps."""
     start = time.perf_counter()
-    plan = _plan(training)
-    emit(
-        {"kind": "plan", "seconds": time.perf_counter() - start, "plan": plan.to_json(), "predicted": _predicted(plan)}
-    )
+    run = Run(training, lambda model: None)
+    plan = thinwire.plan(run.model, run.loss, update=run.optimizer.step, budget=BUDGET)
+    emit({"kind": "plan", "seconds": time.perf_counter() - start, "predicted": _predicted(plan)})
     runs: dict[str, Run] = {}
     for name, attach in _methods(training.model, plan):
         start = time.perf_counter()
@@ -85,57 +84,12 @@ def cell(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
             emit({"kind": "attached", "seconds": time.perf_counter() - start})
     _let_decide(runs[WATCHED], emit)
     watched = {name: runs.pop(name) for name in (DENSE, WATCHED, AGAIN)}
-    times = _in_turns(runs, job["seconds"]) | _side_by_side(watched, 2 * job["seconds"])
+    times = _in_turns(runs, budget) | _side_by_side(watched, 2 * budget)
     for name, seconds in times.items():
         emit({"kind": "times", "name": name, "seconds": seconds})
     attached = watched[WATCHED].attachment
     assert attached is not None
     emit({"kind": "same", "same": attached.verify_replicas()})
-
-
-def planned(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
-    """Plan, and train with every candidate, the plan and plain DDP in turns; emit predictions and seconds of steps."""
-    start = time.perf_counter()
-    plan = _plan(training)
-    emit(
-        {"kind": "plan", "seconds": time.perf_counter() - start, "plan": plan.to_json(), "predicted": _predicted(plan)}
-    )
-    methods = [(name, attach) for name, attach in _methods(training.model, plan) if name not in (WATCHED, AGAIN)]
-    runs = {name: Run(training, attach) for name, attach in methods}
-    for name, seconds in _in_turns(runs, job["seconds"]).items():
-        emit({"kind": "times", "name": name, "seconds": seconds})
-
-
-def follow(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
-    """Train with "auto" while the links are changed. Emit every step, and finally the history."""
-    run = _trained(Run(training, lambda model: thinwire.attach(model, BUDGET)), job, emit)
-    assert run.attachment is not None
-    emit({"kind": "same", "same": run.attachment.verify_replicas(), "history": _history(run)})
-
-
-def train(training: Problem, job: Mapping[str, Any], emit: Emit) -> None:
-    """Train with one candidate for all tensors; emit every step."""
-    _trained(Run(training, _uniform(training.model, job["name"])), job, emit)
-
-
-def _trained(run: Run, job: Mapping[str, Any], emit: Emit) -> Run:
-    for step in range(job["steps"]):
-        seconds, loss = run.step()
-        emit({"kind": "step", "step": step, "seconds": seconds, "loss": loss})
-    return run
-
-
-_TASKS: Mapping[str, Callable[[Problem, Mapping[str, Any], Emit], None]] = {
-    "cell": cell,
-    "planned": planned,
-    "follow": follow,
-    "train": train,
-}
-
-
-def _plan(training: Problem) -> Plan:
-    run = Run(training, lambda model: None)
-    return thinwire.plan(run.model, run.loss, update=run.optimizer.step, budget=BUDGET)
 
 
 def _predicted(plan: Plan) -> dict[str, float]:
@@ -187,7 +141,7 @@ def _in_turns(runs: Mapping[str, Run], budget: float, *, lap: int = 4, most: int
     for number in range(max(laps.values())):
         for name, run in runs.items():
             if number < laps[name]:
-                times[name] += [run.step()[0] for _ in range(lap + 1)][1:]
+                times[name] += [run.step() for _ in range(lap + 1)][1:]
     return times
 
 
@@ -198,7 +152,7 @@ def _side_by_side(runs: Mapping[str, Run], budget: float, *, most: int = 60) -> 
     for number in range(max(_count(run, budget, most=most) for run in runs.values())):
         place = number % len(names)
         for name in names[place:] + names[:place]:
-            times[name].append(runs[name].step()[0])
+            times[name].append(runs[name].step())
     return times
 
 
@@ -206,5 +160,5 @@ def _count(run: Run, budget: float, *, most: int) -> int:
     """Return how many steps of `run` take `budget` seconds, as all ranks see it; from 1 to `most`."""
     group = dist.group.WORLD
     assert group is not None
-    typical = longest([run.step()[0] for _ in range(3)][-1], group)
+    typical = longest([run.step() for _ in range(3)][-1], group)
     return max(1, min(most, round(budget / typical)))
