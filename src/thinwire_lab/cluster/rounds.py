@@ -2,9 +2,11 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -43,3 +45,26 @@ def durations(rounds: Iterable[Mapping[str, Any]]) -> list[float]:
     for event in rounds:
         repeats[event["repeat"]].append(event)
     return [max(e["end"] for e in ranks) - max(e["start"] for e in ranks) for ranks in repeats.values()]
+
+
+def straight(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
+    """Return the slope and intercept of a line, and the share of the variance that it explains."""
+    places, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    slope, intercept = np.polyfit(places, values, 1)
+    rest, around = values - (intercept + slope * places), values - values.mean()
+    return float(slope), float(intercept), 1 - float(rest @ rest) / float(around @ around)
+
+
+def line(pings: Iterable[Mapping[str, Any]]) -> tuple[float, float, float]:
+    """Return seconds a byte, latency and R² of ping-pong, from the median time of every size.
+
+    The intercept is not the latency, because links let the first bytes pass for free. The latency is the time of the
+    smallest message, less the time for its bytes.
+    """
+    times = defaultdict[int, list[float]](list)
+    for ping in pings:
+        times[ping["bytes"]].append(ping["seconds"])
+    sizes = sorted(times)
+    medians = [median(times[size]) for size in sizes]
+    slope, _, r2 = straight(sizes, medians)
+    return slope, max(0.0, medians[0] - slope * sizes[0]), r2

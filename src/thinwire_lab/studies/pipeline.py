@@ -1,11 +1,10 @@
 """How much step time do sparsified boundaries and gradients save? Two stages x two replicas over slow links.
 
-    python -m thinwire_lab.studies.pipeline --json steps.json --plot docs/measurements/pipeline_steps.png
+    python -m thinwire_lab.studies.pipeline --json steps.json
 
 For their effect on training see papers/dct.
 """
 
-import json as documents
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -20,8 +19,7 @@ from rich.progress import Progress
 from thinwire_lab.bench.options import Setting
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.inputs import write_atomically
-from thinwire_lab.show.canvas import COLOURS, INK, MUTED, blank, name, restrain
+from thinwire_lab.inputs import write_document
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled
 
@@ -49,7 +47,6 @@ def steps(
     link: Annotated[list[str] | None, typer.Option(help="Rates of each worker's link; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each all lines run, one after the other.")] = 5,
     steps: Annotated[int, typer.Option(min=2, help="Steps of each line in a round; the first third warms up.")] = 30,
-    plot: Annotated[Path | None, typer.Option(help="Draw the changes here, as PNG.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch and of the kernels.")] = 1,
 ) -> None:
     """Time plain pipelining, sparsified boundaries, sparsified gradients and both, round by round."""
@@ -69,10 +66,8 @@ def steps(
                     for label, line in LINES.items():
                         progress.update(task, advance=1, description=f"{each}, {rate}, {label}")
                         runs[each][rate][label].append(_round(cluster, each, line, steps))
-            write_atomically(json, documents.dumps({"schema": SCHEMA, "link": cluster.label, "runs": runs}) + "\n")
+            write_document(json, SCHEMA, link=cluster.label, runs=runs)
     print_titled(console, table(runs))
-    if plot is not None:
-        draw(runs, PUBLISHED, plot)
 
 
 def _round(cluster: Cluster, problem: str, line: Setting, steps: int) -> dict[str, float]:
@@ -123,37 +118,6 @@ def _cells(rounds: dict[str, list[dict[str, float]]], label: str) -> tuple[str, 
         f"{mid('sent_bytes') / 1e3:.0f} kB",
         f"{1e3 * mid('encode', 'decode'):.1f}",
     )
-
-
-def draw(runs: Runs, published: dict[str, float], path: Path) -> None:
-    """Draw a panel per model with the changes as bars and the paper's as lines across them, and write it as PNG."""
-    figure = blank((5.5 * len(runs), 4.4))
-    for panel, (problem, links) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items(), strict=True):
-        for place, (rate, rounds) in enumerate(links.items()):
-            _bars(panel, place, len(links), rate, rounds, list(published))
-        for x, change in enumerate(published.values()):
-            panel.plot(
-                [x - 0.45, x + 0.45], 2 * [100 * change], color=INK, linewidth=1.2, label="published" if not x else None
-            )
-        panel.axhline(0, color=MUTED, linewidth=0.8)
-        panel.set_xticks(range(len(published)), [label.replace("MP ", "MP\n") for label in published])
-        restrain(panel)
-        name(panel, problem, "2 stages x 2 replicas; dots: rounds")
-        panel.set_ylabel("change in step time, %", fontsize=9.5, color=MUTED)
-        panel.legend(frameon=False, fontsize=9, labelcolor=INK)
-    figure.savefig(path)
-
-
-def _bars(
-    panel: Any, place: int, of: int, rate: str, rounds: dict[str, list[dict[str, float]]], labels: list[str]
-) -> None:
-    width = 0.8 / of
-    for x, label in enumerate(labels):
-        pairs = zip(rounds[label], rounds["plain"], strict=True)
-        change = [100 * (one["total"] / plain["total"] - 1) for one, plain in pairs]
-        at = x - 0.4 + width * (place + 0.5)
-        panel.bar(at, median(change), 0.9 * width, color=COLOURS[place], label=rate if not x else None)
-        panel.plot(len(change) * [at], change, ".", color=INK, markersize=3)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m thinwire_lab.studies.server_clicks runs.jsonl --updates 2000 --densities 1,0.01 --threads 1,4 --drains 0
     python -m thinwire_lab.studies.server_clicks runs.jsonl --embeddings dense --optimizer sgd --rate 0.3
     python -m thinwire_lab.studies.server_clicks runs.jsonl --trainers 4 --down 0.05 --fetch-rows --densities 0.05
-    python -m thinwire_lab.studies.server_clicks runs.jsonl --only-table --plot runs.png
+    python -m thinwire_lab.studies.server_clicks runs.jsonl --only-table
 
 One server and some trainers, by default one, each with so many Hogwild threads, in one process; the updates of all
 trainers are counted together. A density of 1 is uncompressed; others keep a
@@ -30,15 +30,13 @@ from typing import Annotated, Any, cast
 
 import torch
 import typer
-from matplotlib.cm import viridis
-from matplotlib.pyplot import subplots
 from torch import nn
 
 import thinwire
 from thinwire.reducer import Reducer
 from thinwire_lab import machine
 from thinwire_lab.problems import dlrm
-from thinwire_lab.problems.base import Options, Problem
+from thinwire_lab.problems.base import Options, Problem, held_out_loss
 
 LIFE, PARTS = 1000, 8
 """How many updates a threshold is kept; at how many points of a run to look."""
@@ -83,7 +81,8 @@ class Run:
         return sum(getattr(each.traffic(), name) for each in self.trainers)
 
     def look(self, done: int, seconds: float) -> tuple[int, float, float, float, int]:
-        return done, _held_out(self.served), _waiting(self.recipes), round(seconds, 2), self.bytes_of("sent_bytes")
+        loss = float(held_out_loss(self.served, self.served.model))
+        return done, loss, _waiting(self.recipes), round(seconds, 2), self.bytes_of("sent_bytes")
 
 
 def run(setting: Setting, density: float, threads: int, drain: int, seed: int) -> dict[str, Any]:
@@ -138,7 +137,8 @@ def _train(at_work: Run, steps: range, threads: int, *, fetch_rows: bool) -> Non
                 step = rest.pop(0)
             batch = problem.batch(step, 0, 1)
             if fetch_rows:
-                trainer.fetch(_looked_up(module, batch))
+                embedding = cast(Any, module).interaction
+                trainer.fetch({"interaction.embedding.weight": batch[1] + embedding.offsets})
             module.zero_grad()
             problem.loss(module, batch).backward()
             trainer.step(module)
@@ -146,16 +146,6 @@ def _train(at_work: Run, steps: range, threads: int, *, fetch_rows: bool) -> Non
     with ThreadPoolExecutor(len(at_work.trainers)) as pool:
         for done in [pool.submit(each.run, partial(work, each), threads=threads) for each in at_work.trainers]:
             done.result()
-
-
-def _looked_up(module: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-    """Return the ids of the rows that a batch looks up."""
-    return {"interaction.embedding.weight": batch[1] + cast(Any, module).interaction.offsets}
-
-
-@torch.no_grad()
-def _held_out(problem: Problem) -> float:
-    return mean(problem.loss(problem.model, batch).item() for batch in problem.held_out(0, 1))
 
 
 def _waiting(recipes: list[Reducer]) -> float:
@@ -173,7 +163,10 @@ def table(runs: list[dict[str, Any]]) -> str:
         "| embeddings | density | threads | drain | held-out loss | staleness | what waits, midway, last | up | down |",
         "| --- | ---: | ---: | ---: | --- | ---: | --- | ---: | ---: |",
     ]
-    for (embeddings, density, threads, drain), found in sorted(_rows(runs).items()):
+    groups = defaultdict(list)
+    for each in runs:
+        groups[each["embeddings"], -each["density"], each["threads"], each["drain"]].append(each)
+    for (embeddings, density, threads, drain), found in sorted(groups.items()):
         losses = [each["looks"][-1][1] for each in found]
         spread = f" ± {stdev(losses):.4f}" if losses[1:] else ""
         middle, end = (mean(each["looks"][i][2] for each in found) for i in (PARTS // 2 - 1, -1))
@@ -185,37 +178,6 @@ def table(runs: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def _rows(runs: list[dict[str, Any]]) -> dict[tuple[str, float, int, int], list[dict[str, Any]]]:
-    rows = defaultdict(list)
-    for each in runs:
-        rows[each["embeddings"], -each["density"], each["threads"], each["drain"]].append(each)
-    return rows
-
-
-def plot(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draw mean losses over bytes and updates: a colour for each density, dashed for several threads."""
-    figure, axes = subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    rows = {key: found for key, found in sorted(_rows(runs).items()) if not key[3]}
-    densities = sorted({-key[1] for key in rows}, reverse=True)
-    for (_, density, threads, _), found in rows.items():
-        losses = [mean(each["looks"][i][1] for each in found) for i in range(PARTS)]
-        style: dict[str, Any] = {
-            "color": viridis(densities.index(-density) / len(densities)),
-            "linestyle": "-" if threads == 1 else "--",
-        }
-        name = f"density {-density:g}, {threads} thread{'s' * (threads > 1)}"
-        axes[0].plot([look[4] / 1e6 for look in found[0]["looks"]], losses, label=name, **style)
-        axes[1].plot([look[0] for look in found[0]["looks"]], losses, **style)
-    axes[0].set(xscale="log", xlabel="megabytes sent up", ylabel="held-out loss, nats")
-    axes[1].set(xlabel="updates")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=110)
-
-
-app = typer.Typer()
-
-
-@app.command()
 def main(
     path: Annotated[Path, typer.Argument(help="Where runs are kept, a line each")],
     updates: Annotated[int, typer.Option(help="How many updates each run has")] = 2000,
@@ -230,7 +192,6 @@ def main(
     down: Annotated[float, typer.Option(help="Density of what comes down; 1 sends all parameters")] = 1.0,
     fetch_rows: Annotated[bool, typer.Option("--fetch-rows", help="Fetch the rows that a batch looks up")] = False,
     only_table: Annotated[bool, typer.Option(help="Run nothing")] = False,
-    to_plot: Annotated[Path | None, typer.Option("--plot", help="Draw loss over bytes and updates here")] = None,
     anew: Annotated[bool, typer.Option("--anew", help="Run what other sources wrote, too")] = False,
 ) -> None:
     """Run what the file does not have yet, add to it, and print the table."""
@@ -244,11 +205,8 @@ def main(
             found = asdict(setting) | row | run(setting, **row) | machine.made()
             with path.open("a") as file:
                 file.write(json.dumps(found) + "\n")
-    same = [each for each in kept(path) if asdict(setting).items() <= each.items()]
-    print(table(same))
-    if to_plot:
-        plot(same, to_plot)
+    print(table([each for each in kept(path) if asdict(setting).items() <= each.items()]))
 
 
 if __name__ == "__main__":
-    app()
+    typer.run(main)

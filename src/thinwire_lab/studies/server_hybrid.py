@@ -9,7 +9,6 @@ parameters, boundaries included, after so many of its steps.
 
 import copy
 import functools
-import json as documents
 import math
 import os
 import time
@@ -31,7 +30,7 @@ from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import free_ports, host, join_group
-from thinwire_lab.inputs import write_atomically
+from thinwire_lab.inputs import write_document
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.stages import parts_of
 
@@ -155,8 +154,7 @@ def main(
                 ((_, event),) = cluster.run(job | {"rate": rate, "seed": seed, "ports": free_ports(STAGES)})
                 found[name].append(event)
                 print(f"seed {seed} {name}: {event}", flush=True)
-            if json is not None:
-                write_atomically(json, documents.dumps({"schema": SCHEMA, "link": cluster.label, "runs": found}) + "\n")
+            write_document(json, SCHEMA, link=cluster.label, runs=found)
     for name, events in found.items():
         losses = [event["loss"] for event in events]
         spread = f" ± {stdev(losses):.4f}" if losses[1:] and math.isfinite(sum(losses)) else ""

@@ -13,7 +13,7 @@ PROGRAM = [sys.executable, "-m", "thinwire_lab.studies.exchanges"]
 @pytest.mark.slow
 def test_bytes_are_those_of_the_formulas_and_sums_are_right(tmp_path: Path) -> None:
     small = ["--worlds", "3", "--links", "100mbit", "--numel", "200000", "--density", "0.02", "--repeats", "2"]
-    written = ["--json", str(tmp_path / "x.json"), "--plot", str(tmp_path / "x.png")]
+    written = ["--json", str(tmp_path / "x.json")]
     done = subprocess.run([*PROGRAM, *small, *written], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads((tmp_path / "x.json").read_text())
@@ -27,25 +27,3 @@ def test_bytes_are_those_of_the_formulas_and_sums_are_right(tmp_path: Path) -> N
             expected = row["formula_bytes"] + row["header_bytes"]
             # Gloo adds a fixed few hundred bytes to each ring all-reduce, which small payloads show
             assert row["measured_bytes"] == pytest.approx(expected, rel=0.03, abs=3000)
-    assert (tmp_path / "x.png").stat().st_size > 10_000
-
-
-@pytest.mark.slow
-def test_gathers_by_torch_and_directly_have_the_same_bits_and_bytes(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# A page\n\n## Gathers on Gloo\n\nold\n\n## Another\n\nkept\n")
-    small = ["--worlds", "2,3", "--links", "100mbit", "--sizes", "0.01,0.3", "--repeats", "1"]
-    written = ["--json", str(tmp_path / "x.json"), "--page", str(page)]
-    program = [sys.executable, "-m", "thinwire_lab.studies.gathers"]
-    done = subprocess.run([*program, *small, *written], capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((tmp_path / "x.json").read_text())["rows"]
-    assert [(row["world_size"], row["nbytes"]) for row in rows] == [(k, n) for k in (2, 3) for n in (10_000, 300_000)]
-    for row in rows:
-        assert row["identical"]
-        if row["torch_bytes"] is not None:
-            assert row["direct_bytes"] == pytest.approx(row["torch_bytes"], rel=0.05, abs=3000)
-    text = page.read_text()
-    assert "old" not in text
-    assert text.startswith("# A page\n\n## Gathers on Gloo\n\n")
-    assert text.endswith("|\n\n## Another\n\nkept\n")

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
+from thinwire_lab.cluster.rounds import straight
 from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.shared.benches import (
     APART_SAID,
@@ -24,7 +25,7 @@ from thinwire_lab.papers.shared.benches import (
 )
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.links import KEPT_SAID, SWEEP, Found, kept, links, seconds, straight, worlds
+from thinwire_lab.papers.shared.links import KEPT_SAID, SWEEP, Found, kept, links, seconds, worlds
 from thinwire_lab.papers.shared.shelf import Document
 
 

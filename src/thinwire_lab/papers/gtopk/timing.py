@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thinwire_lab.cluster.link import parse_rate
+from thinwire_lab.cluster.rounds import line, straight
 from thinwire_lab.papers.gtopk import GTOPK
 from thinwire_lab.papers.shared.benches import (
     APART_SAID,
@@ -39,7 +40,6 @@ from thinwire_lab.papers.shared.links import (
     kept,
     links,
     routes,
-    straight,
     worlds,
 )
 from thinwire_lab.papers.shared.seeds import GRADIENTS
@@ -49,10 +49,7 @@ _HOW = "Gloo between network namespaces of one machine, links limited by `tbf`; 
 
 def _line(found: Found, link: str) -> tuple[float, float, float]:
     """Return seconds a byte, latency and R² of ping-pong."""
-    sizes = sorted({row["bytes"] for row in found["pings"] if row["link"] == link})
-    times = [median(r["seconds"] for r in found["pings"] if (r["link"], r["bytes"]) == (link, size)) for size in sizes]
-    slope, _, r2 = straight(sizes, times)
-    return slope, max(0.0, times[0] - slope * sizes[0]), r2
+    return line(row for row in found["pings"] if row["link"] == link)
 
 
 @GTOPK.judge("G8", SWEEP)

@@ -98,11 +98,3 @@ def kept(found: Found) -> list[str]:
 def worlds(found: Found) -> list[int]:
     """Return the numbers of workers, rising."""
     return sorted({row["world"] for row in found["collectives"]})
-
-
-def straight(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
-    """Return the slope and intercept of a line, and the share of the variance that it explains."""
-    places, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    slope, intercept = np.polyfit(places, values, 1)
-    rest, around = values - (intercept + slope * places), values - values.mean()
-    return float(slope), float(intercept), 1 - float(rest @ rest) / float(around @ around)

@@ -4,14 +4,14 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from torch import nn
 
 from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, recipes, reducer, replicate, schedules
 from thinwire.integrations.training.buckets import buckets
-from thinwire.memories import Memory
 from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
 from thinwire_lab.machine import made
@@ -139,16 +138,6 @@ class Run:
         return cls(settings=Settings(**settings), looks=looks, seconds=document["seconds"], thinwire=by, made=made)
 
 
-class Watch(Protocol):
-    """Looks on as workers train, in a thread of each."""
-
-    def before(self, rank: int, model: nn.Module) -> None:
-        """Look at this worker's own gradients."""
-
-    def after(self, rank: int, model: nn.Module, memories: Sequence[Memory]) -> None:
-        """Look at the gradients that have arrived, which the optimizers have just taken, and at what waits."""
-
-
 def problem_of(model: str, seed: int, data: Path | None, scale: float = 1.0) -> Problem:
     """Build the problem; its file lies in the folder `data`."""
     part = DATA.get(model) or text_of(model, data)
@@ -160,13 +149,13 @@ def text_of(model: str, data: Path | None) -> str:
     return TEXT if model == "transformer" and data is not None and (data / TEXT).exists() else ""
 
 
-def train(settings: Settings, problem: Problem, every: int | None = None, watch: Watch | None = None) -> Run:
+def train(settings: Settings, problem: Problem, every: int | None = None) -> Run:
     """Train from the problem's weights. `every`: steps between two looks at the held-out loss."""
     every = every or max(1, settings.steps // LOOKS)
     models = [copy.deepcopy(problem.model).to(settings.device) for _ in range(settings.workers)]
     turn, began = Lock(), time.perf_counter()
     logs = on_ranks(
-        settings.workers, lambda group: _worker(settings, problem, models[group.rank()], every, group, turn, watch)
+        settings.workers, lambda group: _worker(settings, problem, models[group.rank()], every, group, turn)
     )
     seconds = (time.perf_counter() - began) / logs[0][-1].step
     bits = [sum(look.bits for look in looks) / len(looks) for looks in zip(*logs, strict=True)]
@@ -178,13 +167,7 @@ _MADE = ("date", "code", "torch", "processor")
 
 
 def _worker(
-    settings: Settings,
-    problem: Problem,
-    model: nn.Module,
-    every: int,
-    group: VirtualGroup,
-    turn: Lock,
-    watch: Watch | None,
+    settings: Settings, problem: Problem, model: nn.Module, every: int, group: VirtualGroup, turn: Lock
 ) -> list[Look]:
     """Train one replica as a user would. It stops where the loss is not finite.
 
@@ -202,14 +185,10 @@ def _worker(
             with _precision(settings):
                 loss = problem.loss(model, batch)
             loss.backward()
-        if watch:
-            watch.before(group.rank(), model)
         ties.reduce()
         for optimizer, rates in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             rates.step()
-        if watch:
-            watch.after(group.rank(), model, ties.memories())
         done = step + 1
         if done % every == 0 or done == settings.steps:
             mean, accuracy = _held_out(problem, ties.model(), group, settings)
@@ -229,7 +208,6 @@ class _Ties(NamedTuple):
 
     reduce: Callable[[], None]
     model: Callable[[], nn.Module]
-    memories: Callable[[], Sequence[Memory]]
 
 
 def _tied(settings: Settings, model: nn.Module, optimizers: list[torch.optim.Optimizer], group: VirtualGroup) -> _Ties:
@@ -239,7 +217,7 @@ def _tied(settings: Settings, model: nn.Module, optimizers: list[torch.optim.Opt
         if torch.device(settings.device).type == "cuda":  # one bucket: threads share the host, and fewer launches count
             parameters = [p for bucket in replicas._buckets for p in bucket.parameters]
             replicas._buckets = list(buckets(parameters[::-1], 1 << 40))
-        return _Ties(replicas.reduce, lambda: model, replicas.attachment.recipe.memories)
+        return _Ties(replicas.reduce, lambda: model)
     handle = outer(model, optimizers, steps, group=group)
     shown = copy.deepcopy(model)
 
@@ -248,8 +226,7 @@ def _tied(settings: Settings, model: nn.Module, optimizers: list[torch.optim.Opt
         shown.load_state_dict(handle.parameters, strict=False)  # tied weights have one name here
         return shown
 
-    memories = [m for fragment in handle.fragments for m in fragment.attachment.recipe.memories()]
-    return _Ties(lambda: None, look, lambda: memories)
+    return _Ties(lambda: None, look)
 
 
 def batch_of(settings: Settings, problem: Problem, step: int, rank: int) -> Batch:

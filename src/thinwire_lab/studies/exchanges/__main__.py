@@ -1,6 +1,6 @@
 """Every exchange on the same vectors, with 2, 4 and 8 workers: bytes against the formulas, times against the models.
 
-    python -m thinwire_lab.studies.exchanges --json out.json --plot out.png
+    python -m thinwire_lab.studies.exchanges --json out.json
 
 The workers share this machine, each behind its own link. Vectors are random, so the ranks' picks are independent, as
 the formulas assume. For each exchange you see: the bytes per worker, as declared, as the formula predicts, and as the
@@ -12,7 +12,6 @@ and waiting for a turn on the shared cores, come on top: they are what is left w
 Without permission for network namespaces it says so, and runs unthrottled, with no bytes counted on the link.
 """
 
-import json as js
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,13 +22,13 @@ from rich.console import Console
 
 from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.cluster.rounds import events
+from thinwire_lab.cluster.rounds import events, line
+from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.show.table import Column, tabulated
 from thinwire_lab.show.terminal import print_titled
 from thinwire_lab.show.units import UNKNOWN, human_bytes, milliseconds
-from thinwire_lab.studies.exchanges.figures import Event, Fit, Row, fit, row
-from thinwire_lab.studies.exchanges.plot import draw
+from thinwire_lab.studies.exchanges.figures import Event, Fit, Row, row
 from thinwire_lab.studies.exchanges.worker import WAYS
 
 HANDLER = "thinwire_lab.studies.exchanges.worker:handle"
@@ -47,7 +46,6 @@ def main(
     density: Annotated[float, typer.Option(help="Share of the elements that are sent.")] = 0.01,
     repeats: Annotated[int, typer.Option(help="Times that each exchange is measured.")] = 7,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the results here, as PNG.")] = None,
 ) -> None:
     """Compare exchanges; ends with status 1 where ranks disagree or a sum is wrong."""
     job = {"numel": numel, "density": density, "repeats": repeats}
@@ -56,11 +54,7 @@ def main(
     fits, rows = [link for link, _ in found], [each for _, many in found for each in many]
     show(rows, fits)
     about = environment(links=[asdict(found) for found in fits], **job)
-    if json is not None:
-        results = {"schema": SCHEMA, "environment": about, "rows": [asdict(each) for each in rows]}
-        json.write_text(js.dumps(results, indent=1) + "\n")
-    if plot is not None:
-        draw(rows, about, plot)
+    write_document(json, SCHEMA, environment=about, rows=[asdict(each) for each in rows])
     raise typer.Exit(int(not all(each.identical and each.right is not False for each in rows)))
 
 
@@ -94,7 +88,8 @@ def _compare(rate: Rate | None, worlds: list[int], job: dict[str, Any]) -> tuple
             cluster.limit(None)
             lifted = [events(cluster, task="measure", way=way, **job) for way in WAYS]
             emitted += zip(WAYS, [world] * len(WAYS), limited, lifted, strict=True)
-    found = fit(pings, link=link)
+    slope, latency, r2 = line(pings)
+    found = Fit(link=link, latency=latency, bandwidth=1 / slope, r2=r2)
     return found, [row(*each, found) for each in emitted]
 
 

@@ -1,12 +1,9 @@
 """From what workers emit to rows, and from ping-pong times to a link."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from thinwire.exchanges import Link
 from thinwire_lab.bench.rows import HEADER_BYTES, percentiles
@@ -53,30 +50,12 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A link as ping-pong measures it. `r2`: the share of variance in the times that a line over the bytes explains.
-
-    The line's slope gives the bandwidth. Its intercept is not the latency, because links let the first bytes pass for
-    free. The latency is the time of the smallest message, less the time for its bytes.
-    """
+    """A link as ping-pong measures it. `r2`: the share of variance in the times that a line over the bytes explains."""
 
     link: str
     latency: float
     bandwidth: float
     r2: float
-
-
-def fit(events: Iterable[Event], *, link: str) -> Fit:
-    """Fit a line to the median time of every size by least squares."""
-    times = defaultdict(list)
-    for event in events:
-        times[event["bytes"]].append(event["seconds"])
-    sizes = np.array(sorted(times), np.float64)
-    medians = np.array([np.median(found) for _, found in sorted(times.items())])
-    slope, intercept = np.polyfit(sizes, medians, 1)
-    rest = medians - (intercept + slope * sizes)
-    r2 = 1 - float(rest @ rest) / float(((medians - medians.mean()) ** 2).sum())
-    latency = max(0.0, float(medians[0] - slope * sizes[0]))
-    return Fit(link=link, latency=latency, bandwidth=float(1 / slope), r2=r2)
 
 
 def row(way: str, world_size: int, events: Sequence[Event], lifted: Sequence[Event], found: Fit) -> Row:
