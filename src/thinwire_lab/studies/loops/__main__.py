@@ -14,7 +14,6 @@ the loss fell less than a quarter as far as plain DDP's; `raised` (see the notes
 with status 1 if a row differs, is worse or died.
 """
 
-import json as js
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.show.terminal import print_table
 from thinwire_lab.studies.loops.recipes import WAYS
@@ -50,9 +50,7 @@ def main(
     for note in notes(rows):
         console.print(note, highlight=False, markup=False)
     console.print(summary(rows), highlight=False)
-    if json is not None:
-        results = {"schema": SCHEMA, "environment": environment(steps=steps), "rows": [asdict(row) for row in rows]}
-        json.write_text(js.dumps(results, indent=1) + "\n")
+    write_document(json, SCHEMA, environment=environment(steps=steps), rows=[asdict(row) for row in rows])
     if markdown is not None:
         markdown.write_text(page(rows))
     raise typer.Exit(int(any(row.verdict in FAILED for row in rows)))

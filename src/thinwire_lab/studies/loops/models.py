@@ -1,5 +1,7 @@
 """Loops whose models are more than one module: averaged, adapted, checkpointed, compiled."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import is_dynamo_supported
@@ -9,28 +11,35 @@ from torch.optim import SGD, AdamW
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from thinwire_lab.studies.loops.everyday import train
-from thinwire_lab.studies.loops.material import INPUTS, OUTPUTS, Attach, Outcome, Unavailable, batches, network, noise
+from thinwire_lab.studies.loops.material import (
+    INPUTS,
+    MOMENTUM,
+    OUTPUTS,
+    Attach,
+    Outcome,
+    Unavailable,
+    attached,
+    batches,
+    network,
+    noise,
+    train,
+)
 
 
 def ema_teacher(make: Attach, steps: int) -> Outcome:
     """A mean teacher: an average of the student's weights, with which the student is to be consistent."""
     student = DDP(network())
     teacher = AveragedModel(student.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = SGD(student.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    optimizer = MOMENTUM(student.parameters())
     make(student, optimizer)
-    seen = Outcome()
-    for step, (x, target) in enumerate(batches(steps)):
-        optimizer.zero_grad()
+
+    def loss(step: int, x: Tensor, target: Tensor) -> Tensor:
         output = student(x + 0.1 * noise(step, INPUTS, stream=1))
         with torch.no_grad():
             taught = teacher(x)
-        loss = mse_loss(output, target) + 0.5 * mse_loss(output, taught)
-        loss.backward()
-        optimizer.step()
-        teacher.update_parameters(student.module)
-        seen.losses.append(loss.item())
-    return seen
+        return mse_loss(output, target) + 0.5 * mse_loss(output, taught)
+
+    return train(student, optimizer, steps, loss=loss, after=lambda: teacher.update_parameters(student.module))
 
 
 class LoRA(nn.Module):
@@ -74,17 +83,12 @@ def lora_thawed(make: Attach, steps: int) -> Outcome:
 def wrapped_anew(make: Attach, steps: int) -> Outcome:
     """Between two epochs the same module is wrapped in DDP anew, and attached again; the optimizer goes on."""
     module = network()
-    optimizer = SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    optimizer = MOMENTUM(module.parameters())
     seen = Outcome()
     for epoch in range(2):
         model = DDP(module)
         make(model, optimizer)
-        for x, target in batches(steps // 2, start=epoch * (steps // 2)):
-            optimizer.zero_grad()
-            loss = mse_loss(model(x), target)
-            loss.backward()
-            optimizer.step()
-            seen.losses.append(loss.item())
+        seen.losses += train(model, optimizer, steps // 2, start=epoch * (steps // 2)).losses
     return seen
 
 
@@ -106,19 +110,13 @@ class Checkpointed(nn.Module):
 
 def checkpointing(make: Attach, steps: int) -> Outcome:
     """Gradient checkpointing as PyTorch recommends it."""
-    model = DDP(Checkpointed(use_reentrant=False))
-    optimizer = AdamW(model.parameters(), lr=3e-3)
-    make(model, optimizer)
-    return train(model, optimizer, steps)
+    return train(*attached(make, partial(AdamW, lr=3e-3), Checkpointed(use_reentrant=False)), steps)
 
 
 def checkpointing_reentrant(make: Attach, steps: int) -> Outcome:
     """The older kind, over a block that is used twice."""
     # Plain DDP refuses it without static_graph: the block's gradients would be ready twice.
-    model = DDP(Checkpointed(use_reentrant=True, turns=2), static_graph=True)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    make(model, optimizer)
-    return train(model, optimizer, steps)
+    return train(*attached(make, module=Checkpointed(use_reentrant=True, turns=2), static_graph=True), steps)
 
 
 class TwoHeads(nn.Module):
@@ -135,25 +133,14 @@ class TwoHeads(nn.Module):
 
 def heads_in_turns(make: Attach, steps: int) -> Outcome:
     """Two heads that take turns, so that each has no gradient in every other step, and momentum all the same."""
-    model = DDP(TwoHeads(), find_unused_parameters=True)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    make(model, optimizer)
-    seen = Outcome()
-    for step, (x, target) in enumerate(batches(steps)):
-        optimizer.zero_grad()
-        loss = mse_loss(model(x, step % 2), target)
-        loss.backward()
-        optimizer.step()
-        seen.losses.append(loss.item())
-    return seen
+    model, optimizer = attached(make, module=TwoHeads(), find_unused_parameters=True)
+    return train(model, optimizer, steps, loss=lambda step, x, target: mse_loss(model(x, step % 2), target))
 
 
 def compiled(make: Attach, steps: int) -> Outcome:
     """torch.compile of the DDP model; forward and backward are traced, and DDP's buckets split the graph."""
     if not is_dynamo_supported():
         raise Unavailable("torch.compile does not run on this machine")
-    model = DDP(network())
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    make(model, optimizer)
+    model, optimizer = attached(make)
     fast = torch.compile(model, backend="aot_eager")  # traced as for Inductor, and no C++ compiler is needed
     return train(fast, optimizer, steps)

@@ -60,7 +60,8 @@ def run(loops: Sequence[str], ways: Sequence[str | None], steps: int) -> Iterato
 
 def _row(cluster: Cluster, job: dict[str, Any]) -> tuple[Row, bool]:
     """Run a job. The second value: whether the workers can take another job."""
-    named = {"loop": job["loop"], "way": job["way"] or PLAIN, "everything": _everything(job["way"])}
+    way = job["way"]
+    named = {"loop": job["loop"], "way": way or PLAIN, "everything": way is None or BY_NAME[way].everything}
     try:
         events = list(cluster.run(job))  # in order of arrival: the first exception is the cause
     except WorkerDied as death:
@@ -73,10 +74,6 @@ def _row(cluster: Cluster, job: dict[str, Any]) -> tuple[Row, bool]:
         return Row(**named, verdict="left out", message=events[0][1]["message"]), True
     by_rank = dict(events)
     return _ended(named, by_rank[0], max(event["distance"] for event in by_rank.values())), True
-
-
-def _everything(way: str | None) -> bool:
-    return way is None or BY_NAME[way].everything
 
 
 def _ended(named: dict[str, Any], event: dict[str, Any], distance: float) -> Row:

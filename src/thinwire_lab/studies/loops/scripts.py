@@ -49,8 +49,3 @@ _LOOPS: tuple[Loop, ...] = (
 )
 
 LOOPS: dict[str, Loop] = {loop.__name__: loop for loop in _LOOPS}
-
-
-def about(name: str) -> str:
-    """Say in a line what a loop does."""
-    return (LOOPS[name].__doc__ or "").strip().splitlines()[0]

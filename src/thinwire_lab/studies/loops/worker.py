@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thinwire_lab.check.findings import first_line
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.studies.loops.material import Unavailable
 from thinwire_lab.studies.loops.measure import Ended, identical, measure
@@ -28,7 +29,7 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
     except Unavailable as reason:
         emit({"kind": "unavailable", "message": str(reason)})
     except Exception as error:
-        emit({"kind": "raised", "message": _first_line(error), "traceback": traceback.format_exc()})
+        emit({"kind": "raised", "message": first_line(error), "traceback": traceback.format_exc()})
     dist.destroy_process_group()
 
 
@@ -49,7 +50,3 @@ def _run(loop: str, name: str | None, steps: int) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1)
 def _plain(loop: str, steps: int) -> Ended:
     return measure(loop, None, steps)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
