@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +10,18 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from thinwire_lab.bench.results import Quantiles, Results, Row, Split, WireBytes
 from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.dragonn.claims import by_prefix_sum
 from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.fft.offset_float import ieee_error, uniform_error
+from thinwire_lab.papers.gradients import QUICK_STEPS, Options, analyse, train, write
 from thinwire_lab.papers.gtopk.tree import Outcome, Trial, outcomes, pick
 from thinwire_lab.papers.rooms import PAPERS
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, at_equal_bytes, compressors, measure
-from thinwire_lab.papers.shared.figures import frontier
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
 from thinwire_lab.papers.shared.material import Material, Run
 from thinwire_lab.papers.shared.measuring import error
-from thinwire_lab.papers.shared.program import analyse, parse, train, write
 from thinwire_lab.papers.shared.recording import synthetic
 
 DCT_FIGURES = replace(DCT, checks={})
@@ -134,62 +131,26 @@ def test_error_is_relative_and_squared() -> None:
 
 
 @pytest.mark.slow
-def test_a_report_is_written_as_document_page_and_figures(run: Run, tmp_path: Path) -> None:
-    names = [f"--{kind}={tmp_path / kind}" for kind in ("json", "html", "png")]
-    options = parse(["--quick", *names])
+def test_a_report_is_written_as_document_and_figures(run: Run, tmp_path: Path) -> None:
+    options = Options(steps=QUICK_STEPS, quick=True)
     chosen = {name: FFT_PAPER.checks[name] for name in ("F8", "F14")}
     with Progress(disable=True) as progress:
         report = analyse([run], options, progress, [replace(FFT_PAPER, checks=chosen), DCT_FIGURES])
-    write(report, options, progress.console)
+    write(report, tmp_path / "json", tmp_path / "png")
     document = json.loads((tmp_path / "json").read_text())
     assert document["schema"] == "thinwire.fidelity/1"
     assert set(document["errors"][0]) == {
         "model", "step", "method", "density", "bytes", "bits_per_element", "error", "cosine",
     }  # fmt: skip
     assert set(document["claims"][0]) == {"id", "claim", "verdict", "figure", "how"}
-    page = (tmp_path / "html").read_text()
-    assert len(list((tmp_path / "png").rglob("*.png"))) == page.count("data:image/png;base64,") == 4
-    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert len(list((tmp_path / "png").rglob("*.png"))) == 4
 
 
 def test_missing_data_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = parse(["--quick", "--data", str(tmp_path)])
+    options = Options(steps=QUICK_STEPS, quick=True, data=tmp_path)
     console = Console(width=200)
     with Progress(console=console, disable=True) as progress:
         assert train(options, console, progress) == []
     said = capsys.readouterr().out
     assert "skipping lstm" in said
     assert "skipping resnet20" in said
-
-
-def _row(recipe: str, declared: float | None, loss: float) -> Row:
-    return Row(
-        recipe=recipe,
-        density=0.5,
-        boundary=1.0,
-        steps=1,
-        step_seconds=Quantiles(p20=1, p50=1, p80=1),
-        split_seconds=Split(compute=1, encode=0, exchange=0, decode=0),
-        wire_bytes_per_step=WireBytes(measured=None, declared=declared, dense=100),
-        loss_curve=(),
-        final_loss=loss,
-        seconds_to_target=None,
-        speedup_vs_dense=None,
-        replicas_identical=True,
-    )
-
-
-def test_the_frontier_shows_rows_whose_bytes_are_known(tmp_path: Path) -> None:
-    rows = (_row("dense", None, 1.0), _row("topk", 10, 2.0), _row("theirs", None, 1.5), _row("dgc", 10, math.nan))
-    Results(environment={}, rows=rows).write(tmp_path / "bench.json")
-    options = parse(["--bench", str(tmp_path / "bench.json")])
-    assert options.bench is not None
-    axes = frontier(options.bench).axes[0]
-    assert [line.get_label() for line in axes.lines] == ["dense", "topk"]
-
-
-def test_an_unfit_bench_document_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "bench.json").write_text("{}")
-    with pytest.raises(SystemExit):
-        parse(["--bench", str(tmp_path / "bench.json")])
-    assert "expected a document of" in capsys.readouterr().err

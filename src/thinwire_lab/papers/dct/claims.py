@@ -70,7 +70,7 @@ def _after_drop(runs: Sequence[Run]) -> str:
     return f"a drop of the rate multiplies a layer's by {median(times):.2f} in the median, {spread}"
 
 
-@DCT.figure("exact_thresholds", "Exact 95 % thresholds over training.")
+@DCT.figure("exact_thresholds")
 def threshold_drift(runs: Sequence[Run]) -> Figure:
     """Each layer's exact threshold over its running mean."""
 

@@ -46,7 +46,7 @@ def distribution(errors: Tensor) -> Tensor:
     return torch.searchsorted(errors.sort().values, RANGE, right=True) / errors.numel()
 
 
-@FFT_PAPER.figure("absolute_errors", "Distribution of the absolute error, θ = 0.85.")
+@FFT_PAPER.figure("absolute_errors")
 def error_distribution(runs: Sequence[Run]) -> Figure:
     """The share of elements whose absolute error lies below a bound, as the FFT paper's Fig. 15(e)."""
 
@@ -61,7 +61,7 @@ def error_distribution(runs: Sequence[Run]) -> Figure:
     return side_by_side(runs, draw)
 
 
-@FFT_PAPER.figure("assumption", "The constant of Assumption 3.2 over training.")
+@FFT_PAPER.figure("assumption")
 def alpha_over_training(runs: Sequence[Run]) -> Figure:
     """α of Assumption 3.2 over training by share dropped."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from matplotlib.figure import Figure
 
@@ -44,6 +45,8 @@ class Sheet:
     rows: Sequence[Mapping[str, object]]
 
 
+V = TypeVar("V")
+F = TypeVar("F")
 Check = Callable[[Material], Finding]
 Decide = Callable[..., Outcome]
 Redraw = Callable[..., Figure]
@@ -75,44 +78,24 @@ class Paper:
     judges: dict[str, Judge] = field(default_factory=dict)
     drawings: dict[str, Drawing] = field(default_factory=dict)
     checks: dict[str, tuple[str, Check]] = field(default_factory=dict)
-    figures: dict[str, tuple[str, Draw]] = field(default_factory=dict)
+    figures: dict[str, Draw] = field(default_factory=dict)
     tables: list[Tabulate] = field(default_factory=list)
 
     def claim(self, name: str, text: str) -> Callable[[Check], Check]:
         """Register a function as the check of claim `name`: the claim holds where the function says so."""
-
-        def register(check: Check) -> Check:
-            self.checks[name] = (text, check)
-            return check
-
-        return register
+        return _registering(self.checks, name, lambda check: (text, check))
 
     def judge(self, name: str, *evidence: Evidence) -> Callable[[Decide], Decide]:
         """Register a function that decides claim `name` from what the evidence found."""
-
-        def register(decide: Decide) -> Decide:
-            self.judges[name] = Judge(evidence=evidence, decide=decide)
-            return decide
-
-        return register
+        return _registering(self.judges, name, lambda decide: Judge(evidence=evidence, decide=decide))
 
     def redraws(self, name: str, *evidence: Evidence) -> Callable[[Redraw], Redraw]:
         """Register a function that draws a figure of the paper beside ours: `name`.png in the paper's folder."""
+        return _registering(self.drawings, name, lambda redraw: Drawing(evidence=evidence, redraw=redraw))
 
-        def register(redraw: Redraw) -> Redraw:
-            self.drawings[name] = Drawing(evidence=evidence, redraw=redraw)
-            return redraw
-
-        return register
-
-    def figure(self, name: str, caption: str) -> Callable[[Draw], Draw]:
+    def figure(self, name: str) -> Callable[[Draw], Draw]:
         """Register a function that draws what was recorded; the figure is `name`.png in the paper's folder."""
-
-        def register(draw: Draw) -> Draw:
-            self.figures[name] = (caption, draw)
-            return draw
-
-        return register
+        return _registering(self.figures, name, lambda draw: draw)
 
     def table(self, tabulate: Tabulate) -> Tabulate:
         """Register a function that tabulates what was recorded."""
@@ -120,7 +103,17 @@ class Paper:
         return tabulate
 
 
-def judge(checks: Mapping[str, tuple[str, Check]], material: Material) -> Iterator[Verdict]:
+def _registering(where: dict[str, V], name: str, entry: Callable[[F], V]) -> Callable[[F], F]:
+    def register(function: F) -> F:
+        where[name] = entry(function)
+        return function
+
+    return register
+
+
+def judge(
+    checks: Mapping[str, tuple[str, Check]], material: Material, tick: Callable[[], None] = lambda: None
+) -> Iterator[Verdict]:
     """Run every check. Without its data a claim is not testable; the reason says what is missing."""
     for name, (text, check) in checks.items():
         try:
@@ -129,6 +122,7 @@ def judge(checks: Mapping[str, tuple[str, Check]], material: Material) -> Iterat
             yield Verdict(id=name, claim=text, verdict=UNTESTABLE, figure="none", how=str(absent))
         else:
             yield Verdict(id=name, claim=text, verdict=_WORDS[found.holds], figure=found.figure, how=found.how)
+        tick()
 
 
 def number(verdict: Verdict) -> int:

@@ -1,13 +1,11 @@
 """Figures over all methods, and helpers for the papers' own figures."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from thinwire_lab.bench.results import Results, Row
 from thinwire_lab.papers.shared.errors import Measured
 from thinwire_lab.papers.shared.material import Run
 from thinwire_lab.show.canvas import COLOURS, DASHES, FAINT, INK, MUTED, blank, name, restrain
@@ -52,31 +50,6 @@ def _curves(axes: Axes, rows: Sequence[Measured], group: str) -> None:
         axis.set_minor_formatter(NullFormatter())
     axes.axhline(1, color=MUTED, linewidth=0.8)
     axes.grid(color=FAINT, linewidth=0.7)
-
-
-def frontier(results: Results) -> Figure:
-    """Final held-out loss over the bytes a worker sends per step. Rows without known bytes are left out."""
-    figure = blank((8.5, 5.4))
-    axes = figure.subplots()
-    points: dict[str, list[tuple[float, float]]] = {}
-    for row in results.rows:
-        if (sent := _sent(row)) is not None and math.isfinite(row.final_loss):
-            points.setdefault(row.recipe, []).append((sent, row.final_loss))
-    for place, (recipe, found) in enumerate(points.items()):
-        mark = MARKS[(place + place // 6) % len(MARKS)]
-        colour = INK if recipe == "dense" else COLOURS[place % 6]
-        axes.plot(*zip(*sorted(found), strict=True), mark, linestyle=":", color=colour, label=recipe, markersize=7)
-    axes.set_xscale("log")
-    axes.grid(color=FAINT, linewidth=0.7)
-    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    label(axes, results.title, "bytes a worker sends in a step", "final held-out loss")
-    return figure
-
-
-def _sent(row: Row) -> float | None:
-    wire = row.wire_bytes_per_step
-    known = (wire.measured, wire.declared, wire.dense if row.recipe == "dense" else None)
-    return next((count for count in known if count is not None), None)
 
 
 def side_by_side(runs: Sequence[Run], draw: Callable[[Axes, Run], None]) -> Figure:

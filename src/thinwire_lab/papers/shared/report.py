@@ -1,4 +1,4 @@
-"""All results: as a document, as tables on the console, and as a page."""
+"""All results: as a document, and as tables on the console."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,12 +10,10 @@ from rich.console import Console
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Sheet, Verdict
 from thinwire_lab.papers.shared.errors import AT_BITS, Measured, at_equal_bytes
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
-from thinwire_lab.show import page
 from thinwire_lab.show.table import Column, Table, tabulated
 from thinwire_lab.show.terminal import print_titled, say
 
 SCHEMA = "thinwire.fidelity/1"
-TITLE = "thinwire papers"
 ERROR_KEYS = ("model", "step", "method", "density", "bytes", "bits_per_element", "error", "cosine")
 _COLUMNS: tuple[Column[Measured], ...] = (
     Column(heading="method", text=lambda row: row.method, left=True),
@@ -29,13 +27,13 @@ _COLUMNS: tuple[Column[Measured], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Errors, verdicts, the papers' own tables, and figures with captions, by file name."""
+    """Errors, verdicts, the papers' own tables, and figures by file name."""
 
     environment: Mapping[str, Any]
     errors: Sequence[Measured]
     claims: Sequence[Verdict]
     sheets: Sequence[Sheet] = ()
-    figures: Mapping[str, tuple[str, Figure]] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -53,21 +51,7 @@ class Report:
         """Print the late errors, the comparison at equal bytes and the verdicts."""
         for table in (*self._late(), *self._equal(), *self._own(), self._judged()):
             print_titled(console, table)
-        say(console, f"\n{self._counts()} Why a claim is not testable here, the document and the page say.")
-
-    def html(self) -> str:
-        """Return one page that needs nothing beside it."""
-        tables = (self._verdicts(), *self._equal(), *self._own(), *self._late())
-        drawn = (
-            page.figures(figure, caption=caption, one=True, points=True) for caption, figure in self.figures.values()
-        )
-        return page.page(
-            TITLE,
-            page.chapter(TITLE, page.paragraphs([self._counts()], "soft")),
-            page.section("Figures", *drawn),
-            *(page.section(table.title, page.table(table)) for table in tables),
-            page.section("Environment", page.definitions(self.environment)),
-        )
+        say(console, f"\n{self._counts()} Why a claim is not testable here, the document says.")
 
     def _counts(self) -> str:
         counts = {
@@ -76,11 +60,6 @@ class Report:
         return (
             f"{len(self.claims)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "."
         )
-
-    def _verdicts(self) -> Table:
-        rows = [list(map(str, asdict(claim).values())) for claim in self.claims]
-        heads = ("id", "claim", "verdict", "figure", "how")
-        return Table(title="Claims", headings=heads, rows=rows, left=range(len(heads)))
 
     def _judged(self) -> Table:
         """Return the verdicts for a terminal, where sentences stand below their row."""
