@@ -11,7 +11,7 @@ from thinwire_lab.papers.dct.training import Run
 from thinwire_lab.papers.shared.judging import by_setting, every, no_worse, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import Document, Shelf
+from thinwire_lab.papers.shared.shelf import Document, Evidence, Shelf
 from thinwire_lab.papers.shared.trials import OVER_SEEDS, Interval, interval
 
 MARGIN = 1.0
@@ -20,17 +20,12 @@ _SPLIT, _TWICE, _INSIDE = "2 workers", "3 workers", ("1 activation function", "2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Boundaries:
+class Boundaries(Evidence):
     """Every row of a problem's comparison, on each seed."""
 
     problem: str
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     options: str = ""
-
-    @property
-    def more(self) -> str:
-        """See `shelf.Evidence`."""
-        return "more seeds"
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -43,14 +38,6 @@ class Boundaries:
     @property
     def _name(self) -> str:
         return f"boundaries-{self.problem}.json"
-
-    def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `shelf.Evidence`. A comparison that was cut off is missing."""
-        try:
-            self.read(shelf)
-        except Absent:
-            return self.commands
-        return () if all(map(shelf.by_today, self.commands)) else self.commands
 
     def read(self, shelf: Shelf) -> "Losses":
         """Return what became of each row. Raises Absent where a seed is missing."""

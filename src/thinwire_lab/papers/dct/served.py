@@ -10,7 +10,7 @@ from thinwire_lab.papers.dct.crossing import MARGIN
 from thinwire_lab.papers.shared.judging import every, no_worse, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import SERVE, Shelf
+from thinwire_lab.papers.shared.shelf import SERVE, Evidence, Shelf
 from thinwire_lab.papers.shared.trials import OVER_SEEDS, Interval, interval
 
 FILE = "server.jsonl"
@@ -29,7 +29,7 @@ Runs = Mapping[float, Sequence[Run]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class Served(Evidence):
     """Runs of thinwire_lab.studies.server_clicks on each seed, by density, or by drain where several are given."""
 
     densities: tuple[float, ...]
@@ -37,11 +37,6 @@ class Served:
     drains: tuple[int, ...] = (0,)
     updates: int = 2000
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-
-    @property
-    def more(self) -> str:
-        """See `shelf.Evidence`."""
-        return "more seeds"
 
     @property
     def commands(self) -> tuple[str, ...]:

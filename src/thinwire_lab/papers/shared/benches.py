@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, Self
 
-from thinwire_lab.bench.results import SCHEMA, Row
+from thinwire_lab.bench.results import Results, Row
 from thinwire_lab.papers.shared.judging import Range, sooner
 from thinwire_lab.papers.shared.ledger import NOTHING
-from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import DATA, Document, Shelf
+from thinwire_lab.papers.shared.shelf import DATA, Document, Evidence, Shelf
 
 _DATA = {"resnet20": "cifar10/cifar10_jpeg.npz", "vgg": "cifar10/cifar10_jpeg.npz", "lstm": "wikitext2"}
 _SPARSE = "topk:0.001,dgc:0.001,dragonn:0.001,gtopk:0.001"
@@ -21,7 +20,7 @@ _LIVES = "dct_dp:0.25,dct_dp:0.1,dct_dp:0.05,dct_dp:0.02,dct_dp:0.005"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Bench(Evidence):
     """A run of `thinwire bench`. link: such as 100mbit. recipes: besides dense. part: of what runs at this place."""
 
     model: str
@@ -32,11 +31,7 @@ class Bench:
     scale: float = 1.0
     part: str = ""
     seeds: tuple[int, ...] = (0, 1, 2)
-
-    @property
-    def more(self) -> str:
-        """See `shelf.Evidence`. More rounds would not do: single steps lie as far apart in those."""
-        return MORE
+    more: str = MORE  # more rounds would not do: single steps lie as far apart in those
 
     @property
     def document(self) -> Document:
@@ -47,29 +42,18 @@ class Bench:
             f"thinwire bench --model {self.model}{data}{scale} --workers {self.workers} --link {self.link} "
             f"--recipes dense,{self.recipes} --steps {self.steps} --seeds {len(self.seeds)} --extend 1"
         )
-        return Document(name=f"bench-{self.model}-{self.workers}-{self.link}{self.part}", words=words)
+        name = f"bench-{self.model}-{self.workers}-{self.link}{self.part}"
+        return Document(name=name, words=words, complete=lambda found: found["environment"]["complete"])
 
     @property
-    def commands(self) -> tuple[str, ...]:
+    def parts(self) -> tuple[Document]:
         """See `shelf.Evidence`."""
-        return self.document.commands
-
-    def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `shelf.Evidence`. A run that was cut off is missing."""
-        if self.document.missing(shelf) or not self.document.read(shelf)["environment"]["complete"]:
-            return self.commands
-        return ()
+        return (self.document,)
 
     def read(self, shelf: Shelf) -> "Steps":
         """See `shelf.Evidence`."""
-        found = self.document.read(shelf)
-        if not found["environment"]["complete"]:
-            raise Absent(f"{self.document.name} was cut off")
-        if found["schema"] != SCHEMA:
-            raise ValueError(f"{self.document.name} is of schema {found['schema']!r}; expected {SCHEMA!r}")
-        return Steps(
-            environment=found["environment"], rows={row.label: row for row in map(Row.from_json, found["rows"])}
-        )
+        found = Results.from_json(self.document.read(shelf))
+        return Steps(environment=found.environment, rows={row.label: row for row in found.rows})
 
     def spread(self, found: "Steps") -> str:
         """See `shelf.Evidence`."""
@@ -156,16 +140,12 @@ Grid = Mapping[Place, Steps]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Benches:
+class Benches(Evidence):
     """Runs of one model at every place."""
 
     places: Mapping[Place, Bench]
     seeds: tuple[int, ...] = (0, 1, 2)
-
-    @property
-    def more(self) -> str:
-        """See `shelf.Evidence`."""
-        return MORE
+    more: str = MORE
 
     @classmethod
     def of(
@@ -184,13 +164,9 @@ class Benches:
         return self.places[Place(*place)]
 
     @property
-    def commands(self) -> tuple[str, ...]:
+    def parts(self) -> list[Bench]:
         """See `shelf.Evidence`."""
-        return tuple(command for bench in self.places.values() for command in bench.commands)
-
-    def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
-        return tuple(command for bench in self.places.values() for command in bench.missing(shelf))
+        return list(self.places.values())
 
     def read(self, shelf: Shelf) -> Grid:
         """See `shelf.Evidence`."""

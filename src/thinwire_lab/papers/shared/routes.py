@@ -9,7 +9,6 @@ import json as js
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Annotated, Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from thinwire.codecs import Codec, HashedSlots, SampledThreshold
 from thinwire_lab.machine import environment
+from thinwire_lab.papers.shared.measuring import seconds
 from thinwire_lab.papers.shared.sweep import SIZES
 
 SCHEMA = "thinwire.routes/1"
@@ -47,18 +47,8 @@ def _rows(world: int, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, 
         for density in DENSITIES:
             for name, route in ROUTES.items():
                 sent, calls = route(x, density, world)
-                times = {call: _seconds(act, repeats) for call, act in calls.items()}
+                times = {call: seconds(act, repeats, median) for call, act in calls.items()}
                 yield {"route": name, "world": world, "density": density, "bytes": size, "sent": sent} | times
-
-
-def _seconds(call: Callable[[], object], repeats: int) -> float:
-    call()
-    times = []
-    for _ in range(repeats):
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return median(times)
 
 
 def by_topk(x: Tensor, density: float) -> Picks:

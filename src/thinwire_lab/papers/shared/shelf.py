@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from thinwire_lab.inputs import write_atomically
 from thinwire_lab.machine import code, made
@@ -102,44 +102,55 @@ def _parsed(path: Path, text: str) -> Any:
         raise ValueError(f"{path.name} is not JSON ({error}); restore it, or delete it and run again") from error
 
 
-class Evidence(Protocol):
-    """Runs that verdicts rest on."""
+class Evidence:
+    """Runs that verdicts rest on; some are made of others, their `parts`.
+
+    seeds: those that they were run with. more: more of what would decide a claim that they leave undecided.
+    """
+
+    seeds: tuple[int, ...]
+    more = "more seeds"
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds they were run with."""
-
-    @property
-    def more(self) -> str:
-        """More of what would decide a claim that these runs leave undecided."""
+    def parts(self) -> Sequence["Evidence"]:
+        """What they are made of, if it is others."""
+        return ()
 
     @property
     def commands(self) -> tuple[str, ...]:
         """What makes them, as one would type it in the checkout, with DATA for the folder of data sets."""
+        return tuple(command for each in self.parts for command in each.commands)
 
     def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """Return the commands that have not been run to their end."""
+        """Return the commands that have not been run to their end.
+
+        What another version has made is missing, and is read until there is something by today's.
+        """
+        if self.parts:
+            return tuple(command for each in self.parts for command in each.missing(shelf))
+        if not all(map(shelf.by_today, self.commands)):
+            return self.commands
+        try:
+            self.read(shelf)
+        except Absent:
+            return self.commands
+        return ()
 
     def read(self, shelf: Shelf) -> Any:
         """Return what they found. Raises Absent."""
+        raise NotImplementedError
 
     def spread(self, found: Any) -> str:
         """Return how far repeats of what was `read` lie apart, in words; nothing if each ran once."""
+        raise NotImplementedError
 
     def shrunk(self) -> Self:
         """Return the same runs, short."""
-
-
-def _nothing(_: Any) -> str:
-    return ""
-
-
-def _whole(_: Any) -> bool:
-    return True
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class Document(Evidence):
     """A program that writes a JSON file.
 
     words: its command, without --json. quick: what makes it short. apart: says how far its repeats lie apart.
@@ -150,24 +161,14 @@ class Document:
     words: str
     quick: str = ""
     seeds: tuple[int, ...] = (0,)
-    apart: Callable[[Any], str] = _nothing
-    complete: Callable[[Any], bool] = _whole
+    apart: Callable[[Any], str] = lambda _: ""
+    complete: Callable[[Any], bool] = lambda _: True
     more: str = "more repeats"
 
     @property
     def commands(self) -> tuple[str, ...]:
         """See `Evidence`."""
         return (f"{self.words} --json papers/runs/{self.name}.json",)
-
-    def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `Evidence`. One by another version is missing, and is read until there is one by today's."""
-        if not all(map(shelf.by_today, self.commands)):
-            return self.commands
-        try:
-            self.read(shelf)
-        except Absent:
-            return self.commands
-        return ()
 
     def read(self, shelf: Shelf) -> Any:
         """See `Evidence`. Raises Absent where the run was cut off, too."""
@@ -186,7 +187,7 @@ class Document:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combined:
+class Combined(Evidence):
     """Documents that are read as one; `combine` takes what each of them found. enough: so many for a short run."""
 
     documents: Sequence[Document]
@@ -195,18 +196,14 @@ class Combined:
     enough: int | None = None
 
     @property
-    def seeds(self) -> tuple[int, ...]:
+    def seeds(self) -> tuple[int, ...]:  # type: ignore[override]  # it never sets them
         """See `Evidence`."""
         return tuple(dict.fromkeys(seed for each in self.documents for seed in each.seeds))
 
     @property
-    def commands(self) -> tuple[str, ...]:
+    def parts(self) -> Sequence[Evidence]:
         """See `Evidence`."""
-        return tuple(command for each in self.documents for command in each.commands)
-
-    def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `Evidence`."""
-        return tuple(command for each in self.documents for command in each.missing(shelf))
+        return self.documents
 
     def read(self, shelf: Shelf) -> Any:
         """See `Evidence`."""

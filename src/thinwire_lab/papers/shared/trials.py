@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, Self
 
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import DATA, TRAIN, Shelf
+from thinwire_lab.papers.shared.shelf import DATA, TRAIN, Evidence, Shelf
 
 FILE = "learning.jsonl"
 RATES = {"mlp": 0.2, "xml": 640.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 0.2, "lstm": 4.0}
@@ -74,7 +74,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trials:
+class Trials(Evidence):
     """Each way on each seed, all else equal. `rate`: dense's best; scale: of the model's size."""
 
     model: str
@@ -84,11 +84,6 @@ class Trials:
     ways: Mapping[str, Way]
     seeds: tuple[int, ...] = (0, 1, 2)
     scale: float = 1.0
-
-    @property
-    def more(self) -> str:
-        """See `shelf.Evidence`."""
-        return "more seeds"
 
     @property
     def commands(self) -> tuple[str, ...]:
