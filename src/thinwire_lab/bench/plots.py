@@ -57,17 +57,12 @@ def _figure(results: Results, inches: tuple[float, float], *panels: Panel) -> Fi
     for axes, panel in zip(every, panels, strict=True):
         restrain(axes)
         panel(axes, results)
-    _head(figure, results)
+    colour = ALARM if results.incomplete or not results.throttled else MUTED
+    head(figure, *filter(None, (results.title, results.incomplete)), colour=colour)
     _legend(figure, every[0], "outside lower left", 4)
     if len(every) > 1:
         _legend(figure, every[-1], "outside lower right", 3)
     return figure
-
-
-def _head(figure: Figure, results: Results) -> None:
-    colour = ALARM if results.incomplete or not results.throttled else MUTED
-    lines = filter(None, (results.title, results.incomplete))
-    head(figure, *lines, colour=colour)
 
 
 def _seconds_panel(axes: Axes, results: Results) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -110,9 +110,9 @@ class Row:
         return self.recipe == "dense" and self.boundary == 1 and not self.served
 
     @classmethod
-    def from_json(cls, document: object, where: str = "row") -> Row:
-        """Read one entry of ``rows``; ``where`` is its place, named in errors."""
-        row: Row = _dataclass(cls, document, where)
+    def from_json(cls, document: Mapping[str, Any]) -> Row:
+        """Read one entry of ``rows``."""
+        row: Row = _value(cls, document)
         return row
 
 
@@ -153,7 +153,7 @@ class Results:
             link = UNTHROTTLED if link == UNTHROTTLED.lower() else f"{UNTHROTTLED} ({link})"
         count = self.environment.get("workers", "?")
         workers = "1 worker" if count == 1 else f"{count} workers"
-        workers += f" and {_counted(self.servers, 'server')}" if self.servers else ""
+        workers += f" and {self.servers} server{'s' if self.servers > 1 else ''}" if self.servers else ""
         split = f" in pipelines of {self.stages}" if self.stages > 1 else ""
         split += f" in islands of {self.shards}" if self.islands else ""
         split += " that hold one model" if self.shards > 1 and not self.islands else ""
@@ -223,29 +223,16 @@ class Results:
         return document if self.then is None else document | {"then": self.then.to_json()}
 
     @classmethod
-    def from_json(cls, document: object) -> Results:
-        """Check and read a parsed document; ValueError names the key that is wrong."""
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise ValueError(f"schema: expected a document of {SCHEMA!r}")
-        entries = _object(document, "document", ("schema", "environment", "rows", "then"), optional=("then",))
-        return cls(
-            environment=_typed(entries["environment"], "environment", dict),
-            rows=_value(tuple[Row, ...], entries["rows"], "rows"),
-            then=cls.from_json(entries["then"]) if "then" in entries else None,
-        )
-
-    @classmethod
-    def read(cls, path: Path) -> Results:
-        """Read a document that ``write`` left."""
-        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+    def from_json(cls, document: Mapping[str, Any]) -> Results:
+        """Read a parsed document. Raises ValueError if it is of another schema."""
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"a document of schema {document['schema']!r}; expected {SCHEMA!r}")
+        then = cls.from_json(document["then"]) if "then" in document else None
+        return cls(environment=document["environment"], rows=tuple(map(Row.from_json, document["rows"])), then=then)
 
     def write(self, path: Path) -> None:
         """Write the document; an earlier file stays whole if that fails."""
         write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _without(entries: Mapping[str, Any], **absent: Any) -> dict[str, Any]:
@@ -262,45 +249,16 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _value(hint: Any, value: object, where: str) -> Any:
-    """Read ``value`` as the type ``hint`` of the field it fills."""
+def _value(hint: Any, value: Any) -> Any:
+    """Read ``value`` as the type ``hint`` of the field that it fills."""
+    if value is None:
+        return math.nan if hint is float else None
     if get_origin(hint) is UnionType:
-        return None if value is None else _value(get_args(hint)[0], value, where)
+        return _value(get_args(hint)[0], value)
+    if isinstance(hint, type) and is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return hint(**{key: _value(hints[key], entry) for key, entry in value.items()})
     if get_origin(hint) is tuple:
-        return _tuple(get_args(hint), _typed(value, where, list), where)
-    if is_dataclass(hint):
-        return _dataclass(hint, value, where)
-    if hint is float:
-        return math.nan if value is None else float(_typed(value, where, (int, float)))
-    return _typed(value, where, hint)
-
-
-def _dataclass(kind: Any, value: object, where: str) -> Any:
-    hints = get_type_hints(kind)
-    entries = _object(value, where, hints, optional=[f.name for f in fields(kind) if f.default is not MISSING])
-    return kind(**{key: _value(hints[key], entry, f"{where}.{key}") for key, entry in entries.items()})
-
-
-def _tuple(hints: tuple[Any, ...], values: list[Any], where: str) -> tuple[Any, ...]:
-    if hints[-1] is Ellipsis:
-        hints = (hints[0],) * len(values)
-    if len(hints) != len(values):
-        raise ValueError(f"{where}: expected {len(hints)} entries, found {len(values)}")
-    places = (f"{where}[{index}]" for index in range(len(values)))
-    return tuple(map(_value, hints, values, places))
-
-
-def _object(value: object, where: str, keys: Iterable[str], optional: Sequence[str] = ()) -> dict[str, Any]:
-    entries: dict[str, Any] = _typed(value, where, dict)
-    if missing := [key for key in keys if key not in entries and key not in optional]:
-        raise ValueError(f"{where}: missing key {missing[0]!r}")
-    if unknown := [key for key in entries if key not in keys]:
-        raise ValueError(f"{where}: unknown key {unknown[0]!r}")
-    return entries
-
-
-def _typed(value: Any, where: str, kind: Any) -> Any:
-    # Python counts bool as an int; a reader of the document does not
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{where}: found {value!r:.40}, which has the wrong type")
+        first, *others = get_args(hint)
+        return tuple(map(_value, [first] * len(value) if others == [...] else [first, *others], value))
     return value

@@ -28,8 +28,11 @@ class Record:
 
     def add(self, event: Event) -> None:
         """Add a "step", "tail", "loss" or "done" event."""
-        takers = {"step": self._steps.append, "tail": self._tail, "loss": self._losses.append, "done": self._done}
-        takers[event["kind"]](event)
+        takers = {"step": self._steps.append, "tail": self._tail, "loss": self._losses.append}
+        if event["kind"] == "done":
+            self._different += event["different"]
+        else:
+            takers[event["kind"]](event)
 
     def step_seconds(self) -> list[float]:
         """Return the seconds of the steps that count: those after the first `skip`, up to `steps`.
@@ -85,9 +88,6 @@ class Record:
         if self._steps and "measured" in event:
             last = self._steps[-1]
             self._steps[-1] = {**last, **{key: last[key] + event[key] for key in ("measured", "packets")}}
-
-    def _done(self, event: Event) -> None:
-        self._different.extend(event["different"])
 
 
 def _rounds(steps: Sequence[Event], length: int) -> list[Event]:

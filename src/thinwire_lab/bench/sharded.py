@@ -70,8 +70,9 @@ class Sharded:
     def held_out_loss(self) -> float:
         """Return the mean loss over every rank's share."""
         mean = mean_held_out(self._problem, self._model, self.meter)
-        for module in _sharded(self._model):
-            module.reshard()  # FSDP leaves the root whole after an evaluation
+        for module in self._model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()  # FSDP leaves the root whole after an evaluation
         return mean
 
     def differing(self) -> list[str]:
@@ -86,10 +87,6 @@ def _shard(model: nn.Module, over: Any) -> None:
     blocks = [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
     for module in (*blocks, model):
         fully_shard(module, mesh=over)
-
-
-def _sharded(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if hasattr(module, "reshard")]
 
 
 @dataclass

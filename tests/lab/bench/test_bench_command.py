@@ -157,7 +157,9 @@ def test_the_same_seed_trains_the_same(tmp_path: Path) -> None:
     losses = []
     for name in ("a", "b"):
         _bench("--steps", "3", "--recipes", "dgc", "--link", "none", "--json", str(tmp_path / name))
-        losses.append([loss for *_, loss in Results.read(tmp_path / name).rows[0].loss_curve])
+        losses.append(
+            [loss for *_, loss in Results.from_json(json.loads((tmp_path / name).read_text())).rows[0].loss_curve]
+        )
     assert losses[0] == losses[1]
 
 
@@ -217,7 +219,7 @@ def test_whatever_ends_a_run_keeps_finished_rows_and_leaves_nothing_behind(tmp_p
     assert bench.returncode == code, (output, errors)
     assert len(children) >= 3
     _wait(lambda: _gone(children), 10)
-    results = Results.read(file)
+    results = Results.from_json(json.loads(file.read_text()))
     assert results.rows
     assert results.incomplete is not None
     assert "topk 0.01" in output
@@ -241,7 +243,7 @@ def test_under_torchrun_the_group_is_used_as_it_is(tmp_path: Path) -> None:
     # On a busy machine any DDP script on Gloo may abort after its last line.
     assert done.returncode == 0 or "terminate called without an active exception" in done.stderr
     assert done.stdout.count("UNTHROTTLED") >= 1, done.stderr
-    results = Results.read(tmp_path / "o.json")
+    results = Results.from_json(json.loads((tmp_path / "o.json").read_text()))
     assert [row.label for row in results.rows] == ["dense", "topk 0.05"]
     assert not results.throttled
     assert all(row.replicas_identical for row in results.rows)
@@ -295,7 +297,7 @@ def test_both_acts_are_in_one_document(
 ) -> None:
     sessions = _Sessions(monkeypatch, ends_in)
     command.run(options.read(**USUAL), json=tmp_path / "o.json", html=tmp_path / "o.html")
-    results = Results.read(tmp_path / "o.json")
+    results = Results.from_json(json.loads((tmp_path / "o.json").read_text()))
     assert [act.environment["optimizer"] for act in results.acts] == written
     assert sessions.trained == [name for name in written if name != ends_in]
     page = (tmp_path / "o.html").read_text()
