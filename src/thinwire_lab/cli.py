@@ -1,6 +1,8 @@
 """The command line. A command imports its tool only when it runs."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,18 @@ BAD_INPUT = 2
 """The exit code when the user's input cannot be used."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@contextmanager
+def refusing(command: str) -> Iterator[None]:
+    """Say what of the user's input cannot be used, and end."""
+    from thinwire_lab.inputs import BadInput
+
+    try:
+        yield
+    except BadInput as error:
+        typer.echo(f"thinwire {command}: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
 
 
 @app.callback()
@@ -100,12 +114,11 @@ def bench(
 ) -> None:
     """Train a real model over a slow link with each recipe in turn, and say what each saves and what it costs."""
     from thinwire_lab.bench import command, options
-    from thinwire_lab.inputs import BadInput
 
     if listing:
         command.print_listing()
         return
-    try:
+    with refusing("bench"):
         asked = options.read(
             workers=workers,
             link=link,
@@ -129,11 +142,7 @@ def bench(
             target=target,
             extend=extend,
         )
-        code = command.run(asked, json=json, html=html)
-    except BadInput as error:
-        typer.echo(f"thinwire bench: {error}", err=True)
-        code = BAD_INPUT
-    raise typer.Exit(code)
+        raise typer.Exit(command.run(asked, json=json, html=html))
 
 
 @app.command()
@@ -211,7 +220,7 @@ def plan(
     from thinwire_lab.plan import apart, command, options
     from thinwire_lab.plan import pipeline as stages
 
-    try:
+    with refusing("plan"):
         request = options.Request(
             target=target,
             model=model,
@@ -241,10 +250,7 @@ def plan(
             raise BadInput("--outer is about models in one piece; leave --pipeline out")
         else:
             code = stages.run(request.pipelined(pipeline), wishes, json=json, html=html, unfolded=unfolded)
-    except BadInput as error:
-        typer.echo(f"thinwire plan: {error}", err=True)
-        code = BAD_INPUT
-    raise typer.Exit(code)
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -284,10 +290,9 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
 ) -> None:
     """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
-    from thinwire_lab.inputs import BadInput
     from thinwire_lab.simulate import command, options, outputs
 
-    try:
+    with refusing("simulate"):
         files = outputs.Files(json=json, plot=plot, html=html)
         asked = options.read(
             workers=workers,
@@ -300,9 +305,6 @@ def simulate(
             batch=batch,
         )
         files.show(command.outcome(asked))
-    except BadInput as error:
-        typer.echo(f"thinwire simulate: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from error
 
 
 @app.command()
@@ -325,7 +327,7 @@ def check(
     from thinwire_lab.check import command
     from thinwire_lab.inputs import BadInput
 
-    try:
+    with refusing("check"):
         if interpreted and not gpu:
             raise BadInput("--interpreted goes with --gpu")
         if gpu:
@@ -334,11 +336,7 @@ def check(
             if device or only or html:
                 raise BadInput("--gpu takes --quick, --interpreted and --json alone")
             raise typer.Exit(proof.run(interpreted=interpreted, quick=quick, path=json))
-        code = command.run(command.asked(quick=quick, device=device, only=only), json=json, html=html)
-    except BadInput as error:
-        typer.echo(f"thinwire check: {error}", err=True)
-        code = BAD_INPUT
-    raise typer.Exit(code)
+        raise typer.Exit(command.run(command.asked(quick=quick, device=device, only=only), json=json, html=html))
 
 
 @app.command()
@@ -350,15 +348,10 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once, and exit.")] = False,
 ) -> None:
     """Show the trainers of parameter servers: steps a second, staleness, bytes and loss, drawn anew every second."""
-    from thinwire_lab.inputs import BadInput
     from thinwire_lab.watch import command
 
-    try:
-        code = command.run(addresses, every=every, once=once)
-    except BadInput as error:
-        typer.echo(f"thinwire watch: {error}", err=True)
-        code = BAD_INPUT
-    raise typer.Exit(code)
+    with refusing("watch"):
+        raise typer.Exit(command.run(addresses, every=every, once=once))
 
 
 def main() -> None:
