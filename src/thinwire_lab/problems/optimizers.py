@@ -43,14 +43,6 @@ def zero_all(several: Sequence[torch.optim.Optimizer]) -> None:
         each.zero_grad(set_to_none=True)
 
 
-def _sgd(model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
-    return [sgd(model, problem)]
-
-
-def _adamw(model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
-    return _adam(list(model.parameters()), model, problem)
-
-
 def _muon(model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
     """Muon for matrices; embeddings and all that is no matrix go to AdamW."""
     tables = {p for module in model.modules() if isinstance(module, _TABLES) for p in module.parameters()}
@@ -98,5 +90,9 @@ def served_optimizers(name: str, problem: Problem, trainers: int) -> tuple[MakeO
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 OPTIMIZERS: Mapping[str, Callable[[nn.Module, Problem], list[torch.optim.Optimizer]]] = MappingProxyType(
-    {"sgd": _sgd, "adamw": _adamw, "muon": _muon}
+    {
+        "sgd": lambda model, problem: [sgd(model, problem)],
+        "adamw": lambda model, problem: _adam(list(model.parameters()), model, problem),
+        "muon": _muon,
+    }
 )

@@ -30,6 +30,10 @@ class Pace:
         """Return so much in a second; 0 if no time has passed."""
         return amount / self.seconds if self.seconds else 0.0
 
+    def rate(self, of: str) -> str:
+        """Return how many bytes of a kind came in between, in a second."""
+        return human_bytes(self.each_second(getattr(self.now, of) - getattr(self.before, of)))
+
     @property
     def updates(self) -> int:
         """How many have come in between."""
@@ -51,9 +55,9 @@ def view(address: str, before: Look, now: Look) -> Table:
             Column(heading="updates", text=lambda pace: f"{pace.now.updates:,}"),
             Column(heading="steps\na second", text=lambda pace: f"{pace.each_second(pace.updates):.1f}"),
             Column(heading="staleness", text=lambda pace: pace.staleness),
-            Column(heading="up\na second", text=_up),
-            Column(heading="down\na second", text=_down),
-            Column(heading="loss", text=_loss),
+            Column(heading="up\na second", text=lambda pace: pace.rate("received_bytes")),
+            Column(heading="down\na second", text=lambda pace: pace.rate("sent_bytes")),
+            Column(heading="loss", text=lambda pace: UNKNOWN if pace.now.loss is None else loss_text(pace.now.loss)),
             Column(heading="last update", text=lambda pace: f"{duration(pace.now.quiet)} ago"),
         ],
         _paces(before, now),
@@ -84,15 +88,3 @@ def _title(address: str, before: Look, now: Look) -> str:
     counts += f" · {status.dropped:,} updates not finite" if status.dropped else ""
     total = f"{human_bytes(status.received_bytes)} in, {human_bytes(status.sent_bytes)} out"
     return f"{address} · {counts} · {total}"
-
-
-def _up(pace: Pace) -> str:
-    return human_bytes(pace.each_second(pace.now.received_bytes - pace.before.received_bytes))
-
-
-def _down(pace: Pace) -> str:
-    return human_bytes(pace.each_second(pace.now.sent_bytes - pace.before.sent_bytes))
-
-
-def _loss(pace: Pace) -> str:
-    return UNKNOWN if pace.now.loss is None else loss_text(pace.now.loss)

@@ -1,6 +1,6 @@
 """What a kernel is tried on: its arguments at a size, and how close it must come to the reference."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire_lab.check.material import CONTENTS, Kit, Near, Trial
 
-Trials = Iterator[Trial]
+Trials = Iterable[Trial]
 SCALE, DECAY = 0.25, 0.5  # powers of two: a fused multiply-add then rounds like two operations
 SEED, BITS, GROUP, WIDTH = 2**40 + 7, 10, 512, 32
 FLOATS = (torch.float32, torch.float64)

@@ -35,11 +35,6 @@ def _unpack_bits(kit: Kit, n: int) -> Trials:
         yield Trial((kit.whole(-(-n * bits // 8), 0, 256, torch.uint8), n, bits, dtype))
 
 
-def _ones(kit: Kit, n: int) -> Trials:
-    for count in (0, n // 3, n):
-        yield Trial((kit.whole(n, 0, 2, torch.uint8), count))
-
-
 def _elias_fano(encode: bool, rows: bool = False) -> Callable[[Kit, int], Trials]:
     def trials(kit: Kit, n: int) -> Trials:
         indices = kit.picks(n)
@@ -70,11 +65,6 @@ def _encoding(*rest: Any, powers: bool = False) -> Callable[[Kit, int], Trials]:
             yield Trial((kit.room(n, dtype=code), kit.vector(n), *more), (0,))
 
     return trials
-
-
-def _sign_encode(kit: Kit, n: int) -> Trials:
-    for code in (torch.uint8, torch.int16):
-        yield Trial((kit.room(n, dtype=code), kit.vector(n)), (0,))
 
 
 def _offset_encode(kit: Kit, n: int) -> Trials:
@@ -111,9 +101,18 @@ CASES: Mapping[str, Case] = {
     "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
     "levels_encode": Case(make=_encoding(7), dtypes=ONLY_32),
     "offset_encode": Case(make=_offset_encode, dtypes=ONLY_32),
-    "ones": Case(make=_ones, dtypes=ONLY_32, contents=("normal",)),
+    "ones": Case(
+        make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)],
+        dtypes=ONLY_32,
+        contents=("normal",),
+    ),
     "pack_bits": Case(make=_pack_bits, dtypes=ONLY_32, contents=("normal",), nbytes=300),
-    "sign_encode": Case(make=_sign_encode, dtypes=ONLY_32),
+    "sign_encode": Case(
+        make=lambda kit, n: [
+            Trial((kit.room(n, dtype=code), kit.vector(n)), (0,)) for code in (torch.uint8, torch.int16)
+        ],
+        dtypes=ONLY_32,
+    ),
     "subsets_decode": Case(make=_subsets(decode=True), dtypes=ONLY_32, contents=("normal",)),
     "subsets_encode": Case(make=_subsets(decode=False), dtypes=ONLY_32, contents=("normal",)),
     "table_decode": Case(make=_table_decode, dtypes=(torch.float32, torch.float16)),

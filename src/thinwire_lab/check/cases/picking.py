@@ -1,6 +1,7 @@
 """Kernels that add to what waits, and that pick large magnitudes: what they are tried on."""
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -47,15 +48,6 @@ def _selecting(make: Callable[[Kit, int], Trials], last: tuple[Any, ...] = ()) -
     return trials
 
 
-def _select(kit: Kit, n: int) -> Trials:
-    yield Trial((kit.vector(n),))
-
-
-def _largest(kit: Kit, n: int) -> Trials:
-    for k in {1, n // 100, n}:
-        yield Trial((kit.vector(n), k))
-
-
 def _largest_of_each(kit: Kit, n: int) -> Trials:
     pieces = several(kit.vector(n))
     for share in (100, 1):
@@ -77,24 +69,10 @@ def _sampled(kit: Kit, n: int, momentum: tuple[float | bool, ...] = ()) -> Trial
         yield Trial((*rooms, *inputs, scales, *momentum, draws), tuple(range(outs)))
 
 
-def _momentum_sampled(kit: Kit, n: int) -> Trials:
-    for nesterov in (False, True):
-        yield from _sampled(kit, n, (DECAY, nesterov))
-
-
 def _largest_in_rows(kit: Kit, n: int) -> Trials:
     width = min(n, 500)
     for k in {1, -(-width // 100), width}:
         yield Trial((framed(kit.vector(n)[: n // width * width]), width, k))
-
-
-def _block_energies(kit: Kit, n: int) -> Trials:
-    for width in (WIDTH, 3000):
-        yield Trial((kit.vector(n), width))
-
-
-def _largest_blocks(kit: Kit, n: int) -> Trials:
-    yield Trial((kit.vector(n), WIDTH, -(-n // WIDTH) // 3))
 
 
 _ADDING = Near(relative=1e-5, absolute=1e-6)
@@ -106,15 +84,21 @@ CASES: Mapping[str, Case] = {
     "accumulate_fading_select": Case(make=_selecting(_fading)),
     "accumulate_momentum": Case(make=_momentum),
     "accumulate_momentum_select": Case(make=_selecting(_momentum)),
-    "accumulate_momentum_sampled_select": Case(make=_momentum_sampled),
+    "accumulate_momentum_sampled_select": Case(
+        make=lambda kit, n: chain(*(_sampled(kit, n, (DECAY, on)) for on in (False, True)))
+    ),
     "accumulate_rounded": Case(make=_rounded),
     "accumulate_rounded_select": Case(make=_selecting(_rounded)),
     "accumulate_sampled_select": Case(make=_sampled),
     "accumulate_select": Case(make=_selecting(_accumulate)),
-    "block_energies": Case(make=_block_energies, near=_ADDING),
-    "largest": Case(make=_largest, dtypes=_ALL_FLOATS),
-    "largest_blocks": Case(make=_largest_blocks, contents=("whole", "zeros")),  # sums without rounding
+    "block_energies": Case(
+        make=lambda kit, n: [Trial((kit.vector(n), width)) for width in (WIDTH, 3000)], near=_ADDING
+    ),
+    "largest": Case(make=lambda kit, n: [Trial((kit.vector(n), k)) for k in {1, n // 100, n}], dtypes=_ALL_FLOATS),
+    "largest_blocks": Case(
+        make=lambda kit, n: [Trial((kit.vector(n), WIDTH, -(-n // WIDTH) // 3))], contents=("whole", "zeros")
+    ),  # sums without rounding
     "largest_in_rows": Case(make=_largest_in_rows, dtypes=_ALL_FLOATS),
     "largest_of_each": Case(make=_largest_of_each, dtypes=_ALL_FLOATS),
-    "select": Case(make=_selecting(_select), dtypes=_ALL_FLOATS),
+    "select": Case(make=_selecting(lambda kit, n: [Trial((kit.vector(n),))]), dtypes=_ALL_FLOATS),
 }

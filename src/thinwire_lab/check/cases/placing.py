@@ -61,14 +61,6 @@ def _peak_of_each(kit: Kit, n: int) -> Trials:
     yield Trial(([x for x in several(kit.vector(n)) if x.numel()],))
 
 
-def _scatter_add_each(kit: Kit, n: int) -> Trials:
-    yield Trial((*_in_pieces(kit, n), -1.0), (0,))
-
-
-def _mask_each(kit: Kit, n: int) -> Trials:
-    yield Trial(_in_pieces(kit, n), (0,))
-
-
 def _mask(kit: Kit, n: int) -> Trials:
     indices = kit.picks(n)
     yield Trial((kit.vector(n, 1), indices, kit.vector(indices.numel())), (0,))
@@ -81,10 +73,6 @@ def _merge(kit: Kit, n: int) -> Trials:
 
 def _slots(n: int) -> int:
     return n // 7 + 1
-
-
-def _slot_of(kit: Kit, n: int) -> Trials:
-    yield Trial((kit.whole(n, 0, n), _slots(n), n, SEED))
 
 
 def _index_of(kit: Kit, n: int) -> Trials:
@@ -102,14 +90,6 @@ def _hashed_slots_of_each(kit: Kit, n: int) -> Trials:
     runs, slots = [each.numel() for each in picks], [-(-x.numel() // 40) for x in pieces]
     priorities = kit.whole(sum(runs), 0, 2**31 - 1)
     yield Trial((pieces, framed(torch.cat(picks)), priorities, runs, slots, [SEED, 1, 2, 3]))
-
-
-def _slot_codes(kit: Kit, n: int) -> Trials:
-    yield Trial((_in_slots(kit, n), n, SEED))
-
-
-def _slot_indices(kit: Kit, n: int) -> Trials:
-    yield Trial((kernels.slot_codes.reference(_in_slots(kit, n), n, SEED), n, SEED))
 
 
 def _slotted(kit: Kit, n: int) -> tuple[Tensor, list[Slotted], Tensor]:
@@ -137,36 +117,40 @@ def _in_slots(kit: Kit, n: int) -> Tensor:
     return framed(table.masked_fill(table < 0, n - 1))
 
 
-def _sketch_insert(kit: Kit, n: int) -> Trials:
-    yield Trial((framed(kit.vector(n).round()), 3, n // 30 + 1, SEED))  # sums of whole numbers have no rounding
-
-
-def _sketch_query(kit: Kit, n: int) -> Trials:
-    yield Trial((framed(kit.vector(3 * (n // 30 + 1)).view(3, -1)), n, SEED))
-
-
-def _row_sums(kit: Kit, n: int) -> Trials:
-    yield Trial((framed(torch.stack([kit.vector(n, rank) for rank in range(3)])),))
-
-
 CASES: Mapping[str, Case] = {
     "gather_each": Case(make=_gather_each),
     "hashed_slots": Case(make=_hashed_slots, dtypes=ONLY_32, contents=("normal",)),
     "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
     "index_of": Case(make=_index_of, dtypes=ONLY_32, contents=("normal",), nbytes=100),
     "mask": Case(make=_mask),
-    "mask_each": Case(make=_mask_each),
+    "mask_each": Case(make=lambda kit, n: [Trial(_in_pieces(kit, n), (0,))]),
     "merge": Case(make=_merge),
     "peak_of_each": Case(make=_peak_of_each),
-    "row_sums": Case(make=_row_sums),
+    "row_sums": Case(make=lambda kit, n: [Trial((framed(torch.stack([kit.vector(n, rank) for rank in range(3)])),))]),
     "scatter": Case(make=_scatter),
     "scatter_add": Case(make=_scatter_add),
-    "scatter_add_each": Case(make=_scatter_add_each),
-    "sketch_insert": Case(make=_sketch_insert, contents=FINITE, nbytes=150),
-    "sketch_query": Case(make=_sketch_query, contents=FINITE, nbytes=150),
-    "slot_codes": Case(make=_slot_codes, dtypes=ONLY_32, contents=("normal",)),
-    "slot_indices": Case(make=_slot_indices, dtypes=ONLY_32, contents=("normal",)),
-    "slot_of": Case(make=_slot_of, dtypes=ONLY_32, contents=("normal",), nbytes=100),
+    "scatter_add_each": Case(make=lambda kit, n: [Trial((*_in_pieces(kit, n), -1.0), (0,))]),
+    # sums of whole numbers have no rounding
+    "sketch_insert": Case(
+        make=lambda kit, n: [Trial((framed(kit.vector(n).round()), 3, n // 30 + 1, SEED))], contents=FINITE, nbytes=150
+    ),
+    "sketch_query": Case(
+        make=lambda kit, n: [Trial((framed(kit.vector(3 * (n // 30 + 1)).view(3, -1)), n, SEED))],
+        contents=FINITE,
+        nbytes=150,
+    ),
+    "slot_codes": Case(make=lambda kit, n: [Trial((_in_slots(kit, n), n, SEED))], dtypes=ONLY_32, contents=("normal",)),
+    "slot_indices": Case(
+        make=lambda kit, n: [Trial((kernels.slot_codes.reference(_in_slots(kit, n), n, SEED), n, SEED))],
+        dtypes=ONLY_32,
+        contents=("normal",),
+    ),
+    "slot_of": Case(
+        make=lambda kit, n: [Trial((kit.whole(n, 0, n), _slots(n), n, SEED))],
+        dtypes=ONLY_32,
+        contents=("normal",),
+        nbytes=100,
+    ),
     "slots_decode": Case(make=_slots_decode, dtypes=ONLY_32, contents=("normal",)),
     "slots_encode": Case(make=_slots_encode, dtypes=ONLY_32, contents=("normal",)),
     "subtract_rounded": Case(make=_subtract_rounded),

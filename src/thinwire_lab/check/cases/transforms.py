@@ -65,10 +65,6 @@ def _pieces(kit: Kit, n: int, seed: int = 0) -> list[Tensor]:
     return [framed(kit.vector(cut.numel, seed + 10 * i)) for i, cut in enumerate(cuts)]
 
 
-def _chunk_topk_each(kit: Kit, n: int) -> Trials:
-    yield Trial((_pieces(kit, n), _cuts(n)))
-
-
 def _fading_chunk_topk_each(kit: Kit, n: int) -> Trials:
     rooms, factors = [kit.room(cut.numel) for cut in _cuts(n)], ([SCALE] * 3, [DECAY, DECAY, DECAY / 2])
     yield Trial((rooms, _pieces(kit, n, 1), _pieces(kit, n, 2), *factors, _cuts(n)), (0,))
@@ -133,7 +129,12 @@ CASES: Mapping[str, Case] = {
     ),
     "chunk_put_each": Case(make=_putting_each, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
     "chunk_subtract": Case(make=_decoding_chunks, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
-    "chunk_topk_each": Case(make=_chunk_topk_each, contents=("normal",), alike=_same_coefficients_of_each, nbytes=100),
+    "chunk_topk_each": Case(
+        make=lambda kit, n: [Trial((_pieces(kit, n), _cuts(n)))],
+        contents=("normal",),
+        alike=_same_coefficients_of_each,
+        nbytes=100,
+    ),
     "chunk_topk": Case(make=_chunk_topk, contents=("normal",), alike=_same_coefficients, nbytes=100),
     "chunk_write": Case(make=_decoding_chunks, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
     "inverse_fourier": Case(make=_inverse_fourier, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),

@@ -83,16 +83,12 @@ def scheduler(optimizer: torch.optim.Optimizer, schedule: Schedule, steps: int, 
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, warm_up)) * after(step, steps))
 
 
-def _cosine(step: int, steps: int) -> float:
-    return _FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * step / steps)) / 2
-
-
-def _drop(step: int, steps: int) -> float:
-    return _FLOOR if step >= round(_DROP * steps) else 1.0
-
-
 _AFTER_WARM_UP: Mapping[Schedule, Callable[[int, int], float]] = MappingProxyType(
-    {"constant": lambda _step, _steps: 1.0, "cosine": _cosine, "drop": _drop}
+    {
+        "constant": lambda _step, _steps: 1.0,
+        "cosine": lambda step, steps: _FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * step / steps)) / 2,
+        "drop": lambda step, steps: _FLOOR if step >= round(_DROP * steps) else 1.0,
+    }
 )
 
 

@@ -14,10 +14,11 @@ def draw(groups: Sequence[Several], path: Path) -> None:
     bits, steps = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
     styles = [(colour, dash) for dash in DASHES for colour in COLOURS]
     for each, (colour, dash) in zip(groups, cycle(styles), strict=False):
-        curve = each.curve()
+        curve, how = each.curve(), each.settings
+        label = f"{each.loss:.3f} at {each.bits:.2g} bit: {how.recipe}, {how.optimizer}, lr {how.rate:g}"
         losses = [look.loss for look in curve]
         for axes, places in ((bits, [look.bits for look in curve]), (steps, [float(look.step) for look in curve])):
-            axes.plot(places, losses, dash, color=colour, linewidth=1.6, label=_label(each))
+            axes.plot(places, losses, dash, color=colour, linewidth=1.6, label=label)
     for axes, title, along in (
         (bits, "Loss over what was sent", "bits per parameter and worker, all steps so far"),
         (steps, "Loss over steps", "step"),
@@ -31,10 +32,3 @@ def draw(groups: Sequence[Several], path: Path) -> None:
     handles, labels = steps.get_legend_handles_labels()
     legend(figure, handles, labels, columns=1)
     figure.savefig(path)
-
-
-def _label(several: Several) -> str:
-    settings = several.settings
-    return (
-        f"{several.loss:.3f} at {several.bits:.2g} bit: {settings.recipe}, {settings.optimizer}, lr {settings.rate:g}"
-    )

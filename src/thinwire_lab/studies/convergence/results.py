@@ -73,12 +73,27 @@ def tuned(groups: Iterable[Several]) -> list[Several]:
 
 def table(groups: Sequence[Several]) -> Table:
     """Return a row for each, with its loss over that of dense AdamW's best where it was run under the same terms."""
-    dense = {_terms(each): each.loss for each in reversed(groups) if _is_dense_adamw(each)}
+    dense = {
+        _terms(each): each.loss
+        for each in reversed(groups)
+        if each.settings.recipe == "dense()" and each.settings.optimizer.startswith("adamw")
+    }
     columns: list[Column[Several]] = [
-        Column(heading="model", text=lambda x: _model(x.settings), left=True),
-        Column(heading="workers", text=lambda x: _workers(x.settings)),
+        Column(
+            heading="model",
+            text=lambda x: x.settings.model + (f", scale {x.settings.scale:g}" if x.settings.scale != 1 else ""),
+            left=True,
+        ),
+        Column(
+            heading="workers",
+            text=lambda x: f"{x.settings.workers}" + (f" of {x.settings.batch} samples" if x.settings.batch else ""),
+        ),
         Column(heading="steps", text=lambda x: str(x.settings.steps)),
-        Column(heading="schedule", text=lambda x: _schedule(x.settings), left=True),
+        Column(
+            heading="schedule",
+            text=lambda x: f"{x.settings.schedule}, {x.settings.warm_up} steps of warm-up",
+            left=True,
+        ),
         Column(heading="recipe", text=lambda x: f"`{x.settings.recipe}`", left=True),
         Column(heading="optimizer", text=lambda x: f"`{x.settings.optimizer}`", left=True),
         Column(heading="learning rate", text=lambda x: f"{x.settings.rate:g}"),
@@ -100,22 +115,6 @@ def _loss(several: Several) -> str:
     if not math.isfinite(several.loss):
         return "diverged"
     return f"{several.loss:.3f}" + (f" ± {several.spread:.3f}" if len(several.runs) > 1 else "")
-
-
-def _model(settings: Settings) -> str:
-    return settings.model + (f", scale {settings.scale:g}" if settings.scale != 1 else "")
-
-
-def _schedule(settings: Settings) -> str:
-    return f"{settings.schedule}, {settings.warm_up} steps of warm-up"
-
-
-def _workers(settings: Settings) -> str:
-    return f"{settings.workers}" + (f" of {settings.batch} samples" if settings.batch else "")
-
-
-def _is_dense_adamw(several: Several) -> bool:
-    return several.settings.recipe == "dense()" and several.settings.optimizer.startswith("adamw")
 
 
 def _terms(several: Several) -> Settings:
