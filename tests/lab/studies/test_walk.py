@@ -7,7 +7,7 @@ import sys
 import pytest
 
 MOST = {"topk": (46, 470, 470), "dgc": (50, 630, 580), "fading": (57, 820, 780)}
-"""At most so many files, calls and moves between files in a settled step, which how threads meet changes by a tenth. Lower them."""
+"""At most so many files, calls and moves between files in a settled step. How threads meet changes them by a tenth."""
 
 
 @pytest.mark.parametrize("recipe", MOST)
