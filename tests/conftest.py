@@ -22,7 +22,13 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 SILENCE = 5.0  # seconds of compiling without a word
-LONG = ("tests/frameworks/", "tests/lab/")  # whose tests train whole models, or start the commands
+LONG = (  # whose tests train whole models, start commands, or interpret what is for a GPU
+    "tests/frameworks/",
+    "tests/kernels/test_triton.py",
+    "tests/lab/",
+    "tests/planner/test_live.py",
+    "tests/repository/test_example.py",
+)
 
 
 _RANKS = Ranks()
