@@ -1,5 +1,6 @@
 """DCT-MP's judges: what they say of runs made by hand, and which comparisons count as complete."""
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from thinwire_lab.papers.dct.training import Run
 from thinwire_lab.papers.rooms import PAPERS
 from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import Shelf
+from thinwire_lab.papers.shared.shelf import TODAY, Shelf
 
 (DCT,) = (paper for paper in PAPERS if paper.name == "dct")
 NOISE = (-0.001, 0.0, 0.001)
@@ -99,6 +100,7 @@ def test_a_comparison_that_lacks_a_seed_of_a_row_is_missing(tmp_path: Path) -> N
             document.add(_run(row.name, seed, 1.0))
     path = tmp_path / "boundaries-dlrm.json"
     document.write(path)
+    (tmp_path / "made.json").write_text(json.dumps({command: {"thinwire": TODAY}}))
     assert evidence.missing(shelf) == ()
     assert math.isclose(evidence.read(shelf).over("exact | 75% | 2 workers").mean, 0)
     document.runs.pop(("dlrm", rows("dlrm")[3].name, 1))

@@ -88,7 +88,7 @@ def test_a_page_has_the_clauses_that_decide_and_what_more_would() -> None:
 def _line(way: Way, seed: int, loss: float) -> str:
     settings = {
         "model": "mlp", "workers": 2, "steps": 4, "recipe": way.recipe, "optimizer": way.optimizer, "rate": 0.1,
-        "warm_up": 20, "batch": way.batch, "schedule": "constant", "seed": seed,
+        "warm_up": 20, "batch": way.batch, "schedule": "constant", "seed": seed, "thinwire": TODAY,
     }  # fmt: skip
     return json.dumps(settings | {"looks": [[2, 2 * loss, 1.0, 0.25], [4, loss, 2.0, 0.5]], "bits": 0.5})
 
