@@ -24,7 +24,7 @@ from thinwire_lab.check.material import Kit, difference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
+    pytest.skip("Triton is not installed: pip install -e '.[triton]'", allow_module_level=True)
 segments = importlib.import_module("thinwire.kernels.segments.triton")
 
 SEVERAL_TILES = 2 * 4096 + 17

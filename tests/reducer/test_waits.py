@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ from thinwire.reducer.owners import ToOwners
 from thinwire.schedules import FollowLearningRate
 from thinwire.waits import Verdict
 
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed: pip install -e '.[triton]'"
+)
 WORLD = 2
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 NAMES = ["matrix", "vector"]

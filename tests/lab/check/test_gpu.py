@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import fake_group
 from thinwire_lab.check.gpu.late import LateGroup, check_late
 
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed: pip install -e '.[triton]'"
+)
 CPU = torch.device("cpu")
 LAUNCHES = {
     "dense": (1, 1, 0),
@@ -50,6 +54,7 @@ print(json.dumps([[case.recipe, counted(case)["launches"]] for case in cases]))
 """
 
 
+@needs_triton
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_bucket_launches_no_more_than_it_did(dtype: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COUNT, dtype]
@@ -101,6 +106,7 @@ def test_without_a_gpu_it_says_what_to_do() -> None:
     assert "torch sees no GPU here; with --interpreted it runs without one" in done.stderr
 
 
+@needs_triton
 @pytest.mark.slow
 def test_it_runs_whole_through_the_interpreter_and_goes_on_where_it_ended(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
