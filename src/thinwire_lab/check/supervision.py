@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from torch._C._distributed_c10d import Store
 from thinwire_lab.check.findings import Finding, merged
 from thinwire_lab.check.sections import Section
 from thinwire_lab.check.worker import Spec
+from thinwire_lab.cluster.channel import Channel, HungUp
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 WORKER = "thinwire_lab.check.worker"
@@ -52,19 +54,18 @@ class _Member:
 
     spec: Spec
     process: subprocess.Popen[bytes]
-    pipe: int
+    pipe: Channel
     errors: IO[bytes]
     deadline: float
     row: int = 0
     next: int | None = None
     unjoined: str = ""
     found: dict[int, Finding] = field(default_factory=dict)
-    rest: bytes = b""
 
     @classmethod
     def start(cls, section: Section, place: Place, rank: int, row: int) -> _Member:
         """Start a process that works through the rows of a section from `row` on."""
-        outlet, inlet = os.pipe()
+        ours, theirs = socket.socketpair()
         spec = Spec(
             title=section.title,
             kind=section.kind,
@@ -72,7 +73,7 @@ class _Member:
             start=row,
             device=place.device,
             threads=place.threads,
-            pipe=inlet,
+            pipe=theirs.fileno(),
             rank=rank,
             world=section.world,
             backend=section.backend,
@@ -83,31 +84,24 @@ class _Member:
         )
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-Pu",
-                "-X",
-                "faulthandler",
-                "-m",
-                WORKER,
-                json.dumps(asdict(spec)),
-            ],
+            [sys.executable, "-Pu", "-X", "faulthandler", "-m", WORKER, json.dumps(asdict(spec))],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
-            pass_fds=[inlet],
+            pass_fds=[spec.pipe],
             process_group=0,  # ^C is for us: a row that it ended would look like one that failed
             env=os.environ | _environment(place),
         )
-        os.close(inlet)
-        return cls(spec, process, outlet, errors, time.monotonic() + _STARTING, row)
+        theirs.close()
+        return cls(spec, process, Channel(ours), errors, time.monotonic() + _STARTING, row)
 
     def hear(self, limit: float) -> bool:
         """Take in what it said; return whether more may come."""
-        data = os.read(self.pipe, 1 << 16)
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
+        try:
+            messages = self.pipe.receive()
+        except HungUp:
+            return False
+        for message in messages:
             if "begin" in message:
                 self.deadline = time.monotonic() + limit + (_STARTING if not self.found else 0)
                 self.row = message["begin"]
@@ -116,7 +110,7 @@ class _Member:
                 self.deadline = time.monotonic() + limit + _AGREEING
             self.next = message.get("next", self.next)
             self.unjoined = message.get("unjoined", self.unjoined)
-        return bool(data)
+        return True
 
     def end(self) -> None:
         """End it, if it has not ended, and note why the row it was at has no finding."""
@@ -127,7 +121,7 @@ class _Member:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         code = self.process.wait()
-        os.close(self.pipe)
+        self.pipe.close()
         if self.next is None and self.row not in self.found:
             reason = f"no group: {self.unjoined}" if self.unjoined else self._cause(hung, code)
             self.found[self.row] = Finding(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from thinwire_lab.check.findings import Finding, first_line
 from thinwire_lab.check.kernels import Limits, check_kernel
 from thinwire_lab.check.speed import check_speed
 from thinwire_lab.check.training import check_recipe
+from thinwire_lab.cluster.channel import Channel
 
 Handler = Callable[["Spec", str, torch.device], Finding]
 
@@ -70,11 +72,11 @@ def connect(host: str, port: int, *, serve: bool = False, patience: float = 60.0
     return TCPStore(host, port, is_master=serve, wait_for_workers=False, timeout=timedelta(seconds=patience))
 
 
-def work(spec: Spec, out: TextIO) -> None:
+def work(spec: Spec, out: Channel) -> None:
     """Do rows from `spec.start` on, until one fails that others must not follow. Report each."""
 
     def emit(**message: Any) -> None:
-        print(json.dumps(message), file=out, flush=True)
+        out.send(message)
 
     device = torch.device(spec.device)
     emit(begin=spec.start)
@@ -143,8 +145,7 @@ def main() -> None:
     spec = Spec(**json.loads(sys.argv[1]))
     code = 1
     try:
-        with os.fdopen(spec.pipe, "w") as out:
-            work(spec, out)
+        work(spec, Channel(socket.socket(fileno=spec.pipe)))
         time.sleep(0.05)  # threads of collectives release what they hold
         code = 0
     except BaseException as error:

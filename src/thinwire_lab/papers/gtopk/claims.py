@@ -120,8 +120,7 @@ def overlap(material: Material) -> Finding:
 def _shared(outcome: Outcome) -> float:
     """Return the share of the tree's set that is in the exact Top-k of the sum."""
     k, total = outcome.picks[0].values.numel(), Sparse.concat(list(outcome.picks)).dense()
-    chosen = torch.from_numpy(outcome.total[0]).long()
-    return float(torch.isin(chosen, total.abs().topk(k).indices).float().mean())
+    return float(torch.isin(outcome.total.indices.long(), total.abs().topk(k).indices).float().mean())
 
 
 @GTOPK.claim("G21", "The mask has k non-zeros (Def. 1, Algs 1-4, written with > thr)")

@@ -1,13 +1,9 @@
 """The library's tree between processes of this machine: what does it lose?"""
 
-import multiprocessing
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,9 +13,11 @@ from thinwire.exchanges import GlobalTopKTree
 from thinwire.exchanges.tree import Merge
 from thinwire.payloads import Sparse
 from thinwire.signals import Plain
+from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.cluster.worker import Emit
+from thinwire_lab.cluster.workers import join_group
 
-Rows = tuple[np.ndarray, np.ndarray]
-"""Indices and values, in the form that passes between processes."""
+HANDLER = "thinwire_lab.papers.gtopk.tree:handle"
 
 
 def pick(x: Tensor, density: float) -> Sparse:
@@ -40,76 +38,55 @@ class Outcome:
     """The sum at the root, and which of each rank's picks the exchange reports as delivered."""
 
     picks: Sequence[Sparse]
-    total: Rows
-    delivered: Sequence[Rows]
+    total: Sparse
+    delivered: Sequence[Sparse]
 
     @property
     def lost(self) -> float:
         """The share of the picked mass that is neither in the sum nor returned to a rank."""
-        gap = self._dense(*self.delivered) - self._dense(self.total)
+        gap = Sparse.concat(list(self.delivered)).dense() - self.total.dense()
         return float(gap.abs().sum()) / sum(float(pick.values.abs().sum()) for pick in self.picks)
-
-    def _dense(self, *parts: Rows) -> Tensor:
-        out = torch.zeros(self.picks[0].numel, dtype=self.picks[0].values.dtype)
-        for indices, values in parts:
-            out.index_add_(0, torch.from_numpy(indices).long(), torch.from_numpy(values))
-        return out
 
 
 def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
     """Run every trial on as many processes as it has ranks, joined by Gloo."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    world, pipes = max(len(trial.picks) for trial in trials), []
-    with tempfile.TemporaryDirectory() as folder:
-        for rank in range(world):
-            mine, theirs = context.Pipe()
-            place = (str(Path(folder) / "store"), rank, world)
-            context.Process(target=_rank, args=(theirs, place, _jobs(trials, rank)), daemon=True).start()
-            theirs.close()
-            pipes.append(mine)
-        found = [pipe.recv() for pipe in pipes]
-    return [_outcome(trial, [rows[place] for rows in found]) for place, trial in enumerate(trials)]
-
-
-Job = tuple[int, Merge, Rows | None, int]
-"""Ranks, rule, this rank's picks where it takes part, and the length of the vector."""
-
-
-def _jobs(trials: Sequence[Trial], rank: int) -> list[Job]:
+    found: list[dict[int, Any]] = [{} for _ in trials]
+    jobs = [{"merge": trial.merge, "picks": list(map(_plain, trial.picks))} for trial in trials]
+    with Cluster(max(len(trial.picks) for trial in trials), None, HANDLER, namespaces=False) as cluster:
+        for rank, event in cluster.run({"trials": jobs}):
+            found[event["trial"]][rank] = event
     return [
-        (
-            len(trial.picks),
-            trial.merge,
-            _rows(trial.picks[rank]) if rank < len(trial.picks) else None,
-            trial.picks[0].numel,
+        Outcome(
+            picks=trial.picks,
+            total=_payload(by_rank[0]["total"]),
+            delivered=[_payload(by_rank[rank]["delivered"]) for rank in range(len(trial.picks))],
         )
-        for trial in trials
+        for trial, by_rank in zip(trials, found, strict=True)
     ]
 
 
-def _rank(answer: Connection, place: tuple[str, int, int], jobs: Sequence[Job]) -> None:
-    store, rank, world = place
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    groups = {ranks: dist.new_group(list(range(ranks))) for ranks in sorted({job[0] for job in jobs})}
-    found: list[tuple[Rows, Rows] | None] = []
-    for ranks, merge, rows, numel in jobs:
-        if rows is None:
-            found.append(None)
-            continue
-        payload = Sparse(indices=torch.from_numpy(rows[0]), values=torch.from_numpy(rows[1]), numel=numel)
-        exchanged = GlobalTopKTree(merge=merge).run(payload, groups[ranks], seeds=[0])
-        found.append((_rows(exchanged.total), _rows(exchanged.delivered)))
-    answer.send(found)
-    dist.barrier()
-    dist.destroy_process_group()
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Exchange this rank's picks of each trial in which it takes part."""
+    join_group()
+    rank, sizes = dist.get_rank(), sorted({len(trial["picks"]) for trial in job["trials"]})
+    groups = {ranks: dist.new_group(list(range(ranks))) for ranks in sizes}
+    for number, trial in enumerate(job["trials"]):
+        if rank < len(trial["picks"]):
+            tree, group = GlobalTopKTree(merge=trial["merge"]), groups[len(trial["picks"])]
+            found = tree.run(_payload(trial["picks"][rank]), group, seeds=[0])
+            emit({"trial": number, "total": _plain(found.total), "delivered": _plain(found.delivered)})
 
 
-def _rows(payload: object) -> Rows:
+def _plain(payload: object) -> list[Any]:
+    """Return a payload as JSON has it; a float of 32 bits is one of 64, too."""
     assert isinstance(payload, Sparse)  # Top-k's picks stay sparse in a tree
-    return payload.indices.numpy(), payload.values.numpy()
+    wide = payload.values.dtype == torch.float64
+    return [payload.indices.tolist(), payload.values.tolist(), payload.numel, wide]
 
 
-def _outcome(trial: Trial, found: Sequence[tuple[Rows, Rows] | None]) -> Outcome:
-    taken = [rows for rows in found if rows is not None]
-    return Outcome(picks=trial.picks, total=taken[0][0], delivered=[delivered for _, delivered in taken])
+def _payload(plain: Sequence[Any]) -> Sparse:
+    indices, values, numel, wide = plain
+    dtype = torch.float64 if wide else torch.float32
+    return Sparse(
+        indices=torch.tensor(indices, dtype=torch.int32), values=torch.tensor(values, dtype=dtype), numel=numel
+    )
