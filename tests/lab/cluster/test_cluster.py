@@ -300,7 +300,7 @@ def test_a_link_without_limit_is_counted_too() -> None:
     assert _is_gone(session)
     if "(" in cluster.label:
         pytest.skip(cluster.label)
-    assert all(len(traffic) == 3 for traffic in counted)
+    assert all(len(traffic) == 2 for traffic in counted)
 
 
 def test_without_namespaces_workers_share_the_loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
