@@ -270,15 +270,6 @@ def _gradient() -> planner.Gradient:
     return planner.Gradient(name="w", numel=10)
 
 
-def _cut() -> planner.Cut:
-    link = exchanges.Link(latency=0.0, bandwidth=1e9)
-    return planner.Cut(stage=0, dense_bytes=10, nbytes=5, codec=1.0, link=link)
-
-
-def _crossings() -> planner.Crossings:
-    return planner.Crossings(density=0.5, micro_batches=1, cuts=(_cut(),))
-
-
 def _floats() -> torch.Tensor:
     return torch.ones(4)
 
@@ -347,11 +338,9 @@ VALID: Mapping[str, Callable[[], object]] = {
     "Sketch.values": lambda: torch.ones(4),
     "SketchTable.rows": lambda: 2,
     "Stages.values": lambda: (0.5,),
-    "PipelinePlan.boundaries": lambda: (),
     "Plan.rows": lambda: (),
     "Row.nbytes": lambda: 1.0,
     "Timeline.buckets": lambda: (),
-    "BoundaryRow.choice": lambda: "as it is",
     "fit.sample": _floats,
     # by name
     **dict.fromkeys(("codec",), lambda: 1.0),
@@ -365,7 +354,6 @@ VALID: Mapping[str, Callable[[], object]] = {
     **dict.fromkeys(("latency", "bandwidth", "max", "smoothness", "ready", "computed"), lambda: 1.0),
     **dict.fromkeys(("wanted", "sent", "kept", "nonzero", "threshold", "count", "sent_bytes"), lambda: 1.0),
     **dict.fromkeys(("dense_seconds", "seconds", "break_even", "saves", "start", "end", "value"), lambda: 1.0),
-    **dict.fromkeys(("network", "convert", "transform", "pack", "select"), lambda: 1.0),
     **dict.fromkeys(("name", "summary", "sends", "reason", "track", "label", "decision"), lambda: "words"),
     **dict.fromkeys(("choice",), lambda: "dense"),
     "finite": lambda: True,
@@ -401,8 +389,6 @@ VALID: Mapping[str, Callable[[], object]] = {
     "budget": planner.Budget,
     "candidates": lambda: planner.Budget().candidates(),
     "coefficients": _blocks,
-    "crossings": _crossings,
-    "cut": _cut,
     "dtype": lambda: torch.float32,
     "tables": lambda: (payloads.SketchTable(2, 2, 0),),
     "learning_rate": lambda: lambda step: 0.1,

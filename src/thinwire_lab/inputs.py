@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 from zipfile import BadZipFile
+
+from thinwire.exchanges import Link
+
+_PREFIXES = "kmg"
+# a lone capital B would mean bytes
+_RATE = r"(\d+(?:\.\d+)?) *([kmgKMG])(?:(?i:bit(?:/s|ps)?)|b(?:ps|/s))"
+_LINK = re.compile(rf"{_RATE}(?: */ *(\d+(?:\.\d+)?) *(us|µs|ms|s))?", re.ASCII)
+_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class BadInput(ValueError):  # noqa: N818 - it reads better where it is raised and caught
@@ -105,3 +114,15 @@ def write_document(path: Path | None, schema: str, **found: Any) -> None:
     """Write what was found as a JSON document, if a path is given."""
     if path is not None:
         write_atomically(path, json.dumps({"schema": schema, **found}, indent=1) + "\n")
+
+
+def parse_link(text: str) -> Link:
+    """Read ``1gbit`` (without latency) or ``100mbit/0.4ms``. Raises ValueError for anything else or a rate of 0."""
+    match = _LINK.fullmatch(text.strip())
+    bits = float(match[1]) * 1000 ** (1 + _PREFIXES.index(match[2].lower())) if match else 0.0
+    if not match or not 0 < bits < float("inf"):
+        raise ValueError(
+            f"link {text!r}: expected a rate above 0 and, if wanted, a latency, such as 1gbit or 1gbit/5ms"
+        )
+    latency = float(match[3]) * _UNITS[match[4]] if match[3] else 0.0
+    return Link(latency=latency, bandwidth=bits / 8)

@@ -17,7 +17,7 @@ from served import (
 
 from thinwire.errors import ServerError
 from thinwire.server.frames import GoneError, Kind
-from thinwire.server.watching import Watch
+from thinwire_lab.watch.connection import Watch
 
 
 def test_a_look_says_what_the_server_says_itself() -> None:

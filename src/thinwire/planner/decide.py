@@ -3,9 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
 
-from thinwire.checked import Fraction, Range, checked
+from thinwire.checked import Fraction, checked
 from thinwire.exchanges import Link
 from thinwire.planner.candidates import DENSE, Budget
 from thinwire.planner.plan import Plan, Row
@@ -14,9 +13,6 @@ from thinwire.planner.reasons import advice, reason
 from thinwire.planner.search import fastest
 from thinwire.planner.timeline import step_seconds, work
 
-Throughput = Annotated[
-    float, Range("bytes per second, above 0 (math.inf for what costs nothing)", above=0, most=math.inf)
-]
 _SLOWEST, _FASTEST = 1e2, 1e13  # bytes per second, within which the break-even is sought
 _HALVINGS = 15  # of some 36 octaves
 
@@ -91,22 +87,6 @@ def break_even(profile: Profile, budget: Budget, tolerance: Fraction) -> float:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if pays(middle) else (low, middle)
     return low
-
-
-@checked
-def minimum_ratio(
-    network: Throughput, *, convert: Throughput, transform: Throughput, pack: Throughput, select: Throughput
-) -> float:
-    """Return the least compression ratio that saves time (Wang et al. 2020, Equation 4); infinite if none does.
-
-    The ratio is of uncompressed to compressed bytes. All arguments are throughputs in bytes per second: of the network,
-    of conversion to 16 bits (T_m), of the Fourier transform (T_f), of packing (T_p) and of selection (T_s). Then
-    k > 1 / (1 − 2·T_comm·(2/T_m + 1/T_f + 1/T_p + 1/T_s)), as sender and receiver each make every pass once. Raises
-    ValueError unless all are above 0.
-    """
-    passes = 2 / convert + 1 / transform + 1 / pack + 1 / select
-    left = 1 - 2 * network * passes if passes else 1.0
-    return 1 / left if left > 0 else math.inf
 
 
 def rows(choice: Mapping[str, str], profile: Profile) -> tuple[Row, ...]:

@@ -1,6 +1,6 @@
 """What each method costs in loss, as measured: the one table that plans, warnings and pages read."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -20,9 +20,9 @@ With Muon, you can also switch to AdamW and `orthogonal`, which ended where unco
 class Measured(NamedTuple):
     """The final loss of `methods` at a density, and of `dense` in the same measurement.
 
-    The methods deliver the same sums. betas: those of the optimizer, where the method wants some of its own. tuned:
-    whether `dense` is at the best settings found for it; otherwise it has the bench's, and the methods the same. So
-    ratios of rows that differ in this do not tell which of the methods is ahead by a few percent.
+    The methods deliver the same sums. betas: those of the optimizer, where the method wants some of its own. In
+    docs/measurements/convergence.md `dense` is at the best settings found for it, elsewhere at the bench's, as are the
+    methods: ratios of the one and the other do not tell which method is ahead by a few percent.
     """
 
     methods: tuple[str, ...]
@@ -32,7 +32,6 @@ class Measured(NamedTuple):
     dense: float
     source: str
     betas: tuple[float, float] | None = None
-    tuned: bool = False
 
     @property
     def ratio(self) -> float:
@@ -66,10 +65,10 @@ LOSSES: tuple[Measured, ...] = (
     Measured(("bf16",), "adamw", None, 1.708, 1.711, _OPTIMIZERS),
     Measured(("qsgd",), "adamw", None, 1.709, 1.711, _OPTIMIZERS),
     Measured(("terngrad",), "adamw", None, 1.747, 1.711, _OPTIMIZERS),
-    Measured(("orthogonal",), "adamw", 6 / 256, 1.616, 1.669, _CONVERGENCE, (0.9, 0.9), tuned=True),
-    Measured(("fading",), "adamw", 6 / 256, 1.711, 1.669, _CONVERGENCE, (0.95, 0.9), tuned=True),
-    Measured(("demo",), "adamw", 32 / 4096, 1.788, 1.669, _CONVERGENCE, tuned=True),
-    Measured(("powersgd",), "adamw", None, 1.919, 1.669, _CONVERGENCE, tuned=True),
+    Measured(("orthogonal",), "adamw", 6 / 256, 1.616, 1.669, _CONVERGENCE, (0.9, 0.9)),
+    Measured(("fading",), "adamw", 6 / 256, 1.711, 1.669, _CONVERGENCE, (0.95, 0.9)),
+    Measured(("demo",), "adamw", 32 / 4096, 1.788, 1.669, _CONVERGENCE),
+    Measured(("powersgd",), "adamw", None, 1.919, 1.669, _CONVERGENCE),
     Measured(_TOPK, "adamw", 0.01, 2.118, 1.711, _OPTIMIZERS),
     Measured(("bf16",), "muon", None, 1.945, 1.944, _OPTIMIZERS),
     Measured(_TOPK, "muon", 0.01, 2.538, 1.944, _OPTIMIZERS),
@@ -81,7 +80,9 @@ def measured(name: str, optimizer: OptimizerName) -> Measured | None:
     """Return what was measured of a candidate such as ``bf16`` or ``topk:0.01``, or None."""
     method, _, density = name.partition(":")
     share = float(density) if density else None
-    return next((row for row in _of(optimizer) if method in row.methods and row.density == share), None)
+    return next(
+        (row for row in LOSSES if row.optimizer == optimizer and method in row.methods and row.density == share), None
+    )
 
 
 def within(limit: float, optimizer: OptimizerName, names: Iterable[str]) -> list[str]:
@@ -103,21 +104,3 @@ def _told(name: str, optimizer: OptimizerName) -> str:
         return f"that of {name} was not measured"
     betas = f", with betas {row.betas}" if row.betas else ""
     return f"{name} ended at {row.ratio:.2f} times dense's ({row.loss:.3f} against {row.dense:.3f}{betas})"
-
-
-def _of(optimizer: OptimizerName) -> Iterator[Measured]:
-    return (row for row in LOSSES if row.optimizer == optimizer)
-
-
-def markdown() -> str:
-    """Return the table in Markdown, for docs/explanation/recipes.md."""
-    titles = ("optimizer", "method", "density", "loss", "dense's", "ratio", "measured in")
-    lines = [titles, ("---",) * len(titles), *map(_cells, LOSSES)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _cells(row: Measured) -> tuple[str, ...]:
-    methods = ", ".join(f"`{method}`" for method in row.methods)
-    density = "" if row.density is None else f"{row.density:g}"
-    losses = (f"{row.loss:.3f}", f"{row.dense:.3f}", f"{row.ratio:.2f}")
-    return (row.optimizer, methods, density, *losses, row.source)

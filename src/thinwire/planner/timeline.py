@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, final
 
-from thinwire.checked import Number, checked
+from thinwire.checked import checked
 from thinwire.planner.candidates import Candidate, candidate
 from thinwire.planner.profile import Bucket, Cost, Gradient, Profile
 
@@ -42,19 +42,6 @@ class State(NamedTuple):
     late: float = 0.0
     wire: float = 0.0
     decoded: float = 0.0
-
-
-@checked
-class Span(NamedTuple):
-    """A bar to draw, from `start` to `end` seconds into the step. `track` is "compute", "wire" or "decode".
-
-    label: the candidate; on "compute" the kind of work: "compute", "encode", or "slowed" by messages.
-    """
-
-    track: str
-    label: str
-    start: Number
-    end: Number
 
 
 def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
@@ -137,39 +124,6 @@ def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") ->
     """Predict the seconds of a step. `choice`: a candidate's name per parameter, "dense" if missing, or one for all."""
     state = State()
     for bucket in profile.timeline.buckets:
-        state = passed(state, bucket.ready, works(bucket, _each(choice, bucket), profile))
+        mine = dict.fromkeys((g.name for g in bucket.gradients), choice) if isinstance(choice, str) else choice
+        state = passed(state, bucket.ready, works(bucket, mine, profile))
     return finished(state, profile)
-
-
-@checked
-def spans(profile: Profile, choice: Mapping[str, str] | str = "dense") -> list[Span]:
-    """What does a step spend its time on? `rest` is left out: the last span ends that long before `step_seconds`.
-
-    A "compute" span ends where a bucket is ready. Exchanges in flight at once are drawn one after the other.
-    """
-    state, reached, arrived, computed = State(), 0.0, 0.0, profile.timeline.computed
-    found: list[Span] = []
-    for bucket in profile.timeline.buckets:
-        found.append(Span("compute", "compute", reached + state.late, bucket.ready + state.late))
-        reached = bucket.ready
-        for part in works(bucket, _each(choice, bucket), profile):
-            after = passed(state, reached, (part,))
-            found += _parts(part, reached, state, after, arrived)
-            state, arrived = after, max(arrived, found[-2].end)
-    found.append(Span("compute", "compute", reached + state.late, computed + state.late))
-    return [span for span in found if span.end > span.start]
-
-
-def _parts(part: Work, ready: float, before: State, after: State, arrived: float) -> list[Span]:
-    encoded = ready + before.late + part.encode
-    sent = max(encoded, before.wire)
-    return [
-        Span("compute", "encode", ready + before.late, encoded),
-        Span("compute", "slowed", encoded, ready + after.late),
-        Span("wire", part.name, max(sent, arrived), sent + part.exchange),
-        Span("decode", part.name, after.decoded - part.decode, after.decoded),
-    ]
-
-
-def _each(choice: Mapping[str, str] | str, bucket: Bucket) -> Mapping[str, str]:
-    return dict.fromkeys((g.name for g in bucket.gradients), choice) if isinstance(choice, str) else choice

@@ -8,8 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from thinwire.exchanges import Link
-from thinwire.planner.texts import parse_link
-from thinwire_lab.inputs import BadInput
+from thinwire_lab.inputs import BadInput, parse_link
 
 INTERFACE_VARIABLE = "THINWIRE_INTERFACE"
 """Environment variable with the interface's name, set in workers that have a link, their own or their island's."""

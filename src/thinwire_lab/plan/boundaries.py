@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from thinwire.planner import BoundaryRow, PipelinePlan
 from thinwire_lab.plan import report
+from thinwire_lab.plan.cuts import BoundaryRow, PipelinePlan
 from thinwire_lab.plan.tensors import every, folded
 from thinwire_lab.plan.words import bit_rate, boundary_reason
 from thinwire_lab.show import page

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from thinwire.planner import Crossings, PipelinePlan, Profile, decide_boundaries
+from thinwire.planner import Profile
 from thinwire_lab.cluster.link import Rate
 from thinwire_lab.cluster.workers import is_first, started
 from thinwire_lab.inputs import BadInput, check_writable, write_atomically
 from thinwire_lab.plan import boundaries
 from thinwire_lab.plan.command import decided, guarded, hint
+from thinwire_lab.plan.cuts import Crossings, PipelinePlan, decide_boundaries
 from thinwire_lab.plan.sources import Known, Wishes, accepted
 from thinwire_lab.plan.worker import checked, measure_stages
 from thinwire_lab.show.terminal import print_written

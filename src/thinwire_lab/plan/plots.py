@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from thinwire.planner import Plan, Profile, Span, minimum_ratio, spans, step_seconds
+from thinwire.planner import Plan, Profile, step_seconds
+from thinwire_lab.plan.figures import Span, minimum_ratio, spans
 from thinwire_lab.plan.words import bit_rate
 from thinwire_lab.show.canvas import COLOURS, FAINT, INK, MUTED, PARTS, blank, legend, name, restrain
 

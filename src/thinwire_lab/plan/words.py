@@ -3,7 +3,8 @@
 import math
 
 from thinwire.exchanges import Transport
-from thinwire.planner import BoundaryRow, Plan, Profile
+from thinwire.planner import Plan, Profile
+from thinwire_lab.plan.cuts import BoundaryRow
 from thinwire_lab.show.units import UNKNOWN, human_bytes
 
 UNKNOWN_OPTIMIZER = (

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from thinwire.collectives import Group, all_gather_plain
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.replicas.profiling import borne, profile
-from thinwire.pipeline.profiling import probe_crossings
 from thinwire.planner import Budget, Profile
 from thinwire_lab import problems
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import join_group, mesh, wrapped
 from thinwire_lab.inputs import BadInput
+from thinwire_lab.plan.crossings import probe_crossings
 from thinwire_lab.plan.subject import Subject, of_bench, of_user
 from thinwire_lab.problems import Problem
 from thinwire_lab.problems.base import Feed, Parts, size

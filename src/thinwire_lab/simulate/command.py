@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from thinwire.planner.scaling import PLANNED, SMALLEST, Scale
 from thinwire_lab.show.table import Table
 from thinwire_lab.simulate.options import Options
 from thinwire_lab.simulate.outputs import Outcome, starred
 from thinwire_lab.simulate.plots import scales_figure
+from thinwire_lab.simulate.scaling import PLANNED, SMALLEST, Scale
 
 _NOTES = (
     "predicted, not measured. Every worker's share of the work stays as it is (weak scaling).",

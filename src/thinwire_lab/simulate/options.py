@@ -7,12 +7,12 @@ from pathlib import Path
 
 from thinwire.exchanges import Link, Network
 from thinwire.planner import Profile
-from thinwire.planner.network import MOST, Regions, Tiers, ring
-from thinwire.planner.scaling import Scale, on, scaled
-from thinwire.planner.texts import described, parse_link, parse_tiers, read_regions
 from thinwire_lab.apart import SCHEMES
-from thinwire_lab.inputs import BadInput, counts
+from thinwire_lab.inputs import BadInput, counts, parse_link
+from thinwire_lab.simulate.network import MOST, Regions, Tiers, ring
 from thinwire_lab.simulate.published import xml
+from thinwire_lab.simulate.scaling import Scale, on, scaled
+from thinwire_lab.simulate.texts import described, parse_tiers, read_regions
 
 INSIDE = "10gbit/0.1ms"
 """A rank's own link, unless given, where the topology names regions."""

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 
-from thinwire.planner.scaling import PLANNED, Scale
 from thinwire_lab.show.canvas import COLOURS, DASHES, FAINT, INK, MUTED, blank, head, legend, name, restrain
+from thinwire_lab.simulate.scaling import PLANNED, Scale
 
 _INCHES = (12.0, 5.0)
 

@@ -12,10 +12,10 @@ from rich.text import Text
 from thinwire.errors import ServerError
 from thinwire.server.environment import split
 from thinwire.server.joining import given_secret, secret_of
-from thinwire.server.watching import Watch
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import complain, print_titled
+from thinwire_lab.watch.connection import Watch
 from thinwire_lab.watch.view import Look, view
 
 _FAILED, _INTERRUPTED = 1, 130

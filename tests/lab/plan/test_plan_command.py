@@ -13,15 +13,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import profile as hand_made
 from torch import nn
 from typer.testing import CliRunner
 
 from thinwire.exchanges import Link
-from thinwire.planner import Bucket, Budget, Cost, Curve, Gradient, Profile, Timeline, decide, spans, step_seconds
+from thinwire.planner import Bucket, Budget, Cost, Curve, Gradient, Profile, Timeline, decide, step_seconds
 from thinwire.planner.profile import TRANSPORTS
 from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.plan import options, sources, subject, worker
+from thinwire_lab.plan.figures import minimum_ratio, spans
 from thinwire_lab.plan.plots import least_ratio, passes
 from thinwire_lab.plan.report import html
 from thinwire_lab.plan.tensors import every, folded
@@ -436,6 +440,16 @@ def test_what_is_drawn_ends_with_the_step_and_shares_no_track(
         assert sum(computing) == pytest.approx(profile.timeline.computed), "computing is moved, never longer"
 
 
+def test_exchanges_in_flight_at_once_are_drawn_one_after_the_other() -> None:
+    link = Link(latency=0.1, bandwidth=1e7)
+    found = hand_made({0.10: [("a", 250_000)], 0.12: [("b", 250_000)]}, link=link, costs={}, world_size=2)
+    alone = 2 * (0.1 + 0.5e6 / 1e7)
+    first, second = (span for span in spans(replace(found, made={"backend": "gloo"}), {}) if span.track == "wire")
+    assert first.end == pytest.approx(0.10 + alone)
+    assert second.start == first.end
+    assert second.end == pytest.approx(0.10 + 2 * alone - 0.1)
+
+
 def test_a_dot_of_the_least_ratio_is_on_its_curve() -> None:
     profile = _profile(TWO, SLOW)
     fp16, topk = passes(profile)
@@ -573,3 +587,21 @@ def test_under_torchrun_the_first_rank_speaks_for_the_group(user_file: Path) -> 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Predicted step") == 1
     assert "2 workers · UNTHROTTLED" in done.stdout
+
+
+# --- Eq. 4 of the FFT paper ---
+
+
+def test_the_minimum_ratio_by_hand() -> None:
+    everything = {"convert": 8e9, "transform": 4e9, "pack": 4e9, "select": 4e9}
+    assert minimum_ratio(0.125e9, **everything) == pytest.approx(1 / (1 - 2 * 0.125 * (2 / 8 + 3 / 4)))
+    assert minimum_ratio(0.5e9, **everything) == math.inf
+    assert minimum_ratio(1e9, convert=math.inf, transform=math.inf, pack=math.inf, select=math.inf) == 1.0
+    with pytest.raises(ValueError, match="pack"):
+        minimum_ratio(1e9, **everything | {"pack": 0.0})
+
+
+@given(st.floats(1e3, 1e12), st.floats(1, 100))
+def test_a_faster_network_asks_for_more_compression(network: float, times: float) -> None:
+    speeds = {"convert": 8e9, "transform": 4e9, "pack": 4e9, "select": 4e9}
+    assert minimum_ratio(times * network, **speeds) >= minimum_ratio(network, **speeds)

@@ -8,10 +8,10 @@ from plans import profile
 from typer.testing import CliRunner
 
 from thinwire.exchanges import Link
-from thinwire.planner.scaling import PLANNED
 from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.simulate.options import worlds
+from thinwire_lab.simulate.scaling import PLANNED
 
 LINK = Link(latency=0.0, bandwidth=1e12)
 REGIONS = "region_a,region_b,delay_ms,bandwidth_gbps\nA,B,10,0.8\nA,C,20,1.6\nB,C,30,0.4\n"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from thinwire.planner.texts import parse_link
+from thinwire_lab.inputs import parse_link
 from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.shared.benches import APART_SAID, FC_1G, FC_100M, FC_LIVES, Grid, Place, Steps, told
 from thinwire_lab.papers.shared.judging import agreed, by_setting, every, sooner

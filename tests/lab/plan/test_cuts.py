@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from plans import profile
 
 from thinwire.exchanges import Link
-from thinwire.planner import BoundaryRow, Crossings, Cut, PipelinePlan, decide, decide_boundaries
+from thinwire.planner import decide
+from thinwire_lab.plan.cuts import BoundaryRow, Crossings, Cut, PipelinePlan, decide_boundaries
 from thinwire_lab.plan.words import boundary_reason
 
 SLOW = Link(latency=0.001, bandwidth=1e6)

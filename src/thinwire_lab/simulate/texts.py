@@ -1,31 +1,15 @@
-"""Reading links and networks as users write them."""
+"""Reading networks as users write them, and links in words."""
 
 import csv
 import re
 from pathlib import Path
 
 from thinwire.exchanges import Link
-from thinwire.planner.network import Regions, Tiers
+from thinwire_lab.inputs import parse_link
+from thinwire_lab.simulate.network import Regions, Tiers
 
-_PREFIXES = "kmg"
-# a lone capital B would mean bytes
-_RATE = r"(\d+(?:\.\d+)?) *([kmgKMG])(?:(?i:bit(?:/s|ps)?)|b(?:ps|/s))"
-_LINK = re.compile(rf"{_RATE}(?: */ *(\d+(?:\.\d+)?) *(us|µs|ms|s))?", re.ASCII)
-_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _COLUMNS = ["region_a", "region_b", "delay_ms", "bandwidth_gbps"]
 _GROUP = re.compile(r"(\d+) *x *(.+)", re.ASCII)
-
-
-def parse_link(text: str) -> Link:
-    """Read ``1gbit`` (without latency) or ``100mbit/0.4ms``. Raises ValueError for anything else or a rate of 0."""
-    match = _LINK.fullmatch(text.strip())
-    bits = _bits(match) if match else 0.0
-    if not match or not 0 < bits < float("inf"):
-        raise ValueError(
-            f"link {text!r}: expected a rate above 0 and, if wanted, a latency, such as 1gbit or 1gbit/5ms"
-        )
-    latency = float(match[3]) * _UNITS[match[4]] if match[3] else 0.0
-    return Link(latency=latency, bandwidth=bits / 8)
 
 
 def parse_tiers(text: str) -> Tiers:
@@ -95,10 +79,6 @@ def _between(path: Path, found: dict[frozenset[str], Link], a: str, b: str, insi
         return found[frozenset((a, b))]
     except KeyError as error:
         raise ValueError(f"{path} lacks {a} and {b}; expected a row for every pair of its regions") from error
-
-
-def _bits(match: "re.Match[str]") -> float:
-    return float(match[1]) * 1000 ** (1 + _PREFIXES.index(match[2].lower()))
 
 
 def described(link: Link) -> str:

@@ -7,9 +7,9 @@ from typing import Any, final
 from thinwire.exchanges import Link, Network
 from thinwire.planner.candidates import DENSE, Budget, candidate
 from thinwire.planner.decide import chosen
-from thinwire.planner.network import Limited
 from thinwire.planner.profile import TRANSPORTS, Profile
 from thinwire.planner.timeline import step_seconds
+from thinwire_lab.simulate.network import Limited
 
 PLANNED = "planned"
 """How a `Scale` names the planner's own choice."""

@@ -9,9 +9,9 @@ from torch import Tensor
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges import Link
 from thinwire.pipeline.boundary import Boundary, TopKBoundary
-from thinwire.planner.boundaries import Crossings, Cut
 from thinwire.planner.probe.links import Sent, fit, ladder
 from thinwire.planner.probe.measure import Ranks, stamp
+from thinwire_lab.plan.cuts import Crossings, Cut
 
 _WARMUP, _REPEATS = 2, 7
 
