@@ -4,7 +4,6 @@ The pages are the repository's own Markdown files, where they stand: README.md i
 are pages too. So a link means the same in the repository and on the site.
 """
 
-import re
 import shutil
 from collections.abc import Iterator
 from importlib import import_module
@@ -34,6 +33,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
@@ -45,6 +45,8 @@ autodoc_member_order = "bysource"
 _FRAMEWORKS = ("accelerate", "lightning", "ray", "torchft", "torchtitan", "transformers")
 autodoc_mock_imports = [name for name in _FRAMEWORKS if find_spec(name) is None]
 autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+default_role = "py:obj"  # `code` in a docstring, which becomes a link if it is a name
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 120
@@ -157,7 +159,6 @@ CONTENTS = {
 """The order of the pages. It stands here, because a page with a toctree in it does not read well as plain Markdown."""
 
 CALLED = ("class", "function", "method")
-ENTRY = re.compile(r"(?:^|(?<=[.;] ))`?([a-z_]+(?:, [a-z_]+)*)`?: ")
 MODULES = ["thinwire", *(f"thinwire.{name}" for name in thinwire.__all__ if ismodule(getattr(thinwire, name)))]
 
 
@@ -167,37 +168,23 @@ def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(entries) + "\n```\n"
 
 
-def to_rst(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Turn a docstring, which is plain text with `code` in backticks, into reStructuredText, in place.
+def add_ranges(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Say of each argument in which range it must be, as its annotation does. Runs after Napoleon.
 
     The page itself says what a module is; the docstring of data is that of its class.
     """
-    paragraphs = [] if what in ("module", "data") else re.split(r"\n\s*\n", "\n".join(lines))
-    lines[:] = "\n\n".join(_escaped(_as_list(paragraph)) for paragraph in paragraphs).splitlines()
-    lines += ["", *(f":param {argument}: {words}" for argument, words in _ranges(obj))]
-
-
-def _as_list(paragraph: str) -> str:
-    """Return entries (`name: what it is.`) as a list, and other paragraphs as they are."""
-    start, *entries = ENTRY.split(" ".join(paragraph.split()))
-    items = (f"- ``{names}``: {text}" for names, text in zip(entries[::2], entries[1::2], strict=True))
-    return "\n".join([start, "", *items]) if len(entries) > 2 else paragraph
-
-
-def _escaped(text: str) -> str:
-    """Escape what means something in reStructuredText, and link `code` that is a name."""
-    pieces = re.split(r"(`+[^`]+`+)", text)
-    return "".join(_code(x) if x.startswith("`") else re.sub(r"([\\*|_])", r"\\\1", x) for x in pieces)
-
-
-def _code(code: str) -> str:
-    return f"\\ :py:obj:{code}\\ " if re.fullmatch(r"`[A-Za-z_][\w.]*`", code) else f"\\ ``{code.strip('`')}``\\ "
+    if what in ("module", "data"):
+        lines.clear()
+    for argument, words in _ranges(obj):
+        said = (i for i, line in enumerate(lines) if line.startswith(f":param {argument}:"))
+        at = next(said, len(lines))
+        lines[at:at] = [f":type {argument}: {words}"] if at < len(lines) else ["", f":param {argument}: {words}"]
 
 
 def plain_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: object, arguments: str, returns: str
 ) -> tuple[str, str] | None:
-    """Leave the ranges of arguments out of a signature; `to_rst` lists them below it."""
+    """Leave the ranges of arguments out of a signature; `add_ranges` lists them below it."""
     if what not in CALLED or "Annotated[" not in arguments:
         return None
     hints, whole = get_type_hints(_body(obj)), signature(obj, bound_method=what == "method")
@@ -241,6 +228,7 @@ def public_names() -> dict[str, str]:
         for name in room.__all__:
             thing, place = getattr(room, name), f"{room.__name__}.{name}"
             defined[f"{getattr(thing, '__module__', room.__name__)}.{name}"] = place
+            defined[place.removeprefix("thinwire.")] = place
             short.setdefault(name, {})[id(thing)] = place
     return defined | {name: place for name, places in short.items() if len(places) == 1 for place in places.values()}
 
@@ -286,7 +274,7 @@ def copy_front(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("source-read", add_contents)
-    app.connect("autodoc-process-docstring", to_rst)
+    app.connect("autodoc-process-docstring", add_ranges)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("missing-reference", link_public)

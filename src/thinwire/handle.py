@@ -9,11 +9,13 @@ from thinwire.stats import Stats
 class MemoryUse(NamedTuple):
     """Bytes that this rank holds for one model beside its parameters and gradients.
 
-    waiting: residuals, with the second copy with which a step can be rolled back. For outer steps
-    that includes the global parameters and the outer optimizers' state. staging: buffers for what is sent and received,
-    and second copies of gradients. scratch: at most so much more is taken while one bucket is reduced, as the recipe
-    declares it for the latest step (see `thinwire.payloads.Scratch`); 0 before the first. Buckets whose exchanges are
-    under way at the same time take it each.
+    Args:
+        waiting: Residuals, with the second copy with which a step can be rolled back. For outer steps that includes the
+            global parameters and the outer optimizers' state.
+        staging: Buffers for what is sent and received, and second copies of gradients.
+        scratch: At most so much more is taken while one bucket is reduced, as the recipe declares it for the latest
+            step (see `thinwire.payloads.Scratch`); 0 before the first. Buckets whose exchanges are under way at the
+            same time take it each.
     """
 
     waiting: int
@@ -31,7 +33,7 @@ class MemoryUse(NamedTuple):
 
 
 class Handle(Protocol):
-    """thinwire attached to one model. `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
+    """thinwire attached to one model: `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
 
     @property
     def memory(self) -> MemoryUse:

@@ -38,9 +38,12 @@ Density = Share | Schedule
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Stages(Schedule):
-    """Give each of `values` for `steps_each` steps, then `final` from there on.
+    """Give each of `values` for a number of steps, then another from there on.
 
-    Raises ValueError if `steps_each` is below 1.
+    Args:
+        values: One after another.
+        steps_each: How long each holds.
+        final: What holds after them.
     """
 
     values: Sequence[Number]
@@ -69,10 +72,7 @@ def resolve(value: Number | Schedule, step: Size) -> float:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Every(Schedule):
-    """1 at the first step and at every `steps`-th step after it, 0 at the others.
-
-    Raises ValueError if `steps` is below 1.
-    """
+    """Give 1 at the first step and at every so many after it, 0 at the others."""
 
     steps: Steps
 
@@ -84,11 +84,12 @@ class Every(Schedule):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class FollowLearningRate(Schedule):
-    """A density 1 − θ that follows the learning rate: θ² = smoothness · η(step) (Wang et al. 2020, Theorem 3.5).
+    """Give a density 1 − θ that follows the learning rate: θ² = smoothness · η(step) (Wang et al. 2020, Theorem 3.5).
 
-    θ is the share that is dropped; it falls with the learning rate, and is at most `largest_drop`. `learning_rate` maps
-    the step to η. `smoothness` is the L of an L-smooth loss. Raises ValueError unless `largest_drop` is in [0, 1) and
-    `smoothness` is 0 or more.
+    Args:
+        learning_rate: Maps the step to η.
+        smoothness: The L of an L-smooth loss.
+        largest_drop: The largest θ, which is the share that is dropped.
     """
 
     learning_rate: Callable[[int], float]

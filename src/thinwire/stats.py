@@ -18,17 +18,19 @@ Measured = Annotated[float, Range("a number from 0 on, or NaN", least=0, most=ma
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What this rank sent in some steps, and how long that took. NaN stands for what is not known.
+    """What this rank sent in some steps, and how long that took; NaN stands for what is not known.
 
-    steps: how many steps these are.
-    sent_bytes, dense_bytes: what travelled, and what uncompressed gradients would have taken. Headers of the transport
-    are not counted. ratio: the first over the second.
-    density: values that travelled over elements of gradients. Padding does not count.
-    encode_ms, decode_ms: milliseconds of work, added up over threads. exchange_ms: milliseconds in which at least one
-    exchange was under way. It overlaps with backward. On a GPU all three are the host's.
-    residual_ratio: ‖residual‖ / ‖gradient‖, both of this rank. Gradients are measured from the first `stats()` on.
-    Over several steps it is the root of Σ‖residual‖² / Σ‖gradient‖², of the steps after which `stats()` was called.
-    If a step has several reductions, its ‖gradient‖² is the sum of theirs.
+    Args:
+        steps: How many steps these are.
+        sent_bytes: What travelled, without the transport's headers.
+        dense_bytes: What uncompressed gradients would have taken.
+        ratio: `sent_bytes` over `dense_bytes`.
+        density: Values that travelled over elements of gradients. Padding does not count.
+        encode_ms, decode_ms: Milliseconds of work, added up over threads; on a GPU, the host's.
+        exchange_ms: Milliseconds in which at least one exchange was under way. It overlaps with backward.
+        residual_ratio: ‖residual‖ / ‖gradient‖, both of this rank. Gradients are measured from the first `stats()` on.
+            Over several steps it is the root of Σ‖residual‖² / Σ‖gradient‖², of the steps after which `stats()` was
+            called. If a step has several reductions, its ‖gradient‖² is the sum of theirs.
     """
 
     steps: Size = 0

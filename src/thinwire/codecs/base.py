@@ -15,10 +15,10 @@ from thinwire.signals import Plain, Signal, Signals
 
 
 class Codec(ABC):
-    """Turns a vector into a payload. Frozen and stateless.
+    """Turns a vector into a payload, frozen and stateless.
 
-    The same vector and seed give the same payload on every rank.
-    If the vector has a NaN or an infinity, the payload decodes to something that is not finite either.
+    The same vector and seed give the same payload on every rank. If the vector has a NaN or an infinity, the payload
+    decodes to something that is not finite either.
     """
 
     shared_seed: ClassVar[bool] = False
@@ -45,7 +45,14 @@ class Codec(ABC):
 
     @final
     def encode(self, x: Tensor, *, seed: int = 0) -> Payload:
-        """Encode a tensor of any shape. The payload is flat, on the tensor's device and of its dtype."""
+        """Encode a tensor of any shape and floating-point dtype.
+
+        Args:
+            seed: Of random choices. With `shared_seed` all ranks need the same.
+
+        Returns:
+            A payload of the flat tensor, on its device and of its dtype.
+        """
         signal = Plain(x.detach().reshape(-1))
         signal.shape = tuple(x.shape)
         return self.encode_signal(signal, seed=seed)
@@ -83,10 +90,7 @@ class BucketCodec(Codec):
 
 @lru_cache(maxsize=4096)
 def kept(density: schedules.Density, numel: int) -> int:
-    """Return how many of `numel` elements a density keeps: the nearest whole number, but at least one if there are any.
-
-    Raises TypeError for a schedule, which has no value without a step.
-    """
+    """Return how many of `numel` elements a density keeps: the nearest whole number, and at least one of any."""
     if isinstance(density, schedules.Schedule):
         raise TypeError("the density is a schedule; resolve it first with codec.at(step)")
     return min(numel, max(1, round(density * numel)))

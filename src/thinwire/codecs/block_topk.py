@@ -1,7 +1,7 @@
-"""Block Top-k: send the blocks of largest norm (Ge et al. 2021, §3.2)."""
+"""Block Top-k: send the blocks of largest norm."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -18,20 +18,18 @@ from thinwire.signals import Signal
 @checked
 @dataclass(frozen=True, kw_only=True)
 class BlockTopK(Codec):
-    """Send round(density · b) of the vector's b blocks: those whose ℓ2 norm is largest.
+    """Send the round(density · b) blocks of largest ℓ2 norm of a vector's b blocks (Ge et al. 2021, §3.2).
 
-    A block is `block` adjacent elements, which travel together. A single number or bit names it. Raises ValueError for
-    a density outside (0, 1] or a block below 1.
+    Args:
+        density: The share of blocks to send.
+        block: Adjacent elements that travel together, so that one number or bit names them.
     """
 
     density: Density
     block: Width = 32
     values: Narrow = None
 
-    @property
-    def scratch(self) -> Scratch:
-        """Energies of blocks, and the payload."""
-        return Scratch(element=0.6)
+    scratch: ClassVar[Scratch] = Scratch(element=0.6)  # energies of blocks, and the payload
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Blocks:
         """Return whole blocks; the vector's last one is filled up with zeros. A norm of NaN counts as largest."""

@@ -1,9 +1,9 @@
-"""Top-k of each chunk after an orthonormal transform (Peng et al. 2024, DeMo)."""
+"""Top-k of each chunk after an orthonormal transform."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Annotated, final
+from typing import Annotated, ClassVar, final
 
 from thinwire.checked import Range, checked
 from thinwire.codecs.base import BucketCodec, kept
@@ -27,13 +27,17 @@ Chunk = Annotated[int, Range("2 to 64 rows and columns", least=2, most=64)]
 @checked
 @dataclass(frozen=True, kw_only=True)
 class ChunkTopK(BucketCodec):
-    """Transform each chunk, and send its k = max(1, round(density · n)) largest of n coefficients by magnitude.
+    """Transform each chunk, and send its k = max(1, round(density · n)) largest of n coefficients (Peng et al. 2024).
 
-    A tensor of shape (rows, …) is a matrix, which is cut into chunks of `chunk` × `chunk` elements, or somewhat less
-    (`kernels.Chunking` says how). Vectors are cut into runs of 4 · `chunk`. A transform spreads each choice over its
-    chunk: "dct" is the orthonormal DCT-II of rows and columns, "hadamard" the same with Hadamard's matrix and fixed
-    random signs. None sends single elements. Ranks' coefficients are summed, and the sum is transformed back once.
-    Raises ValueError for a density outside (0, 1] or a chunk outside 2 to 64.
+    Ranks' coefficients are summed, and the sum is transformed back once.
+
+    Args:
+        density: The share of each chunk's coefficients to send.
+        chunk: A tensor of shape (rows, …) is a matrix, cut into chunks of `chunk` × `chunk` elements, or somewhat less
+            (`kernels.Chunking` says how). Vectors are cut into runs of 4 · `chunk`.
+        transform: Spreads each choice over its chunk: "dct" is the orthonormal DCT-II of rows and columns, "hadamard"
+            the same with Hadamard's matrix and fixed random signs. None sends single elements.
+        values: How coefficients travel.
     """
 
     density: Density
@@ -41,10 +45,7 @@ class ChunkTopK(BucketCodec):
     transform: Transform = "dct"
     values: Narrow = None
 
-    @property
-    def scratch(self) -> Scratch:
-        """The payload."""
-        return Scratch(value=16)
+    scratch: ClassVar[Scratch] = Scratch(value=16)  # the payload
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Chunks:
         """Return the coefficients, chunk by chunk. Those of a chunk with a NaN or an infinity are not finite."""

@@ -1,4 +1,4 @@
-"""Count sketches (Charikar et al. 2002), as the S2 Reducer sends them (Ge et al. 2021, §3.1)."""
+"""Count sketches, as the S2 Reducer sends them."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
@@ -18,12 +18,14 @@ Rows = Annotated[int, Range("1 to 63 rows", least=1, most=63)]
 @checked
 @dataclass(frozen=True, kw_only=True)
 class CountSketch(Codec):
-    """Send a table that can be added: S[j, h_j(i)] = Σ s_j(i) · x[i], with hashes h and signs s that the seed gives.
+    """Send a table that can be added: S[j, h_j(i)] = Σ s_j(i) · x[i] (Charikar et al. 2002; Ge et al. 2021, §3.1).
 
-    The table has `rows` rows j of ratio · d / rows cells each. `ratio` is the paper's λ: cells over elements, zeros
-    included. Zeros change nothing. An estimate is the median of the rows, or the mean of the two middle ones. It is
-    unbiased over seeds. With one row of c cells its variance is about ‖x‖²/c. Raises ValueError unless there are 1 to
-    63 rows and `ratio` is above 0.
+    The seed gives the hashes h and the signs s. An estimate is the median of the rows, or the mean of the two middle
+    ones; it is unbiased over seeds. With one row of c cells its variance is about ‖x‖²/c.
+
+    Args:
+        rows: Rows of the table, each of ratio · d / rows cells.
+        ratio: The paper's λ: cells over elements, zeros included. Zeros change nothing.
     """
 
     rows: Rows = 3

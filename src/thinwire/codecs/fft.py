@@ -1,9 +1,9 @@
-"""Send the largest frequencies (Wang et al. 2020)."""
+"""Send the largest frequencies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
-from typing import Annotated, NamedTuple, final
+from typing import Annotated, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -35,11 +35,15 @@ _SURPLUS = 1.1
 @checked
 @dataclass(frozen=True, kw_only=True)
 class FFT(BucketCodec):
-    """Transform blocks of `block` elements, and send the round(density · c) largest of the c coefficients.
+    """Send the round(density · c) largest of the c coefficients of blocks' Fourier transforms (Wang et al. 2020).
 
-    It is the real Fourier transform. The paper drops a share θ = 1 − density. `half` rounds to float16 before the
-    transform; the paper does so for speed on a GPU. Ranks' spectra are summed, and the sum is transformed back once.
-    Raises ValueError for a density outside (0, 1] or a block below 2.
+    Ranks' spectra are summed, and the sum is transformed back once.
+
+    Args:
+        density: The share of coefficients to send; the paper drops θ = 1 − density.
+        block: Elements that are transformed together, by the real transform.
+        half: Whether to round to float16 before the transform, as the paper does for speed on a GPU.
+        values: How coefficients travel.
     """
 
     density: Density
@@ -47,10 +51,7 @@ class FFT(BucketCodec):
     half: bool = False
     values: Narrow = None
 
-    @property
-    def scratch(self) -> Scratch:
-        """The spectrum, and the payload."""
-        return Scratch(element=8, value=10)
+    scratch: ClassVar[Scratch] = Scratch(element=8, value=10)  # the spectrum, and the payload
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Spectral:
         """Return coefficients as pairs (real, imaginary). A block with a NaN or an infinity counts as largest."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
@@ -17,15 +17,8 @@ from thinwire.signals import Signals
 class Identity(BucketCodec):
     """Send every value as it is."""
 
-    @property
-    def scratch(self) -> Scratch:
-        """Nothing: the gradient is the payload."""
-        return Scratch()
-
-    @property
-    def elementwise(self) -> bool:
-        """Yes."""
-        return True
+    scratch: ClassVar[Scratch] = Scratch()  # nothing: the gradient is the payload
+    elementwise: ClassVar[bool] = True
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Dense:
         """Return all values, in the gradient's dtype. Small vectors are computed in one call."""

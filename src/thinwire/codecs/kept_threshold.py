@@ -1,7 +1,7 @@
-"""Dynamic Communication Thresholding for data parallelism (Gupta et al. 2021, Alg. 1)."""
+"""A threshold that is measured now and then."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from thinwire.signals import Signal
 @checked
 @dataclass(frozen=True, kw_only=True)
 class KeptThreshold(Codec):
-    """Send all |x| ≥ τ, where τ is the k-th largest magnitude of an earlier step, and k = round(density · d).
+    """Send all `|x| ≥ τ`, where τ is the k-th largest magnitude of an earlier step (Gupta et al. 2021, Alg. 1).
 
-    τ is measured again at steps where `refresh` is not 0. In between it is kept in the memory's note; with a memory
-    that keeps no notes it is measured every time. The payload has room for ⌈bound · k⌉ elements. If more reach τ, the
-    largest are sent and the others stay in the residual. If fewer do, the rest is padding. Raises ValueError for a
-    density outside (0, 1] or a bound below 1.
+    Args:
+        density: The share k/d of elements that τ aims at.
+        refresh: τ is measured where this is not 0. In between it is kept in the memory's note; with a memory that keeps
+            no notes it is measured every time.
+        bound: The payload has room for ⌈bound · k⌉ elements. If more reach τ, the largest are sent and the others stay
+            in the residual. If fewer do, the rest is padding.
     """
 
     density: Density
@@ -31,10 +33,8 @@ class KeptThreshold(Codec):
     bound: Multiple = 1.5
     values: Narrow = None
 
-    @property
-    def scratch(self) -> Scratch:
-        """What finds τ, and candidates, of which the payload is a part: several times as many as are sent."""
-        return Scratch(element=0.2, value=135, arriving=13)
+    # what finds τ, and candidates, of which the payload is a part: several times as many as are sent
+    scratch: ClassVar[Scratch] = Scratch(element=0.2, value=135, arriving=13)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""

@@ -1,4 +1,4 @@
-"""A threshold from the mean magnitude (Gupta et al. 2021, §2.2 and Appendix B)."""
+"""A threshold from the mean magnitude."""
 
 import math
 from dataclasses import dataclass
@@ -19,12 +19,15 @@ from thinwire.signals import Signal
 @checked
 @dataclass(frozen=True, kw_only=True)
 class LaplaceThreshold(Codec):
-    """Send all |x| ≥ τ with τ = b · ln(d/k), where b is the mean magnitude. No sort, no state.
+    """Send all `|x| ≥ τ` = b · ln(d/k) with b the mean magnitude: no sort, no state (Gupta et al. 2021, §2.2, App. B).
 
-    If values follow a Laplace law, k = round(density · d) elements reach τ. With other laws the density differs:
-    heavier tails send more at low density and fewer at high density. The payload has room for ⌈bound · k⌉ elements. If
-    more reach τ, the largest are sent. If fewer do, the rest is padding. Raises ValueError for a density outside (0, 1]
-    or a bound below 1.
+    If values follow a Laplace law, k = round(density · d) elements reach τ. Heavier tails send more at low density and
+    fewer at high density.
+
+    Args:
+        density: The share k/d of elements that τ aims at.
+        bound: The payload has room for ⌈bound · k⌉ elements. If more reach τ, the largest are sent. If fewer do, the
+            rest is padding.
     """
 
     density: Density

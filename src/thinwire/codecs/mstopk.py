@@ -1,10 +1,10 @@
-"""Approximate Top-k, by bisection of a threshold (MSTopK, Shi et al. 2021, Alg. 1)."""
+"""Approximate Top-k, by bisection of a threshold."""
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -25,23 +25,23 @@ from thinwire.signals import Signals, wide
 @checked
 @dataclass(frozen=True, kw_only=True)
 class MSTopK(BucketCodec):
-    """Send k = round(density · d) elements: all above a threshold that k or fewer reach, and some just below it.
+    """Send k = round(density · d) elements: all above a threshold, and some just below it (Shi et al. 2021, Alg. 1).
 
-    The interval from the mean to the largest magnitude is halved `rounds` times. Each round counts how many of the 2k
-    largest reach the middle; a threshold below those is reached by more than k anyway. Elements between the two
-    tightest thresholds fill the payload up: a run of neighbours that the seed chooses. The search begins at the mean.
-    So if the density is so high that the k-th largest lies below the mean, many picks are random. Raises ValueError
-    for a density outside (0, 1].
+    The interval from the mean to the largest magnitude is halved. Each round counts how many of the 2k largest reach
+    the middle; a threshold below those is reached by more than k anyway. Elements between the two tightest thresholds
+    fill the payload up: a run of neighbours that the seed chooses. If the density is so high that the k-th largest lies
+    below the mean, many picks are random.
+
+    Args:
+        density: The share of elements to send.
+        rounds: How often the interval is halved.
     """
 
     density: Density
     rounds: Count = 25
     values: Narrow = None
 
-    @property
-    def scratch(self) -> Scratch:
-        """The longest vector in float64, and the payload."""
-        return Scratch(longest=9, value=10)
+    scratch: ClassVar[Scratch] = Scratch(longest=9, value=10)  # the longest vector in float64, and the payload
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. If something is not finite, they are exactly the largest."""

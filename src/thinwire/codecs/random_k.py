@@ -24,12 +24,15 @@ from thinwire.signals import Signals
 @checked
 @dataclass(frozen=True, kw_only=True)
 class RandomK(BucketCodec):
-    """Send one element, drawn at random, of each of k = round(density · d) equal strata.
+    """Send one element, drawn at random, of each of k = round(density · d) equal strata (Stich et al. 2018).
 
-    All ranks draw the same elements from the seed. So indices need not travel, and values are summed on the way.
-    `unbiased` divides each value by its probability of being drawn, so that the average over seeds is the vector. Leave
-    it off with error feedback. With strata the draw costs k instead of d, and the error is that of Random-k. Raises
-    ValueError for a density outside (0, 1].
+    All ranks draw the same elements from the seed. So indices need not travel, and values are summed on the way. With
+    strata the draw costs k instead of d, and the error is that of Random-k.
+
+    Args:
+        density: The share of elements to send.
+        unbiased: Whether to divide each value by its probability of being drawn, so that the average over seeds is the
+            vector. Leave it off with error feedback.
     """
 
     density: Density
@@ -37,10 +40,7 @@ class RandomK(BucketCodec):
     values: Narrow = None
     shared_seed: ClassVar[bool] = True
 
-    @property
-    def scratch(self) -> Scratch:
-        """Edges of strata, draws, and the payload."""
-        return Scratch(value=58)
+    scratch: ClassVar[Scratch] = Scratch(value=58)  # edges of strata, draws, and the payload
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. If any element of the vector is not finite, every value sent is NaN."""

@@ -1,4 +1,4 @@
-"""Top-k of each row: of each sample of a batch (Gupta et al. 2021, Algorithm 2)."""
+"""Top-k of each row: of each sample of a batch."""
 
 from dataclasses import dataclass
 from typing import final
@@ -18,10 +18,14 @@ from thinwire.signals import Signal, largest
 @checked
 @dataclass(frozen=True, kw_only=True)
 class RowTopK(Codec):
-    """Send the k = round(density · width) largest magnitudes of each row. A row is `width` elements: a sample, say.
+    """Send the k = round(density · width) largest magnitudes of each row (Gupta et al. 2021, Algorithm 2).
 
-    It sends exactly k. The paper's mask |x| ≥ τ would let everything pass where a ReLU leaves fewer than k elements
-    that are not zero. Raises ValueError for a density outside (0, 1] or a width below 1.
+    It sends exactly k. The paper's mask `|x| ≥ τ` would let everything pass where a ReLU leaves fewer than k elements
+    that are not zero.
+
+    Args:
+        density: The share of each row to send.
+        width: Elements of a row: of a sample, say.
     """
 
     density: Density

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -21,13 +21,17 @@ Gain = Annotated[float, Range("a gain, above 0 and at most 1", above=0, most=1)]
 @checked
 @dataclass(frozen=True, kw_only=True)
 class SteeredThreshold(Codec):
-    """Send all |x| ≥ τ, and steer τ so that k = round(density · d) elements reach it.
+    """Send all `|x| ≥ τ`, and steer τ so that k = round(density · d) elements reach it.
 
-    If n reached it, τ ← τ · (1 + gain · ln(n/k) / ln(d/k)). With gain 1 that step is exact where values follow a
-    Laplace law (magnitudes an exponential one). With error feedback, residuals pile up just below τ; a smaller gain is
-    then steadier. τ is kept in the memory's note. It starts at the k-th largest magnitude. The payload has room for
-    ⌈bound · k⌉ elements. If more reach τ, the largest are sent. If fewer do, the rest is padding. Raises ValueError for
-    a density outside (0, 1], a bound below 1 or a gain outside (0, 1].
+    If n reached it, τ ← τ · (1 + gain · ln(n/k) / ln(d/k)). τ is kept in the memory's note, and starts at the k-th
+    largest magnitude.
+
+    Args:
+        density: The share k/d of elements that τ aims at.
+        bound: The payload has room for ⌈bound · k⌉ elements. If more reach τ, the largest are sent. If fewer do, the
+            rest is padding.
+        gain: 1 is exact where values follow a Laplace law. With error feedback, residuals pile up just below τ; a
+            smaller gain is then steadier.
     """
 
     density: Density
@@ -35,10 +39,8 @@ class SteeredThreshold(Codec):
     gain: Gain = 0.25
     values: Narrow = None
 
-    @property
-    def scratch(self) -> Scratch:
-        """What finds τ, and candidates, of which the payload is a part: several times as many as are sent."""
-        return Scratch(element=0.2, value=135, arriving=13)
+    # what finds τ, and candidates, of which the payload is a part: several times as many as are sent
+    scratch: ClassVar[Scratch] = Scratch(element=0.2, value=135, arriving=13)
 
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
         """Return ⌈bound · k⌉ elements, padding included."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from thinwire import kernels
 from thinwire.checked import checked
@@ -18,18 +18,16 @@ from thinwire.signals import Signals, wide_each
 @checked
 @dataclass(frozen=True, kw_only=True)
 class TopK(BucketCodec):
-    """Send the k = round(density · d) largest magnitudes, exactly. `values` narrows the numbers on the wire.
+    """Send the k = round(density · d) largest magnitudes, exactly (Stich et al. 2018).
 
-    Raises ValueError for a density outside (0, 1].
+    Args:
+        density: The share of elements to send.
     """
 
     density: Density
     values: Narrow = None
 
-    @property
-    def scratch(self) -> Scratch:
-        """Candidates, and the payload."""
-        return Scratch(element=0.45, value=10)
+    scratch: ClassVar[Scratch] = Scratch(element=0.45, value=10)  # candidates, and the payload
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""

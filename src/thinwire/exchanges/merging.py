@@ -14,14 +14,12 @@ from thinwire.payloads.keyed import union
 
 
 class Rounds(Exchange):
-    """An exchange of several rounds. Each needs the one before, so it runs on the communication thread."""
+    """Exchanges in several rounds, each of which needs the one before: it runs on the communication thread."""
 
     transport: ClassVar[Transport] = "point_to_point"
 
-    @property
-    def scratch(self) -> Scratch:
-        """Two tables, their union, and what it takes to sort them."""
-        return Scratch(value=44, arriving=48)
+    # two tables, their union, and what it takes to sort them
+    scratch: ClassVar[Scratch] = Scratch(value=44, arriving=48)
 
     @final
     def prepare(self, group: Group) -> None:

@@ -23,10 +23,14 @@ Bits = Annotated[int, Range("2 to 15 bits", least=2, most=15)]
 
 
 class Format(ABC):
-    """How one number travels: as one of 2^bits codes, times a scale. Frozen, hashable and stateless.
+    """How one number travels: as one of 2^bits codes, times a scale.
 
-    `group_size` consecutive numbers share a scale; with None a whole vector does. If such a group contains a NaN or an
-    infinity (or a float64 beyond float32's range), its scale is NaN, and all of the group decodes to NaN.
+    Frozen, hashable and stateless. If a group contains a NaN or an infinity (or a float64 beyond float32's range), its
+    scale is NaN, and all of the group decodes to NaN.
+
+    Args:
+        bits: Of a code.
+        group_size: Consecutive numbers that share a scale; with None a whole vector does.
     """
 
     bits: int
@@ -47,7 +51,11 @@ class Format(ABC):
 
     @final
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Encode a flat floating-point tensor (n): return codes `code_dtype` (n), scales float32 (scale_count(n))."""
+        """Encode a flat floating-point tensor (n).
+
+        Returns:
+            Codes, `code_dtype` (n), and scales, float32 (scale_count(n)).
+        """
         return self.encode_each(x, (x.numel(),), seeds=[seed])
 
     @final
@@ -59,10 +67,14 @@ class Format(ABC):
 
     @final
     def decode_into(self, out: Tensor, codes: Tensor, scales: Tensor, runs: tuple[int, ...] = ()) -> None:
-        """Write the numbers of codes (n) and scales (scale_count(n)) to `out` (n, any floating-point dtype).
+        """Write the numbers of codes (n) and scales (scale_count(n)) to `out`.
 
-        `runs` are the lengths of several vectors, one after another; by default it is one. Numbers beyond the range of
-        a narrower dtype become infinite. Raises ValueError if the lengths do not match.
+        Args:
+            out: Any floating-point dtype (n). Numbers beyond a narrower dtype's range become infinite.
+            runs: The lengths of several vectors, one after another; by default it is one.
+
+        Raises:
+            ValueError: If the lengths do not match.
         """
         groups = self.groups(runs or (codes.numel(),))
         numel, count = codes.numel(), sum(groups.counts)

@@ -18,10 +18,16 @@ from thinwire.waits import known, refuse_if
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coded:
-    """Several vectors, one after another, encoded in one format. `runs` has their lengths; by default it is one vector.
+    """Several vectors, one after another, encoded in one format.
 
-    codes: (n), of the format's `code_dtype`. scales: float32. Each run begins a new group. Raises PayloadError if
-    codes, scales and runs do not match.
+    Args:
+        codes: Of the format's `code_dtype` (n).
+        scales: float32. Each run begins a new group.
+        runs: The vectors' lengths; by default it is one vector.
+        format: What decodes them.
+
+    Raises:
+        PayloadError: If codes, scales and runs do not match.
     """
 
     codes: Tensor

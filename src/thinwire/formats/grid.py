@@ -64,7 +64,8 @@ class Grid:
 def balanced_eps(*, bits: Bits, mantissa: Mantissa, max: Normal) -> float:
     """Return the eps from which 2^(bits-1) - 1 positive numbers reach up to `max`, and as many negative ones to -max.
 
-    Raises ValueError if there is none: with so few bits of mantissa eps would lie below float32's normal numbers.
+    Raises:
+        ValueError: If there is none: with so few bits of mantissa eps would lie below float32's normal numbers.
     """
     shift = MANTISSA - mantissa
     return _normal((pattern(max) >> shift) - 2 ** (bits - 1) + 2, shift, f"{bits} bits and mantissa {mantissa}")
@@ -74,11 +75,13 @@ def balanced_eps(*, bits: Bits, mantissa: Mantissa, max: Normal) -> float:
 def tuned_eps(
     *, bits: Bits, mantissa: Mantissa, max: Normal, min: Lowest | None = None, start: Normal = 0.002
 ) -> float:
-    """Return the eps that the paper's tuning finds: lower eps while code 1…1 decodes below `min`, else raise it.
+    """Return the eps that tuning finds: lower it while code 1…1 decodes below `min`, else raise it (Wang et al. 2020).
 
     Each step moves eps by one number of the grid, from `start` on. In the end it swings between two numbers. This
-    returns the greater one, at which code 1…1 still reaches `min`. For min = -max that is `balanced_eps`. Raises
-    ValueError if eps falls below float32's normal numbers.
+    returns the greater one, at which code 1…1 still reaches `min`. For min = -max that is `balanced_eps`.
+
+    Raises:
+        ValueError: If eps falls below float32's normal numbers.
     """
     shift = MANTISSA - mantissa
     base, top = pattern(start) >> shift, pattern(max) >> shift

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -19,20 +19,22 @@ _ORDERS = {"l2": 2.0, "max": math.inf}
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Levels(Format):
-    """QSGD (Alistarh et al. 2017): x / norm, rounded stochastically to zero or one of s levels of either sign.
+    """Round x / norm stochastically to zero or one of s levels of either sign (QSGD, Alistarh et al. 2017).
 
-    s = 2^(bits-1) - 1. The scale is the group's norm, and code c stands for (c - s) / s of it. A norm beyond float32's
-    range counts as not finite. Raises ValueError for bits, norm or group_size out of range.
+    s = 2^(bits-1) - 1, and code c stands for (c - s) / s of the norm. A norm beyond float32's range counts as not
+    finite.
+
+    Args:
+        bits: Of each value, sign included.
+        norm: What the scale is: the group's ℓ2 norm, or its largest magnitude.
+        group_size: Values that share a norm.
     """
 
     bits: Bits = 4
     norm: Literal["l2", "max"] = "l2"
     group_size: GroupSize = 512
 
-    @property
-    def unbiased(self) -> bool:
-        """Always."""
-        return True
+    unbiased: ClassVar[bool] = True
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0..2s and the norms, with 1 for a group of zeros."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -18,14 +18,19 @@ from thinwire.kernels.memory import constant
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Magnitudes(Format):
-    """The sign, and which of 2, 4, 8, … `levels` is nearest to the magnitude over its group's mean magnitude.
+    """Send the sign, and which of 2, 4, 8, … levels is nearest to the magnitude over its group's mean magnitude.
 
-    The scale is then set so that the group's squared error is least. The default levels are those of least error for
-    what is left of a Laplace distribution above a threshold: for the largest of many values, as Top-k chooses them. For
-    all values of a normal distribution they are (0.57, 1.89) and, with 3 bits, (0.31, 0.95, 1.68, 2.70) (Max 1960).
+    The scale is then set so that the group's squared error is least. It is biased and needs error feedback. A zero
+    counts as plus. A group of zeros stays zero, because its scale is 0.
 
-    It is biased and needs error feedback. A zero counts as plus. A group of zeros stays zero, because its scale is 0.
-    Raises ValueError unless the levels ascend and are a power of two in number, at least two.
+    Args:
+        levels: By default those of least error for what is left of a Laplace distribution above a threshold: for the
+            largest of many values, as Top-k chooses them. For all values of a normal distribution they are (0.57, 1.89)
+            and, with 3 bits, (0.31, 0.95, 1.68, 2.70) (Max 1960).
+        group_size: Values that share a scale.
+
+    Raises:
+        ValueError: Unless the levels ascend and are a power of two in number, at least two.
     """
 
     levels: tuple[Positive, ...] = (0.92, 1.31)
@@ -38,10 +43,7 @@ class Magnitudes(Format):
             raise ValueError(f"levels is {self.levels}; expected 2, 4, 8 or so on, in ascending order")
         object.__setattr__(self, "bits", count.bit_length())
 
-    @property
-    def unbiased(self) -> bool:
-        """Never."""
-        return False
+    unbiased: ClassVar[bool] = False
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes, those of negative values from 2^(bits-1) on, and scales of least squared error."""

@@ -18,15 +18,22 @@ from thinwire.kernels import OffsetGrid, Rounding
 @checked
 @dataclass(frozen=True, kw_only=True)
 class OffsetFloat(Format):
-    """A float32 cut to `mantissa` bits, from `eps` to `max` and from -eps to `min` (Wang et al. 2020, Algorithm 1).
+    """A float32 cut to few bits, from `eps` to `max` and from -eps to `min` (Wang et al. 2020, Algorithm 1).
 
-    `min` is -max unless given. Code 0 is zero, 1..P are eps..max, P+1.. are -eps..min. eps, max and min are themselves
-    cut to the grid. Values beyond max and min saturate. Below eps, "truncate" gives zero; "nearest" gives eps from
-    eps/2 on (ties go away from zero); "stochastic" gives eps with probability |x|/eps.
+    Code 0 is zero, 1..P are eps..max, P+1.. are -eps..min. Values beyond max and min saturate.
 
-    `scaled` divides each group by the power of two that brings its largest magnitude into (max/2, max]. So the grid
-    follows the gradients. The power, and what max decodes to, are normal float32 numbers. So magnitudes beyond 2^127
-    may saturate (for max < 1, beyond max · 2^127). Raises ValueError if the numbers do not fit into 2^bits codes.
+    Args:
+        bits: Of a code.
+        mantissa: Bits of it. eps, max and min are themselves cut to the grid.
+        min: By default -max.
+        rounding: Below eps, "truncate" gives zero; "nearest" gives eps from eps/2 on (ties go away from zero);
+            "stochastic" gives eps with probability `|x|`/eps.
+        scaled: Divides each group by the power of two that brings its largest magnitude into (max/2, max]. So the grid
+            follows the gradients. The power, and what max decodes to, are normal float32 numbers. So magnitudes beyond
+            2^127 may saturate (for max < 1, beyond max · 2^127).
+
+    Raises:
+        ValueError: If the numbers do not fit into 2^bits codes.
     """
 
     bits: Bits = 8
@@ -53,7 +60,7 @@ class OffsetFloat(Format):
         scaled: bool = True,
         group_size: GroupSize = None,
     ) -> Self:
-        """Return the format with as many positive as negative numbers. Raises ValueError if there is none."""
+        """Return the format with as many positive as negative numbers, or raise ValueError if there is none."""
         eps = balanced_eps(bits=bits, mantissa=mantissa, max=max)
         return cls(
             bits=bits, mantissa=mantissa, eps=eps, max=max, rounding=rounding, scaled=scaled, group_size=group_size
@@ -73,8 +80,10 @@ class OffsetFloat(Format):
         """Try every mantissa up to `bits`, and return the balanced format with the least squared error on `sample`.
 
         Of equally good formats it takes the one with the fewest bits of mantissa. Unless `scaled`, the sample fixes the
-        range for good, as the paper tunes on the first gradients. Raises ValueError if the sample is empty, is not
-        finite or, unless `scaled`, is all zeros.
+        range for good, as the paper tunes on the first gradients.
+
+        Raises:
+            ValueError: If the sample is empty, is not finite or, unless `scaled`, is all zeros.
         """
         sample = flat32(sample)
         if not sample.numel() or not bool(sample.isfinite().all()):

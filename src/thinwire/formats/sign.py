@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -16,18 +16,18 @@ from thinwire.formats.base import Format, GroupSize, finite, flat32, widths
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Sign(Format):
-    """EF-signSGD (Karimireddy et al. 2019): the sign times the group's mean magnitude. A zero counts as plus.
+    """Send the sign, times the group's mean magnitude; a zero counts as plus (EF-SGD, Karimireddy et al. 2019).
 
     It is biased and needs error feedback. A vector of zeros stays zero, because its scale is 0.
+
+    Args:
+        group_size: Values that share a scale; None is a whole tensor.
     """
 
     group_size: GroupSize = None
     bits: int = field(default=1, init=False)
 
-    @property
-    def unbiased(self) -> bool:
-        """Never."""
-        return False
+    unbiased: ClassVar[bool] = False
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0 (plus) or 1 (minus), and the mean magnitudes."""

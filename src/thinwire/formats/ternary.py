@@ -16,11 +16,12 @@ from thinwire.formats.base import Format, GroupSize, flat32, peaks, widths
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Ternary(Format):
-    """TernGrad (Wen et al. 2017): ±scale with probability |x| / scale, otherwise zero.
+    """Send ±scale with probability `|x|` / scale, otherwise zero (TernGrad, Wen et al. 2017).
 
-    The scale is the group's largest magnitude. `clip` first limits magnitudes to clip · σ (2.5 in the paper). That
-    lowers the variance and is biased. σ is taken about zero, so that equal values are not cut to nothing. Raises
-    ValueError unless `clip` is positive and finite, or None.
+    Args:
+        clip: First limits magnitudes to clip · σ (2.5 in the paper). That lowers the variance and is biased. σ is taken
+            about zero, so that equal values are not cut to nothing.
+        group_size: Values that share a scale, the largest magnitude.
     """
 
     clip: Positive | None = None

@@ -25,17 +25,19 @@ def attach(
     optimizer: Optimizers = None,
     missing_ok: bool = False,
 ) -> Attachment:
-    """Compress the gradients of a model that `accelerator.prepare` returned. A collective.
+    """Compress the gradients of a model that `accelerator.prepare` returned; a collective.
 
-    `how` and `optimizer` are as in `thinwire.attach`; pass optimizers as `prepare` returned them. The
-    accelerator's GradScaler is passed on.
-    `accelerator.save_state` writes every rank's state into the folder `thinwire` of the checkpoint, and `load_state`
-    reads it, also on another number of ranks, as `thinwire.Checkpoint` does. `missing_ok`: whether to go on, with
-    empty memories, from a checkpoint that was saved without thinwire.
+    `accelerator.save_state` then writes every rank's state into the folder `thinwire` of the checkpoint. `load_state`
+    reads it, also on another number of ranks, and raises StateError as `thinwire.Checkpoint` does.
 
-    Raises TypeError for a model that is not prepared, or is sharded; RuntimeError for a single process; and whatever
-    `thinwire.attach` raises. `load_state` raises StateError for a checkpoint without thinwire's part, and where
-    `thinwire.Checkpoint` does.
+    Args:
+        how: As in `thinwire.attach`. The accelerator's GradScaler is passed on.
+        optimizer: As in `thinwire.attach`, as `prepare` returned it.
+        missing_ok: Whether to go on, with empty memories, from a checkpoint that was saved without thinwire.
+
+    Raises:
+        TypeError: For a model that is not prepared, or is sharded.
+        RuntimeError: For a single process; and whatever `thinwire.attach` raises.
     """
     check_replicas(model, accelerator.num_processes, "pass what accelerator.prepare returned, without DeepSpeed")
     given = optimizer if isinstance(optimizer, Iterable) else [] if optimizer is None else [optimizer]

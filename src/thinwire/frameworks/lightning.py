@@ -20,14 +20,15 @@ _KEY = "thinwire"
 class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to read Lightning
     """`thinwire.attach` for Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback(recipe)])`.
 
-    `how` is as in `thinwire.attach`, which is called when training starts, with all of the Trainer's optimizers and its
-    GradScaler. A later `fit` goes on with the residuals. Checkpoints hold every rank's state: rank 0 gathers it, and
-    Lightning writes it where it writes the rest. `fit` with `ckpt_path` reshards it as `thinwire.redistribute` does,
-    also to another number of ranks. `missing_ok`: whether to go on, with empty memories, from a checkpoint that was
-    saved without thinwire.
-
-    `fit` raises TypeError for a strategy other than DDP, RuntimeError for a single process, StateError for a checkpoint
+    It attaches when training starts, with all of the Trainer's optimizers and its GradScaler. A later `fit` goes on
+    with the residuals. Checkpoints hold every rank's state: rank 0 gathers it, and Lightning writes it where it writes
+    the rest. `fit` with `ckpt_path` reshards it as `thinwire.redistribute` does, also to another number of ranks. `fit`
+    raises TypeError for a strategy other than DDP, RuntimeError for a single process, StateError for a checkpoint
     without thinwire's part, and whatever `thinwire.attach` and `Attachment.load_state_dict` raise.
+
+    Args:
+        how: As in `thinwire.attach`.
+        missing_ok: Whether to go on, with empty memories, from a checkpoint that was saved without thinwire.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
 
     @property
     def handle(self) -> Attachment:
-        """What `thinwire.attach` returned. Raises RuntimeError before training has started."""
+        """What `thinwire.attach` returned; raises RuntimeError before training has started."""
         if self._handle is None:
             raise RuntimeError("the handle is there from on_train_start on: Lightning wraps the model in fit()")
         return self._handle

@@ -22,8 +22,10 @@ _dcp: Any = dcp  # whose names are not exported, as mypy has it
 def prepare_model(model: nn.Module, **options: Any) -> DistributedDataParallel:
     """Return what `ray.train.torch.prepare_model(model, **options)` does, in DistributedDataParallel in any case.
 
-    Ray leaves the model of a single worker as it is, and `thinwire.attach` needs DDP. Raises ValueError for a
-    `parallel_strategy` other than "ddp".
+    Ray leaves the model of a single worker as it is, and `thinwire.attach` needs DDP.
+
+    Raises:
+        ValueError: For a `parallel_strategy` other than "ddp".
     """
     strategy = options.get("parallel_strategy", "ddp")
     if strategy != "ddp":
@@ -39,7 +41,7 @@ def prepare_model(model: nn.Module, **options: Any) -> DistributedDataParallel:
 
 @checked
 def save(handle: Attachment | Replicas | Shards, directory: str | Path) -> None:
-    """Save this worker's residual in `directory`, beside your own files. A collective.
+    """Save this worker's residual in `directory`, beside your own files; a collective.
 
     Report the directory from every worker: `ray.train.report(metrics, checkpoint=Checkpoint.from_directory(...))`. What
     a worker does not report is not in the checkpoint.
@@ -49,11 +51,16 @@ def save(handle: Attachment | Replicas | Shards, directory: str | Path) -> None:
 
 @checked
 def load(handle: Attachment | Replicas | Shards, directory: str | Path, *, partial: bool = False) -> None:
-    """Resume from what all workers have saved, after model and optimizer have been loaded. A collective.
+    """Resume from what all workers have saved, after model and optimizer have been loaded; a collective.
 
-    `directory` is that of the merged checkpoint: `with ray.train.get_checkpoint().as_directory() as directory`. There
-    may be more or fewer workers now, as `thinwire.redistribute` says. `partial`: go on without workers that have not
-    reported theirs. Raises StateError, on every worker, if anything is missing, damaged or of another recipe.
+    There may be more or fewer workers now, as `thinwire.redistribute` says.
+
+    Args:
+        directory: Of the merged checkpoint: `with ray.train.get_checkpoint().as_directory() as directory`.
+        partial: Whether to go on without workers that have not reported theirs.
+
+    Raises:
+        StateError: On every worker, if anything is missing, damaged or of another recipe.
     """
     path = Path(directory) / _FOLDER
     _dcp.load({_FOLDER: Checkpoint(handle, path, partial=partial)}, checkpoint_id=path)

@@ -47,7 +47,7 @@ class Manager(Protocol):
 
 
 class ProcessGroupGloo(torchft.ProcessGroupGloo):  # type: ignore[misc]  # mypy passes over torchft
-    """torchft.ProcessGroupGloo, for exchanges of thinwire too. Pass it to the Manager and to `replicate`.
+    """torchft.ProcessGroupGloo, for exchanges of thinwire too: pass it to the Manager and to `replicate`.
 
     torch.distributed.init_process_group must have been called with the ranks of this replica, one or several.
     """
@@ -85,7 +85,7 @@ class ProcessGroupGloo(torchft.ProcessGroupGloo):  # type: ignore[misc]  # mypy 
 
 @final
 class Members(Served):
-    """A model whose replicas come and go, and a handle: see `replicate`. `attachment` does the work."""
+    """A model whose replicas come and go, and a handle, which `replicate` returns."""
 
     def __init__(self, manager: Manager, links: ProcessGroupGloo, replicas: Replicas) -> None:
         self._manager, self._links, self._replicas = manager, links, replicas
@@ -101,8 +101,11 @@ class Members(Served):
         """Replace every gradient by its mean over the replicas of this step, through the recipe.
 
         Call it once a step, after backward and before `manager.should_commit()` or the step of torchft's optimizer. If
-        the exchange fails, the manager is told, and does not commit the step. Raises RuntimeError on a replica that
-        does not take part in the step, and FingerprintError where replicas disagree.
+        the exchange fails, the manager is told, and does not commit the step.
+
+        Raises:
+            RuntimeError: On a replica that does not take part in the step.
+            FingerprintError: Where replicas disagree.
         """
         self._manager.wait_quorum()
         if self._manager.errored():
@@ -147,13 +150,15 @@ def replicate(
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
 ) -> Members:
-    """Let `recipe` exchange the gradients of a model whose replicas torchft's `manager` manages.
-
-    `links`: the process group that the manager has. A replica is one process here. Call `reduce()` in every step. The
-    rest is as in `thinwire.replicate`.
+    """Let `recipe` exchange the gradients of a model whose replicas torchft manages; call `reduce()` in every step.
 
     A replica that joins goes on where the others are, without a residual. The residual of one that leaves goes with it.
     The model and the optimizer are yours to send: pass `state_dict` and `load_state_dict` to the Manager.
+
+    Args:
+        manager: torchft's. A replica is one process here.
+        links: The process group that the manager has.
+        modules, recipe, optimizer, scaler: As in `thinwire.replicate`.
     """
     if dist.get_world_size() != 1:
         raise RuntimeError(

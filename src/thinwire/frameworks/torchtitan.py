@@ -22,18 +22,18 @@ def compressed(
     *,
     attached: Callable[[Shards], None] = lambda handle: None,
 ) -> _Spec:
-    """Return a torchtitan ModelSpec whose replicas exchange gradients by a recipe. Everything else stays.
+    """Return a torchtitan ModelSpec whose replicas exchange gradients by a recipe; everything else stays.
 
     With `parallelism.data_parallel_replicate_degree` R and `data_parallel_shard_degree` S, FSDP2 shards within each
     group of S ranks, and `thinwire.shard` exchanges between the R. It is called as soon as torchtitan has initialised
-    the weights and built the optimizer. `recipe`: a function that makes one, such as
-    `lambda: thinwire.recipes.topk(density=0.01)`. `attached` gets the handle.
+    the weights and built the optimizer. torchtitan divides the loss by the tokens of all ranks, so gradients are
+    summed, by the recipe too. While training is set up, raises ValueError for a replicate degree of 1, for a
+    `parallelism.spmd_backend` other than "partial_dtensor", and for pipelines, tensor, context and expert parallelism,
+    which have not been tried; and whatever `thinwire.shard` raises.
 
-    torchtitan divides the loss by the tokens of all ranks, so gradients are summed, by the recipe too.
-
-    While training is set up, raises ValueError for a replicate degree of 1, for a `parallelism.spmd_backend` other than
-    "partial_dtensor", and for pipelines, tensor, context and expert parallelism, which have not been tried; and
-    whatever `thinwire.shard` raises.
+    Args:
+        recipe: Makes one, such as `lambda: thinwire.recipes.topk(density=0.01)`.
+        attached: Gets the handle.
     """
     if not callable(recipe):
         raise TypeError(f"recipe is {recipe!r:.60}; expected a function that makes one: lambda: {recipe!r:.60}")

@@ -23,16 +23,19 @@ def attach(
     *,
     missing_ok: bool = False,
 ) -> "ThinwireCallback":
-    """Add a callback to the Trainer that attaches when training begins. Call it before `trainer.train()`.
+    """Add a callback to the Trainer that attaches when training begins: call it before `trainer.train()`.
 
-    `how` is as in `thinwire.attach`, which is called with the Trainer's optimizer and GradScaler.
     Every rank's state goes into the folder `thinwire` of each checkpoint. `train(resume_from_checkpoint=...)` reads it,
-    also on another number of ranks, as `thinwire.Checkpoint` does. `missing_ok`: whether to go on, with empty memories,
-    from a checkpoint that was saved without thinwire.
+    also on another number of ranks, as `thinwire.Checkpoint` does. `train` raises TypeError for a model that is not in
+    DDP, RuntimeError for a single process or a hyperparameter search, StateError for a checkpoint without thinwire's
+    part, and whatever `thinwire.attach` and `thinwire.Checkpoint` raise.
 
-    Raises RuntimeError while the Trainer trains. `train` then raises TypeError for a model that is not in DDP,
-    RuntimeError for a single process or a hyperparameter search, StateError for a checkpoint without thinwire's part,
-    and whatever `thinwire.attach` and `thinwire.Checkpoint` raise.
+    Args:
+        how: As in `thinwire.attach`, which also gets the Trainer's optimizer and GradScaler.
+        missing_ok: Whether to go on, with empty memories, from a checkpoint that was saved without thinwire.
+
+    Raises:
+        RuntimeError: While the Trainer trains.
     """
     if trainer.is_in_train:
         raise RuntimeError("the Trainer is training already: call attach before trainer.train()")
@@ -51,7 +54,7 @@ def attach(
 
 @checked
 class ThinwireCallback(TrainerCallback):  # type: ignore[misc]  # mypy is told not to read transformers
-    """What `attach` adds to a Trainer. `handle` is what `thinwire.attach` returned, and None before training."""
+    """What `attach` adds to a Trainer; `handle` is what `thinwire.attach` returned, and None before training."""
 
     def __init__(self, trainer: Trainer, how: How, *, missing_ok: bool) -> None:
         self.handle: Attachment | None = None

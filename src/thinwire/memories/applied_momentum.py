@@ -11,7 +11,7 @@ from thinwire.memories.staged import Staged
 
 
 class AppliedMomentum(Memory):
-    """A memory that applies the optimizer's momentum, before anything is chosen. `state` has it as "momentum".
+    """Applies the optimizer's momentum, before anything is chosen; `state` has it as "momentum".
 
     `attach(..., optimizer=optimizer)` moves momentum out of the optimizer into it, and back. On each rank it is that
     rank's share: the sum over ranks is the momentum of the mean gradient.

@@ -18,11 +18,12 @@ State = dict[str, dict[str, Tensor]]
 
 
 class Memory(ABC):
-    """Holds the residual: what has not been sent yet. A step's changes are staged until `commit` or `rollback`.
+    """Holds the residual: what has not been sent yet.
 
-    Only `compensate` reads what was committed. So a step can be rolled back even after parts of it have been sent. The
-    gradient of one step may arrive in several parts: if a parameter comes again, it continues from what is staged.
-    integrations/training/steps.py calls `commit` and `rollback`, as docs/explanation/steps.md says.
+    A step's changes are staged until `commit` or `rollback`. Only `compensate` reads what was committed. So a step can
+    be rolled back even after parts of it have been sent. The gradient of one step may arrive in several parts: if a
+    parameter comes again, it continues from what is staged. integrations/training/steps.py calls `commit` and
+    `rollback`, as docs/explanation/steps.md says.
     """
 
     stateful: ClassVar[bool] = True
@@ -61,8 +62,9 @@ class Memory(ABC):
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Return the residual of parameter `name` plus scale · gradient (flat), and stage it as if nothing were sent.
 
-        If something is staged for `name` already, this is another part of the same step's gradient. `seed` is for
-        memories with stochastic rounding.
+        Args:
+            gradient: If something is staged for `name` already, this is another part of the same step's gradient.
+            seed: For memories with stochastic rounding.
         """
 
     def compensate_each(

@@ -1,5 +1,4 @@
-"""Local gradient clipping (Deep Gradient Compression, Lin et al. 2018, §3), before a gradient is added to the
-residual."""
+"""Local gradient clipping, before a gradient is added to the residual (Lin et al. 2018, §3)."""
 
 import math
 from collections.abc import Sequence

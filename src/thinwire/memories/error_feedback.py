@@ -1,4 +1,4 @@
-"""Error feedback (Seide et al. 2014, Stich et al. 2018): what was not delivered is added to the next gradient."""
+"""Error feedback: what was not delivered is added to the next gradient."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ from thinwire.signals import Signal, Signals
 @checked
 @dataclass(kw_only=True)
 class ErrorFeedback(Memory):
-    """r ← decay · r + g − delivered.
+    """Keep r ← decay · r + g − delivered (Seide et al. 2014, Stich et al. 2018).
 
-    With a `decay` below 1 the residual decays once a step: what was delivered and the residual no longer add up to all
-    there was: the equation above holds in its place, exactly. SparseLoCo (Sarfi et al. 2025) has 0.95.
-
-    `dtype` torch.bfloat16 halves the memory for r: 4 bytes per element instead of 8, counting both copies. Sums are
-    then rounded stochastically, which keeps the mean. A codec with values=torch.bfloat16 sends them unchanged.
+    Args:
+        decay: Below 1 the residual decays once a step, and what was delivered and the residual no longer add up to all
+            there was. SparseLoCo (Sarfi et al. 2025) has 0.95.
+        dtype: torch.bfloat16 halves the memory for r: 4 bytes per element instead of 8, counting both copies. Sums are
+            then rounded stochastically, which keeps the mean. A codec with values=torch.bfloat16 sends them unchanged.
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"residual"})

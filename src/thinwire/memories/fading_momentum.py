@@ -1,4 +1,4 @@
-"""Momentum as the memory (DeMo, Peng et al. 2024): what was not delivered fades, as momentum does."""
+"""Momentum as the memory: what was not delivered fades, as momentum does."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,22 +20,20 @@ from thinwire.signals import Signal, Signals
 @checked
 @dataclass(kw_only=True)
 class FadingMomentum(AppliedMomentum):
-    """M ← β·M + g − delivered, where β is `decay`.
+    """Keep M ← β·M + g − delivered (DeMo, Peng et al. 2024).
 
     Momentum is applied here, on each rank and before anything is chosen, so the optimizer itself must have none:
-    `attach(..., optimizer=optimizer)` sees to that, for AdamW as for SGD. If `decay` is None, each parameter's β is the
-    one that the optimizer has for it; a `decay` that is given takes its place. M fades once per step: any further part
-    of a step's gradient is added as it is.
+    `attach(..., optimizer=optimizer)` sees to that, for AdamW as for SGD. M fades once per step: any further part of a
+    step's gradient is added as it is. M is the residual, also in `residual_ratio`. It decays, so what was delivered and
+    the residual do not add up to all gradients, as with `ErrorFeedback`.
 
-    What was delivered and the residual do not add up to all gradients, as with `ErrorFeedback`: the residual decays.
-    The equation above holds in its place, exactly. M is the residual, also in `residual_ratio`.
-
-    `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
-    it is added (local gradient clipping, Lin et al. 2018). Clipping what arrived is too late: a large gradient is in M
-    by then, and outweighs those that follow until it has faded.
-
-    `dtype` torch.bfloat16 halves the memory for M: 4 bytes per element instead of 8, counting both copies. Sums are
-    then rounded stochastically, which keeps the mean.
+    Args:
+        decay: β; None takes for each parameter the one that the optimizer has for it.
+        dtype: torch.bfloat16 halves the memory for M: 4 bytes per element instead of 8, counting both copies. Sums are
+            then rounded stochastically, which keeps the mean.
+        clip_norm: Per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
+            it is added (local gradient clipping, Lin et al. 2018). Clipping what arrived is too late: a large gradient
+            is in M by then, and outweighs those that follow until it has faded.
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum"})

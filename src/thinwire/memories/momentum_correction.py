@@ -1,4 +1,4 @@
-"""Momentum correction with factor masking (Deep Gradient Compression, Lin et al. 2018, §3)."""
+"""Momentum correction with factor masking."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,15 +24,18 @@ from thinwire.waits import on_host
 @checked
 @dataclass(kw_only=True)
 class MomentumCorrection(Memory):
-    """u ← m·u + g;  v ← v + u;  send from v. With `masking`, u is set to 0 where v was sent.
+    """Keep u ← m·u + g and v ← v + u, and send from v (Deep Gradient Compression, Lin et al. 2018, §3).
 
-    Momentum is applied here, before sparsification, so the optimizer itself must have none. If `momentum` is None,
-    `adopt` has to set it. With `nesterov`, g + m·u is added to v instead of u. If everything is sent, rounded or not,
-    nothing is masked, and the result is SGD with momentum. Momentum is applied once per step: any further part of a
-    step's gradient is added to u as it is.
+    Momentum is applied here, before sparsification, so the optimizer itself must have none. It is applied once per
+    step: any further part of a step's gradient is added to u as it is. If everything is sent, rounded or not, the
+    result is SGD with momentum.
 
-    `clip_norm`, per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
-    it is added (local gradient clipping).
+    Args:
+        momentum: m; None leaves it to `adopt`.
+        nesterov: Whether g + m·u is added to v instead of u.
+        masking: Whether u is set to 0 where v was sent, unless everything was.
+        clip_norm: Per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
+            it is added (local gradient clipping).
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"residual", "velocity"})

@@ -17,9 +17,12 @@ from thinwire.signals import Note, Signal, Signals
 @checked
 @dataclass(kw_only=True)
 class Noted(Memory):
-    """`memory`, and one small tensor per parameter that the codec carries over to the next step.
+    """Keeps for another memory one small tensor per parameter that the codec carries over to the next step.
 
     Examples are a threshold and PowerSGD's factor. If a step is rolled back, its notes are too.
+
+    Args:
+        memory: Holds the residual.
     """
 
     memory: Memory

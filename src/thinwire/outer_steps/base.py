@@ -22,23 +22,25 @@ NESTEROV: OptimizerFactory = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nest
 @checked
 @dataclass(frozen=True, kw_only=True)
 class OuterSteps:
-    """How workers that train independently stay together. Pass it to `thinwire.outer`.
+    """How workers that train independently stay together: pass it to `thinwire.outer`.
 
-    every: H, the inner steps from one outer step to the next. Or a time, where workers differ in speed: each then takes
-    as many inner steps as it can, and its Δ is weighted by their number.
-    recipe: reduces the workers' Δ = global − own parameters to their mean.
-    optimizer: makes the outer optimizer, which takes that mean as the gradient of the global parameters. By default it
-    is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
-    fragments: into how many parts the parameters are cut, in the model's order and of about equal size; or which they
-    are, each a tuple of names of modules or parameters. Fragments take their outer steps one after another, spread over
-    the H inner steps.
-    delay: τ, the inner steps that go on while the exchange of a fragment is under way. With 0, workers wait for it.
-    mixing: α, what a worker then keeps of its own parameters: own ← α · own + (1 − α) · global.
-    leave_out: whether a worker whose Δ is not finite is left out of the mean. To find out, workers wait for each other
-    before an exchange. Otherwise all workers skip that outer step.
+    Args:
+        every: H, the inner steps from one outer step to the next. Or a time, where workers differ in speed: each then
+            takes as many inner steps as it can, and its Δ is weighted by their number.
+        recipe: Reduces the workers' Δ = global − own parameters to their mean.
+        optimizer: Makes the outer optimizer, which takes that mean as the gradient of the global parameters. By default
+            it is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
+        fragments: Into how many parts the parameters are cut, in the model's order and of about equal size; or which
+            they are, each a tuple of names of modules or parameters. Fragments take their outer steps one after
+            another, spread over the H inner steps.
+        delay: τ, the inner steps that go on while the exchange of a fragment is under way. With 0, workers wait for it.
+        mixing: α, what a worker then keeps of its own parameters: own ← α · own + (1 − α) · global.
+        leave_out: Whether a worker whose Δ is not finite is left out of the mean. To find out, workers wait for each
+            other before an exchange. Otherwise all workers skip that outer step.
 
-    Raises ValueError unless delay is below `every`, for a time of 0, or one with fragments or a delay; and
-    TypeError for anything but a recipe.
+    Raises:
+        ValueError: Unless delay is below `every`, for a time of 0, or one with fragments or a delay.
+        TypeError: For anything but a recipe.
     """
 
     every: Count | timedelta

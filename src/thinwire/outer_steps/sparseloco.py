@@ -1,4 +1,4 @@
-"""SparseLoCo (Sarfi et al. 2025, arXiv 2508.15706): the largest of the residual, in 2 bits; the rest decays."""
+"""SparseLoCo: the largest of the residual, in 2 bits; the rest decays."""
 
 from functools import partial
 
@@ -27,11 +27,17 @@ def sparseloco(
     values: Narrow = _TWO_BITS,
     minimum_size: Size = 1024,
 ) -> OuterSteps:
-    """Send 64 of each 64 × 64 elements, in 2 bits: e ← decay · e + Δ; q = Q(Top-k(e)); e ← e − q.
+    """Send 64 of each 64 × 64 elements, in 2 bits: e ← decay · e + Δ; q = Q(Top-k(e)); e ← e − q (SparseLoCo).
 
-    These are the settings of a training in production. The abstract has 1 to 3 % and H from 15 to 250. The outer
-    optimizer is SGD with a learning rate of 1 and no momentum: global ← global − mean of q. Tensors below
-    `minimum_size` elements go uncompressed.
+    Sarfi et al. 2025, arXiv 2508.15706. These are the settings of a training in production. The outer optimizer is SGD
+    with a learning rate of 1 and no momentum: global ← global − mean of q.
+
+    Args:
+        every: Inner steps from one outer step to the next; the abstract has 15 to 250.
+        density: The share of elements to send; the abstract has 1 to 3 %.
+        decay: The residual's.
+        values: How values travel.
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     codec = ChunkTopK(density=density, chunk=64, transform=None, values=values)
     large = Compressed(memory=ErrorFeedback(decay=decay), codec=codec, exchange=AllGather())

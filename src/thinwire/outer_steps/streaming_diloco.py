@@ -1,4 +1,4 @@
-"""Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512): fragments, one after another, while training goes on."""
+"""Streaming DiLoCo: fragments, one after another, while training goes on."""
 
 from functools import partial
 
@@ -24,12 +24,16 @@ def streaming_diloco(
     mixing: Fraction = 0.5,
     memory: Memory | None = None,
 ) -> OuterSteps:
-    """Exchange a fragment's Δ in floats of 4 bits, and merge what arrives 5 steps later with α = 0.5.
+    """Exchange a fragment's Δ in floats of 4 bits, and merge what arrives some steps later (Streaming DiLoCo).
 
-    The outer optimizer is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.4. The paper cuts a model into
-    fragments of 3 layers, each of every so many: to do that, name them. It keeps nothing of what 4 bits lose;
-    `memory=memories.ErrorFeedback()` does. 256 values share a scale. H = 100, the rate of 0.4, the delay of 5 and
-    α = 0.5 are from memory: nothing here confirms them, so look them up before you compare with the paper.
+    Douillard et al. 2025, arXiv 2501.18512. The outer optimizer is SGD with Nesterov's momentum of 0.9 and a learning
+    rate of 0.4. 256 values share a scale. H = 100, the rate of 0.4, the delay of 5 and α = 0.5 are from memory: nothing
+    here confirms them, so look them up before you compare with the paper.
+
+    Args:
+        every, fragments, delay, mixing: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of
+            every so many: to do that, name them.
+        memory: Keeps what 4 bits lose, such as `memories.ErrorFeedback()`. The paper keeps nothing.
     """
     return OuterSteps(
         every=every,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -25,12 +25,17 @@ _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Blocks(Keyed):
-    """Block `keys[i]` (int32) holds values[i·width : (i+1)·width]; all other blocks are zero.
+    """Holds values[i·width : (i+1)·width] of block `keys[i]`; all other blocks are zero.
 
     Each region is divided into blocks of `width` elements, the last one padded with zeros. Blocks are numbered
-    consecutively across regions. `runs` are lengths; within each run, keys ascend without repeats. A payload can
-    travel only if it has one run. Keys travel in whichever coding is shortest. `held` says how many blocks lie in each
-    region, where that is known without looking at the keys.
+    consecutively across regions. Keys travel in whichever coding is shortest.
+
+    Args:
+        keys: int32 (blocks).
+        values: (blocks · width).
+        runs: Lengths; within each run, keys ascend without repeats. A payload can travel only if it has one run.
+        coded: If codes travel, what `values` were decoded from.
+        held: How many blocks lie in each region, where that is known without looking at the keys.
     """
 
     keys: Tensor
@@ -48,10 +53,7 @@ class Blocks(Keyed):
         object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
         object.__setattr__(self, "runs", self.runs or (self.keys.numel(),))
 
-    @property
-    def summable(self) -> bool:
-        """Never: which blocks travel differs by rank."""
-        return False
+    summable: ClassVar[bool] = False  # never: which blocks travel differs by rank
 
     @property
     def rows(self) -> Tensor:
@@ -116,7 +118,7 @@ class Blocks(Keyed):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Blocks":
-        """Read what `to_buffer` wrote, as one region of whole blocks. Raises PayloadError when malformed."""
+        """Read what `to_buffer` wrote, as one region of whole blocks, or raise PayloadError if it is malformed."""
         head = wire.parse(buffer, wire.BLOCKS)
         dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES + _SHAPE.size :]
         wire.check_coding(head.coding, _CODINGS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import NamedTuple, Self, final
+from typing import ClassVar, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -29,11 +29,13 @@ _TRANSFORMS = {None: 0, "dct": 1, "hadamard": 2}
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chunks(Payload):
-    """Some coefficients of each chunk. Region i is cut into chunks as `chunkings[i]` says.
+    """Some coefficients of each chunk.
 
-    `positions` (int16) say where in its chunk each coefficient of `values` belongs; they ascend in each chunk. Both
-    hold one region after another, and a sum of several ranks holds one rank after another. Every rank knows `chunkings`
-    beforehand, so they do not travel.
+    Args:
+        positions: int16, where in its chunk each coefficient belongs; they ascend in each chunk.
+        values: The coefficients: one region after another, and in a sum one rank after another.
+        chunkings: How each region is cut into chunks. Every rank knows it beforehand, so it does not travel.
+        coded: If codes travel, what `values` were decoded from.
     """
 
     positions: Tensor
@@ -52,10 +54,7 @@ class Chunks(Payload):
         if found[0] != torch.int16 or found[1] != found[2] or (found[1] % count if count else found[1]):
             raise PayloadError(f"{found[2]} values at {found[1]} {found[0]} positions; expected {count} for each rank")
 
-    @property
-    def summable(self) -> bool:
-        """Never: which coefficients travel differs by rank."""
-        return False
+    summable: ClassVar[bool] = False  # never: which coefficients travel differs by rank
 
     @property
     def nbytes(self) -> int:
@@ -104,10 +103,8 @@ class Chunks(Payload):
         self.write(out)
         return out
 
-    @property
-    def scratch(self) -> Scratch:
-        """Positions and values, packed and unpacked."""
-        return Scratch(element=0.05, value=14, arriving=16)
+    # positions and values, packed and unpacked
+    scratch: ClassVar[Scratch] = Scratch(element=0.05, value=14, arriving=16)
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out` with the inverse transform."""

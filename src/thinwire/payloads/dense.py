@@ -21,9 +21,12 @@ from thinwire.payloads.scratch import Scratch
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dense(Payload):
-    """All values of the regions, in order. By default one region covers the whole vector.
+    """All values of the regions, in order.
 
-    With `coded`, codes travel, and `values` are the numbers they decode to.
+    Args:
+        values: Plain ones, or the numbers that codes decode to.
+        regions: By default one, the whole vector.
+        coded: The codes, if codes travel.
     """
 
     masks: ClassVar[bool] = False
@@ -70,7 +73,7 @@ class Dense(Payload):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Dense":
-        """Read what `to_buffer` wrote, as one region. Raises PayloadError when malformed."""
+        """Read what `to_buffer` wrote, as one region, or raise PayloadError if it is malformed."""
         head = wire.parse(buffer, wire.DENSE)
         dtype = numbers.check_plain(head)
         wire.check_coding(head.coding, (wire.NUMBERS,))

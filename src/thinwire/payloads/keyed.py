@@ -14,7 +14,10 @@ from thinwire.payloads.base import Payload
 
 
 class Keyed(Payload):
-    """Row `keys[i]` (int32) of `key_space` rows holds `rows[i]`; the others are zero. Exchanges may change the keys."""
+    """Row `keys[i]` (int32) of `key_space` rows holds `rows[i]`, and the others are zero.
+
+    Exchanges may change the keys.
+    """
 
     keys: Tensor
     coded: Coded | None
@@ -40,11 +43,11 @@ class Keyed(Payload):
 
     @abstractmethod
     def region_counts(self) -> list[int]:
-        """Return how many rows each region has. Rows are stored region by region."""
+        """Return how many rows each region has, which are stored region by region."""
 
     @abstractmethod
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
-        """Return the same table with these rows instead, perhaps in another order. No key may occur twice."""
+        """Return the same table with these rows instead, perhaps in another order; no key may occur twice."""
 
     @abstractmethod
     def filled(self, count: int) -> Self:
@@ -62,10 +65,10 @@ class Keyed(Payload):
     @classmethod
     @abstractmethod
     def from_buffer(cls, buffer: Tensor) -> Self:
-        """Read what `to_buffer` wrote. Raises PayloadError when malformed."""
+        """Read what `to_buffer` wrote, or raise PayloadError if it is malformed."""
 
     def received(self, buffer: Tensor) -> Self:
-        """Read another rank's rows of the same table. Raises PayloadError if their table is a different one."""
+        """Read another rank's rows of the same table, or raise PayloadError if it is a different one."""
         other = type(self).from_buffer(buffer)
         mine, theirs = ((p.key_space, p.rows.shape[1], p.rows.dtype) for p in (self, other))
         if mine != theirs:

@@ -22,8 +22,9 @@ def narrowed(
 ) -> tuple[Tensor, Coded | None]:
     """Return the values as the receiver will see them, and their codes if codes travel.
 
-    Values in a narrower dtype are clamped to a `share` of its range (see `fitted`). Without a share they may overflow,
-    and the overflow shows.
+    Args:
+        share: Values in a narrower dtype are clamped to that share of its range (see `fitted`). Without it they may
+            overflow, and the overflow shows.
     """
     return narrowed_each(x, [x.numel()], how, dtype, [seed], share)
 

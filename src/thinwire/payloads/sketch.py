@@ -1,8 +1,8 @@
-"""Count sketches (Charikar et al. 2002): tables that can be added."""
+"""Count sketches: tables that can be added."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self, final
+from typing import ClassVar, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -23,10 +23,13 @@ class SketchTable(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sketch(Payload):
-    """One table per region: S[j, h_j(i)] = Σ s_j(i) · x[i].
+    """One table per region: S[j, h_j(i)] = Σ s_j(i) · x[i] (Charikar et al. 2002).
 
-    The estimate of element i is the median over j of s_j(i) · S[j, h_j(i)]. `values` are the tables, one after the
-    other. All ranks must use the same hashes.
+    The estimate of element i is the median over j of s_j(i) · S[j, h_j(i)].
+
+    Args:
+        values: The tables, one after the other.
+        tables: Their shapes and hashes, which all ranks must share.
     """
 
     values: Tensor
@@ -37,10 +40,7 @@ class Sketch(Payload):
     def __post_init__(self) -> None:
         object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
 
-    @property
-    def summable(self) -> bool:
-        """Always: the sum of sketches is the sketch of the sum."""
-        return True
+    summable: ClassVar[bool] = True  # always: the sum of sketches is the sketch of the sum
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,12 @@ from thinwire.payloads.scratch import Scratch
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spectral(Payload):
-    """Real Fourier coefficients of blocks of `block` elements; `coefficients` holds them as pairs (real, imaginary)."""
+    """Real Fourier coefficients of blocks of elements.
+
+    Args:
+        coefficients: Pairs (real, imaginary).
+        block: Elements of a block.
+    """
 
     masks: ClassVar[bool] = False
 
@@ -36,10 +41,7 @@ class Spectral(Payload):
         """The pairs."""
         return self.coefficients.values
 
-    @property
-    def summable(self) -> bool:
-        """Never: which frequencies travel differs by rank."""
-        return False
+    summable: ClassVar[bool] = False  # never: which frequencies travel differs by rank
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +66,7 @@ class Spectral(Payload):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Spectral":
-        """Read what `to_buffer` wrote, as one region. Raises PayloadError when malformed."""
+        """Read what `to_buffer` wrote, as one region, or raise PayloadError if it is malformed."""
         head = wire.parse(buffer, wire.SPECTRAL)
         wire.check_coding(head.coding, (wire.NUMBERS,))
         coefficients = Blocks.from_buffer(buffer[wire.HEADER_BYTES :])
@@ -84,10 +86,8 @@ class Spectral(Payload):
         self.write(out)
         return out
 
-    @property
-    def scratch(self) -> Scratch:
-        """The whole spectrum and its inverse transform, beside what arrives."""
-        return Scratch(element=11.5, arriving=35)
+    # the whole spectrum and its inverse transform, beside what arrives
+    scratch: ClassVar[Scratch] = Scratch(element=11.5, arriving=35)
 
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of `out` with the inverse transform."""

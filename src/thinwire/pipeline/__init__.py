@@ -1,4 +1,4 @@
-"""Sparsified activations and gradients between the stages of a split model (Gupta et al. 2021, DCT-MP)."""
+"""Sparsified activations and gradients between the stages of a split model."""
 
 from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
 from thinwire.pipeline.laplace import LaplaceBoundary

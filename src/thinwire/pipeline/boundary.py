@@ -30,9 +30,12 @@ Mean = Annotated[float, Range("a number from 0 on, or NaN where nothing was sent
 
 @checked
 class Report(NamedTuple):
-    """Densities wanted, sent (padding included), kept by the threshold, and nonzero; and the mean threshold.
+    """Means over what a boundary sent; NaN before anything was.
 
-    Densities are shares of the activations' elements. NaN before anything was sent.
+    Args:
+        wanted, sent, kept, nonzero: Shares of the activations' elements: that were wanted, sent (padding included),
+            kept by the threshold, and not zero.
+        threshold: The mean one.
     """
 
     wanted: Part
@@ -44,13 +47,17 @@ class Report(NamedTuple):
 
 @checked
 class Boundary(nn.Module, ABC):
-    """Keeps about the share `density` of the largest magnitudes of each row. Only their gradients come back.
+    """Keeps about a share of the largest magnitudes of each row; only their gradients come back.
 
-    A row is what `flatten(start_dim)` leaves as the last dimension: by default the features of one sample or token, and
-    with start_dim=1 a whole sample, which suits images. `values` narrows the numbers that travel: None keeps the
-    activation's dtype; otherwise a dtype or a `formats.Format`. Gradients come back in the same number of bytes: in
-    their own dtype if that fits, else as float32 rounded to the bits there are. You can also use a boundary as a module
-    of an unsplit model. It then does exactly what the split model does to activations and gradients.
+    A module of an unsplit model can use it, too. It then does exactly what the split model does to activations and
+    gradients.
+
+    Args:
+        density: That share.
+        values: Narrows the numbers that travel: None keeps the activation's dtype. Gradients come back in the same
+            number of bytes: in their own dtype if that fits, else as float32 rounded to the bits there are.
+        start_dim: A row is what `flatten(start_dim)` leaves as the last dimension: by default the features of one
+            sample or token, and with 1 a whole sample, which suits images.
     """
 
     density: float
@@ -77,10 +84,14 @@ class Boundary(nn.Module, ABC):
 
     @final
     def send(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what to send in place of floating-point `x`: float32 words (n), and an empty frame.
+        """Return what to send in place of `x`.
 
-        The frame (*x.shape, 0) tells the receiver the shape and dtype; n depends on nothing else. Raises TypeError if
-        `x` is not floating-point.
+        Returns:
+            float32 words (n), and an empty frame `(*x.shape, 0)`, which tells the receiver the shape and dtype; n
+            depends on nothing else.
+
+        Raises:
+            TypeError: If `x` is not floating-point.
         """
         if not x.is_floating_point():
             raise TypeError(f"an activation is floating-point; got {x.dtype}")
@@ -92,8 +103,10 @@ class Boundary(nn.Module, ABC):
     def receive(self, words: Tensor, frame: Tensor) -> Tensor:
         """Return what was sent, and zero elsewhere.
 
-        Any words must do, because pipelines try out shapes on uninitialised memory. Raises PayloadError if their number
-        is not what this boundary sends for such a frame.
+        Any words must do, because pipelines try out shapes on uninitialised memory.
+
+        Raises:
+            PayloadError: If their number is not what this boundary sends for such a frame.
         """
         return unpack(words, frame, self._layout(frame.shape[:-1], frame.dtype), self.listeners)
 
@@ -147,7 +160,7 @@ class TopKBoundary(Boundary):
     """Keeps the k = round(density · width) largest magnitudes of each row, exactly (Gupta et al. 2021, Algorithm 2).
 
     A row with fewer than k nonzero elements sends some zeros. Of equal magnitudes the first are kept. At density 1
-    everything travels, unchanged unless `values` narrows it.
+    everything travels, unchanged unless `values` narrows it. Arguments are those of `Boundary`.
     """
 
     def __init__(self, density: Share, *, values: Narrow = None, start_dim: Whole = -1) -> None:

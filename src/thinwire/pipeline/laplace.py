@@ -1,4 +1,4 @@
-"""One threshold for a whole batch, from its mean and variance (Gupta et al. 2021, §2.2 and Appendix B)."""
+"""One threshold for a whole batch, from its mean and variance."""
 
 import math
 from typing import final
@@ -20,13 +20,19 @@ _RECENT = 15
 @final
 @checked
 class LaplaceBoundary(Boundary):
-    """Keeps 0 < |x| ≥ τ, where the share `density` of a Laplace law with the batch's mean and variance exceeds τ.
+    """Keeps `0 < |x| ≥ τ`, with τ from a Laplace law fitted to the batch (Gupta et al. 2021, §2.2 and Appendix B).
 
-    It needs no sort. The law fits only roughly, so the real density differs: see `report()`. Of a batch's d elements
-    always ⌈bound · density · d⌉ travel, the largest and padding; at density 1 everything does. `recent` (15,) keeps the
-    thresholds of the last training batches, NaN where there were fewer, and is in the state_dict. Evaluation fits
-    nothing and uses their median. A median survives the batches of uninitialised memory on which pipelines try out
-    shapes. Raises ValueError for a format of values that has no zero.
+    It needs no sort. The law, of the batch's mean and variance, fits only roughly, so the real density differs: see
+    `report()`. `recent` (15,) keeps the thresholds of the last training batches, NaN where there were fewer, and is in
+    the state_dict. Evaluation fits nothing and uses their median. A median survives the batches of uninitialised memory
+    on which pipelines try out shapes.
+
+    Args:
+        density: The share that the law puts beyond τ.
+        bound: Of a batch's d elements always ⌈bound · density · d⌉ travel, the largest and padding; at density 1 all
+            do.
+        values: As in `Boundary`, a format with a zero.
+        start_dim: As in `Boundary`.
     """
 
     recent: Tensor

@@ -45,7 +45,10 @@ class _Place(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Sparsified:
-    """The boundaries behind this rank's stages, by the index of the stage that sends. A handle: see `sparsify`."""
+    """The boundaries behind this rank's stages, by the index of the stage that sends.
+
+    A handle, which `sparsify` returns.
+    """
 
     boundaries: Mapping[Size, Boundary]
     _senders: Mapping[Size, nn.Module]
@@ -81,7 +84,7 @@ class Sparsified:
         return {str(i): {name: buffer.clone() for name, buffer in held.items()} for i, held in self._buffers().items()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from `state_dict`. Raises ValueError, and changes nothing, if it is of other boundaries."""
+        """Resume from `state_dict`, or raise ValueError, and change nothing, if it is of other boundaries."""
         mine = {str(i): held for i, held in self._buffers().items()}
         if _shapes(saved) != _shapes(mine):
             raise ValueError(
@@ -96,7 +99,7 @@ class Sparsified:
         return {index: boundary.report() for index, boundary in self.boundaries.items()}
 
     def remove(self) -> None:
-        """Detach: activations travel whole again. The stages can then be sparsified again."""
+        """Detach: activations travel whole again, and the stages can be sparsified again."""
         for hook in self._hooks:
             hook.remove()
         for module in self._senders.values():
@@ -120,14 +123,27 @@ def sparsify(
     start_dim: Whole = -1,
     boundary: Make | None = None,
 ) -> Sparsified:
-    """Put a boundary behind every stage but the last: TopKBoundary(density, …), or what `boundary()` returns.
+    """Put a boundary behind every stage but the last (DCT-MP, Gupta et al. 2021).
 
-    `stages` are either the modules of the whole split model, in order, or this rank's PipelineStages before their first
-    step. Make PipelineStages without example arguments, because what travels has another shape than the activation.
     Every floating-point tensor that a stage returns is sparsified; others travel unchanged. A module may already be
-    wrapped in DistributedDataParallel. Raises ValueError for stages of neither kind, for stages that have a boundary or
-    know their shapes, and unless you pass either a density or `boundary`; TypeError where `boundary()` returns no
-    Boundary.
+    wrapped in DistributedDataParallel.
+
+    Args:
+        stages: The modules of the whole split model, in order, or this rank's PipelineStages before their first step,
+            made without example arguments, because what travels has another shape than the activation.
+        density, values, start_dim: Those of a TopKBoundary.
+        boundary: Returns another one, in place of a density.
+
+    Raises:
+        ValueError: For stages of neither kind, that have a boundary or know their shapes; unless given either a density
+            or `boundary`.
+        TypeError: Where `boundary()` returns no Boundary.
+
+    Example:
+        >>> stages = [nn.Linear(64, 64), nn.Linear(64, 8)]
+        >>> handle = tw.pipeline.sparsify(stages, density=0.05)
+        >>> handle.boundaries
+        {0: TopKBoundary()}
     """
     make, places = _maker(density, values, start_dim, boundary), _places(stages)
     _check_new([place.module for place in places.values()])

@@ -21,9 +21,11 @@ from thinwire.reducer import Compressed
 class Candidate:
     """A method of the catalogue at one density: a codec and its exchange.
 
-    memory: an empty one of the kind in which the undelivered part waits for the next step.
-    density: share of the elements whose values travel in the gradient's own dtype; 0 where all are recoded.
-    momentum: applies the optimizer's momentum itself, so it needs the optimizer.
+    Args:
+        name: Such as `topk:0.01`.
+        memory: An empty one of the kind in which the undelivered part waits for the next step.
+        density: Share of the elements whose values travel in the gradient's own dtype; 0 where all are recoded.
+        momentum: Applies the optimizer's momentum itself, so it needs the optimizer.
     """
 
     name: str
@@ -65,14 +67,17 @@ _BARRED = frozenset({"dense", "fp16"})  # chosen anyway; overflows beyond 65504
 class Budget:
     """What a plan may choose, and so what it may cost in loss: how sparse, and whether with error feedback.
 
-    `names` lists the methods to consider, least harm to the loss first: of two equally fast ones, the first wins. The
-    default selects by a sampled threshold, which is faster than exact Top-k (`topk`). It leaves out `s2_union`,
-    `s2_reducer` and `sampled_owner`, which pay for block-sparse gradients, and `fp16`, which overflows beyond 65504. A
-    name may have a density of its own, as in ``topk:0.05``; others are considered at each of `densities`, `fading` and
-    `orthogonal` at their recipes', which are shares of frequencies and not of elements. These two take momentum out of
-    the optimizer: `attach` leaves them out unless it is given one that it can take momentum from. It leaves out
-    `orthogonal` whenever it plans while the model trains: see `switchable`.
-    `optimizer`: what will train; the plan then says what it is expected to cost. `under` chooses names by that.
+    Args:
+        densities: Those at which names without one of their own are considered; `fading` and `orthogonal` at their
+            recipes', which are shares of frequencies.
+        error_feedback: Whether the undelivered part may wait for later steps.
+        names: Methods to consider, least harm to the loss first: of two equally fast ones, the first wins. A name may
+            have a density of its own, as in `topk:0.05`. The default selects by a sampled threshold, which is faster
+            than exact Top-k (`topk`). It leaves out `s2_union`, `s2_reducer` and `sampled_owner`, which pay for
+            block-sparse gradients, and `fp16`, which overflows beyond 65504. `attach` leaves out `fading` and
+            `orthogonal` unless it is given an optimizer that it can take momentum from, and `orthogonal` whenever it
+            plans while the model trains: see `switchable`.
+        optimizer: What will train; the plan then says what it is expected to cost. `under` chooses names by that.
     """
 
     densities: Sequence[Share] = (0.01,)
@@ -97,9 +102,14 @@ class Budget:
         error_feedback: bool = True,
         loss: Multiple = ALLOWED,
     ) -> Self:
-        """Return the budget of what was measured under this optimizer at up to `loss` times uncompressed training's.
+        """Return the budget of what was measured close to the loss of uncompressed training.
 
-        What was not measured is left out, and so is `fp16`. Without an optimizer, it is the default budget.
+        What was not measured is left out, and so is `fp16`.
+
+        Args:
+            optimizer: What will train. Without one, it is the default budget.
+            densities, error_feedback: As in `Budget`.
+            loss: How many times uncompressed training's is close.
         """
         if optimizer is None:
             return cls(densities=densities, error_feedback=error_feedback)
@@ -146,7 +156,7 @@ def _large(name: str) -> Compressed:
 @checked
 @cache  # a search asks for the same few again and again
 def candidate(name: str) -> Candidate:
-    """Return the candidate called ``qsgd`` or ``topk:0.01``. Raises ValueError where there is none."""
+    """Return the candidate called `qsgd` or `topk:0.01`, or raise ValueError if there is none."""
     family, colon, share = name.partition(":")
     try:
         method, density = PLANNED[family], float(share) if colon else None

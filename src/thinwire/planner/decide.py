@@ -19,10 +19,16 @@ _HALVINGS = 15  # of some 36 octaves
 
 @checked
 def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fraction = 0.03) -> Plan:
-    """Return the plan with the fastest predicted step. Within `tolerance` of it, the plan kinder to the loss wins.
+    """Return the plan with the fastest predicted step.
 
-    So a plan does not compress a tensor to save less than that share of a step, nor sparsify where narrowing is enough.
-    Raises ValueError for a tolerance outside [0, 1), and for links without bandwidth.
+    Args:
+        profile: What was measured.
+        budget: What may be chosen.
+        tolerance: Within this share of the fastest step, the plan kinder to the loss wins. So a plan does not compress
+            a tensor to save less, nor sparsify where narrowing is enough.
+
+    Raises:
+        ValueError: For links without bandwidth.
     """
     if math.isinf(step_seconds(profile)):
         raise ValueError(f"the links of this profile carry nothing: {profile.links}; expected a bandwidth above 0")
@@ -55,8 +61,7 @@ def _among(profile: Profile, budget: Budget) -> Profile:
 
 
 def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]:
-    """Return a candidate's name for each parameter: of the choices within `tolerance` of the fastest, the
-    one that harms the loss least."""
+    """Return a candidate for each parameter: within `tolerance` of the fastest, the one least harmful to the loss."""
     candidates = budget.candidates()
     if profile.world_size == 1:
         return {g.name: DENSE.name for g in profile.timeline.gradients}

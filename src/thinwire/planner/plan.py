@@ -17,7 +17,14 @@ from thinwire.reducer import PerTensor, Reducer
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One tensor: its candidate, the bytes of its payload, and how many seconds that saves in a step."""
+    """One tensor in a plan.
+
+    Args:
+        choice: Its candidate.
+        nbytes: Of its payload.
+        saves: Seconds that the choice saves in a step.
+        reason: Why it was chosen.
+    """
 
     name: str
     numel: Size
@@ -30,7 +37,12 @@ class Row:
 
 @checked
 class Why(NamedTuple):
-    """Why gradients are sent as they are: the reason for the choice as a whole, and a row for each tensor by name."""
+    """Why gradients are sent as they are.
+
+    Args:
+        decision: The reason for the choice as a whole.
+        rows: A row for each tensor, by name.
+    """
 
     decision: str
     rows: Mapping[str, Row]
@@ -50,9 +62,13 @@ class Why(NamedTuple):
 class Plan:
     """What to do with each tensor, and what `profile` predicts for it.
 
-    dense_seconds, seconds: of a step, uncompressed and as planned. break_even: the bandwidth in bytes per second above
-    which compression stops paying; infinite where it always pays, 0 where it never does. advice: what else would help.
-    optimizer: what will train, if that is known. unmeasured: candidates that the budget allows and `profile` lacks.
+    Args:
+        dense_seconds, seconds: Of a step, uncompressed and as planned.
+        break_even: The bandwidth in bytes per second above which compression stops paying; infinite where it always
+            pays, 0 where it never does.
+        advice: What else would help.
+        optimizer: What will train, if that is known.
+        unmeasured: Candidates that the budget allows and `profile` lacks.
     """
 
     profile: Profile
@@ -107,9 +123,10 @@ class Plan:
         return Why(". ".join(filter(None, (self.verdict, told))), {row.name: row for row in self.rows})
 
     def reducer(self, memory: Memory | None = None) -> Reducer:
-        """Return a reducer that follows the plan. The residual goes to `memory` (by default ErrorFeedback).
+        """Return a reducer that follows the plan.
 
-        Momentum that fades has a memory of its own.
+        Args:
+            memory: Gets the residual; by default an ErrorFeedback. Momentum that fades has a memory of its own.
         """
         return reducer(self.choice, memory or ErrorFeedback())
 

@@ -38,7 +38,11 @@ class Gradient:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Gradients that are exchanged together. The last of them is computed `ready` seconds into the step."""
+    """Gradients that are exchanged together.
+
+    Args:
+        ready: Seconds into the step at which the last of them is computed.
+    """
 
     ready: Seconds
     gradients: tuple[Gradient, ...]
@@ -48,7 +52,12 @@ class Bucket:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """A step without communication: forward from 0, backward until `computed`, then `rest` (the optimizer)."""
+    """A step without communication.
+
+    Args:
+        computed: Seconds from the start of forward to the end of backward.
+        rest: Seconds after that, for the optimizer.
+    """
 
     buckets: tuple[Bucket, ...]
     computed: Seconds
@@ -64,9 +73,10 @@ class Timeline:
         return [gradient for bucket in self.buckets for gradient in bucket.gradients]
 
     def cut(self, caps: Sequence[int]) -> "Timeline":
-        """Return the same gradients in buckets as DDP forms them: in the order they are ready, up to `caps` bytes each.
+        """Return the same gradients in buckets as DDP forms them, in the order they are ready.
 
-        The last of `caps` holds for all further buckets.
+        Args:
+            caps: Bytes of each bucket at most. The last one holds for all further buckets.
         """
         buckets: list[list[Bucket]] = [[]]
         for each in sorted(self.buckets, key=lambda bucket: bucket.ready):
@@ -86,11 +96,16 @@ def _joined(parts: Sequence[Bucket]) -> Bucket:
 @checked
 @dataclass(frozen=True)
 class Curve:
-    """A function of size: straight lines through (size, value) points, never falling.
+    """A function of size: straight lines through points, never falling.
 
     Below the first point it keeps that point's value, as every call has a cost of its own. Beyond the last point it
-    keeps the last slope; with a single point it is proportional to size. Raises ValueError unless sizes ascend and
-    values, from 0 on, never fall.
+    keeps the last slope; with a single point it is proportional to size.
+
+    Args:
+        points: (size, value), from the smallest size on.
+
+    Raises:
+        ValueError: Unless sizes ascend and values, from 0 on, never fall.
     """
 
     points: tuple[tuple[Number, Number], ...]
@@ -131,8 +146,11 @@ class Curve:
 class Cost:
     """What a candidate costs, as curves over the number of elements in the tensor.
 
-    encode, decode: seconds, with `world_size` payloads to decode. each: extra seconds to decode for each further rank.
-    exchange: seconds the exchange takes beyond its messages. nbytes: bytes of one payload.
+    Args:
+        encode, decode: Seconds, with `world_size` payloads to decode.
+        each: Extra seconds to decode for each further rank.
+        exchange: Seconds the exchange takes beyond its messages.
+        nbytes: Bytes of one payload.
     """
 
     encode: Curve
@@ -148,12 +166,19 @@ class Cost:
 class Profile:
     """What a plan needs to know about a model, a device and a network.
 
-    links: per transport, fitted to measured times. busy: per transport, fitted to the processor seconds of one rank.
-    unseen: of a transport whose bandwidth could not be told from its latency, the largest message that was sent, in
-    bytes; 0 where that is not known. Its link then has the least bandwidth that fits.
-    slowdown: seconds by which a processor second of communication delays computing that overlaps it; 0 where nothing
-    competes for cores, as on a GPU. tiers: lines for the reader. made: the circumstances of the measurement. Raises
-    ValueError for impossible numbers and for a missing transport.
+    Args:
+        links: Per transport, fitted to measured times.
+        busy: Per transport, fitted to the processor seconds of one rank.
+        unseen: Of a transport whose bandwidth could not be told from its latency, the largest message that was sent, in
+            bytes; 0 where that is not known. Its link then has the least bandwidth that fits.
+        costs: By candidate.
+        slowdown: Seconds by which a processor second of communication delays computing that overlaps it; 0 where
+            nothing competes for cores, as on a GPU.
+        tiers: Lines for the reader.
+        made: The circumstances of the measurement.
+
+    Raises:
+        ValueError: For impossible numbers and for a missing transport.
     """
 
     world_size: Count
@@ -196,7 +221,7 @@ class Profile:
     @classmethod
     @checked
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote. Raises ValueError where it is something else."""
+        """Read what `to_json` wrote, or raise ValueError if it is something else."""
         try:
             return cls(**_read(json.loads(text)))
         except (KeyError, TypeError, AttributeError) as error:
@@ -210,7 +235,7 @@ class Profile:
     @classmethod
     @checked
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Read a file that `save` wrote. Raises ValueError where it is something else, OSError where there is none."""
+        """Read a file that `save` wrote, or raise ValueError if it is something else."""
         return cls.from_json(Path(path).read_text())
 
 

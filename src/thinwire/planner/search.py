@@ -30,7 +30,7 @@ class _Path(NamedTuple):
 
 @checked
 def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]:
-    """Return the fastest choice: a candidate's name per parameter. A size that gains nothing stays uncompressed.
+    """Return the fastest choice, a candidate's name per parameter; a size that gains nothing stays uncompressed.
 
     In each bucket, tensors from some size on go to one candidate and the rest to "dense". We follow all such paths
     through the buckets and drop a path if another is at least as good in every respect. If too many paths remain, we

@@ -121,7 +121,11 @@ def works(bucket: Bucket, choice: Mapping[str, str], profile: Profile) -> list[W
 
 @checked
 def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") -> float:
-    """Predict the seconds of a step. `choice`: a candidate's name per parameter, "dense" if missing, or one for all."""
+    """Predict the seconds of a step.
+
+    Args:
+        choice: A candidate's name per parameter, "dense" if missing, or one for all.
+    """
     state = State()
     for bucket in profile.timeline.buckets:
         mine = dict.fromkeys((g.name for g in bucket.gradients), choice) if isinstance(choice, str) else choice

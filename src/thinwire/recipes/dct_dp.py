@@ -1,7 +1,4 @@
-"""Dynamic Communication Thresholding for data parallelism (Gupta et al. 2021, Alg. 1).
-
-Its equations, where each part of it is, and its claims: papers/dct/README.md.
-"""
+"""Dynamic Communication Thresholding for data parallelism."""
 
 from thinwire.checked import Count, Multiple, Size, checked
 from thinwire.codecs import Codec, KeptThreshold, SteeredThreshold
@@ -20,11 +17,15 @@ def dct_dp(
     bound: Multiple = 1.5,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Send what reaches each tensor's threshold. The threshold is measured every `life` steps and kept in between.
+    """Send what reaches each tensor's threshold (Dynamic Communication Thresholding, Gupta et al. 2021, Alg. 1).
 
-    `life=None` steers the threshold towards the wanted density at every step instead, without sorting. It sends at most
-    `bound` times the wanted number of elements; what does not fit stays in the residual. Tensors below `minimum_size`
-    elements go uncompressed.
+    Its equations, where each part of it is, and its claims: papers/dct/README.md.
+
+    Args:
+        density: The share of elements that the threshold aims at.
+        life: Steps until the threshold is measured again; None steers it at every step instead, without sorting.
+        bound: How many times the wanted number of elements is sent at most; the others stay in the residual.
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     memory = Noted(memory=ErrorFeedback())
     large = Compressed(memory=memory, codec=_codec(density, life, bound), exchange=AllGather())

@@ -9,8 +9,11 @@ from thinwire.reducer import Compressed, Reducer
 
 @checked
 def dense(*, memory: Memory | None = None) -> Reducer:
-    """Return the uncompressed all-reduce, with the same bits as DDP's own. Gradients pass through `memory`, if any.
+    """Return the uncompressed all-reduce, with the same bits as DDP's own.
 
     Where gradients accumulate over several reductions, sums round otherwise than DDP's.
+
+    Args:
+        memory: What gradients pass through; None is nothing.
     """
     return Compressed(memory=memory or NoMemory(), codec=Identity(), exchange=AllReduce())

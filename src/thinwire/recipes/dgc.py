@@ -1,4 +1,4 @@
-"""Deep Gradient Compression (Lin et al. 2018): sampled threshold, and momentum correction with factor masking."""
+"""Deep Gradient Compression: sampled threshold, and momentum correction with factor masking."""
 
 from thinwire.checked import Fraction, Positive, Size, checked
 from thinwire.codecs import SampledThreshold
@@ -17,11 +17,20 @@ def dgc(
     clip_norm: Positive | None = None,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Send the largest `density` share of each momentum-corrected tensor.
+    """Send the largest elements of each momentum-corrected tensor (Deep Gradient Compression, Lin et al. 2018).
 
-    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`. To warm up, pass a schedule
-    as density (`schedules.exponential_warmup`). `clip_norm` clips each worker's gradients, per tensor. Tensors below
-    `minimum_size` elements go uncompressed.
+    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`.
+
+    Args:
+        density: The share of elements to send. To warm up, pass `schedules.exponential_warmup`.
+        momentum: SGD's; None takes the optimizer's.
+        clip_norm: Limits each worker's gradients, per tensor (see `memories.MomentumCorrection`).
+        minimum_size: Tensors with fewer elements go uncompressed.
+
+    Example:
+        >>> model = DistributedDataParallel(nn.Linear(64, 64))
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> handle = tw.attach(model, tw.recipes.dgc(density=0.01), optimizer=sgd)
     """
     memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
     large = Compressed(memory=memory, codec=SampledThreshold(density=density), exchange=AllGather())

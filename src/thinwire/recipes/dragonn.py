@@ -1,7 +1,4 @@
-"""DRAGONN (Wang et al. 2022): hashed slots, with the memory of Deep Gradient Compression.
-
-Its equations, where each part of it is, and its claims: papers/dragonn/README.md.
-"""
+"""DRAGONN: hashed slots, with the memory of Deep Gradient Compression."""
 
 from thinwire.checked import Fraction, Positive, Size, checked
 from thinwire.codecs import HashedSlots
@@ -20,10 +17,17 @@ def dragonn(
     clip_norm: Positive | None = None,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Send `density` · d slots of each momentum-corrected tensor. Twice as many large elements are hashed into them.
+    """Hash large elements of each momentum-corrected tensor into slots, and send these (DRAGONN, Wang et al. 2022).
 
-    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`. `clip_norm` clips each
-    worker's gradients, per tensor. Tensors below `minimum_size` elements go uncompressed.
+    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`. Equations, where each part
+    is,
+    and claims: papers/dragonn/README.md.
+
+    Args:
+        density: Slots over elements. Twice as many elements are hashed.
+        momentum: SGD's; None takes the optimizer's.
+        clip_norm: Limits each worker's gradients, per tensor (see `memories.MomentumCorrection`).
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
     large = Compressed(memory=memory, codec=HashedSlots(density=density), exchange=AllGather())

@@ -26,13 +26,25 @@ def fading(
     clip_norm: Positive | None = None,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Send the largest `density` share of each chunk of the momentum, after a transform: one bit each, and its place.
+    """Send the largest coefficients of each chunk of the momentum: one bit each, and its place.
 
-    For AdamW, with β₂ = 0.9: attach with `optimizer=`. The momentum moves out of the optimizer into the memory, where
-    `decay` takes its place (None: the optimizer's own). The optimizer's second moment normalises what arrives. If you
-    clip gradients, set `clip_norm`, which clips each worker's gradients, per tensor, before they enter the residual;
-    clipping the mean is too late. Tensors below `minimum_size` elements go uncompressed, and the optimizer keeps their
-    momentum.
+    For AdamW, with β₂ = 0.9: attach with `optimizer=`. The momentum moves out of the optimizer into the memory; the
+    optimizer's second moment normalises what arrives.
+
+    Args:
+        density: The share of a chunk's coefficients to send.
+        decay: The momentum's; None takes the optimizer's.
+        chunk: Chunks of a matrix have `chunk` × `chunk` elements (see `codecs.ChunkTopK`).
+        transform: What spreads the momentum over a chunk before it is chosen.
+        values: How coefficients travel.
+        clip_norm: If you clip gradients, set this: it clips each worker's, per tensor, before they enter the residual.
+            Clipping the mean is too late.
+        minimum_size: Tensors with fewer elements go uncompressed, and the optimizer keeps their momentum.
+
+    Example:
+        >>> model = DistributedDataParallel(nn.Linear(64, 64))
+        >>> adamw = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.9))
+        >>> handle = tw.attach(model, tw.recipes.fading(), optimizer=adamw)
     """
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
     large = Compressed(memory=FadingMomentum(decay=decay, clip_norm=clip_norm), codec=codec, exchange=AllGather())
@@ -49,9 +61,10 @@ def demo(
     clip_norm: Positive | None = None,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Send the largest coefficients of each chunk of 64 × 64 elements, as DeMo does.
+    """Send the largest coefficients of each chunk of 64 × 64 elements (DeMo, Peng et al. 2024).
 
-    Its update is the sign of what arrives: attach with `optimizer=` and give AdamW betas (β₁, 0).
+    Its update is the sign of what arrives: attach with `optimizer=` and give AdamW betas (β₁, 0). Arguments are those
+    of `fading`.
     """
     return fading(
         density=density, decay=decay, chunk=chunk, values=values, clip_norm=clip_norm, minimum_size=minimum_size
@@ -69,13 +82,15 @@ def orthogonal(
     values: Narrow = _ONE_BIT,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Orthogonalise momentum on each rank, as Muon does; what is not sent decays. Else as `fading`.
+    """Orthogonalise momentum on each rank, as Muon does (Jordan et al. 2024), and send it as `fading` does.
 
-    For AdamW with betas (0.9, 0.9): attach with `optimizer=`. Its β₁ moves into the memory (`momentum`, if that is
-    given), and its second moment normalises what arrives. `decay` is the residual's. A rank's momentum is multiplied
-    with itself 15 times a step, as in Muon, and takes four float32 an element. Tensors below `minimum_size` elements go
-    uncompressed, and the optimizer keeps their momentum. All ranks count equally: a weight on a rank's loss has no
-    effect, unless it is 0.
+    For AdamW with betas (0.9, 0.9): attach with `optimizer=`. A rank's momentum is multiplied with itself 15 times a
+    step and takes four float32 an element. All ranks count equally: a weight on a rank's loss has no effect, unless it
+    is 0. Other arguments are those of `fading`.
+
+    Args:
+        decay: The residual's: what is not sent decays.
+        momentum: Of the memory; None takes the optimizer's β₁.
     """
     memory = OrthogonalMomentum(momentum=momentum, decay=decay)
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)

@@ -1,7 +1,4 @@
-"""FFT sparsification with the offset float (Wang et al. 2020).
-
-Its equations, where each part of it is, and its claims: papers/fft/README.md.
-"""
+"""FFT sparsification with the offset float."""
 
 from thinwire.checked import Size, checked
 from thinwire.codecs import FFT
@@ -27,10 +24,18 @@ def fft(
     memory: Memory | None = None,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Send the largest `density` share of each tensor's frequencies (1 − θ in the paper), in 10 bits each.
+    """Send the largest frequencies of each tensor, in 10 bits each (Wang et al. 2020).
 
-    Without a `memory`, what is dropped is lost, as in the paper; `ErrorFeedback()` keeps it. For the paper's schedules
-    see `schedules.FollowLearningRate` and `schedules.recovery`. Tensors below `minimum_size` elements go uncompressed.
+    Its equations, where each part of it is, and its claims: papers/fft/README.md.
+
+    Args:
+        density: The share of frequencies to send, 1 − θ in the paper. For its schedules see
+            `schedules.FollowLearningRate` and `schedules.recovery`.
+        block: Elements that are transformed together.
+        half: Whether to round to float16 before the transform, as the paper does for speed on a GPU.
+        values: How coefficients travel.
+        memory: What keeps the dropped frequencies, such as `ErrorFeedback()`; None loses them, as in the paper.
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     codec = FFT(density=density, block=block, half=half, values=values)
     large = Compressed(memory=memory or NoMemory(), codec=codec, exchange=AllGather())

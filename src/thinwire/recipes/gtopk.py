@@ -1,7 +1,4 @@
-"""gTop-k (Shi et al. 2019): the global Top-k, found on the way up a tree.
-
-Its equations, where each part of it is, and its claims: papers/gtopk/README.md.
-"""
+"""gTop-k: the global Top-k, found on the way up a tree."""
 
 from thinwire.checked import Size, checked
 from thinwire.codecs import TopK
@@ -21,10 +18,15 @@ def gtopk(
     exact_values: bool = False,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Send each worker's largest `density` share up a tree that keeps the largest sums. All get the same k elements.
+    """Send each worker's largest elements up a tree that keeps the largest sums (gTop-k, Shi et al. 2019).
 
-    The paper takes k over the whole model and warms the density up (`schedules.gtopk_warmup`). Here each tensor has its
-    own k. For `merge` and `exact_values` see GlobalTopKTree. Tensors below `minimum_size` elements go uncompressed.
+    All get the same k elements. The paper takes k over the whole model; here each tensor has its own. Equations, where
+    each part is, and claims: papers/gtopk/README.md.
+
+    Args:
+        density: k over elements. The paper warms it up: `schedules.gtopk_warmup`.
+        merge, exact_values: See `exchanges.GlobalTopKTree`.
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
     large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=exchange)

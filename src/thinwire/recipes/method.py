@@ -19,16 +19,21 @@ RecipeFactory = Callable[..., Reducer]
 class Method:
     """A way to exchange gradients, by the name it has everywhere.
 
-    recipe: returns a new reducer.
-    summary: what it is, in a line. sends: what travels each step. paper: where it comes from; empty if it is ours.
-    share_of: what a density is a share of. Only shares of the same thing compare.
-    momentum: applies the optimizer's momentum itself, so `attach` needs `optimizer=`.
-    warms_up: its paper starts at a higher density.
-    summed: partial sums travel. Otherwise every rank gets what every other rank sent.
-    conserving: what is not delivered waits for later steps, so nothing is lost.
-    rows: sums the rows of sparse embeddings on the way. Otherwise they go as DDP sends them.
-    pipelines: works between the replicas of a pipeline's stage.
-    benched: a row of `thinwire bench`, whose `dense` is plain DDP itself. planned: the planner may choose it.
+    Args:
+        name: The name it has everywhere.
+        recipe: Returns a new reducer.
+        summary: What it is, in a line.
+        sends: What travels each step.
+        paper: Where it comes from; empty if it is ours.
+        share_of: What a density is a share of. Only shares of the same thing compare.
+        momentum: Applies the optimizer's momentum itself, so `attach` needs `optimizer=`.
+        warms_up: Its paper starts at a higher density.
+        summed: Partial sums travel. Otherwise every rank gets what every other rank sent.
+        conserving: What is not delivered waits for later steps, so nothing is lost.
+        rows: Sums the rows of sparse embeddings on the way. Otherwise they go as DDP sends them.
+        pipelines: Works between the replicas of a pipeline's stage.
+        benched: A row of `thinwire bench`, whose `dense` is plain DDP itself.
+        planned: The planner may choose it.
     """
 
     name: str
@@ -60,7 +65,7 @@ class Method:
         return self.recipe() if density is None or self.density is None else self.recipe(density=density)
 
     def large(self, density: Density | None = None) -> Compressed:
-        """Return the codec and exchange of a large tensor. Raises TypeError if there is not one of each."""
+        """Return the codec and exchange of a large tensor, or raise TypeError if there is not one of each."""
         return _large(self.make(density))
 
 

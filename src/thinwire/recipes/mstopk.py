@@ -1,4 +1,4 @@
-"""MSTopK (Shi et al. 2021) with error feedback: approximate Top-k, by bisection of a threshold."""
+"""MSTopK: approximate Top-k with error feedback, by bisection of a threshold."""
 
 from thinwire.checked import Count, Size, checked
 from thinwire.codecs import MSTopK
@@ -11,6 +11,12 @@ from thinwire.schedules import Density
 
 @checked
 def mstopk(*, density: Density = 0.01, rounds: Count = 25, minimum_size: Size = 1024) -> Reducer:
-    """Send a `density` share of each tensor, nearly the largest. Tensors below `minimum_size` go uncompressed."""
+    """Send nearly the largest elements of each tensor, with error feedback (MSTopK, Shi et al. 2021).
+
+    Args:
+        density: The share of elements to send.
+        rounds: Bisections of the threshold.
+        minimum_size: Tensors with fewer elements go uncompressed.
+    """
     large = Compressed(memory=ErrorFeedback(), codec=MSTopK(density=density, rounds=rounds), exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

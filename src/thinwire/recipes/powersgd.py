@@ -1,4 +1,4 @@
-"""PowerSGD (Vogels et al. 2019): low-rank gradients with error feedback."""
+"""PowerSGD: low-rank gradients with error feedback."""
 
 import torch
 
@@ -14,10 +14,13 @@ from thinwire.reducer import PowerSGD, Reducer, WarmUp
 
 @checked
 def powersgd(*, rank: Count = 4, values: Narrow = None, start: Size = 10, minimum_size: Size = 0) -> Reducer:
-    """Send each matrix as two factors of `rank` columns. Everything else, and the first `start` steps, go uncompressed.
+    """Send each matrix as two thin factors, and everything else uncompressed (PowerSGD, Vogels et al. 2019).
 
-    `values` narrows the factors. A dtype is summed on the way; codes of a format are gathered. Tensors below
-    `minimum_size` elements go uncompressed, too.
+    Args:
+        rank: Columns of each factor.
+        values: Narrows the factors. A dtype is summed on the way; codes of a format are gathered.
+        start: The first steps go uncompressed.
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     exchange = AllGather() if isinstance(values, Format) else AllReduce()
     memory = Noted(memory=ErrorFeedback())

@@ -1,4 +1,4 @@
-"""QSGD (Alistarh et al. 2017): stochastic rounding to a few levels."""
+"""QSGD: stochastic rounding to a few levels."""
 
 from typing import Literal
 
@@ -16,10 +16,13 @@ from thinwire.reducer import Compressed, MinimumSize, Reducer
 def qsgd(
     *, bits: Bits = 4, group_size: GroupSize = 512, norm: Literal["l2", "max"] = "max", minimum_size: Size = 1024
 ) -> Reducer:
-    """Send every value in `bits` bits, sign included, and a norm for every `group_size` values. Unbiased, so no memory.
+    """Send every value in a few bits, and a norm for each group; unbiased, so no memory (QSGD, Alistarh et al. 2017).
 
-    The paper's analysis scales by the ℓ2 norm (norm="l2"). Its experiments scale by the largest magnitude, and so does
-    this recipe. Tensors below `minimum_size` elements go uncompressed.
+    Args:
+        bits: Of each value, sign included.
+        group_size: Values that share a norm.
+        norm: The paper's analysis scales by the ℓ2 norm; its experiments by the largest magnitude.
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     codec = Cast(values=Levels(bits=bits, group_size=group_size, norm=norm))
     large = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())

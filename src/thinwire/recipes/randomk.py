@@ -11,6 +11,11 @@ from thinwire.schedules import Density
 
 @checked
 def randomk(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
-    """Send a `density` share of each tensor, drawn anew each step. Tensors below `minimum_size` go uncompressed."""
+    """Send elements of each tensor drawn anew each step, with error feedback (Stich et al. 2018).
+
+    Args:
+        density: The share of elements to send.
+        minimum_size: Tensors with fewer elements go uncompressed.
+    """
     large = Compressed(memory=ErrorFeedback(), codec=RandomK(density=density), exchange=AllReduce())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

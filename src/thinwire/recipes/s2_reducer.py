@@ -1,7 +1,4 @@
-"""S2 Reducer (Ge et al. 2021): sketches of block-sparse gradients, summed on the way.
-
-Its equations, where each part of it is, and its claims: papers/s2/README.md.
-"""
+"""S2 Reducer: sketches of block-sparse gradients, summed on the way."""
 
 from thinwire.checked import Size, Width, checked
 from thinwire.codecs import BlockTopK, Codec, CountSketch
@@ -22,11 +19,17 @@ def s2_reducer(
     packed: Codec | None = _SKETCH,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Send the blocks of largest norm, and the rows of sparse embeddings: a bitmap by OR, then a sketch of the union.
+    """Send the blocks of largest norm: a bitmap by OR, then a sketch of the union (S2 Reducer, Ge et al. 2021).
 
-    `packed=None` sends the union's values exactly. `packed=Cast(values=torch.bfloat16)` sends them in as many bytes as
-    the sketch. The residual has the blocks that were not sent. It does not have the sketch's own error: that would
-    diverge. Tensors below `minimum_size` elements go uncompressed.
+    The rows of sparse embeddings go this way, too. The residual has the blocks that were not sent, but not the sketch's
+    own error: that would diverge. Equations, where each part is, and claims: papers/s2/README.md.
+
+    Args:
+        density: The share of blocks to send.
+        block: Elements of a block.
+        packed: Encodes the union's values. None sends them exactly; `Cast(values=torch.bfloat16)` takes as many bytes
+            as the sketch.
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     exchange = UnionAllReduce(packed=packed)
     codec = BlockTopK(density=density, block=block)

@@ -1,4 +1,4 @@
-"""Sign SGD with error feedback (Karimireddy et al. 2019): one bit per value."""
+"""Sign SGD with error feedback: one bit per value."""
 
 from thinwire.checked import Size, checked
 from thinwire.codecs import Cast
@@ -12,11 +12,12 @@ from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 @checked
 def signsgd(*, group_size: GroupSize = 512, minimum_size: Size = 1024) -> Reducer:
-    """Send every sign, and the mean magnitude of every `group_size` values.
+    """Send every sign, and the mean magnitude of each group of values (EF-SGD, Karimireddy et al. 2019).
 
-    The paper takes the mean over a whole tensor (`group_size=None`). That is unstable where magnitudes within a tensor
-    differ a lot, as in an output layer over rare words (docs/measurements/recipes.md). Tensors below `minimum_size`
-    elements go uncompressed.
+    Args:
+        group_size: Values that share a mean. The paper's whole tensor (None) is unstable where magnitudes within a
+            tensor differ a lot, as in an output layer over rare words (docs/measurements/recipes.md).
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group_size=group_size)), exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

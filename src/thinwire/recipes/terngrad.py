@@ -1,4 +1,4 @@
-"""TernGrad (Wen et al. 2017): every value as −1, 0 or 1 times the largest magnitude."""
+"""TernGrad: every value as −1, 0 or 1 times the largest magnitude."""
 
 from thinwire.checked import Positive, Size, checked
 from thinwire.codecs import Cast
@@ -11,9 +11,11 @@ from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 @checked
 def terngrad(*, clip: Positive | None = 2.5, minimum_size: Size = 1024) -> Reducer:
-    """Send every value in 2 bits, after clipping each tensor at `clip` standard deviations. There is no residual.
+    """Send every value in 2 bits, without a residual (TernGrad, Wen et al. 2017).
 
-    Tensors below `minimum_size` elements go uncompressed.
+    Args:
+        clip: Each tensor is first clipped at so many standard deviations.
+        minimum_size: Tensors with fewer elements go uncompressed.
     """
     large = Compressed(memory=NoMemory(), codec=Cast(values=Ternary(clip=clip)), exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

@@ -1,4 +1,4 @@
-"""Exact Top-k with error feedback (Stich et al. 2018)."""
+"""Exact Top-k with error feedback."""
 
 from thinwire.checked import Size, checked
 from thinwire.codecs import TopK
@@ -11,6 +11,11 @@ from thinwire.schedules import Density
 
 @checked
 def topk(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
-    """Send the largest `density` share of each tensor. Tensors below `minimum_size` elements go uncompressed."""
+    """Send the largest elements of each tensor, with error feedback (Sparsified SGD with Memory, Stich et al. 2018).
+
+    Args:
+        density: The share of elements to send.
+        minimum_size: Tensors with fewer elements go uncompressed.
+    """
     large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

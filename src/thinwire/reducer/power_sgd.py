@@ -30,12 +30,17 @@ from thinwire.waits import on_host
 @checked
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(Reducer):
-    """P = Σ M·Q, made orthonormal; Q = Σ Mᵀ·P; the sum is P·Qᵀ, and this rank's share of it P·(Mᵀ·P)ᵀ.
+    """Sum P = M·Q over the ranks and orthonormalise it, then sum Q = Mᵀ·P; the sum is P·Qᵀ (Vogels et al. 2019).
 
-    M is a parameter's vector as a matrix: its first dimension by all others. The memory's note keeps Q from step to
-    step. Parameters below `minimum_size` elements, or whose two factors would not be smaller, go to `small`. `codec`
-    and `exchange` say how factors travel. Both rounds run on the communication thread, so any number of buckets may be
-    under way.
+    M is a parameter's vector as a matrix: its first dimension by all others. This rank's share of the sum is P·(Mᵀ·P)ᵀ.
+    Both rounds run on the communication thread, so any number of buckets may be under way.
+
+    Args:
+        rank: Columns of P and Q.
+        memory: Its note keeps Q from step to step.
+        small: Takes parameters below `minimum_size`, or whose two factors would not be smaller.
+        codec, exchange: How factors travel.
+        minimum_size: In elements.
     """
 
     rank: Count

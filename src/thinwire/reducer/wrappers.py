@@ -19,7 +19,7 @@ from thinwire.reducer.compressed import Compressed
 
 
 class Routing(Reducer):
-    """A recipe that gives each segment to one of its `children`. A bucket takes one exchange for each in use."""
+    """Gives each segment to one of its `children`; a bucket takes one exchange for each in use."""
 
     @abstractmethod
     def children(self) -> Sequence[Reducer]:
@@ -92,7 +92,12 @@ class Routing(Reducer):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class WarmUp(Routing):
-    """Use `first` for `steps` steps, then `then`. To carry the memory over, give both the same memory object."""
+    """Use one recipe for the first steps, then another.
+
+    Args:
+        steps: How long `first` is used.
+        first, then: To carry the memory over, give both the same memory object.
+    """
 
     steps: Size
     first: Reducer
@@ -123,7 +128,7 @@ class WarmUp(Routing):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class MinimumSize(Routing):
-    """Use `large` from `minimum_size` elements on, and `small` below."""
+    """Use one recipe from `minimum_size` elements on, and another below."""
 
     minimum_size: Size
     small: Reducer
@@ -156,7 +161,8 @@ class MinimumSize(Routing):
 class PerTensor(Routing):
     """Use the one of `reducers` that `chosen` names for a parameter, and `otherwise` for all other parameters.
 
-    Raises ValueError for a name without reducer.
+    Raises:
+        ValueError: For a name without reducer.
     """
 
     reducers: Mapping[str, Reducer]

@@ -24,9 +24,14 @@ _FOREVER = 1e12  # seconds
 class Cut:
     """What was measured between `stage` and the next one, for a micro-batch.
 
-    dense_bytes, nbytes: what crosses in each direction, unchanged and sparsified. codec: seconds both ends spend on
-    sparsifying, both directions together. link: between the two stages. Raises ValueError for impossible numbers, and
-    for a link without bandwidth.
+    Args:
+        stage: The one before the cut.
+        dense_bytes, nbytes: What crosses in each direction, unchanged and sparsified.
+        codec: Seconds both ends spend on sparsifying, both directions together.
+        link: Between the two stages.
+
+    Raises:
+        ValueError: For impossible numbers, and for a link without bandwidth.
     """
 
     stage: Size
@@ -65,7 +70,14 @@ class Cut:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Crossings:
-    """What was measured at every cut, with `micro_batches` a step, sparsified to `density`, values as `values`."""
+    """What was measured at every cut of a pipeline.
+
+    Args:
+        density: To which the crossings were sparsified.
+        micro_batches: Of a step.
+        cuts: Between each stage and the next.
+        values: How values travelled.
+    """
 
     density: ActivationShare
     micro_batches: Count
@@ -83,7 +95,7 @@ class Crossings:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote. Raises ValueError where it is something else."""
+        """Read what `to_json` wrote, or raise ValueError if it is something else."""
         try:
             return cls(**_read(json.loads(text)))
         except (KeyError, TypeError, AttributeError) as error:
@@ -145,7 +157,7 @@ class PipelinePlan:
 
 @checked
 def decide_boundaries(crossings: Crossings) -> list[BoundaryRow]:
-    """Return a row for each cut. A cut is sparsified where computing takes less time than the link saves."""
+    """Return a row for each cut, sparsified where computing takes less time than the link saves."""
     return [_row(cut, crossings) for cut in crossings.cuts]
 
 
