@@ -1,7 +1,8 @@
-"""Examples in docstrings run."""
+"""Examples in docstrings run, and every verb has one."""
 
 import doctest
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from inspect import isclass, isfunction, ismodule
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 
-GIVEN = {"tw": thinwire, "torch": torch, "nn": nn, "dist": dist, "DistributedDataParallel": DistributedDataParallel}
+GIVEN: dict[str, Any] = {"tw": thinwire, "torch": torch, "nn": nn, "partial": partial, "dcp": dcp}
+GIVEN |= {thing.__name__: thing for thing in (DistributedDataParallel, fully_shard, init_device_mesh)}
 """What examples need not import."""
+VERBS = [name for name in thinwire.__all__ if isfunction(getattr(thinwire, name))]
 
 
 def _public() -> Iterator[tuple[str, Any]]:
@@ -50,3 +56,8 @@ def test_an_example_runs_as_it_stands(name: str, one_rank: Path, monkeypatch: py
     failed, ran = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert ran
     assert not failed, "".join(said)
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "Checkpoint", "pipeline.sparsify"])
+def test_every_verb_has_an_example(verb: str) -> None:
+    assert f"thinwire.{verb}" in EXAMPLES

@@ -47,22 +47,36 @@ def connect(
 ) -> Trainer:
     """Join the parameter servers, load their parameters, and return the trainer.
 
-    model: the same as the servers'. Its parameters become views of flat vectors; use neither DDP nor an optimizer.
-    recipe, down, fetch_rows, servers, secret: the same as the servers'. address: host:port of each server, in their
-    order; under torchrun trainers find them by themselves.
-    fetch_rows: rows of sparse embeddings do not come with answers, and stay the model's own until `Trainer.fetch` asks
-    for them. It keeps 8 bytes a row to know how old each is.
-    in_flight: how many updates may be unanswered when `step` returns. 0 waits for the answer to each. Answers that come
-    later are taken over within the next `step`.
-    drain: send the whole residual, uncompressed, at random steps, every so many on average, drawn from `seed`.
-    reconnect: seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept, at
-    most `log_bytes` of them for each server, and sent again; each is applied once.
-    timeout: seconds of silence after which a server counts as gone. Servers are told it, and may have another.
+    Args:
+        model: The same as the servers'. Its parameters become views of flat vectors; use neither DDP nor an optimizer.
+        recipe, down, servers, secret: The same as the servers'.
+        address: host:port of each server, in their order; under torchrun trainers find them by themselves.
+        fetch_rows: As the servers'. Rows of sparse embeddings then stay the model's own until `Trainer.fetch` asks for
+            them. It keeps 8 bytes a row to know how old each is.
+        in_flight: How many updates may be unanswered when `step` returns. 0 waits for the answer to each. Answers that
+            come later are taken over within the next `step`.
+        drain: Steps, on average, between two random ones in which the whole residual is sent, uncompressed.
+        seed: Draws those steps.
+        reconnect: Seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept
+            and sent again; each is applied once.
+        log_bytes: Room for them, for each server.
+        timeout: Seconds of silence after which a server counts as gone. Servers are told it, and may have another.
 
-    Raises FingerprintError if recipe, parameters or what is frozen are not the servers', ValueError for a recipe or a
-    model that is at work in this process already, to fetch rows of a model that has none, or for a public address
-    without a secret, ServerError if a server is not there or has another secret, and TypeError to drain a memory that
-    cannot be.
+    Raises:
+        FingerprintError: If recipe, parameters or what is frozen are not the servers'.
+        ValueError: For a recipe or a model that is at work in this process already, to fetch rows of a model that has
+            none, or for a public address without a secret.
+        ServerError: If a server is not there or has another secret.
+        TypeError: To drain a memory that cannot be.
+
+    Example:
+        >>> sgd = partial(torch.optim.SGD, lr=0.1)
+        >>> server = tw.serve(nn.Linear(64, 64), tw.recipes.topk(), optimizer=sgd, address="localhost:0")
+        >>> model = nn.Linear(64, 64)
+        >>> with server, tw.connect(model, tw.recipes.topk(), address=server.address) as trainer:
+        ...     model(torch.ones(1, 64)).sum().backward()
+        ...     trainer.step()
+        True
     """
     _check_drain(recipe, drain)
     given = given_secret(secret)

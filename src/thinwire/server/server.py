@@ -19,7 +19,7 @@ logger = logging.getLogger("thinwire")
 @final
 @checked
 class Server:
-    """A running parameter server; `serve` makes one. Use it as a context manager, or call `close`."""
+    """A running parameter server, which `serve` makes: use it as a context manager, or call `close`."""
 
     def __init__(self, shared: Shared, listener: socket.socket, *, address: str, every: Positive) -> None:
         self._shared, self._address, self._every = shared, address, every
@@ -44,11 +44,13 @@ class Server:
             return self._shared.status()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until as many trainers as expected have joined, and all have left. Return whether that is so.
+        """Wait until as many trainers as expected have joined, and all have left, and return whether that is so.
 
-        One that left without a BYE has `timeout` seconds to come back, and if nothing has been trained, all the
-        time it needs; after a restart from a checkpoint, all have `timeout` seconds. Raises ServerError if an optimizer
-        or scheduler has raised: nothing is applied or saved any more.
+        One that left without a BYE has `timeout` seconds to come back, and if nothing has been trained, all the time it
+        needs; after a restart from a checkpoint, all have `timeout` seconds.
+
+        Raises:
+            ServerError: If an optimizer or scheduler has raised: nothing is applied or saved any more.
         """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._shared.lock:

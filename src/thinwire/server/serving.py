@@ -49,30 +49,46 @@ def serve(
     every: Positive = 30.0,
     timeout: Positive = 30.0,
 ) -> Server:
-    """Serve a model's parameters to trainers that `connect`, until `close`. It works in threads of its own.
+    """Serve a model's parameters to trainers that `connect`, until `close`; it works in threads of its own.
 
-    model: the same as the trainers'. Its parameters are the central copy from now on; of several servers, each has some
-    of them. Buffers, such as running means, stay with each trainer.
-    recipe: how trainers compress. Its memory and codec are used, and not its exchange. down: how the server compresses
-    what has changed; None sends all parameters in full. fetch_rows: do not send rows of sparse embeddings with every
-    answer; trainers ask for those that they need. All three must be the trainers'.
-    optimizer: called with the parameters, returns their optimizer; `rows_optimizer` does so for those of sparse
-    embeddings, `scheduler` is called with each optimizer and steps with it.
-    address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at localhost,
-    which trainers find by themselves. secret: shared with the trainers, 16 characters or more; by default
-    THINWIRE_SECRET, and at localhost one that this user's processes find in a file. Beyond localhost there must be one.
-    servers, index: among how many servers the parameters are divided, and which of them this is: by default the rank.
-    trainers: how many must have joined before the first update is applied. One that was killed and came back is one.
-    staleness: by how many updates a trainer may be ahead of the slowest; at 0 one update of each makes one step, of
-    their mean; None sets no bound. damped: multiply an update of staleness τ by 1/(1 + τ).
-    checkpoint: a file to save to, every `every` seconds, and to resume from if it is there; each server has its own.
-    timeout: seconds of silence after which a trainer counts as gone, and of waiting after which the log says for whom.
-    Trainers are told it, and may have another.
+    Args:
+        model: The same as the trainers'. Its parameters are the central copy from now on; of several servers, each has
+            some of them. Buffers, such as running means, stay with each trainer.
+        recipe: How trainers compress, and the same as theirs, as `down` and `fetch_rows` are. Its memory and codec are
+            used, and not its exchange.
+        optimizer: Called with the parameters, returns their optimizer; `rows_optimizer` does so for those of sparse
+            embeddings.
+        scheduler: Called with each optimizer, and steps with it.
+        address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at
+            localhost, which trainers find by themselves.
+        secret: Shared with the trainers, 16 characters or more; by default THINWIRE_SECRET, and at localhost one that
+            this user's processes find in a file. Beyond localhost there must be one.
+        servers, index: Among how many servers the parameters are divided, and which of them this is: by default the
+            rank.
+        trainers: How many must have joined before the first update is applied. One that was killed and came back is
+            one.
+        staleness: By how many updates a trainer may be ahead of the slowest; at 0 one update of each makes one step, of
+            their mean; None sets no bound.
+        damped: Whether to multiply an update of staleness τ by 1/(1 + τ).
+        down: How the server compresses what has changed; None sends all parameters in full.
+        fetch_rows: Whether rows of sparse embeddings are left out of answers; trainers ask for those that they need.
+        checkpoint: A file to save to, and to resume from if it is there; each server has its own.
+        every: Seconds between saves.
+        timeout: Seconds of silence after which a trainer counts as gone, and of waiting after which the log says for
+            whom. Trainers are told it, and may have another.
 
-    Raises ValueError for a model that is not on the CPU, has no rows to fetch or is at work in this process already, a
-    public address without a secret, or an optimizer that moves rows without a gradient; MomentumError if momentum would
-    be applied twice, TypeError for a recipe without memory and codec, StateError for a checkpoint of something else or
-    a damaged one, and OSError if the address is taken or the checkpoint cannot be written.
+    Raises:
+        ValueError: For a model that is not on the CPU, has no rows to fetch or is at work in this process already, a
+            public address without a secret, or an optimizer that moves rows without a gradient.
+        MomentumError: If momentum would be applied twice.
+        TypeError: For a recipe without memory and codec.
+        StateError: For a checkpoint of something else or a damaged one.
+        OSError: If the address is taken or the checkpoint cannot be written.
+
+    Example:
+        >>> recipe = tw.recipes.topk(density=0.01)
+        >>> server = tw.serve(nn.Linear(64, 64), recipe, optimizer=torch.optim.SGD, address="localhost:0")
+        >>> server.close()
     """
     here = place(index, servers)
     if address is None:

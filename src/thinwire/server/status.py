@@ -13,10 +13,12 @@ from thinwire.checked import Number, Seconds, Size, checked
 class TrainerStatus:
     """What a server knows of a trainer that is connected.
 
-    updates: how many of its updates have come, over all its connections. behind: the sum of their staleness, in steps.
-    loss: the latest it reported, in its own unit; None if it reports none, or one that is not finite. sent_bytes,
-    received_bytes: by the server, over this connection, headers included. quiet: seconds since its latest update, or
-    since it joined.
+    Args:
+        updates: How many of its updates have come, over all its connections.
+        behind: The sum of their staleness, in steps.
+        loss: The latest it reported, in its own unit; None if it reports none, or one that is not finite.
+        sent_bytes, received_bytes: By the server, over this connection, headers included.
+        quiet: Seconds since its latest update, or since it joined.
     """
 
     updates: Size
@@ -33,9 +35,13 @@ class TrainerStatus:
 class ServerStatus:
     """How far a server is.
 
-    version: steps of its optimizer. staleness: the number of updates applied, by their staleness in steps.
-    updates: the number of each trainer's latest update, by trainer. trainers: those that are connected. dropped: how
-    many updates were not finite. sent_bytes, received_bytes: over all connections, headers included.
+    Args:
+        version: Steps of its optimizer.
+        staleness: The number of updates applied, by their staleness in steps.
+        updates: The number of each trainer's latest update, by trainer.
+        trainers: Those that are connected.
+        dropped: How many updates were not finite.
+        sent_bytes, received_bytes: Over all connections, headers included.
     """
 
     version: Size

@@ -34,11 +34,15 @@ Work = Callable[[nn.Module], None]
 class Traffic:
     """What a trainer has sent and received.
 
-    updates: how many it sent. saved: the number of the latest that all servers have on disk; without a checkpoint, have
-    applied. skipped: steps whose gradients were not finite, of which nothing was sent. dropped: updates that a server
-    found not to be finite. drained: updates that were uncompressed and left nothing waiting. sent_bytes,
-    received_bytes: headers included. fetched_rows: rows of sparse embeddings that it asked for and got, repeats
-    included. waited: seconds that threads waited for answers, added up.
+    Args:
+        updates: How many it sent.
+        saved: The number of the latest that all servers have on disk; without a checkpoint, have applied.
+        skipped: Steps whose gradients were not finite, of which nothing was sent.
+        dropped: Updates that a server found not to be finite.
+        drained: Updates that were uncompressed and left nothing waiting.
+        sent_bytes, received_bytes: Headers included.
+        fetched_rows: Rows of sparse embeddings that it asked for and got, repeats included.
+        waited: Seconds that threads waited for answers, added up.
     """
 
     updates: Size
@@ -55,7 +59,7 @@ class Traffic:
 @final
 @checked
 class Trainer:
-    """A model whose parameters a server keeps; `connect` makes one. Use it as a context manager, or call `close`."""
+    """A model whose parameters a server keeps, which `connect` makes: use it as a context manager, or call `close`."""
 
     def __init__(
         self,
@@ -80,15 +84,21 @@ class Trainer:
     def step(self, module: nn.Module | None = None, *, loss: float | Tensor | None = None) -> bool:
         """Send the gradients of the model, or of a replica of it, and wait for new parameters.
 
-        loss: the loss of this step, shown by `thinwire watch`. Nothing is computed with it.
-
-        Return whether they were sent: gradients that are not finite are not, and the residual stays as it was.
         Gradients are left as they are, so call `zero_grad` yourself. Parameters change within calls of this trainer
         alone; where threads share them, of another thread as well.
 
-        Raises ServerError if a server is gone or has failed, FloatingPointError after 20 steps in a row whose gradients
-        were not finite, StateError if parameters have moved since `connect` or gradients are of others than those that
-        servers have, and ValueError for gradients of rows that were to be fetched and never were; then nothing is sent.
+        Args:
+            loss: Of this step, shown by `thinwire watch`. Nothing is computed with it.
+
+        Returns:
+            Whether they were sent: gradients that are not finite are not, and the residual stays as it was.
+
+        Raises:
+            ServerError: If a server is gone or has failed.
+            FloatingPointError: After 20 steps in a row whose gradients were not finite.
+            StateError: If parameters have moved since `connect` or gradients are of others than those that servers
+                have.
+            ValueError: For gradients of rows that were to be fetched and never were; as always, nothing is sent then.
         """
         module = self.model if module is None else module
         begun = self._begun.get(module, self._bases())
@@ -138,12 +148,16 @@ class Trainer:
     def fetch(self, rows: Mapping[str, Tensor] | None = None) -> None:
         """Wait until rows of sparse embeddings hold the servers' values of now, in the model and in all its replicas.
 
-        rows: by a parameter's name, such as "embedding.weight", the ids (int64 or int32, of any shape, repeats allowed)
-        of the rows to fetch; None fetches all rows, to evaluate or to save. "Now" is after all updates that were sent
-        before. Several threads may fetch and step at once.
+        "Now" is after all updates that were sent before. Several threads may fetch and step at once.
 
-        Raises ValueError without `fetch_rows`, for another parameter, and for a row that is not there; TypeError for
-        ids that are no integers; ServerError if a server is gone.
+        Args:
+            rows: By a parameter's name, such as "embedding.weight", the ids (int64 or int32, of any shape, repeats
+                allowed) of the rows to fetch; None fetches all rows, to evaluate or to save.
+
+        Raises:
+            ValueError: Without `fetch_rows`, for another parameter, and for a row that is not there.
+            TypeError: For ids that are no integers.
+            ServerError: If a server is gone.
         """
         ids = wanted([entry for channel in self._channels for entry in channel.rows.layout.fetched], rows)
         start = time.monotonic()
@@ -165,7 +179,7 @@ class Trainer:
         """Call `work` in so many threads at once, each with a replica of the model (Hogwild, Recht et al. 2011).
 
         Replicas share the parameters; gradients and buffers are their own. Each calls `step(replica)`. All threads
-        share one memory. Raises what the first of them raised, when all have ended.
+        share one memory. What the first of them raises is raised when all have ended.
         """
         replicas = [self.replica() for _ in range(threads)]
         self._begun.update((each, self._bases()) for each in replicas)

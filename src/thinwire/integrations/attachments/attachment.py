@@ -42,14 +42,17 @@ class LossScaler(Protocol):
 @final
 @checked
 class Attachment:
-    """Reduces the gradients of one model with a recipe, and keeps residuals between steps. See `attach`.
+    """Reduces the gradients of one model with a recipe, and keeps residuals between steps: what `attach` returns.
 
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
-    that are thrown away leave every memory as it was. `parameters` maps names to the parameters whose gradients are
-    reduced; `names` is the reverse. `everything`: returns what replicas must have alike, frozen parameters too; by
-    default `parameters`. `ended`: whether a later attachment has taken over. `exchanges`: whether gradients pass
-    through here; as long as nothing pays, DDP reduces them itself. `sharing`: others that serve some of these
-    parameters.
+    that are thrown away leave every memory as it was.
+
+    `parameters` maps names to the parameters whose gradients are reduced, and `names` is the reverse. `ended` says
+    whether a later attachment has taken over, and `exchanges` whether gradients pass through here: as long as nothing
+    pays, DDP reduces them itself. `sharing` has others that serve some of these parameters.
+
+    Args:
+        everything: Returns what replicas must have alike, frozen parameters too; by default `parameters`.
     """
 
     def __init__(
@@ -152,9 +155,14 @@ class Attachment:
     def reduce(self, flat: Tensor, parameters: list[nn.Parameter], *, joined: bool = False) -> "Future[Tensor]":
         """Start reducing a bucket of these parameters' gradients, one after another, each in its memory order.
 
-        The future holds `flat` once that is the mean. `joined`: this rank has run out of data, and only takes part so
-        that the others can go on. Raises RuntimeError if another attachment has taken over, and within the capture of a
-        CUDA graph.
+        Args:
+            joined: This rank has run out of data, and only takes part so that the others can go on.
+
+        Returns:
+            A future of `flat`, done once that is the mean.
+
+        Raises:
+            RuntimeError: If another attachment has taken over, and within the capture of a CUDA graph.
         """
         if _captured(flat):
             raise RuntimeError(
@@ -222,10 +230,12 @@ class Attachment:
         )
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the gradients before an optimizer takes them. Warn if no reduction made some of them.
+        """Look at the gradients before an optimizer takes them, and warn if no reduction made some of them.
 
-        Raises MomentumError instead if their momentum is in the memory, or if something was added to one that momentum
-        is to be applied to, after it was reduced; and PayloadError if what a GPU has received was malformed.
+        Raises:
+            MomentumError: Instead, if their momentum is in the memory, or if something was added to one that momentum
+                is to be applied to, after it was reduced.
+            PayloadError: If what a GPU has received was malformed.
         """
         self.steps.refuse_malformed(optimizer)
         self._refuse_added(optimizer)
@@ -307,9 +317,10 @@ class Attachment:
         return self.meter.stats(lambda: [x for memory in self.recipe.memories() for x in memory.waiting()])
 
     def why(self) -> Why:
-        """Return why each tensor is sent as it is, if a plan or "auto" chose it. `print` shows it as a table.
+        """Return why each tensor is sent as it is, if a plan or "auto" chose it; `print` shows it as a table.
 
-        Raises RuntimeError if you chose the recipe yourself, or if nothing has been chosen yet.
+        Raises:
+            RuntimeError: If you chose the recipe yourself, or if nothing has been chosen yet.
         """
         if self._why is None:
             raise RuntimeError('you chose the recipe yourself; why() says what a plan or "auto" has chosen')
@@ -323,10 +334,11 @@ class Attachment:
         return self.membership.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from this rank's `state_dict`. A collective: call it on every rank.
+        """Resume from this rank's `state_dict`; a collective, so call it on every rank.
 
-        If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
-        nothing.
+        Raises:
+            ValueError: If any rank's state does not fit it or the other ranks' states, on every rank, and nothing has
+                changed.
         """
         self.membership.load_state_dict(saved)
 
@@ -361,8 +373,10 @@ class Attachment:
         If the recipe applies momentum, the optimizer gets it back. With momentum correction, the residual is applied at
         once; with other recipes, what the optimizer does not get back is sent with the next gradients. What they cannot
         carry is dropped, with a warning: with `recipes.orthogonal`, the residual of updates. DDP cannot drop a hook, so
-        the hook stays and sums gradients as DDP would; the logger "thinwire" says so. Raises RuntimeError if the recipe
-        corrects momentum and no optimizer can take it back.
+        the hook stays and sums gradients as DDP would; the logger "thinwire" says so.
+
+        Raises:
+            RuntimeError: If the recipe corrects momentum and no optimizer can take it back.
         """
         self.membership.release(averages="DDP's hook, or reduce(), does that")
 

@@ -42,21 +42,27 @@ T = TypeVar("T")
 class Checkpoint:
     """A handle as torch.distributed.checkpoint can save it and load it, also for another number of ranks or of shards.
 
-    To save, make it of the handle, on every rank:
-    `dcp.save({"model": …, "thinwire": thinwire.Checkpoint(handle)}, checkpoint_id=path)`, or `dcp.async_save`. It holds
-    copies, so training may go on meanwhile. The handle itself in its place would lose residuals: of the plain tensors
-    in its `state_dict`, torch.distributed.checkpoint keeps one rank's.
+    Make it of the handle, on every rank, to save, and say where it is saved, too, to load. It holds copies, so training
+    may go on during `dcp.async_save`. The handle itself in its place would lose residuals: of the plain tensors in its
+    `state_dict`, torch.distributed.checkpoint keeps one rank's.
 
-    To load, say where it is saved, too:
-    `dcp.load({"model": …, "thinwire": thinwire.Checkpoint(handle, path)}, checkpoint_id=path)`. `saved` is that path or
-    a StorageReader. All that thinwire has saved is read and checked before anything is loaded. `redistribute` says what
-    becomes of it where ranks have become more or fewer. If the number of shards has changed, residuals are resharded as
-    parameters are; notes, such as thresholds and PowerSGD's Q, start from scratch, and the logger "thinwire" says so.
-    Once it has loaded, the object saves.
+    All that thinwire has saved is read and checked before anything is loaded. `redistribute` says what becomes of it
+    where ranks have become more or fewer. If the number of shards has changed, residuals are resharded as parameters
+    are; notes, such as thresholds and PowerSGD's Q, start from scratch, and the logger "thinwire" says so. Once it has
+    loaded, the object saves.
 
-    `key` says under which key it was saved, if the checkpoint has several. Handles of different groups, such as the
-    stages of a pipeline, need different keys. `partial`: whether to go on without ranks whose part is missing or
-    unreadable; their residuals are lost.
+    Args:
+        saved: Where to load from: a path or a StorageReader.
+        key: Under which key it was saved, if the checkpoint has several. Handles of different groups, such as the
+            stages of a pipeline, need different keys.
+        partial: Whether to go on without ranks whose part is missing or unreadable; their residuals are lost.
+
+    Example:
+        >>> model = DistributedDataParallel(nn.Linear(64, 64))
+        >>> handle = tw.attach(model, tw.recipes.topk(density=0.01))
+        >>> dcp.save({"thinwire": tw.Checkpoint(handle)}, checkpoint_id="saved")
+        Metadata(...)
+        >>> dcp.load({"thinwire": tw.Checkpoint(handle, "saved")}, checkpoint_id="saved")
     """
 
     def __init__(
@@ -72,12 +78,14 @@ class Checkpoint:
         self._found: State | None = None
 
     def state_dict(self) -> State:
-        """Return what this rank saves. If there is something to load, read it. A collective.
+        """Return what this rank saves, or if there is something to load, read it; a collective.
 
-        Raises ValueError, on every rank, if some are to load and others to save. If there is something to load, raises
-        StateError, on every rank, if that cannot be read, is damaged, does not belong together, or does not fit the
-        handle, or if ranks are missing; nothing has changed. torch.distributed.checkpoint is left to load one small
-        name.
+        torch.distributed.checkpoint is left to load one small name. Raises on every rank, and nothing has changed:
+
+        Raises:
+            ValueError: If some ranks are to load and others to save.
+            StateError: If what there is to load cannot be read, is damaged, does not belong together, or does not fit
+                the handle, or if ranks are missing.
         """
         self._check_alike()
         if self._saved is None:
@@ -97,9 +105,10 @@ class Checkpoint:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the handle resume from what `state_dict` has read. A collective.
+        """Have the handle resume from what `state_dict` has read; a collective.
 
-        Raises as the handle's own `load_state_dict` does; and ValueError if it is not known where to read.
+        Raises:
+            ValueError: If it is not known where to read; and as the handle's own `load_state_dict` does.
         """
         if self._found is None:
             raise ValueError("no path to load from: make it thinwire.Checkpoint(handle, saved=checkpoint_id)")

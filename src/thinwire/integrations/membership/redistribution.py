@@ -25,7 +25,7 @@ COMMON = "common:"
 def redistribute(
     states: Sequence[Mapping[str, Any]], *, rank: Size, world_size: Count, partial: bool = False
 ) -> dict[str, Any]:
-    """Return the state with which `rank` of `world_size` goes on, from the `state_dict` of every rank that saved one.
+    """Return the state with which a rank goes on, from the `state_dict` of every rank that saved one.
 
     The residual of saved rank i, momentum included, goes to rank i mod world_size; ranks beyond that start with none.
     So sums over ranks stay the same: exactly where each rank takes over from one, else rounded once, from float64 to
@@ -33,10 +33,20 @@ def redistribute(
     takes those of saved rank `rank` mod R, times R / world_size, as each gradient's share of the mean changes so. With
     an unchanged number of ranks each gets back what it saved, to the last bit.
 
-    `partial`: whether states may be missing. The residuals of those ranks are lost; the others keep theirs.
+    Args:
+        rank, world_size: Of those that go on.
+        partial: Whether states may be missing. The residuals of those ranks are lost; the others keep theirs.
 
-    Raises StateError where states differ in step, recipe, or anything else that ranks have in common, or where one is
-    missing; and ValueError for what is no state, or two of the same rank.
+    Raises:
+        StateError: Where states differ in step, recipe, or anything else that ranks have in common, or where one is
+            missing.
+        ValueError: For what is no state, or two of the same rank.
+
+    Example:
+        >>> handle = tw.replicate(nn.Linear(64, 64), tw.recipes.topk(density=0.01))
+        >>> states = [handle.state_dict()]  # of every rank that saved one
+        >>> tw.redistribute(states, rank=1, world_size=2)["world_size"]
+        2
     """
     if rank >= world_size:
         raise ValueError(f"rank is {rank}; expected one of the {world_size} from 0 on")

@@ -54,31 +54,43 @@ def attach(
     rebroadcast: Count | None = None,
     samples: Count | None = None,
 ) -> Attachment:
-    """Exchange the gradients of a DDP model by a recipe, overlapping with backward as DDP does. A collective.
-
-    `how`: a recipe; or a plan from `thinwire.plan`; or "auto", which measures the links, plans within `Budget.under` of
-    your optimizer, races the plan against uncompressed steps, and plans again when the links change; or a `Budget`,
-    within which it does the same. Of these two, `fading` is among the candidates only if momentum can be moved out of
-    your optimizers; it then moves into the memory and back as the plan changes. `orthogonal` never is, as it cannot be
-    switched on in mid-training. A plan may have either. Where nothing pays, DDP stays plain, without a hook. `why()` of
-    what this returns says why each tensor is sent as it is.
-    `optimizer`: one or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if it
-    corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" chooses by them,
-    because a method's cost in loss depends on the optimizer, and `fading` needs them.
-    `scaler`: the GradScaler you use, if any. Residuals then follow its loss scale.
-    `rebroadcast`: send rank 0's parameters to all ranks after every so many steps (Wang et al. 2020, §4, take 10).
-    The replicas are bit-identical without it; it repairs drift that something else has caused.
-    `samples`: how many samples this rank's gradients stand for, if ranks differ: means are then weighted by it.
-    Give it on every rank; set `samples` of what this returns before the backward of a batch of another size.
+    """Exchange the gradients of a DDP model by a recipe, overlapping with backward as DDP does; a collective.
 
     An attachment takes over the residuals of an earlier one to the same parameters, for example after you wrap the
     module in DDP again.
 
-    Raises TypeError for a model that is not in DDP, for complex parameters, of whose gradients DDP's hooks see half,
-    and for anything but a recipe, plan or budget;
-    ValueError for a plan of another model or a `rebroadcast` below 1; FingerprintError where ranks disagree;
-    MomentumError where momentum would be applied twice or not at all; and RuntimeError where the model has a hook
-    already, or where an earlier attachment has residuals that this recipe cannot keep.
+    Args:
+        how: A recipe; or a plan from `thinwire.plan`; or "auto", which measures the links, plans within `Budget.under`
+            of your optimizer, races the plan against uncompressed steps, and plans again when the links change; or a
+            `Budget`, within which it does the same. Of these two, `fading` is among the candidates only if momentum can
+            be moved out of your optimizers; it then moves into the memory and back as the plan changes. `orthogonal`
+            never is, as it cannot be switched on in mid-training. A plan may have either. Where nothing pays, DDP stays
+            plain, without a hook.
+        optimizer: One or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if
+            it corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" chooses
+            by them, because a method's cost in loss depends on the optimizer, and `fading` needs them.
+        scaler: The GradScaler you use, if any. Residuals then follow its loss scale.
+        rebroadcast: Steps after which rank 0's parameters are sent to all ranks again (Wang et al. 2020, §4, take 10).
+            The replicas are bit-identical without it; it repairs drift that something else has caused.
+        samples: How many samples this rank's gradients stand for, if ranks differ: means are then weighted by it. Give
+            it on every rank; set `samples` of what this returns before the backward of a batch of another size.
+
+    Returns:
+        The handle, whose `why()` says why each tensor is sent as it is.
+
+    Raises:
+        TypeError: For a model that is not in DDP, for complex parameters, of whose gradients DDP's hooks see half, and
+            for anything but a recipe, plan or budget.
+        ValueError: For a plan of another model.
+        FingerprintError: Where ranks disagree.
+        MomentumError: Where momentum would be applied twice or not at all.
+        RuntimeError: Where the model has a hook already, or an earlier attachment has residuals that this recipe cannot
+            keep.
+
+    Example:
+        >>> model = DistributedDataParallel(nn.Linear(64, 64))
+        >>> handle = tw.attach(model, tw.recipes.topk(density=0.01))
+        >>> model(torch.ones(1, 64)).sum().backward()
     """
     groups = _ranks({"model": model})
     found = agreed(groups, lambda: _looked_at(model, how, optimizer, samples), *_REFUSALS)

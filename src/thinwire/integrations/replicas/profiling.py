@@ -35,13 +35,23 @@ def profile(
     update: Callable[[], object] | None = None,
     budget: Budget | None = None,
 ) -> Profile:
-    """Measure backward, candidates and links on all ranks at once. A collective.
+    """Measure backward, candidates and links on all ranks at once; a collective.
 
-    It takes seconds, and longer on links with latency: `made` says how long it took.
+    It takes seconds, and longer on links with latency: `made` says how long it took. Gradients, buffers and random
+    number generators are restored.
 
-    `step` runs the model forward on a typical batch and returns the loss. `update`, such as the optimizer's step, is
-    timed a few times too, with gradients that are means over ranks. What it changes stays changed. Gradients, buffers
-    and random number generators are restored.
+    Args:
+        step: Runs the model forward on a typical batch and returns the loss.
+        update: Such as the optimizer's step, is timed a few times too, with gradients that are means over ranks. What
+            it changes stays changed.
+        budget: What is measured.
+
+    Example:
+        >>> model = DistributedDataParallel(nn.Linear(64, 64))
+        >>> budget = tw.Budget(names=("bf16",))
+        >>> profile = tw.profile(model, lambda: model(torch.ones(1, 64)).sum(), budget=budget)
+        >>> tw.planner.decide(profile, budget).choice
+        {}
     """
     start = time.perf_counter()
     parameters, group = managed(model), model.process_group
@@ -82,12 +92,21 @@ def plan(
     tolerance: Fraction = 0.03,
     optimizer: Optimizers = None,
 ) -> Plan:
-    """Measure as `profile` does, and decide what to compress and how. A collective.
+    """Measure as `profile` does, and decide what to compress and how; a collective.
 
-    Within `tolerance` of the fastest step, the plan that is kinder to the loss wins. `optimizer`, one or several as
-    `attach` takes them, is not stepped: the plan says what it is expected to cost under it and, unless there is a
-    `budget`, considers what was measured within 1 % of uncompressed training's loss. Raises ValueError for a tolerance
-    outside [0, 1).
+    Args:
+        step, update: As in `profile`.
+        budget: What may be chosen; by default what was measured within 1 % of uncompressed training's loss under
+            `optimizer`.
+        tolerance: Within this share of the fastest step, the plan that is kinder to the loss wins.
+        optimizer: One or several as `attach` takes them, not stepped: the plan says what it is expected to cost under
+            them.
+
+    Example:
+        >>> model = DistributedDataParallel(nn.Linear(64, 64))
+        >>> budget = tw.Budget(names=("bf16",))
+        >>> plan = tw.plan(model, lambda: model(torch.ones(1, 64)).sum(), budget=budget)
+        >>> handle = tw.attach(model, plan)
     """
     optimizers = listed(optimizer)
     if budget is None:

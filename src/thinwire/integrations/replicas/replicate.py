@@ -40,7 +40,7 @@ _BUCKET_BYTES = 25 << 20
 @final
 @checked
 class Replicas(Served):
-    """Replicas of one model, and a handle: see `replicate`. `attachment` does the work."""
+    """Replicas of one model, and a handle, which `replicate` returns; `attachment` does the work."""
 
     def __init__(self, whole: nn.Module, attachment: Attachment) -> None:
         weights = sparse_weights(whole)
@@ -57,12 +57,14 @@ class Replicas(Served):
         return sum(bucket.flat.nbytes for bucket in self._buckets)
 
     def reduce(self) -> None:
-        """Replace every gradient by its mean over the replicas, through the recipe. A collective.
+        """Replace every gradient by its mean over the replicas, through the recipe; a collective.
 
         Call it once a step, after the last backward (in a pipeline, after `schedule.step`) and before the optimizer. A
-        missing gradient counts as zeros; a parameter for which no replica has a gradient is left alone. Raises
-        RuntimeError if a parameter with a gradient was frozen when the replicas were made, or if a gradient is reduced
-        a second time before any optimizer took it.
+        missing gradient counts as zeros; a parameter for which no replica has a gradient is left alone.
+
+        Raises:
+            RuntimeError: If a parameter with a gradient was frozen when the replicas were made, or if a gradient is
+                reduced a second time before any optimizer took it.
         """
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate again")
@@ -125,13 +127,25 @@ def replicate(
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
 ) -> Replicas:
-    """Make replicas of a module, or of this rank's stages of a pipeline, over `group` (by default all ranks).
+    """Make replicas of a module, or of this rank's stages of a pipeline; a collective.
 
-    A collective: the group's first rank sends its parameters and buffers to all others, buffers this once only. From
-    then on call `reduce()` in every step. `recipe`, `optimizer` and `scaler` are as in `thinwire.attach`. Nothing
-    overlaps with backward, and gradients take twice the memory. Raises TypeError for anything but a recipe, for complex
-    parameters, and for DistributedDataParallel, which reduces gradients itself;
-    RuntimeError where there is no process group; and whatever `thinwire.attach` raises.
+    The group's first rank sends its parameters and buffers to all others, buffers this once only. From then on call
+    `reduce()` in every step. Nothing overlaps with backward, and gradients take twice the memory.
+
+    Args:
+        group: The replicas; by default all ranks.
+        recipe, optimizer, scaler: As in `thinwire.attach`.
+
+    Raises:
+        TypeError: For anything but a recipe, for complex parameters, and for DistributedDataParallel, which reduces
+            gradients itself.
+        RuntimeError: Where there is no process group; and whatever `thinwire.attach` raises.
+
+    Example:
+        >>> model = nn.Linear(64, 64)
+        >>> handle = tw.replicate(model, tw.recipes.topk(density=0.01))
+        >>> model(torch.ones(1, 64)).sum().backward()
+        >>> handle.reduce()
     """
     everyone = group_or_all(group)
     whole, optimizers = agreed([everyone], lambda: _looked_at(modules, recipe, optimizer), *_REFUSALS)

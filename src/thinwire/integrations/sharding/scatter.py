@@ -45,7 +45,7 @@ from thinwire.reducer.owners import to_owners
 @final
 @checked
 class Scattered(Served):
-    """A model sharded over all ranks whose gradients reach their owners compressed, and a handle: see `scatter`.
+    """A model sharded over all ranks whose gradients reach their owners compressed: what `scatter` returns.
 
     The residual is what this rank has not delivered to any owner. It has the names and lengths of whole parameters, so
     what is saved is what `attach` on as many ranks would save.
@@ -120,23 +120,29 @@ def scatter(
     ignored_params: Iterable[nn.Parameter] = (),
     overlap: bool = True,
 ) -> Scattered:
-    """Let `recipe` compress FSDP2's reduce-scatter of gradients, where there are no replicas. A collective.
-
-    Call `fully_shard` with a mesh of one dimension, and this with the same mesh:
-
-        mesh = init_device_mesh("cuda", (ranks,))
-        fully_shard(model, mesh=mesh)
-        thinwire.scatter(model, recipe, mesh=mesh)
+    """Let `recipe` compress FSDP2's reduce-scatter of gradients, where there are no replicas; a collective.
 
     Each rank encodes what it adds to each other rank's shards, and sends that to the rank that holds them, which sums.
     The residual stays with the sender, and takes 8 bytes for every element of the whole model. FSDP's all-gathers of
     parameters stay as they are: with replicas, `shard` leaves them out of the slow network. Gradients become their mean
     over the ranks. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on every rank.
-    `recipe` encodes and gathers, with error feedback or nothing in its memories. The other arguments are as in `shard`.
 
-    Raises TypeError for another recipe, for a model that is not sharded by FSDP2 as a whole, by rows and not in
-    float16, and where FSDP reduces in other dtypes than float32 and bfloat16; ValueError for a mesh of several
-    dimensions; FingerprintError where ranks disagree; RuntimeError as `thinwire.attach` does.
+    Args:
+        recipe: Encodes and gathers, with error feedback or nothing in its memories.
+        mesh: Of one dimension, as `fully_shard` got it.
+        optimizer, scaler, ignored_params, overlap: As in `shard`.
+
+    Raises:
+        TypeError: For another recipe, for a model that is not sharded by FSDP2 as a whole, by rows and not in float16,
+            and where FSDP reduces in other dtypes than float32 and bfloat16.
+        ValueError: For a mesh of several dimensions.
+        FingerprintError: Where ranks disagree.
+        RuntimeError: As `thinwire.attach` does.
+
+    Example:
+        >>> mesh = init_device_mesh("cpu", (1,))
+        >>> model = fully_shard(nn.Linear(64, 64), mesh=mesh)
+        >>> handle = tw.scatter(model, tw.recipes.topk(density=0.01), mesh=mesh)
     """
 
     groups = meant({"mesh": mesh})

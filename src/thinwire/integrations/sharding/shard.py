@@ -45,9 +45,9 @@ from thinwire.reducer import Reducer
 @final
 @checked
 class Shards(Served):
-    """A sharded model whose replicas exchange gradients, and a handle: see `shard`. `attachment` does the work.
+    """A sharded model whose replicas exchange gradients: what `shard` returns.
 
-    `attachment` knows this rank's shards alone, and its ranks are those that hold the same ones.
+    `attachment`, which does the work, knows this rank's shards alone, and its ranks are those that hold the same ones.
     """
 
     def __init__(self, model: nn.Module, attachment: Attachment, island: Sequence[Group], *, overlap: bool) -> None:
@@ -112,27 +112,32 @@ def shard(
     ignored_params: Iterable[nn.Parameter] = (),
     overlap: bool = True,
 ) -> Shards:
-    """Let `recipe` exchange gradients between the replicas of a model that FSDP2 shards. A collective of all ranks.
+    """Let `recipe` exchange gradients between the replicas of a model that FSDP2 shards; a collective of all ranks.
 
-    Call `fully_shard` with the dimension of the mesh that shards, and this with the whole mesh:
+    The first replica sends its parameters and buffers to the others. From then on every backward pass ends with an
+    exchange: FSDP has reduced within the island, and each rank's shard then becomes the mean over the replicas, or
+    their sum after `set_gradient_divide_factor`. `set_requires_gradient_sync(False)` and
+    `set_requires_all_reduce(False)` put it off, as in FSDP's own HSDP. Residuals take memory for this rank's shards
+    alone. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on every rank.
 
-        mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard"))
-        fully_shard(model, mesh=mesh["shard"])
-        thinwire.shard(model, recipe, mesh=mesh)
+    Args:
+        mesh: The whole mesh; `fully_shard` gets the dimension that shards. It has one dimension over which FSDP does
+            not share the parameters. You may also pass that dimension alone, or its group.
+        recipe, optimizer, scaler: As in `thinwire.attach`.
+        ignored_params: Plain parameters that you reduce yourself.
+        overlap: Whether to exchange while backward goes on, from the second one on, if FSDP reduced each gradient once
+            in the first.
 
-    `mesh` has one dimension over which FSDP does not share the parameters. You may also pass that dimension alone, or
-    its group. The first replica sends its parameters and buffers to the others. From then on every backward pass ends
-    with an exchange: FSDP has reduced within the island, and each rank's shard then becomes the mean over the replicas,
-    or their sum after `set_gradient_divide_factor`. `set_requires_gradient_sync(False)` and
-    `set_requires_all_reduce(False)` put it off, as in FSDP's own HSDP. `recipe`, `optimizer` and `scaler` are as in
-    `thinwire.attach`. Residuals take memory for this rank's shards alone. If a mean is not finite, and the recipe keeps
-    residuals, every gradient becomes NaN on every rank.
-    `ignored_params`: plain parameters that you reduce yourself. `overlap`: exchange while backward goes on, from the
-    second one on, if FSDP reduced each gradient once in the first.
+    Raises:
+        TypeError: For anything but a recipe, and for a model that is not sharded by FSDP2 as a whole.
+        ValueError: For a mesh without replicas.
+        FingerprintError: Where ranks disagree.
+        RuntimeError: As `thinwire.attach` does, and so MomentumError.
 
-    Raises TypeError for anything but a recipe, and for a model that is not sharded by FSDP2 as a whole; ValueError for
-    a mesh without replicas; FingerprintError where ranks disagree; and MomentumError and RuntimeError as
-    `thinwire.attach` does.
+    Example:
+        >>> mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+        >>> model = fully_shard(nn.Linear(64, 64), mesh=mesh["shard"])
+        >>> handle = tw.shard(model, tw.recipes.topk(density=0.01), mesh=mesh)
     """
     found = agreed(
         meant({"mesh": mesh}), lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params)), *_REFUSALS

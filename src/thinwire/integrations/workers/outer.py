@@ -45,35 +45,42 @@ def outer(
     samples: Count | None = None,
     elastic: bool = False,
 ) -> Outer:
-    """Have workers train on their own, and exchange every H steps how far they have moved.
+    """Have workers train on their own, and exchange every H steps how far they have moved; a collective of the workers.
 
-    A collective of `group`, the workers (by default all ranks): its first rank sends its parameters and buffers to all
-    others. From then on each step of `optimizer` is an inner step; with several optimizers, one step of each. After
-    every H of them, Δ = global − own parameters is reduced to its mean by the recipe of `steps`, the outer optimizer
-    steps the global parameters with it, and the worker goes on from those. The training loop stays as it is.
-
-    `model`: any module, which may be wrapped within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
-    `group` then has one rank of every island: those that hold the same parameters.
-
-    `samples`: how many samples this worker takes in an inner step, if workers differ: Δ is then weighted by it.
-
-    `elastic`: workers may die and others come, see `Outer.regroup`. Each outer step then waits until all workers have
-    the mean, which costs a round trip.
+    The first of them sends its parameters and buffers to all others. From then on each step of `optimizer` is an inner
+    step. After every H of them, Δ = global − own parameters is reduced to its mean by the recipe of `steps`, the outer
+    optimizer steps the global parameters with it, and the worker goes on from those. The training loop stays as it is.
 
     If a Δ is not finite, the others take the outer step without it, if there are any, and that worker goes back to the
     global parameters. Without `leave_out` all workers skip that step: global parameters and memories stay as they were,
     and the other workers go on with their own parameters, so that their next Δ includes this one. The logger "thinwire"
     names the worker.
 
-    Global parameters, Δ and residuals are float32 or wider, also where own parameters have 16 bits.
+    Global parameters, Δ and residuals are float32 or wider, also where own parameters have 16 bits. Running means and
+    variances of batch normalisation are averaged uncompressed with the first fragment; other buffers stay each worker's
+    own.
 
-    Running means and variances of batch normalisation are averaged uncompressed with the first fragment; other buffers
-    stay each worker's own.
+    Args:
+        model: Any module, which may be wrapped within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
+        optimizer: Trains the model; of several, one step of each is an inner step.
+        steps: When workers meet, and how.
+        group: The workers, by default all ranks. It has one rank of every island: those that hold the same parameters.
+        samples: How many samples this worker takes in an inner step, if workers differ: Δ is then weighted by it.
+        elastic: Whether workers may die and others come, see `Outer.regroup`. Each outer step then waits until all
+            workers have the mean, which costs a round trip.
 
-    Raises, on every worker if on any: ValueError unless the optimizers hold exactly the parameters to train, and unless
-    the fragments cover them; TypeError for complex parameters; RuntimeError for a recipe or an optimizer already in
-    use, and where there is no process group; FingerprintError where workers disagree; and MomentumError as
-    `thinwire.attach`.
+    Raises:
+        ValueError: As all of these on every worker if on any: unless the optimizers hold exactly the parameters to
+            train, and unless the fragments cover them.
+        TypeError: For complex parameters.
+        RuntimeError: For a recipe or an optimizer already in use, and where there is no process group.
+        FingerprintError: Where workers disagree.
+        MomentumError: As in `thinwire.attach`.
+
+    Example:
+        >>> model = nn.Linear(64, 64)
+        >>> adamw = torch.optim.AdamW(model.parameters())
+        >>> handle = tw.outer(model, adamw, tw.outer_steps.diloco(every=500))
     """
     group = group_or_all(group)
     whole = model.module if isinstance(model, DistributedDataParallel) else model

@@ -33,7 +33,7 @@ AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()
 @final
 @checked
 class Outer:
-    """A worker that trains on its own between outer steps, and a handle: see `outer`.
+    """A worker that trains on its own between outer steps: what `outer` returns.
 
     `steps` says when workers meet. `fragments` hold the global parameters. `inner_steps` counts this worker's own.
     `ticks` is what `steps` counts in, and the same on all workers: inner steps, or outer ones where those go by time.
@@ -141,15 +141,20 @@ class Outer:
         self._begin.went_back()
 
     def regroup(self, group: Group, *, joining: bool = False) -> None:
-        """Go on among the workers of another group, of whom some may be `joining`. A collective of the new group.
+        """Go on among the workers of another group; a collective of it.
 
         A worker that joins has made its handle of the same model, optimizers and steps, in a group of its own. It takes
         over the global parameters, the outer optimizers' state and the running statistics from the first worker that
         goes on, and starts without a residual. The other workers keep theirs, and the residual of a worker that leaves
         goes with it. An exchange that failed, because a worker died within it, is repeated among those who are left.
 
-        Raises FingerprintError where workers disagree, and RuntimeError if all are joining, or if some are while an
-        exchange must be repeated: regroup with those who are left first.
+        Args:
+            joining: Whether this worker joins.
+
+        Raises:
+            FingerprintError: Where workers disagree.
+            RuntimeError: If all are joining, or if some are while an exchange must be repeated: regroup with those who
+                are left first.
         """
         self._check_alike(group)
         mine = None if joining else standing(self.fragments, self.steps, self.ticks)
