@@ -1,7 +1,8 @@
 """What `attach`, `replicate`, `shard`, `outer` and `pipeline.sparsify` return has these verbs in common."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from thinwire.stats import Stats
 
@@ -32,25 +33,39 @@ class MemoryUse(NamedTuple):
         return self._replace(staging=self.staging + nbytes)
 
 
-class Handle(Protocol):
+class Handle(ABC):
     """thinwire attached to one model: `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
 
     @property
+    @abstractmethod
     def memory(self) -> MemoryUse:
         """Bytes this rank holds between steps and takes within one, and what for."""
 
     @property
     def memory_bytes(self) -> int:
         """Bytes this rank holds between steps: `memory.total`."""
+        return self.memory.total
 
+    @abstractmethod
     def stats(self) -> Stats:
-        """Return what the latest step and all steps together sent and took."""
+        """Return what the latest step and all steps together sent and took. Call it after the optimizer's step."""
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank must save to resume, as tensors and plain containers."""
+        """Return what this rank must save to resume, as tensors and plain containers. Save it on every rank."""
 
+    @abstractmethod
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from what `state_dict` returned."""
 
+    def verify_replicas(self) -> bool:
+        """Return whether every parameter, frozen ones too, is bit-identical on all ranks. A collective."""
+        return not self.differing_parameters()
+
+    def differing_parameters(self) -> list[str]:
+        """Return the names of what differs between ranks: nothing, where no two ranks hold the same. A collective."""
+        return []
+
+    @abstractmethod
     def remove(self) -> None:
         """Detach: from now on nothing is compressed."""

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from thinwire import trace
 from thinwire.checked import BODY, Share, Size, Whole, checked
 from thinwire.errors import PayloadError
-from thinwire.handle import MemoryUse
+from thinwire.handle import Handle, MemoryUse
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
 from thinwire.stats import Meter, Stats
@@ -44,7 +44,7 @@ class _Place(NamedTuple):
 @final
 @checked
 @dataclass(frozen=True)
-class Sparsified:
+class Sparsified(Handle):
     """The boundaries behind this rank's stages, by the index of the stage that sends.
 
     A handle, which `sparsify` returns.
@@ -56,18 +56,9 @@ class Sparsified:
     _meter: Meter
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes this rank's boundaries hold between steps: `memory.total`."""
-        return self.memory.total
-
-    @property
     def memory(self) -> MemoryUse:
         """State of the boundaries behind this rank's stages. Messages are activations, so there is no staging."""
-        return MemoryUse(self._waiting, staging=0)
-
-    @property
-    def _waiting(self) -> int:
-        return sum(buffer.nbytes for held in self._buffers().values() for buffer in held.values())
+        return MemoryUse(sum(x.nbytes for held in self._buffers().values() for x in held.values()), staging=0)
 
     def stats(self) -> Stats:
         """Return what this rank sent and packed since the last call, as `step`, and in total. Call it once a step.

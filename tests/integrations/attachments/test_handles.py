@@ -21,23 +21,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire import trace
-from thinwire.integrations import Attachment, Outer, Replicas, Shards
+from thinwire.integrations import Attachment, Outer, Replicas, Scattered, Shards
 from thinwire.planner import Why
 
 VERBS = {name for name in dir(tw.Handle) if not name.startswith("_")}
 
 
 def test_every_handle_has_the_verbs() -> None:
-    for kind in (
-        Attachment,
-        Replicas,
-        Shards,
-        Outer,
-        tw.pipeline.Sparsified,
-    ):
-        assert {"memory", "memory_bytes", "stats", "state_dict", "load_state_dict", "remove"} == VERBS <= set(dir(kind))
-    for kind in (Attachment, Replicas, Shards, Outer):
-        assert callable(kind.verify_replicas)
+    assert {
+        "differing_parameters",
+        "load_state_dict",
+        "memory",
+        "memory_bytes",
+        "remove",
+        "state_dict",
+        "stats",
+        "verify_replicas",
+    } == VERBS
+    for kind in (Attachment, Replicas, Scattered, Shards, Outer, tw.pipeline.Sparsified):
+        assert issubclass(kind, tw.Handle)
 
 
 # --- what one rank alone does wrong ---

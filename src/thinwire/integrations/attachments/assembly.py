@@ -1,7 +1,7 @@
 """Putting an attachment together from a recipe and parameters, once all ranks agree on them."""
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from thinwire.errors import FingerprintError, MomentumError
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor
 from thinwire.integrations.membership.state import words
+from thinwire.integrations.membership.together import agreed
 from thinwire.integrations.momentum.correction import Correction, corrections
 from thinwire.integrations.momentum.fading import Fading, fading
 from thinwire.integrations.momentum.handover import Handover
@@ -20,58 +21,79 @@ from thinwire.reducer import Reducer, Released
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 _SAMPLE = 1 << 12
-ASSEMBLY_ERRORS = FingerprintError, MomentumError, RuntimeError
-"""What `assembled` raises, special ones first."""
 
 
 def assembled(
+    groups: Sequence[Group],
     recipe: Reducer,
     parameters: dict[str, nn.Parameter],
-    names: Mapping[nn.Parameter, str],
-    group: Group,
     *,
     settings: str,
     optimizers: Sequence[torch.optim.Optimizer],
-    scaler: LossScaler | None,
-    divisor: Divisor,
-    may_be_unused: bool,
+    sparse: Collection[Tensor] = frozenset(),
+    scaler: LossScaler | None = None,
+    divisor: Divisor | None = None,
+    may_be_unused: bool = False,
     everything: Callable[[], Mapping[str, Tensor]] | None = None,
     why: Callable[[], Why] | None = None,
 ) -> Attachment:
-    """Return the attachment of a recipe to these parameters. `names`: those with dense gradients. A collective.
+    """Return the attachment of a recipe to these parameters, on every rank of the mesh or on none. A collective.
 
-    If an earlier attachment serves any of them, the new one takes over its residuals; call `check_takeover` first.
+    `groups`: those of the mesh, that which exchanges first. `sparse`: the parameters with sparse gradients. `divisor`:
+    by default the number of ranks. If an earlier attachment serves any of the parameters, the new one takes over its
+    residuals; call `check_takeover` first.
     Raises FingerprintError if ranks disagree, and MomentumError if momentum would be applied twice or not at all.
     """
-    earlier = _earlier(parameters)
-    _check_not_shared(recipe, parameters, earlier)
-    since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
-    check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
-    kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
-    recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds_of_tensor])
-    attachment = Attachment(
-        recipe,
-        parameters,
-        group,
-        handover=_handover(recipe, optimizers, names, group),
-        divisor=divisor,
-        scaler=scaler,
-        may_be_unused=may_be_unused,
-        everything=everything,
-        why=why,
-    )
+    group, size = groups[0], groups[0].size()
+
+    def work() -> Attachment:
+        earlier = _earlier(parameters)
+        _check_not_shared(recipe, parameters, earlier)
+        since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
+        check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
+        kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
+        recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds_of_tensor])
+        names = {p: name for name, p in parameters.items() if p not in sparse}
+        attachment = Attachment(
+            recipe,
+            parameters,
+            group,
+            handover=_handover(recipe, optimizers, names, group),
+            divisor=divisor or (lambda joined, steps: size),
+            scaler=scaler,
+            may_be_unused=may_be_unused,
+            everything=everything,
+            why=why,
+        )
+        _set_to_work(attachment, earlier)
+        attachment.steps.know(optimizers)
+        for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
+            attachment.starvation.attached(each)
+        return attachment
+
+    return agreed(groups, work, FingerprintError, MomentumError, RuntimeError, undo=Attachment.end)
+
+
+def _set_to_work(attachment: Attachment, earlier: Attachment | None) -> None:
+    """Have it take over from an earlier attachment, and know of others that serve some of its parameters."""
     if earlier is not None:
         attachment.membership.take_over(earlier.membership)
         earlier.end()
-    attachment.steps.know(optimizers)
-    for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
-        attachment.starvation.attached(each)
-    _serving.update({id(memory): attachment for memory in recipe.memories() if memory.stateful})
-    for other in _serving_any(parameters):
+    _serving.update({id(memory): attachment for memory in attachment.recipe.memories() if memory.stateful})
+    for other in _serving_any(attachment.parameters):
         attachment.sharing.add(other)
         other.sharing.add(attachment)
     _alive.add(attachment)
-    return attachment
+
+
+def check_recipe(recipe: object, verb: str) -> None:
+    """Raise TypeError for anything but a recipe, and what `check_free` does."""
+    if not isinstance(recipe, Reducer):
+        raise TypeError(
+            f"{verb} takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}. Plans are made for DDP's "
+            "buckets, so choose a recipe by name"
+        )
+    check_free(recipe)
 
 
 def check_free(recipe: Reducer) -> None:

@@ -14,7 +14,7 @@ from torch.futures import Future
 from thinwire.checked import checked
 from thinwire.collectives import Group, Staging, used_here
 from thinwire.errors import MomentumError, StateError
-from thinwire.handle import MemoryUse
+from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import Divisor, Membership
 from thinwire.integrations.momentum.handover import Handover
@@ -24,7 +24,7 @@ from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import put_in_place, shape_in_memory
 from thinwire.integrations.training.optimizers import observe, stop_observing
 from thinwire.integrations.training.outcomes import Reduced, look, read
-from thinwire.integrations.training.whole import Whole
+from thinwire.integrations.training.whole import Hook, Whole
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, Segments
 from thinwire.stats import Stats
@@ -41,7 +41,7 @@ class LossScaler(Protocol):
 
 @final
 @checked
-class Attachment:
+class Attachment(Handle):
     """Reduces the gradients of one model with a recipe, and keeps residuals between steps: what `attach` returns.
 
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
@@ -95,7 +95,7 @@ class Attachment:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Stay behind when the model is copied or saved, as DDP's own hook does."""
-        return _nothing, ()
+        return Hook, ()
 
     @property
     def group(self) -> Group:
@@ -123,11 +123,6 @@ class Attachment:
         """Steps done so far, including skipped ones and those before a resumed checkpoint."""
         self.steps.rest()
         return self.steps.step
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps: `memory.total`."""
-        return self.memory.total
 
     @property
     def memory(self) -> MemoryUse:
@@ -295,16 +290,12 @@ class Attachment:
             "recipes.dense(), or an optimizer that takes one gradient a step"
         )
 
-    def verify_replicas(self) -> bool:
-        """Return whether every parameter is bit-identical on all ranks. A collective: call it on every rank.
+    def differing_parameters(self) -> list[str]:
+        """Return the names of parameters that differ between ranks in any bit. A collective: call it on every rank.
 
         Frozen ones too, and buffers that DDP broadcasts; but not those of batch normalisation, which differ from one
         forward pass to the next.
         """
-        return not self.differing_parameters()
-
-    def differing_parameters(self) -> list[str]:
-        """Return the names of what differs between ranks; see `verify_replicas`. A collective."""
         return differing(self._everything(), self.group)
 
     def stats(self) -> Stats:
@@ -471,10 +462,6 @@ _AGAIN = (
     "{} steps twice on one gradient, as where optimizer.step() follows scaler.step(optimizer). The recipe applies its "
     "momentum once a backward: leave out one of the two"
 )
-
-
-def _nothing() -> None:
-    """Stand in for an attachment in a copy of the model."""
 
 
 def _captured(flat: Tensor) -> bool:

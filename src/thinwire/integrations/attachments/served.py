@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from thinwire.collectives import Group
-from thinwire.handle import MemoryUse
+from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.membership.state import Standing
 from thinwire.stats import Stats
 
 
-class Served:
+class Served(Handle):
     """A handle whose attachment does the work. `attachment` is where steps, memories and figures are."""
 
     attachment: Attachment
@@ -24,11 +24,6 @@ class Served:
     def memory(self) -> MemoryUse:
         """What this rank holds between steps and takes within one. Copies of gradients count as staging."""
         return self.attachment.memory.and_staging(self._copies)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps: `memory.total`."""
-        return self.memory.total
 
     @property
     def _copies(self) -> int:
@@ -50,10 +45,6 @@ class Served:
     def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
         """Return where this rank would go on from; see `Attachment.check_state_dict`."""
         return self.attachment.check_state_dict(saved)
-
-    def verify_replicas(self) -> bool:
-        """Return whether every parameter, frozen ones too, is bit-identical on all ranks. A collective."""
-        return self.attachment.verify_replicas()
 
     def differing_parameters(self) -> list[str]:
         """Return the names of parameters that differ between ranks. A collective: call it on every rank."""

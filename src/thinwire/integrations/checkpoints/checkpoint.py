@@ -7,7 +7,6 @@ overwrites the model and the optimizer in place. And where parts may be missing,
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import singledispatch
 from typing import Any, TypeVar, final
 
 import torch.distributed as dist
@@ -263,30 +262,12 @@ class _Loading:
             )
 
 
-@singledispatch
 def _layout(handle: Any) -> Layout:
     """Return this rank's place among those that save together. Raises TypeError where that is not known."""
-    return _layout(handle.attachment)
-
-
-@_layout.register
-def _of_attachment(handle: Attachment) -> Layout:
-    return Layout.whole(handle.group, handle.parameters)
-
-
-@_layout.register
-def _of_workers(handle: Outer) -> Layout:
-    return Layout.whole(handle.group, handle.parameters)
-
-
-@_layout.register
-def _of_senders(handle: Scattered) -> Layout:
-    return handle.layout
-
-
-@_layout.register
-def _of_shards(handle: Shards) -> Layout:
-    return handle.layout
+    if isinstance(handle, Scattered | Shards):
+        return handle.layout
+    whole = handle.attachment if isinstance(handle, Replicas) else handle
+    return Layout.whole(whole.group, whole.parameters)
 
 
 def _headers(storage: Storage, mine: tuple[int, ...]) -> Headers:

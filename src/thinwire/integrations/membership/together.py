@@ -42,9 +42,10 @@ def agreed(
 ) -> T:
     """Return what `work` gives on this rank. If it raises one of these errors on any rank of the mesh, raise on all.
 
-    Where it had worked, `undo` it then. The first error that fits names the kind: put special ones first. A collective
-    of all ranks of the mesh.
+    By default these are TypeError, ValueError and RuntimeError. Where it had worked, `undo` it then. The first error
+    that fits names the kind: put special ones first. A collective of all ranks of the mesh.
     """
+    errors = errors or (TypeError, ValueError, RuntimeError)
     done: list[T] = []
     own: Exception | None = None
     try:

@@ -13,7 +13,7 @@ from torch._compile import _disable_dynamo as untraced
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.membership.membership import Membership
-from thinwire.integrations.replicas.copies import STAYS_BEHIND
+from thinwire.integrations.training.whole import Hook
 
 
 def compare_before_buffers(model: DistributedDataParallel, membership: Membership) -> None:
@@ -54,4 +54,4 @@ class _BeforeForward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Stay behind when the model is copied or saved, as DDP's own hook does."""
-        return STAYS_BEHIND
+        return Hook, ()

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.checked import BODY, Count, checked_telling
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
-    ASSEMBLY_ERRORS,
     Optimizers,
     assembled,
     check_free,
@@ -93,9 +92,20 @@ def attach(
         >>> model(torch.ones(1, 64)).sum().backward()
     """
     groups = _ranks({"model": model})
-    found = agreed(groups, lambda: _looked_at(model, how, optimizer, samples), *_REFUSALS)
-    attachment = agreed(
-        groups, lambda: _put_together(model, found, scaler, rebroadcast, samples), *ASSEMBLY_ERRORS, undo=Attachment.end
+    found = agreed(groups, lambda: _looked_at(model, how, optimizer, samples))
+    ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
+    attachment = assembled(
+        groups,
+        found.recipe,
+        found.parameters,
+        settings=f"{ddp}, rebroadcast={rebroadcast}, samples {'not given' if samples is None else 'given'}",
+        optimizers=found.optimizers,
+        sparse=found.sparse,
+        scaler=scaler,
+        divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
+        may_be_unused=found.may_be_unused,
+        everything=kept_alike(model),
+        why=found.why,
     )
     attachment.membership.samples = samples
     _set_to_work(model, found, attachment, rebroadcast)
@@ -108,17 +118,14 @@ def install(model: DistributedDataParallel, attachment: Attachment) -> None:
     model.register_comm_hook(attachment, _hook)
 
 
-_REFUSALS = (TypeError, ValueError, RuntimeError)
-
-
 class _Found(NamedTuple):
-    """What one rank finds before ranks compare anything. `names`: of the parameters with dense gradients."""
+    """What one rank finds before ranks compare anything."""
 
     recipe: Reducer
     why: Callable[[], Why] | None
     pays: bool
     parameters: dict[str, nn.Parameter]
-    names: dict[nn.Parameter, str]
+    sparse: set[torch.Tensor]
     optimizers: list[torch.optim.Optimizer]
     may_be_unused: bool
 
@@ -129,41 +136,16 @@ def _looked_at(model: DistributedDataParallel, how: object, optimizer: Optimizer
     asked = asked_for(how, family(optimizers))
     _check(model, asked)
     parameters, sparse = managed(model), sparse_weights(model.module)
-    names = {p: name for name, p in parameters.items() if p not in sparse}
     may_be_unused = model.find_unused_parameters or model.static_graph
     if isinstance(asked, Budget):
-        has_momentum = bool(optimizers) and movable(optimizers, names)
+        has_momentum = bool(optimizers) and movable(optimizers, {*parameters.values()} - sparse)
         asked = borne_in_training(asked, model.process_group, has_momentum=has_momentum)
     reducer, why = chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     if samples is not None and not all(memory.keeps_length for memory in reducer.memories()):
         raise ValueError(f"{words(reducer):.60} discards the size of gradients, so samples= cannot weight them")
     check_takeover(reducer, parameters)
     pays = not isinstance(asked, Plan) or asked.pays
-    return _Found(reducer, why, pays, parameters, names, optimizers, may_be_unused)
-
-
-def _put_together(
-    model: DistributedDataParallel,
-    found: _Found,
-    scaler: LossScaler | None,
-    rebroadcast: int | None,
-    samples: int | None,
-) -> Attachment:
-    """Return the attachment of what was found on this rank, once it is known that no rank refuses. A collective."""
-    ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
-    return assembled(
-        found.recipe,
-        found.parameters,
-        found.names,
-        model.process_group,
-        settings=f"{ddp}, rebroadcast={rebroadcast}, samples {'not given' if samples is None else 'given'}",
-        optimizers=found.optimizers,
-        scaler=scaler,
-        divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
-        may_be_unused=found.may_be_unused,
-        everything=kept_alike(model),
-        why=found.why,
-    )
+    return _Found(reducer, why, pays, parameters, sparse, optimizers, may_be_unused)
 
 
 def _set_to_work(
@@ -172,8 +154,8 @@ def _set_to_work(
     """Have DDP hand its buckets to the attachment, or stay without a hook as long as nothing pays."""
     attachment.serve(model.module)
     hooked = rebroadcast is not None or attachment.samples is not None  # DDP itself neither sends nor weighs
-    if isinstance(found.recipe, Adaptive) and found.names and not found.may_be_unused and not hooked:
-        dense = {name: p for p, name in found.names.items()}
+    dense = {name: p for name, p in found.parameters.items() if p not in found.sparse}
+    if isinstance(found.recipe, Adaptive) and dense and not found.may_be_unused and not hooked:
         PlainSteps(model, dense, attachment, found.recipe, install)
     elif found.pays or hooked:
         install(model, attachment)

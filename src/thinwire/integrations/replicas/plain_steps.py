@@ -12,7 +12,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.attachments.attachment import Attachment
-from thinwire.integrations.replicas.copies import STAYS_BEHIND
+from thinwire.integrations.training.whole import Hook
 from thinwire.planner.live import Adaptive
 from thinwire.planner.probe.measure import Stamp, stamp
 from thinwire.planner.profile import Gradient
@@ -108,7 +108,7 @@ class PlainSteps:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Stay behind when the model is copied or saved, as DDP's own hook does."""
-        return STAYS_BEHIND
+        return Hook, ()
 
     def _count(self, p: Tensor) -> None:
         if self._log is not None and self._last not in self._log.ready:

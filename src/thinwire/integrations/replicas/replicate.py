@@ -16,12 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.checked import BODY, checked, checked_telling
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
-    ASSEMBLY_ERRORS,
     Optimizers,
     assembled,
     check_fingerprint,
-    check_free,
     check_real,
+    check_recipe,
     check_takeover,
     listed,
 )
@@ -34,8 +33,6 @@ from thinwire.integrations.training.buckets import GradientBucket, buckets, used
 from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
 
-_BUCKET_BYTES = 25 << 20
-
 
 @final
 @checked
@@ -47,7 +44,7 @@ class Replicas(Served):
         managed = list(attachment.parameters.values())
         self.attachment = attachment
         attachment.serve(whole)
-        self._buckets = list(buckets([p for p in managed if p not in weights], _BUCKET_BYTES))
+        self._buckets = list(buckets([p for p in managed if p not in weights]))
         self._sparse = [p for p in managed if p in weights]
         self._handed: dict[str, tuple[weakref.ref[Tensor], Tensor]] = {}
         self._frozen = [(name, p) for name, p in whole.named_parameters() if not p.requires_grad]
@@ -71,10 +68,13 @@ class Replicas(Served):
         self.attachment.membership.agree()  # a rank that loads a state compares first, too
         self._notice_replaced()
         used = used_anywhere(list(self.attachment.parameters.values()), self.group)
-        started = [(bucket, self._start(bucket)) for bucket in self._buckets]
+        started = []
+        for bucket in self._buckets:
+            bucket.fill()
+            started.append(self.attachment.reduce(bucket.flat, bucket.parameters))
         rows = [(p, self.attachment.reduce_sparse(_rows(p), [p])) for p in self._sparse]
-        futures.wait_all([future for _, future in started])  # all, even if one fails: it stages what it delivers
-        for bucket, _ in started:
+        futures.wait_all(started)  # all, even if one fails: it stages what it delivers
+        for bucket in self._buckets:
             bucket.hand_back(used)
             self._note_handed(bucket)
         for p, future in rows:
@@ -113,10 +113,6 @@ class Replicas(Served):
             if p.grad is not None:
                 self._handed[names[p]] = weakref.ref(p.grad), view
 
-    def _start(self, bucket: GradientBucket) -> "torch.futures.Future[Tensor]":
-        bucket.fill()
-        return self.attachment.reduce(bucket.flat, bucket.parameters)
-
 
 @checked_telling(told_to(given_group))
 def replicate(
@@ -148,27 +144,26 @@ def replicate(
         >>> handle.reduce()
     """
     everyone = group_or_all(group)
-    whole, optimizers = agreed([everyone], lambda: _looked_at(modules, recipe, optimizer), *_REFUSALS)
-    attachment = agreed(
+    whole, optimizers = agreed([everyone], lambda: _looked_at(modules, recipe, optimizer))
+    attachment = assembled(
         [everyone],
-        lambda: _put_together(whole, recipe, everyone, optimizers, scaler),
-        *ASSEMBLY_ERRORS,
-        undo=Attachment.end,
+        recipe,
+        _trained(whole),
+        settings="replicate",
+        optimizers=optimizers,
+        sparse=sparse_weights(whole),
+        scaler=scaler,
+        everything=lambda: dict(whole.named_parameters()),
     )
     start_alike(whole, everyone)
     return Replicas(whole, attachment)
 
 
-_REFUSALS = (TypeError, ValueError, RuntimeError)
-
-
 def _looked_at(
-    modules: nn.Module | Iterable[nn.Module], recipe: object, optimizer: Optimizers
+    modules: nn.Module | Iterable[nn.Module], recipe: Reducer, optimizer: Optimizers
 ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     """Return the modules as one, and the optimizers. Raises what `replicate` does about this rank alone."""
-    if not isinstance(recipe, Reducer):
-        raise TypeError(f"replicate takes a recipe such as recipes.topk(density=0.01); got {recipe!r}")
-    check_free(recipe)
+    check_recipe(recipe, "replicate")
     whole = _whole([modules] if isinstance(modules, nn.Module) else list(modules))
     parameters = _trained(whole)
     check_real(parameters)
@@ -185,29 +180,6 @@ def _whole(modules: list[nn.Module]) -> nn.Module:
     for module in modules:
         refuse_sharded(module, "replicate")
     return modules[0] if len(modules) == 1 else nn.ModuleList(modules)
-
-
-def _put_together(
-    whole: nn.Module,
-    recipe: Reducer,
-    group: Group,
-    optimizers: list[torch.optim.Optimizer],
-    scaler: LossScaler | None,
-) -> Attachment:
-    """Return the attachment to the parameters that are trained. A collective."""
-    parameters, sparse, size = _trained(whole), sparse_weights(whole), group.size()
-    return assembled(
-        recipe,
-        parameters,
-        {p: name for name, p in parameters.items() if p not in sparse},
-        group,
-        settings="replicate",
-        optimizers=optimizers,
-        scaler=scaler,
-        divisor=lambda joined, steps: size,
-        may_be_unused=False,
-        everything=lambda: dict(whole.named_parameters()),
-    )
 
 
 def _trained(whole: nn.Module) -> dict[str, nn.Parameter]:

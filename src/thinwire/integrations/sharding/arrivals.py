@@ -17,8 +17,6 @@ from thinwire.collectives import Group, broadcast_state
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.buckets import buckets, own_length, used_anywhere
 
-_BUCKET_BYTES = 25 << 20
-
 
 @final
 class Arrivals:
@@ -114,7 +112,7 @@ class Arrivals:
     def _arrange(self, names: Sequence[str]) -> None:
         """Make buckets of the parameters in this order."""
         parameters = [self._attachment.parameters[name] for name in reversed(names)]
-        self.buckets = list(buckets(parameters, _BUCKET_BYTES, self._length))
+        self.buckets = list(buckets(parameters, length=self._length))
         self._bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket.parameters}
 
     def _arrange_as_arrived(self) -> None:

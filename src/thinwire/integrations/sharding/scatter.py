@@ -1,7 +1,7 @@
 """Models that FSDP2 shards over all ranks, without replicas: what a rank adds to the others' shards is compressed."""
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, final
+from typing import Annotated, Any, final
 
 import torch
 import torch.distributed as dist
@@ -12,13 +12,10 @@ from thinwire.checked import BODY, checked, checked_telling
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
-    ASSEMBLY_ERRORS,
     Optimizers,
     assembled,
-    check_fingerprint,
-    check_free,
+    check_recipe,
     check_takeover,
-    described,
     listed,
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
@@ -89,10 +86,6 @@ class Scattered(Served):
             )
         return self.attachment.check_state_dict(saved)
 
-    def verify_replicas(self) -> bool:
-        """Return True: no parameter is held by two ranks."""
-        return True
-
     def differing_parameters(self) -> list[str]:
         """Return an empty list: no parameter is held by two ranks."""
         return []
@@ -144,36 +137,29 @@ def scatter(
         >>> model = fully_shard(nn.Linear(64, 64), mesh=mesh)
         >>> handle = tw.scatter(model, tw.recipes.topk(density=0.01), mesh=mesh)
     """
-
     groups = meant({"mesh": mesh})
-    found = agreed(groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params)), *_REFUSALS)
-    check_fingerprint(recipe, found.parameters, groups[0], described(found.optimizers))
-    attachment = agreed(
-        groups, lambda: _put_together(model, found, groups[0], scaler), *ASSEMBLY_ERRORS, undo=Attachment.end
+    parameters, contributions, optimizers = agreed(
+        groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params))
+    )
+    attachment = assembled(
+        groups,
+        contributions,
+        parameters,
+        settings="scatter",
+        optimizers=optimizers,
+        scaler=scaler,
+        everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
     )
     for module in sharded_modules(model):
-        module.set_custom_reduce_scatter(found.contributions.kept)
-    return Scattered(model, attachment, found.contributions, overlap=overlap)
-
-
-_REFUSALS = (TypeError, ValueError, RuntimeError)
-
-
-class _Found(NamedTuple):
-    """What one rank finds before ranks compare anything."""
-
-    parameters: dict[str, nn.Parameter]
-    contributions: Contributions
-    optimizers: list[torch.optim.Optimizer]
+        module.set_custom_reduce_scatter(contributions.kept)
+    return Scattered(model, attachment, contributions, overlap=overlap)
 
 
 def _looked_at(
-    model: nn.Module, recipe: object, groups: list[Group], optimizer: Optimizers, ignored: Collection[nn.Parameter]
-) -> _Found:
+    model: nn.Module, recipe: Reducer, groups: list[Group], optimizer: Optimizers, ignored: Collection[nn.Parameter]
+) -> tuple[dict[str, nn.Parameter], Contributions, list[torch.optim.Optimizer]]:
     """Return what there is to exchange, and by what. Raises what `scatter` does about this rank alone."""
-    if not isinstance(recipe, Reducer):
-        raise TypeError(f"scatter takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}")
-    check_free(recipe)
+    check_recipe(recipe, "scatter")
     parameters = sharded_parameters(model, ignored)
     check_rows(parameters)
     if groups and groups[0].size() > 1:
@@ -182,24 +168,7 @@ def _looked_at(
     shapes = {name: p.shape for name, p in model.named_parameters()}
     contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
     check_takeover(contributions, parameters)
-    return _Found(parameters, contributions, listed(optimizer))
-
-
-def _put_together(model: nn.Module, found: _Found, group: Group, scaler: LossScaler | None) -> Attachment:
-    """Return the attachment of what was found on this rank, once no rank refuses. A collective."""
-    size = group.size()
-    return assembled(
-        found.contributions,
-        found.parameters,
-        {p: name for name, p in found.parameters.items()},
-        group,
-        settings="scatter",
-        optimizers=found.optimizers,
-        scaler=scaler,
-        divisor=lambda joined, steps: size,
-        may_be_unused=False,
-        everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
-    )
+    return parameters, contributions, listed(optimizer)
 
 
 def _check_mesh(groups: list[Group], sharers: list[Group]) -> None:

@@ -4,7 +4,7 @@ backward.py follows FSDP's backward passes, and arrivals.py exchanges what they 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, final
+from typing import Annotated, Any, final
 
 import torch
 from torch import nn
@@ -14,11 +14,10 @@ from thinwire.checked import BODY, checked, checked_telling
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError
 from thinwire.integrations.attachments.assembly import (
-    ASSEMBLY_ERRORS,
     Optimizers,
     assembled,
     check_fingerprint,
-    check_free,
+    check_recipe,
     check_takeover,
     described,
     listed,
@@ -139,75 +138,41 @@ def shard(
         >>> model = fully_shard(nn.Linear(64, 64), mesh=mesh["shard"])
         >>> handle = tw.shard(model, tw.recipes.topk(density=0.01), mesh=mesh)
     """
-    found = agreed(
-        meant({"mesh": mesh}), lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params)), *_REFUSALS
+    parameters, groups, optimizers = agreed(
+        meant({"mesh": mesh}), lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params))
     )
-    together(found.everybody, lambda group: _check_alike(recipe, found, group), FingerprintError)
-    attachment = agreed(
-        found.everybody, lambda: _put_together(model, recipe, found, scaler), *ASSEMBLY_ERRORS, undo=Attachment.end
+    (replicas, *island), size = groups, groups[0].size()
+    settings = f"{described(optimizers)}, shards {[each.size() for each in island]}"
+    together(groups, lambda group: check_fingerprint(recipe, parameters, group, settings), FingerprintError)
+    modules, here = sharded_modules(model), dict(model.named_parameters())
+    attachment = assembled(
+        groups,
+        recipe,
+        parameters,
+        settings=f"shard {[each.rank() for each in island]}",
+        optimizers=optimizers,
+        scaler=scaler,
+        divisor=lambda joined, steps: size if averages(modules) else 1,
+        everything=lambda: {**dict(model.named_parameters()), **here},  # as DTensors: an evaluation leaves them whole
     )
-    start_alike(model, found.group)
-    return Shards(model, attachment, found.island, overlap=overlap)
-
-
-_REFUSALS = (TypeError, ValueError, RuntimeError)
-
-
-class _Found(NamedTuple):
-    """What one rank finds before ranks compare anything.
-
-    `island`: the groups of ranks that hold the parameters together. `group`: the ranks that hold the same shards.
-    """
-
-    parameters: dict[str, nn.Parameter]
-    island: list[Group]
-    group: Group
-    optimizers: list[torch.optim.Optimizer]
-
-    @property
-    def everybody(self) -> list[Group]:
-        """The groups that reach every rank of the mesh, one after another."""
-        return [self.group, *self.island]
+    start_alike(model, replicas)
+    return Shards(model, attachment, island, overlap=overlap)
 
 
 def _looked_at(
     model: nn.Module,
-    recipe: object,
+    recipe: Reducer,
     mesh: DeviceMesh | Group,
     optimizer: Optimizers,
     ignored: Collection[nn.Parameter],
-) -> _Found:
-    """Return what there is to exchange, and with whom. Raises what `shard` does about this rank alone."""
-    if not isinstance(recipe, Reducer):
-        raise TypeError(
-            f"shard takes a recipe such as recipes.topk(density=0.01); got {recipe!r:.60}. Plans are made for DDP's "
-            "buckets, so choose a recipe by name"
-        )
-    check_free(recipe)
+) -> tuple[dict[str, nn.Parameter], list[Group], list[torch.optim.Optimizer]]:
+    """Return what there is to exchange, and with whom. Raises what `shard` does about this rank alone.
+
+    Of the groups, the first has the ranks that hold the same shards, and the others those that hold the parameters
+    together. One after another, they reach every rank of the mesh.
+    """
+    check_recipe(recipe, "shard")
     parameters = sharded_parameters(model, ignored)
     check_takeover(recipe, parameters)
     island = islands(parameters.values())
-    return _Found(parameters, island, replicate_group(mesh, island), listed(optimizer))
-
-
-def _check_alike(recipe: Reducer, found: _Found, group: Group) -> None:
-    """Raise FingerprintError where ranks of a group disagree. A collective of that group."""
-    settings = f"{described(found.optimizers)}, shards {[each.size() for each in found.island]}"
-    check_fingerprint(recipe, found.parameters, group, settings)
-
-
-def _put_together(model: nn.Module, recipe: Reducer, found: _Found, scaler: LossScaler | None) -> Attachment:
-    """Return the attachment of what was found on this rank, once no rank refuses. A collective of `found.group`."""
-    modules, size, here = sharded_modules(model), found.group.size(), dict(model.named_parameters())
-    return assembled(
-        recipe,
-        found.parameters,
-        {p: name for name, p in found.parameters.items()},
-        found.group,
-        settings=f"shard {[each.rank() for each in found.island]}",
-        optimizers=found.optimizers,
-        scaler=scaler,
-        divisor=lambda joined, steps: size if averages(modules) else 1,
-        may_be_unused=False,
-        everything=lambda: {**dict(model.named_parameters()), **here},  # as DTensors: an evaluation leaves them whole
-    )
+    return parameters, [replicate_group(mesh, island), *island], listed(optimizer)

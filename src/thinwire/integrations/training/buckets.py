@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from thinwire.collectives import Group
 from thinwire.integrations.training.gradients import local, shaped_like
 
+BYTES = 25 << 20
+"""Of a bucket, as in DDP."""
+
 
 @final
 @dataclass(frozen=True)
@@ -50,9 +53,11 @@ def own_length(p: nn.Parameter) -> int:
 
 
 def buckets(
-    parameters: Sequence[nn.Parameter], nbytes: int, length: Callable[[nn.Parameter], int] = own_length
+    parameters: Sequence[nn.Parameter], nbytes: int = 0, length: Callable[[nn.Parameter], int] = own_length
 ) -> Iterator[GradientBucket]:
-    """Group parameters of one dtype and device up to about `nbytes`. The last come first, as their gradients do.
+    """Group parameters of one dtype and device up to about `nbytes`, by default 25 MiB.
+
+    The last come first, as their gradients do.
 
     `length`: how many elements a parameter counts for, alike on all ranks that exchange.
     """
@@ -60,7 +65,7 @@ def buckets(
     for p in reversed(parameters):
         held = kinds.setdefault((p.dtype, p.device), [])
         held.append(p)
-        if sum(length(p) * p.element_size() for p in held) >= nbytes:
+        if sum(length(p) * p.element_size() for p in held) >= (nbytes or BYTES):
             yield GradientBucket.of(kinds.pop((p.dtype, p.device)))
     yield from (GradientBucket.of(held) for held in kinds.values())
 

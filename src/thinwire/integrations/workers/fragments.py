@@ -15,8 +15,6 @@ from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.buckets import GradientBucket, buckets
 from thinwire.integrations.training.gradients import local
 
-_BUCKET_BYTES = 25 << 20
-
 
 @final
 class Fragment:
@@ -34,7 +32,7 @@ class Fragment:
     ) -> None:
         self._own, self.attachment, self.optimizer = dict(own), attachment, optimizer
         self.parameters: Mapping[str, nn.Parameter] = attachment.parameters
-        self._buckets: Sequence[GradientBucket] = list(buckets(list(self.parameters.values()), _BUCKET_BYTES))
+        self._buckets: Sequence[GradientBucket] = list(buckets(list(self.parameters.values())))
         self._flying: list[torch.futures.Future[Tensor]] = []
         sharded = next((p for p in self._own.values() if isinstance(p, DTensor)), None)
         self.islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()

@@ -85,9 +85,7 @@ def outer(
     group = group_or_all(group)
     whole = model.module if isinstance(model, DistributedDataParallel) else model
     alone = whole is model and not any(isinstance(p, DTensor) for p in model.parameters())
-    optimizers, parts = agreed(
-        [group], lambda: _checked(whole, optimizer, steps, alone=alone), TypeError, ValueError, RuntimeError
-    )
+    optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps, alone=alone))
     own = {name: p for part in parts for name, p in part.items()}
     settings = (
         f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}, elastic {elastic}"
@@ -105,17 +103,14 @@ def outer(
 def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:
     """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
     parameters = {name: nn.Parameter(_wide(local(p).detach())) for name, p in own.items()}
-    optimizer = agreed([weights.group], lambda: _outer_optimizer(steps, parameters), TypeError, ValueError)
+    optimizer = agreed([weights.group], lambda: _outer_optimizer(steps, parameters))
     attachment = assembled(
+        [weights.group],
         copy.deepcopy(steps.recipe),
         parameters,
-        {p: name for name, p in parameters.items()},
-        weights.group,
         settings=f"outer steps by {type(optimizer).__name__} {plain(optimizer)}",
         optimizers=[optimizer],
-        scaler=None,
         divisor=weights.divide,
-        may_be_unused=False,
     )
     return Fragment(own, attachment, optimizer)
 

@@ -10,7 +10,7 @@ from torch._compile import _disable_dynamo as untraced
 
 from thinwire.checked import checked
 from thinwire.collectives import Group, all_gather_plain, broadcast_state
-from thinwire.handle import MemoryUse
+from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing
@@ -32,7 +32,7 @@ AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 @final
 @checked
-class Outer:
+class Outer(Handle):
     """A worker that trains on its own between outer steps: what `outer` returns.
 
     `steps` says when workers meet. `fragments` hold the global parameters. `inner_steps` counts this worker's own.
@@ -106,11 +106,6 @@ class Outer:
         waiting, staging, scratch = zip(*(fragment.memory for fragment in self.fragments), strict=True)
         return MemoryUse(sum(waiting), sum(staging), max(scratch))
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes this rank holds between steps: `memory.total`."""
-        return self.memory.total
-
     def stats(self) -> Stats:
         """Return what the latest outer step and all of them together sent and took. A step is one of every fragment."""
         for fragment in self.fragments:
@@ -118,10 +113,6 @@ class Outer:
         return self._meter.stats(
             lambda: [x for each in self.fragments for m in each.attachment.recipe.memories() for x in m.waiting()]
         )
-
-    def verify_replicas(self) -> bool:
-        """Return whether every global and every frozen parameter is bit-identical on all workers. A collective."""
-        return not self.differing_parameters()
 
     def differing_parameters(self) -> list[str]:
         """Return the names of global and of frozen parameters that differ between workers. A collective."""
@@ -314,7 +305,7 @@ class Outer:
         saved, running, frozen = broadcast_state(told, self.group, first)
         if not joining:
             return
-        self.ticks = outer_state.join(saved, self.fragments, self.steps)
+        self.ticks = outer_state.load(saved, self.fragments, self.steps, joining=True)
         self._running.take(running)
         for name, mine in self._frozen.items():
             mine.copy_(frozen[name])

@@ -59,13 +59,17 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
     return standing
 
 
-def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps) -> int:
-    """Load what `check` has found to fit. Return the ticks done. A collective."""
+def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps, *, joining: bool = False) -> int:
+    """Load what `check` has found to fit. Return the ticks done. A collective, unless this worker is `joining`.
+
+    It then takes over another worker's state, `without_waiting`, where all of them are.
+    """
     saved = renamed(saved, [name for fragment in fragments for name in fragment.parameters])
     ticks, common = int(saved["step"]), saved["memories"][-1]
     for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
-        done = steps.done(number, ticks)
-        fragment.attachment.load_state_dict(_part(saved, fragment) | {"step": done, "draw": done})
+        done, attachment = steps.done(number, ticks), fragment.attachment
+        go_on_from = attachment.membership.join if joining else attachment.load_state_dict
+        go_on_from(_part(saved, fragment) | {"step": done, "draw": done})
         _load_common(fragment, common, settings)
         fragment.finished = done
     return ticks
@@ -78,18 +82,6 @@ def without_waiting(saved: Mapping[str, Any]) -> dict[str, Any]:
         for memory in saved["memories"]
     ]
     return {**saved, "memories": [{name: each for name, each in memory.items() if each} for memory in kept]}
-
-
-def join(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps) -> int:
-    """Take over from another worker's state, `without_waiting`, where all of them are. Return the ticks done."""
-    saved = renamed(saved, [name for fragment in fragments for name in fragment.parameters])
-    ticks, common = int(saved["step"]), saved["memories"][-1]
-    for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
-        done = steps.done(number, ticks)
-        fragment.attachment.membership.join(_part(saved, fragment) | {"step": done, "draw": done})
-        _load_common(fragment, common, settings)
-        fragment.finished = done
-    return ticks
 
 
 @torch.no_grad()
