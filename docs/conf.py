@@ -195,9 +195,10 @@ def plain_signature(
     return shown, returns
 
 
-def skip_fields(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
-    """Leave out the fields of a NamedTuple: its signature and docstring have them."""
-    return True if type(obj).__name__ == "_tuplegetter" else None
+def skip_members(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of a NamedTuple, which its docstring has, and overriding methods that add nothing to it."""
+    overrides = getattr(getattr(obj, "fget", obj), "__override__", False) and not options.inherited_members
+    return True if type(obj).__name__ == "_tuplegetter" or (overrides and not obj.__doc__) else None
 
 
 def _ranges(obj: Any) -> Iterator[tuple[str, str]]:
@@ -276,7 +277,7 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", add_ranges)
     app.connect("autodoc-process-signature", plain_signature)
-    app.connect("autodoc-skip-member", skip_fields)
+    app.connect("autodoc-skip-member", skip_members)
     app.connect("missing-reference", link_public)
     app.connect("doctree-read", show_files, priority=400)  # before Sphinx collects downloads
     app.connect("html-collect-pages", file_pages)

@@ -51,10 +51,7 @@ class Note(Protocol):
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`, or strictly `above` and `below` others; `words` say what and within which bounds.
-
-    Infinity is only in a range with most=math.inf, and NaN only in one with nan=True.
-    """
+    """Numbers within bounds, said in `words`: infinity only with most=math.inf, and NaN only with nan=True."""
 
     words: str
     least: float = -_LARGEST
@@ -77,7 +74,6 @@ class Range:
         return Kind(judge, self.words)
 
     def __repr__(self) -> str:
-        """Return the words, as documentation shows them."""
         return self.words
 
 
@@ -94,7 +90,6 @@ class Such:
         return Kind(lambda value: judge(value) or (FITS if passes(value) else FOREIGN), self.words)
 
     def __repr__(self) -> str:
-        """Return the words, as documentation shows them."""
         return self.words
 
 
@@ -153,11 +148,7 @@ Bandwidth = Annotated[
 
 
 def checked(target: T) -> T:
-    """Check every argument that is given to this class or function against its annotation, at every call.
-
-    Raises TypeError for a value of another type and ValueError for one out of range. Both name the argument, the value
-    and what was expected. Ranges over several arguments at once are up to the body.
-    """
+    """Check every argument of this class or function against its annotation at every call: TypeError, ValueError."""
     if not isinstance(target, type):
         return cast(T, _checking(target))
     method = "__init__" if "__init__" in vars(target) else "__new__"  # a NamedTuple has the latter

@@ -20,10 +20,7 @@ def on_host(x: Tensor) -> bool:
 
 
 def known(x: Tensor) -> Any:
-    """Return the number in a 0-dim tensor that the host can read, and any other tensor as it is.
-
-    Both compare alike, and on a CPU comparing numbers is faster.
-    """
+    """Return the number in a 0-dim tensor that the host can read, which is faster to compare, or another as it is."""
     return x.item() if on_host(x) else x
 
 
@@ -79,10 +76,7 @@ def noted_in() -> Verdict | None:
 
 
 def refuse_if(wrong: Tensor | bool, error: Error) -> bool:
-    """Raise what `error` returns if `wrong` (0-dim, or known) holds.
-
-    Where the host must not wait, this is only noted, and returns True. Then go on without trusting what was checked.
-    """
+    """Raise what `error` returns if `wrong` holds; only note it, and return True, where the host must not wait."""
     verdict = _open.get()
     if verdict is not None and isinstance(wrong, Tensor) and not on_host(wrong):
         verdict.note(wrong, error)

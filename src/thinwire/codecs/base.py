@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self, final
 
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import schedules
 from thinwire.kernels.parts import Cut
@@ -83,8 +84,8 @@ class BucketCodec(Codec):
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
         """Encode vectors that travel together, each at its place in `numel` elements."""
 
+    @override
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Any:
-        """Encode one."""
         return self.encode_signals(Signals([signal]), seeds=[seed], cut=Cut([0], [signal.numel]), numel=signal.numel)
 
 

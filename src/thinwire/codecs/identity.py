@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
+from typing_extensions import override
 
 from thinwire.codecs.base import BucketCodec
 from thinwire.kernels.parts import Cut
@@ -20,13 +21,13 @@ class Identity(BucketCodec):
     scratch: ClassVar[Scratch] = Scratch()  # nothing: the gradient is the payload
     elementwise: ClassVar[bool] = True
 
+    @override
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Dense:
-        """Return all values, in the gradient's dtype. Small vectors are computed in one call."""
         dtype, share = signals.dtype, signals.share  # one by one: what that takes is the longest's
         parts = [narrowed(x, None, dtype, seed, share)[0] for x, seed in zip(signals.tensors(), seeds, strict=True)]
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
         return Dense(values=values, numel=numel, regions=cut.regions)
 
+    @override
     def contraction(self, numel: int) -> float | None:
-        """δ = 1, because nothing is lost."""
         return 1.0

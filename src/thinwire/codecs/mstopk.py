@@ -66,10 +66,7 @@ def _starts(lengths: Sequence[int], counts: Sequence[int], device: torch.device)
 
 
 def _pick(magnitudes: Tensor, means: Tensor, counts: Sequence[int], rounds: int, seeds: Sequence[int]) -> Tensor:
-    """Return in each row 1 for the k magnitudes chosen and 0 for the others, or the row if it is not finite.
-
-    −1 is padding.
-    """
+    """Return in each row 1 for the k magnitudes chosen, else 0 (or −1: padding); the row itself if it is not finite."""
     k = constant(tuple(counts), torch.int64, magnitudes.device)[:, None]
     above, below = _thresholds(magnitudes, means[:, None], k, rounds)
     sure = magnitudes >= above

@@ -47,11 +47,7 @@ class RowTopK(Codec):
 
 
 def largest_in_rows(x: Tensor, width: int, density: Density) -> Tensor:
-    """Return the indices (int32, ascending) of the largest magnitudes in each row of a flat tensor.
-
-    A row is `width` elements; the last row may be shorter. NaN counts as largest, and of equal magnitudes the lowest
-    index comes first.
-    """
+    """Return where each row's largest magnitudes are (int32, ascending): NaN first, then the lowest of equals."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     # Widened NaNs may have different bits, and would then not count as equal.
     x = (wide if wide.dtype == x.dtype else torch.where(wide.isnan(), torch.nan, wide)).contiguous()

@@ -21,10 +21,7 @@ _lent: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
 
 def lend(x: Tensor) -> Tensor:
-    """Return an alias of `x` to hand to a collective, and to nobody else.
-
-    It is freed when the collective releases it, which is the last thing that the collective's thread does.
-    """
+    """Return an alias of `x` for a collective and nobody else: it is freed when the collective is really over."""
     alias = x.detach()
     _lent.add(alias)
     return alias

@@ -22,20 +22,14 @@ _DIRECT = 16  # ranks up to which everybody sends to everybody
 
 
 def all_gather(out: Tensor, mine: Tensor, group: Group) -> "Future[Any]":
-    """Start gathering every rank's `mine` into `out`, which is world size times as long. The one all-gather of tensors.
-
-    A sparse tensor is gathered by torch within `all_reduce`.
-    """
+    """Start gathering every rank's dense `mine` into `out`, world size times as long: the one all-gather of tensors."""
     if not _sends_directly(mine, group):
         return gather_whole(out, mine, group)
     return _crossed(out, out.view(group.size(), -1).unbind(), [mine] * group.size(), group)
 
 
 def all_to_all(out: Tensor, mine: Tensor, sizes: Sequence[int], group: Group) -> "Future[Any]":
-    """Start sending `sizes[r]` elements of `mine` to each rank r, in order. `out` takes an equal share from each.
-
-    The sizes are the same on all ranks.
-    """
+    """Start sending `sizes[r]` elements of `mine` to each rank r; `out` takes an equal share from each."""
     shares = [out.numel() // group.size()] * group.size()
     if _sends_directly(mine, group):
         return _crossed(out, out.split(shares), mine.split(list(sizes)), group)

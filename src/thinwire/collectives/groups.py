@@ -41,10 +41,7 @@ def plain_device(group: Group) -> str:
 
 
 def same_group(group: Group) -> Group:
-    """Return a new group of the same ranks. A collective among these ranks only.
-
-    Raises RuntimeError if ranks of a subgroup are in different numbers of groups: torch names a new group by that.
-    """
+    """Return a new group of the same ranks; a collective, which fails where they are in different numbers of groups."""
     if group in _twins:
         return _twins[group]
     ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
@@ -55,11 +52,7 @@ def same_group(group: Group) -> Group:
 
 
 def adopt_group(group: Group, twin: Group, backend: str, store: object) -> None:
-    """Make torch know a group that it has not made itself, and whose other ranks are of other jobs.
-
-    `twin`: another group of the same ranks, for `same_group`. Only this rank has its own number in torch's world; the
-    others get numbers that no rank of this job has.
-    """
+    """Make torch know a group that it has not made, with ranks of other jobs; `twin`: of the same, for `same_group`."""
     world: Any = dist.distributed_c10d._world
     mine = dist.get_rank()
     for each in (group, twin):

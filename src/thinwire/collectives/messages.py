@@ -1,7 +1,4 @@
-"""Messages between ranks other than tensors: plain values as JSON, and states of tensors.
-
-torch's object collectives unpickle what arrives, so a peer could run any code here. Nothing is unpickled here.
-"""
+"""Messages between ranks as JSON and states: nothing is unpickled, as torch's object collectives do."""
 
 import json
 from collections.abc import Callable, Sequence

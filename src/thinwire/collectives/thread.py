@@ -74,10 +74,7 @@ class CommunicationThread:
 
 
 def communication_thread(group: Group) -> CommunicationThread:
-    """Return the communication thread of `group`.
-
-    The first call for a group is a collective: make it in the same order on every rank.
-    """
+    """Return the communication thread of `group`; the first call is a collective, in the same order on every rank."""
     found = _open.get(group)
     if found is None:
         found = _open[group] = CommunicationThread(group)

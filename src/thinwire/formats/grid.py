@@ -112,11 +112,7 @@ def least_mantissa(bits: int) -> int:
 
 
 def powers(peak: Tensor, top: float, reach: float) -> Tensor:
-    """Return a power of two, float32, for each peak: dividing by it brings the peak into (top/2, top].
-
-    It is 1 for a peak of zero and NaN for NaN. The power, and `reach` times it, stay normal float32 numbers, so a very
-    large peak may stay above the top.
-    """
+    """Return powers of two (float32, normal) that bring each peak into (top/2, top]: 1 for zero, NaN for NaN."""
     fraction, exponent = math.frexp(top)
     fractions, exponents = torch.frexp(torch.where(peak > 0, peak, top))
     found = exponents - exponent + (fractions > fraction)

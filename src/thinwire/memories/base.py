@@ -7,6 +7,7 @@ from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.kernels.parts import whole
 from thinwire.memories.staged import Staged
@@ -139,10 +140,10 @@ class NoMemory(Memory):
         """Scale the gradient in place, as DDP does."""
         return Plain(gradient if scale == 1 else gradient.mul_(scale))
 
+    @override
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
-        """Scale each gradient in place."""
         if scale != 1 and on_host(gradients[0]):
             for x in whole(gradients):
                 x.mul_(scale)  # torch's _foreach_mul_ rounds the scale to 16 bits first, and DDP does not
@@ -150,5 +151,6 @@ class NoMemory(Memory):
             torch._foreach_mul_(whole(gradients), scale)
         return Plains(gradients)
 
+    @override
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Do nothing."""
+        pass

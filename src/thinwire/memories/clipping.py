@@ -18,10 +18,7 @@ class LocalClipping:
         self._limit, self._loss_scale = limit, 1.0
 
     def limited(self, gradient: Tensor, scale: float) -> tuple[Tensor, float]:
-        """Return a gradient and a factor; the factor times that gradient is the limited one times `scale`.
-
-        `scale` is 1/world_size. A norm that is not finite is not limited: clipping must not hide it.
-        """
+        """Return a gradient and a factor that make the limited one times `scale`, 1/world_size; NaN stays."""
         if self._limit is None:
             return gradient, scale
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)

@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.checked import Part, checked
 from thinwire.memories.base import Memory
@@ -42,29 +43,29 @@ class ErrorFeedback(Memory):
         """Return this memory's `dtype`; if it has none, float32 or wider."""
         return self._residual.held(dtype)
 
+    @override
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return decay · r + scale · g."""
         return self._residual.add(name, gradient, scale, seed, self.decay)
 
+    @override
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
-        """Return that of each."""
         count = len(names)
         return self._residual.add_each(names, gradients, [scale] * count, seeds, [self.decay] * count)
 
+    @override
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Subtract what was delivered."""
         self._residual.subtract(names, delivered)
 
+    @override
     def waits(self, name: str = "") -> bool:
-        """Whether parameter `name`, or without a name any parameter, has a residual."""
         return self._residual.waits(name)
 
+    @override
     def release(self, name: str, gradient: Tensor, scale: float) -> None:
-        """Add r / scale to a gradient that is sent uncompressed; `commit` then drops r."""
         self._residual.release(name, gradient, scale)
 
+    @override
     def tensors(self) -> Mapping[str, Staged]:
-        """Return r."""
         return {"residual": self._residual.staged}

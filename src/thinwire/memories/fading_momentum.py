@@ -6,6 +6,7 @@ from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.memories.applied_momentum import AppliedMomentum
@@ -51,12 +52,12 @@ class FadingMomentum(AppliedMomentum):
         self._clipping = LocalClipping(self.clip_norm)
 
     @property
+    @override
     def own_decay(self) -> float | None:
-        """The decay β, if it is not the optimizer's."""
         return self.decay
 
+    @override
     def momenta(self) -> Staged:
-        """Return where M is held."""
         return self._momentum.staged
 
     def blank(self) -> Self:
@@ -72,34 +73,34 @@ class FadingMomentum(AppliedMomentum):
         decay = self._decay(name)
         return self._momentum.add(name, *self._clipping.limited(gradient, scale), seed, decay)
 
+    @override
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
-        """Return that of each."""
         clipped = self._clipping.limited_each(gradients, scale)
         return self._momentum.add_each(names, *clipped, seeds, list(map(self._decay, names)))
 
+    @override
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Subtract what was delivered."""
         self._momentum.subtract(names, delivered)
 
+    @override
     def waits(self, name: str = "") -> bool:
-        """Whether parameter `name`, or without a name any parameter, has a residual."""
         return self._momentum.waits(name)
 
+    @override
     def release(self, name: str, gradient: Tensor, scale: float) -> None:
-        """Add M / scale to a gradient that is sent uncompressed; `commit` then drops M."""
         self._momentum.release(name, gradient, scale)
 
+    @override
     def tensors(self) -> Mapping[str, Staged]:
-        """Return M."""
         return {"momentum": self._momentum.staged}
 
+    @override
     def rescale(self, factor: float) -> None:
-        """Multiply M, and the limit of clipping."""
         super().rescale(factor)
         self._clipping.rescale(factor)
 
+    @override
     def waiting(self) -> Sequence[Tensor]:
-        """Return M of every parameter. Not copies."""
         return list(self._momentum.staged.committed().values())

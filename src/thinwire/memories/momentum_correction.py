@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.checked import Fraction, Positive, checked
@@ -70,10 +71,10 @@ class MomentumCorrection(Memory):
         velocity, velocity_out = self._velocity.open(name, gradient)
         return _MomentumSum(out, velocity_out, residual, velocity, gradient, scale, self.momentum, self.nesterov)
 
+    @override
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
-        """Return that of each."""
         if self.momentum is None or self._residual.continue_any(names):
             return super().compensate_each(names, gradients, scale, seeds)
         gradients, scales = self._clipping.limited_each(gradients, scale)
@@ -104,12 +105,12 @@ class MomentumCorrection(Memory):
         residual.add_(gradient, alpha=scale * (1 + momentum) if self.nesterov else scale)
         return Plain(residual, gradient.dtype)
 
+    @override
     def tensors(self) -> Mapping[str, Staged]:
-        """Return v and u."""
         return {"residual": self._residual, "velocity": self._velocity}
 
+    @override
     def rescale(self, factor: float) -> None:
-        """Multiply residual and velocity, and the limit of clipping."""
         super().rescale(factor)
         self._clipping.rescale(factor)
 

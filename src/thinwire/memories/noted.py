@@ -6,6 +6,7 @@ from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.checked import checked
 from thinwire.memories.base import Memory, State
@@ -37,37 +38,37 @@ class Noted(Memory):
         return self.memory.fields | self.free
 
     @property
+    @override
     def parts(self) -> Sequence[Memory]:
-        """This, and the parts of the inner memory."""
         return (self, *self.memory.parts)
 
+    @override
     def blank(self) -> Self:
-        """Return an empty one, with an empty inner memory."""
         return replace(self, memory=self.memory.blank())
 
+    @override
     def fresh(self) -> Self:
-        """Return an empty one over an empty memory."""
         return replace(self, memory=self.memory.fresh())
 
     @property
+    @override
     def scratch(self) -> Scratch:
-        """What the inner memory takes."""
         return self.memory.scratch
 
+    @override
     def held(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the inner memory's dtype."""
         return self.memory.held(dtype)
 
+    @override
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return the inner memory's signal, with the parameter's note."""
         signal = self.memory.compensate(name, gradient, scale, seed=seed)
         signal.note = self.note(name)
         return signal
 
+    @override
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
-        """Return that of each."""
         signals = self.memory.compensate_each(names, gradients, scale, seeds)
         for signal, name in zip(signals, names, strict=True):
             signal.note = self.note(name)
@@ -77,18 +78,18 @@ class Noted(Memory):
         """Return the note on parameter `name`."""
         return _Note(self._committed, self._staged, name)
 
+    @override
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Pass on to the inner memory."""
         self.memory.retain(names, delivered)
 
+    @override
     def commit(self, names: Collection[str] | None = None) -> None:
-        """Keep what was staged."""
         self.memory.commit(names)
         for name in self._written(names):
             self._committed[name] = self._staged.pop(name)
 
+    @override
     def rollback(self, names: Collection[str] | None = None) -> None:
-        """Drop what was staged."""
         self.memory.rollback(names)
         for name in self._written(names):
             del self._staged[name]
@@ -96,8 +97,8 @@ class Noted(Memory):
     def _written(self, names: Collection[str] | None) -> set[str]:
         return set(self._staged) if names is None else self._staged.keys() & set(names)
 
+    @override
     def rescale(self, factor: float) -> None:
-        """Multiply the residuals and the notes."""
         self.memory.rescale(factor)
         for note in self._committed.values():
             note.mul_(factor)
@@ -107,8 +108,8 @@ class Noted(Memory):
         within, notes = self.memory.state(), self._committed
         return {n: within.get(n, {}) | ({"note": notes[n]} if n in notes else {}) for n in within | notes}
 
+    @override
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load copies of the residuals and the notes."""
         within = {n: {f: x for f, x in fields.items() if f != "note"} for n, fields in state.items()}
         self.memory.restore({n: fields for n, fields in within.items() if fields})
         self._committed.clear()

@@ -14,11 +14,7 @@ _LINE = 64  # bytes: a large tensor that begins at a cache line is written past 
 
 @final
 class Staged:
-    """Two versions of one flat tensor per name, committed and staged. Committing swaps them, so nothing is copied.
-
-    They are held in `dtype`, or by default in float32 or wider. Names that are opened together lie side by side, until
-    others are.
-    """
+    """Two versions of one flat tensor per name, in `dtype` or float32 and wider; committing swaps them, uncopied."""
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
@@ -142,10 +138,7 @@ class Staged:
 
 @final
 class _Pair:
-    """Two flat tensors with a place for each of some names. `live`: names that have not been moved elsewhere.
-
-    The second is made when it is needed. `_now` is committed, except for the names that have `_turned` alone.
-    """
+    """Two flat tensors with a place for each name that is `live`; `_now` is committed, but `_turned` names."""
 
     def __init__(self, names: Sequence[str], cut: Cut, committed: Tensor) -> None:
         self._names, self._places = list(names), {name: i for i, name in enumerate(names)}

@@ -17,11 +17,7 @@ _SECOND_DRAW = 1 << 32
 
 @final
 class Sums:
-    """One flat sum per parameter, staged: x ← decay · x + scale · g, then x ← x − delivered.
-
-    Sums are held in float32 or wider, or in `dtype` torch.bfloat16 and then rounded stochastically, which keeps the
-    mean. Raises ValueError for another `dtype`.
-    """
+    """A flat sum per parameter, staged: float32 or wider, or bfloat16, rounded stochastically, which keeps the mean."""
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         if dtype not in (None, torch.bfloat16):

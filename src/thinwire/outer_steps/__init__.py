@@ -1,7 +1,4 @@
-"""Outer steps: workers train on their own, and every so many steps exchange how far they have moved.
-
-One paper a file. `OuterSteps` puts other parts together.
-"""
+"""Outer steps, one paper a file: workers train on their own, and exchange now and then how far they have moved."""
 
 from thinwire.outer_steps.base import OptimizerFactory, OuterSteps
 from thinwire.outer_steps.diloco import diloco

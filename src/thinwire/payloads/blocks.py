@@ -9,6 +9,7 @@ from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
@@ -61,17 +62,17 @@ class Blocks(Keyed):
         return self.values.view(-1, self.width)
 
     @property
+    @override
     def key_space(self) -> int:
-        """How many blocks there are."""
         return self._edges[-1]
 
     @property
+    @override
     def most_rows(self) -> int:
-        """How many blocks there are."""
         return self.key_space
 
+    @override
     def every_key(self) -> Tensor:
-        """Return the numbers of all blocks."""
         return torch.arange(self.key_space, dtype=torch.int32, device=self.keys.device)
 
     def region_counts(self) -> list[int]:
@@ -81,22 +82,22 @@ class Blocks(Keyed):
         edges = constant(self._edges, torch.int32, self.keys.device)
         return torch.searchsorted(self.keys, edges).diff().tolist()
 
+    @override
     def carried(self) -> int:
-        """Return how many values travel."""
         return self.values.numel()
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Length of `to_buffer()` in bytes."""
         named = self.named_nbytes(self.keys.numel())
         return wire.HEADER_BYTES + _SHAPE.size + numbers.nbytes(self.values, self.coded) + named
 
+    @override
     def with_values(self, values: Tensor) -> Self:
-        """Return the same blocks with other values."""
         return replace(self, values=values, coded=None)
 
+    @override
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
-        """Return other blocks of the same vector."""
         return replace(self, keys=keys, values=rows.reshape(-1), runs=(keys.numel(),), coded=None, held=())
 
     def filled(self, count: int) -> Self:
@@ -105,8 +106,8 @@ class Blocks(Keyed):
             raise PayloadError(f"{self.keys.numel()} blocks; expected {count}, as blocks cannot be padded")
         return self
 
+    @override
     def named_nbytes(self, count: int) -> int:
-        """Return how many bytes it takes to name `count` blocks."""
         return indices.nbytes(indices.shortest(count, self.key_space, _CODINGS), count, self.key_space)
 
     def to_buffer(self) -> Tensor:
@@ -152,29 +153,29 @@ class Blocks(Keyed):
             indices=places, values=values, numel=self.numel, regions=self.regions, runs=runs, ascending=ascending
         )
 
+    @override
     def write(self, out: Tensor) -> None:
-        """Set the regions of `out` to zero and add the blocks."""
         self.elements.write(out)
 
+    @override
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract the blocks of each region from its part."""
         self._elements_by_region.subtract_from(parts)
 
+    @override
     def subtract_rounded(self, parts: Sequence[Tensor], seeds: Sequence[int]) -> None:
-        """Subtract the elements of each region's blocks, rounded."""
         self._elements_by_region.subtract_rounded(parts, seeds)
 
+    @override
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Set each part to zero at every element of its region that was sent and is not 0."""
         self._elements_by_region.mask(parts)
 
+    @override
     def is_finite(self, out: Tensor) -> bool:
-        """Whether `out` is finite in every block."""
         return self.elements.is_finite(out)
 
     @classmethod
+    @override
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
-        """Place vectors side by side."""
         starts = accumulate((part.key_space for part in parts[:-1]), initial=0)
         return cls(
             keys=torch.cat([part.keys + start for part, start in zip(parts, starts, strict=True)]),
@@ -187,8 +188,8 @@ class Blocks(Keyed):
         )
 
     @classmethod
+    @override
     def concat(cls, payloads: Sequence[Self]) -> Self:
-        """Return the sum of payloads over the same space: the blocks of all of them."""
         return replace(
             payloads[0],
             keys=torch.cat([p.keys for p in payloads]),
@@ -209,10 +210,7 @@ class Blocks(Keyed):
         return elements if len(self.regions) == 1 else replace(elements, runs=tuple(self.counts()))
 
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Return the indices (int32) of the blocks' elements, and whether each is an element and not padding.
-
-        Padding takes the index of its region's last element.
-        """
+        """Return the indices (int32) of blocks' elements, and which are no padding, which has the region's last."""
         device = self.keys.device
         columns = (self._edges, *zip(*self.regions, strict=True))
         starts, offsets, lengths = (constant(x, torch.int32, device) for x in columns)

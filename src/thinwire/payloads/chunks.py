@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
@@ -57,8 +58,8 @@ class Chunks(Payload):
     summable: ClassVar[bool] = False  # never: which coefficients travel differs by rank
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Length of `to_buffer()` in bytes."""
         return (
             wire.HEADER_BYTES
             + _LAYOUT.size
@@ -66,13 +67,13 @@ class Chunks(Payload):
             + wire.padded(self._cut.named_nbytes)
         )
 
+    @override
     def counts(self) -> list[int]:
-        """Return how many coefficients travel for each region."""
         ranks = self._ranks
         return [chunking.count * ranks for chunking in self.chunkings]
 
+    @override
     def with_values(self, values: Tensor) -> Self:
-        """Return the same positions with other values."""
         return replace(self, values=values, coded=None)
 
     def to_buffer(self) -> Tensor:
@@ -106,12 +107,12 @@ class Chunks(Payload):
     # positions and values, packed and unpacked
     scratch: ClassVar[Scratch] = Scratch(element=0.05, value=14, arriving=16)
 
+    @override
     def write(self, out: Tensor) -> None:
-        """Overwrite the regions of `out` with the inverse transform."""
         self._put(Parts(out, cut_at(self.regions)), subtract=False)
 
+    @override
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract the inverse transform of each region from its part."""
         self._put(parts, subtract=True)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
@@ -122,13 +123,13 @@ class Chunks(Payload):
                 kernels.chunk_write(sent, positions, values, chunking)
                 out.masked_fill_(sent != 0, 0)
 
+    @override
     def is_finite(self, out: Tensor) -> bool:
-        """Whether the regions of `out` are finite."""
         return regions_are_finite(out, self.regions)
 
     @classmethod
+    @override
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
-        """Place vectors side by side."""
         return cls(
             positions=torch.cat([part.positions for part in parts]),
             values=torch.cat([part.values for part in parts]),
@@ -139,8 +140,8 @@ class Chunks(Payload):
         )
 
     @classmethod
+    @override
     def concat(cls, payloads: Sequence[Self]) -> Self:
-        """Return the sum of payloads over the same chunks."""
         positions, values = (torch.cat(x) for x in zip(*((p.positions, p.values) for p in payloads), strict=True))
         return replace(payloads[0], positions=positions, values=values, coded=None)
 
@@ -183,11 +184,7 @@ class Chunks(Payload):
 
 
 class _Cut(NamedTuple):
-    """What follows from how regions are cut.
-
-    carried: how many coefficients a rank has. named_nbytes: how many bytes name their positions. runs: how many regions
-    in a row are cut alike, and how. packed: the layout's bytes.
-    """
+    """What follows from how regions are cut: coefficients of a rank, positions' bytes, runs cut alike, the layout."""
 
     carried: int
     named_nbytes: int
@@ -278,10 +275,7 @@ def _read(rows: Tensor, chunking: Chunking) -> Tensor:
 
 
 def _checked(found: Sequence[tuple[Tensor, Chunking]]) -> Sequence[Tensor]:
-    """Return the positions. Raises PayloadError unless those of each chunk ascend and lie within it.
-
-    If that is only noted, they are moved there. Neighbours with chunks of one size are joined, and looked at as one.
-    """
+    """Return positions, moved to where they ascend within each chunk if that is only noted; PayloadError otherwise."""
     alike = [list(some) for _, some in groupby(found, lambda pair: (pair[1].size, pair[1].kept))]
     positions = [torch.cat([part for part, _ in some], 1) if len(some) > 1 else some[0][0] for some in alike]
     chunkings = [some[0][1] for some in alike]
@@ -326,7 +320,6 @@ def _firsts(chunking: Chunking, like: Tensor) -> Tensor:
 
 
 def _into(out: Tensor, change: kernels.Kernel[..., None], positions: Tensor, values: Tensor, cut: Chunking) -> None:
-    """Write or subtract, in the values' dtype."""
     if out.dtype == values.dtype:
         change(out, positions, values, cut)
         return

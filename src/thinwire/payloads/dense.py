@@ -8,6 +8,7 @@ from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
@@ -50,16 +51,16 @@ class Dense(Payload):
         return self.coded is None
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Length of `to_buffer()` in bytes."""
         return wire.HEADER_BYTES + numbers.nbytes(self.values, self.coded)
 
+    @override
     def counts(self) -> list[int]:
-        """Return the lengths of the regions."""
         return list(map(itemgetter(1), self.regions))
 
+    @override
     def with_values(self, values: Tensor) -> Self:
-        """Return the same payload with other values."""
         return replace(self, values=values, coded=None)
 
     @property
@@ -67,8 +68,8 @@ class Dense(Payload):
         """Plain values are summed where they are. Codes are unpacked and decoded, rank by rank, and then summed."""
         return Scratch() if self.coded is None else Scratch(value=6, arriving=9)
 
+    @override
     def to_buffer(self) -> Tensor:
-        """Return header and values as uint8."""
         return wire.pack(self._header, *numbers.sections(self.values, self.coded))
 
     @classmethod
@@ -82,41 +83,42 @@ class Dense(Payload):
             raise PayloadError(f"{head.count} of {head.numel} values; a dense payload has all")
         return cls(values=numbers.plain(buffer[None, wire.HEADER_BYTES :], head.count, dtype)[0])
 
+    @override
     def from_buffers(self, buffers: Tensor) -> Self:
-        """Return the sum of the ranks' buffers, laid out like this payload's."""
         wire.check_buffers(buffers, self._header, self.nbytes)
         per_rank = numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
         return self.with_values(kernels.row_sums(per_rank))
 
+    @override
     def write(self, out: Tensor) -> None:
-        """Overwrite the regions of `out`."""
         regions, values = whole(Parts(out, cut_at(self.regions))), self._values()
         values = values if len(values) == len(regions) else (self.values,)  # without gaps: all at once
         pairs = [pair for pair in zip(regions, values, strict=True) if not _begin_together(*pair)]
         if pairs:
             torch._foreach_copy_([region for region, _ in pairs], [part for _, part in pairs])
 
+    @override
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract the values of each region from its part."""
         torch._foreach_sub_(list(parts), list(self._values()))
 
+    @override
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Do nothing: no element was picked out."""
+        pass
 
+    @override
     def is_finite(self, out: Tensor) -> bool:
-        """Whether the regions of `out` are finite."""
         return regions_are_finite(out, self.regions)
 
     @classmethod
+    @override
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
-        """Place vectors side by side."""
         regions = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
         values = parts[0].values if len(parts) == 1 else torch.cat([part.values for part in parts])
         return cls(values=values, numel=numel, regions=regions, coded=numbers.joined([part.coded for part in parts]))
 
     @classmethod
+    @override
     def concat(cls, payloads: Sequence[Self]) -> Self:
-        """Return the sum of payloads over the same regions."""
         stacked = torch.stack([p.values for p in payloads])
         return payloads[0].with_values(kernels.row_sums(stacked))
 

@@ -1,7 +1,4 @@
-"""How a payload names its rows: by int32 numbers, a bitmap or an Elias-Fano code, whichever is shortest.
-
-Equations, bytes and an example: docs/explanation/wire-format.md.
-"""
+"""How a payload names its rows (docs/explanation/wire-format.md): int32 numbers, a bitmap or an Elias-Fano code."""
 
 from functools import partial
 
@@ -32,11 +29,7 @@ def shortest(count: int, space: int, codings: tuple[int, ...]) -> int:
 
 
 def section(coding: int, keys: Tensor, space: int) -> Tensor:
-    """Return the section that names rows by `keys` (int32).
-
-    For any coding but plain numbers they must ascend; for a bitmap, also without repeats. Raises PayloadError if a key
-    is out of range.
-    """
+    """Return the section that names rows by `keys` (int32), or raise PayloadError if they do not suit the coding."""
     if is_cheap_to_check(keys):
         within(keys, space)
     if coding == NUMBERS:

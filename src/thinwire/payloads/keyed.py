@@ -6,6 +6,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
@@ -57,8 +58,8 @@ class Keyed(Payload):
     def named_nbytes(self, count: int) -> int:
         """Return how many bytes it takes to name `count` rows of this table after `rekeyed`, padding included."""
 
+    @override
     def counts(self) -> list[int]:
-        """Return how many values travel for each region."""
         width = self.rows.shape[1]
         return [count * width for count in self.region_counts()]
 

@@ -84,10 +84,7 @@ def header(
 
 
 def read(buffers: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
-    """Return every rank's numbers, (ranks, count). Each buffer starts with sections laid out like those of `values`.
-
-    Raises PayloadError when malformed.
-    """
+    """Return every rank's numbers, (ranks, count), from sections like those of `values`, or raise PayloadError."""
     if coded is None:
         return plain(buffers, values.numel(), values.dtype)
     own, packed = lengths(values, coded)

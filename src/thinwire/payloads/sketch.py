@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.payloads import numbers, wire
@@ -43,48 +44,49 @@ class Sketch(Payload):
     summable: ClassVar[bool] = True  # always: the sum of sketches is the sketch of the sum
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Length of `to_buffer()` in bytes."""
         return wire.HEADER_BYTES + wire.padded(self.values.nbytes)
 
+    @override
     def counts(self) -> list[int]:
-        """Return the sizes of the tables."""
         return [table.rows * table.cells for table in self.tables]
 
+    @override
     def with_values(self, values: Tensor) -> Self:
-        """Return a sketch of the same shape and hashes with other tables."""
         return replace(self, values=values)
 
+    @override
     def to_buffer(self) -> Tensor:
-        """Return header and tables as uint8."""
         return wire.pack(self._head(), self.values)
 
+    @override
     def from_buffers(self, buffers: Tensor) -> Self:
-        """Return the sum over ranks."""
         wire.check_buffers(buffers, self._head(), self.nbytes)
         tables = numbers.plain(buffers[:, wire.HEADER_BYTES :], self.values.numel(), self.values.dtype)
         return self.with_values(kernels.row_sums(tables))
 
+    @override
     def write(self, out: Tensor) -> None:
-        """Overwrite the regions of `out` with the estimates."""
         for (offset, length), estimate in zip(self.regions, self._estimates(), strict=True):
             out[offset : offset + length].copy_(estimate)
 
+    @override
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract each region's estimate from its part."""
         for part, estimate in zip(parts, self._estimates(), strict=True):
             part.sub_(estimate)
 
+    @override
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Do nothing: no element was picked out."""
+        pass
 
+    @override
     def is_finite(self, out: Tensor) -> bool:
-        """Whether the regions of `out` are finite."""
         return regions_are_finite(out, self.regions)
 
     @classmethod
+    @override
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
-        """Place vectors side by side, each with its own table."""
         return cls(
             values=torch.cat([part.values for part in parts]),
             tables=tuple(table for part in parts for table in part.tables),
@@ -93,8 +95,8 @@ class Sketch(Payload):
         )
 
     @classmethod
+    @override
     def concat(cls, payloads: Sequence[Self]) -> Self:
-        """Return the sum of sketches with the same hashes."""
         stacked = torch.stack([p.values for p in payloads])
         return payloads[0].with_values(kernels.row_sums(stacked))
 

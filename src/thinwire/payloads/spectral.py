@@ -7,6 +7,7 @@ from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
@@ -44,24 +45,24 @@ class Spectral(Payload):
     summable: ClassVar[bool] = False  # never: which frequencies travel differs by rank
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Length of `to_buffer()` in bytes."""
         return wire.HEADER_BYTES + self.coefficients.nbytes
 
+    @override
     def counts(self) -> list[int]:
-        """Return how many numbers travel for each region, two per frequency."""
         return self.coefficients.counts()
 
+    @override
     def carried(self) -> int:
-        """Return how many numbers travel."""
         return self.coefficients.carried()
 
+    @override
     def with_values(self, values: Tensor) -> Self:
-        """Return the same frequencies with other values."""
         return replace(self, coefficients=self.coefficients.with_values(values))
 
+    @override
     def to_buffer(self) -> Tensor:
-        """Return header and coefficients as uint8."""
         return torch.cat([self._head(), self.coefficients.to_buffer()])
 
     @classmethod
@@ -75,8 +76,8 @@ class Spectral(Payload):
             raise PayloadError(f"a spectrum of (width, coefficients) {found}; expected {expected} of float32")
         return cls(coefficients=coefficients, block=head.count, numel=head.numel)
 
+    @override
     def from_buffers(self, buffers: Tensor) -> Self:
-        """Return the sum of the spectra of all ranks."""
         wire.check_buffers(buffers, self._head(), self.nbytes)
         return replace(self, coefficients=self.coefficients.from_buffers(buffers[:, wire.HEADER_BYTES :]))
 
@@ -89,26 +90,27 @@ class Spectral(Payload):
     # the whole spectrum and its inverse transform, beside what arrives
     scratch: ClassVar[Scratch] = Scratch(element=11.5, arriving=35)
 
+    @override
     def write(self, out: Tensor) -> None:
-        """Overwrite the regions of `out` with the inverse transform."""
         for (offset, length), x in zip(self.regions, self._inverse(), strict=True):
             out[offset : offset + length].copy_(x)
 
+    @override
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        """Subtract the inverse transform of each region from its part."""
         for part, x in zip(parts, self._inverse(), strict=True):
             part.sub_(x)
 
+    @override
     def mask(self, parts: Sequence[Tensor | None]) -> None:
-        """Do nothing: no element was picked out."""
+        pass
 
+    @override
     def is_finite(self, out: Tensor) -> bool:
-        """Whether the regions of `out` are finite."""
         return regions_are_finite(out, self.regions)
 
     @classmethod
+    @override
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
-        """Place vectors side by side."""
         sizes = [part.coefficients.numel for part in parts]
         *starts, end = accumulate(sizes, initial=0)
         spectrum = Blocks.assemble([part.coefficients for part in parts], starts, end)
@@ -116,8 +118,8 @@ class Spectral(Payload):
         return cls(coefficients=spectrum, block=parts[0].block, numel=numel, regions=regions)
 
     @classmethod
+    @override
     def concat(cls, payloads: Sequence[Self]) -> Self:
-        """Return the sum of payloads over the same spectrum."""
         return replace(payloads[0], coefficients=Blocks.concat([p.coefficients for p in payloads]))
 
     def _inverse(self) -> list[Tensor]:
@@ -130,10 +132,7 @@ class Spectral(Payload):
 
 
 def forward(x: Tensor, width: int) -> Tensor:
-    """Return the orthonormal real FFT of every `width` elements of flat float `x`, as pairs: (coefficients, 2).
-
-    The last block is padded with zeros.
-    """
+    """Return the orthonormal real FFT of every `width` elements of flat float `x`, zero-padded: (coefficients, 2)."""
     if not x.numel():
         return x.view(0, 2)
     missing = -x.numel() % width

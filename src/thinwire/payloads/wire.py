@@ -97,10 +97,7 @@ def check_coding(coding: int, known: tuple[int, ...]) -> None:
 
 
 def check_padding(buffers: Tensor, *sections: int) -> None:
-    """Raise PayloadError unless the padding of each section is zero.
-
-    `sections` are the lengths, in bytes, of the sections at the start of each of `buffers`.
-    """
+    """Raise PayloadError unless the padding of each of `sections` (bytes, at the start of buffers) is zero."""
     start = 0
     for nbytes in sections:
         end = start + padded(nbytes)

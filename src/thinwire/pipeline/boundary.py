@@ -193,7 +193,6 @@ class _Sums:
     thresholds: Tensor | float = 0.0
 
     def add(self, elements: int, values: Tensor, choice: Choice) -> None:
-        """Count one activation of so many elements, of which `values` travel."""
         self.crossings += 1
         self.elements += elements
         self.sent += values.numel()
@@ -202,7 +201,6 @@ class _Sums:
         self.thresholds = self.thresholds + choice.thresholds.mean()
 
     def report(self, wanted: float) -> Report:
-        """Return the means so far."""
         n, calls = self.elements or math.nan, self.crossings or math.nan
         kept, nonzero = float(self.kept) / n, float(self.nonzero) / n
         return Report(wanted, self.sent / n, kept, nonzero, float(self.thresholds) / calls)

@@ -18,11 +18,10 @@ With Muon, you can also switch to AdamW and `orthogonal`, which ended where unco
 
 
 class Measured(NamedTuple):
-    """The final loss of `methods` at a density, and of `dense` in the same measurement.
+    """The final loss of `methods`, which deliver the same sums, at a density, and of `dense` in the same measurement.
 
-    The methods deliver the same sums. betas: those of the optimizer, where the method wants some of its own. In
-    docs/measurements/convergence.md `dense` is at the best settings found for it, elsewhere at the bench's, as are the
-    methods: ratios of the one and the other do not tell which method is ahead by a few percent.
+    In docs/measurements/convergence.md `dense` is at the best settings found for it, elsewhere at the bench's, as are
+    the methods: ratios of the one and the other do not tell which method is ahead by a few percent.
     """
 
     methods: tuple[str, ...]

@@ -144,10 +144,7 @@ class Plan:
 
 
 def reducer(choice: Mapping[str, str], *memories: Memory) -> PerTensor:
-    """Return a reducer that uses the chosen candidate for each parameter, and leaves all others uncompressed.
-
-    Candidates with memories of the same kind share one: that of `memories`, or else a new one.
-    """
+    """Return a reducer of each parameter's candidate, which share memories of a kind; all others go uncompressed."""
     chosen = {name: given for name, given in choice.items() if given != DENSE.name}
     candidates = [candidate(name) for name in dict.fromkeys(chosen.values())]
     memories = shared(candidates, *memories)

@@ -16,8 +16,6 @@ _SLACK = 2e-3  # of a step: the most that dropping them may cost
 
 @dataclass(frozen=True, kw_only=True)
 class _Option:
-    """One way to treat a bucket."""
-
     choice: Mapping[str, str]
     works: tuple[Work, ...]
     compressed: int  # elements
@@ -97,11 +95,7 @@ def _kept(paths: Iterable[_Path], slack: float) -> list[_Path]:
 
 
 def _relaxed(profile: Profile, choice: dict[str, str]) -> dict[str, str]:
-    """Return the choice without compressing sizes that gain nothing by it, the smallest tried first.
-
-    Tensors of one size go together, as in the search: else splitting them could be faster than what was searched, and
-    a faster network could get a slower plan.
-    """
+    """Return the choice without compressing sizes (all tensors of one together) that gain nothing; smallest first."""
     limit = step_seconds(profile, choice)
     for bucket in profile.timeline.buckets:
         mine = [g for g in bucket.gradients if choice[g.name] != "dense"]

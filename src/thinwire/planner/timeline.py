@@ -20,11 +20,7 @@ soon as it is there. Others wait for each other."""
 @final
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What the tensors of one bucket that share a candidate cost: the bytes on the wire, and the seconds of each part.
-
-    `holds`: the seconds for which the exchange holds up the next one. `busy`: those by which it delays computing that
-    overlaps it.
-    """
+    """What tensors of a bucket and candidate cost; the exchange `holds` up the next one, and computing is `busy`."""
 
     name: str
     gradients: tuple[Gradient, ...]

@@ -1,7 +1,4 @@
-"""Recipes: one paper each, composed of memory, codec and exchange. Every call returns a new reducer.
-
-METHODS lists them all, with their variants, by name.
-"""
+"""Recipes: one paper each, composed of memory, codec and exchange; `METHODS` lists them all, by name."""
 
 from thinwire.recipes.catalogue import METHODS
 from thinwire.recipes.dct_dp import dct_dp

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 from torch.futures import Future
+from typing_extensions import override
 
 from thinwire import trace
 from thinwire.checked import checked
@@ -74,12 +75,12 @@ class ToOwners(Reducer):
 
         return swapped.then(finish)
 
+    @override
     def memories(self) -> Sequence[Memory]:
-        """Return the memory."""
         return (self.memory,)
 
+    @override
     def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory."""
         return self.memory
 
     def _scratch(self, bucket: Bucket, payloads: Mapping[int, Payload], at: Round) -> int:
@@ -143,10 +144,7 @@ def part_of(segment: Segment, owner: int, ranks: int) -> Segment:
 
 
 def to_owners(recipe: Reducer) -> Reducer:
-    """Return a recipe that sends to owners what this one sends to all ranks, with the same memories.
-
-    Raises TypeError where it cannot.
-    """
+    """Return a recipe that sends to owners what this one sends to all, with the same memories, or raise TypeError."""
     return recipe.rebuilt(_to_owners)
 
 

@@ -1,7 +1,4 @@
-"""PowerSGD (Vogels et al. 2019): a matrix as the product of two thin factors, each summed over the ranks.
-
-Factors are multiplied out by `outer_sums` of kernels/matrices, with the same bits on every rank.
-"""
+"""PowerSGD: a matrix as the product of two thin factors, multiplied out by `outer_sums` of kernels/matrices."""
 
 import math
 from collections.abc import Sequence
@@ -11,6 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 from torch.futures import Future
+from typing_extensions import override
 
 from thinwire import kernels, trace
 from thinwire.checked import Count, Size, checked
@@ -64,16 +62,16 @@ class PowerSGD(Reducer):
         low_rank = self._low_rank(Bucket(flat=bucket.flat, segments=low), at)
         return joined([low_rank, self.small.reduce(Bucket(flat=bucket.flat, segments=rest), at)], bucket.flat)
 
+    @override
     def memories(self) -> Sequence[Memory]:
-        """Return the memories of `small`, and this one's."""
         return tuple({id(m): m for m in (*self.small.memories(), self.memory)}.values())
 
     def memory_of(self, segment: Segment) -> Memory:
         """Return the memory, or for a small parameter that of `small`."""
         return self.memory if self._pays(segment) else self.small.memory_of(segment)
 
+    @override
     def route(self, segment: Segment, step: float = math.inf) -> Reducer:
-        """Return this, or what takes a small parameter."""
         return self if self._pays(segment) else self.small.route(segment, step)
 
     def _divided(self, segments: Segments) -> tuple[Segments, Segments]:

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 from torch.futures import Future
+from typing_extensions import override
 
 from thinwire import trace
 from thinwire.checked import checked
@@ -33,20 +34,20 @@ class WithRows(Routing):
                 "OwnerSharded or RecursiveDoubling"
             )
 
+    @override
     def children(self) -> Sequence[Reducer]:
-        """Return what does the rest."""
         return (self.dense,)
 
+    @override
     def child_of(self, segment: Segment, step: float) -> Reducer:
-        """Return what does the rest."""
         return self.dense
 
+    @override
     def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
-        """Return it with the rest changed."""
         return replace(self, dense=self.dense.rebuilt(change))
 
+    @override
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Prepare both."""
         self.rows.prepare(group)
         super().prepare(group, samples)
 

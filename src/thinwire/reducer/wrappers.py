@@ -8,6 +8,7 @@ from typing import final
 
 from torch import Tensor
 from torch.futures import Future
+from typing_extensions import override
 
 from thinwire.checked import Size, checked
 from thinwire.codecs import Identity
@@ -30,29 +31,30 @@ class Routing(Reducer):
         """Return the child that takes a segment at a step."""
 
     @abstractmethod
+    @override
     def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
-        """Return it with all that is within changed."""
+        pass
 
     def turn(self, step: int) -> Hashable:
         """Return what is the same for as long as `child_of` is."""
         return None
 
     @property
+    @override
     def changes(self) -> bool:
-        """Whether `memory_of` a parameter may change from step to step, in any child."""
         return any(child.changes for child in self.children())
 
+    @override
     def route(self, segment: Segment, step: float = math.inf) -> Reducer:
-        """Return what takes a segment's gradient at `step`, by default in the long run."""
         return self.child_of(segment, step).route(segment, step)
 
+    @override
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Prepare all."""
         for child in self.children():
             child.prepare(group, samples)
 
+    @override
     def begin(self, at: Round) -> None:
-        """Let all decide."""
         for child in self.children():
             child.begin(at)
 
@@ -69,12 +71,12 @@ class Routing(Reducer):
         """Return that of the child that takes it in the long run."""
         return self.child_of(segment, math.inf).memory_of(segment)
 
+    @override
     def holding(self, segment: Segment) -> Sequence[Memory]:
-        """Return those of the child that takes it in the long run."""
         return self.child_of(segment, math.inf).holding(segment)
 
+    @override
     def waiting_length(self, segment: Segment) -> int:
-        """Return what the child says that takes it in the long run."""
         return self.child_of(segment, math.inf).waiting_length(segment)
 
     def _divided(self, segments: Segments, step: int) -> Sequence[tuple[Reducer, Segments]]:
@@ -103,24 +105,24 @@ class WarmUp(Routing):
     first: Reducer
     then: Reducer
 
+    @override
     def children(self) -> Sequence[Reducer]:
-        """Return both."""
         return self.first, self.then
 
+    @override
     def child_of(self, segment: Segment, step: float) -> Reducer:
-        """Return whichever is due."""
         return self.first if step < self.steps else self.then
 
+    @override
     def turn(self, step: int) -> Hashable:
-        """Return whether the first is due."""
         return step < self.steps
 
+    @override
     def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
-        """Return it with both changed."""
         return replace(self, first=self.first.rebuilt(change), then=self.then.rebuilt(change))
 
+    @override
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        """Hand over to whichever is due."""
         return (self.first if at.step < self.steps else self.then).reduce_rows(gradient, name, at)
 
 
@@ -142,16 +144,16 @@ class MinimumSize(Routing):
         """Return the memories of both, in the order in which states have them."""
         return tuple({id(memory): memory for each in (self.small, self.large) for memory in each.memories()}.values())
 
+    @override
     def child_of(self, segment: Segment, step: float) -> Reducer:
-        """Return the one for its size."""
         return self.large if segment.length >= self.minimum_size else self.small
 
+    @override
     def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
-        """Return it with both changed."""
         return replace(self, small=self.small.rebuilt(change), large=self.large.rebuilt(change))
 
+    @override
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        """Hand over to `large`."""
         return self.large.reduce_rows(gradient, name, at)
 
 
@@ -178,21 +180,21 @@ class PerTensor(Routing):
         used = set(self.chosen.values())
         return [*(reducer for name, reducer in self.reducers.items() if name in used), self.otherwise]
 
+    @override
     def child_of(self, segment: Segment, step: float) -> Reducer:
-        """Return the one that is chosen for its name."""
         return self.of(segment.name)
 
     def of(self, name: str) -> Reducer:
         """Return the reducer of a parameter."""
         return self.reducers[self.chosen[name]] if name in self.chosen else self.otherwise
 
+    @override
     def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
-        """Return it with all changed."""
         reducers = {name: each.rebuilt(change) for name, each in self.reducers.items()}
         return replace(self, reducers=reducers, otherwise=self.otherwise.rebuilt(change))
 
+    @override
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        """Hand over to `otherwise`."""
         return self.otherwise.reduce_rows(gradient, name, at)
 
 
@@ -207,8 +209,8 @@ class Released(Reducer):
         default_factory=lambda: Compressed(memory=NoMemory(), codec=Identity(), exchange=AllReduce())
     )
 
+    @override
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        """Add the residuals, and start."""
         releasing = [part for memory in self.waiting for part in memory.parts if part.releases]
         for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
             for memory in releasing:
@@ -224,6 +226,6 @@ class Released(Reducer):
         """Return the memory that goes out with the next gradient; if there is none, that of `dense`."""
         return next(iter(self.holding(segment)), self.dense.memory_of(segment))
 
+    @override
     def holding(self, segment: Segment) -> Sequence[Memory]:
-        """Return the memories that go out with the next gradient."""
         return [memory for memory in self.waiting if any(part.releases for part in memory.parts)]

@@ -14,10 +14,7 @@ _NEVER = -1
 
 
 def wanted(parameters: Sequence[Entry], given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Return the ids that were given, as int64 on the CPU, ascending without repeats; all if nothing was given.
-
-    Raises ValueError for another parameter or a row that is not there, and TypeError for ids that are no integers.
-    """
+    """Return the ids given, as ascending int64 on the CPU, or all; TypeError or ValueError for those that cannot be."""
     known = {each.name: each for each in parameters}
     if not known:
         raise ValueError("rows come with every answer here: pass fetch_rows=True to serve and connect, or fetch none")
@@ -70,10 +67,7 @@ class Rows:
             each.clamp_(max=version)
 
     def oldest(self, version: int, gradients: Mapping[str, Tensor]) -> int:
-        """Return the version of the oldest values that gradients were computed on, if `version` is the others'.
-
-        Raises ValueError for gradients of rows that were never fetched.
-        """
+        """Return the version of the oldest values under these gradients; ValueError for rows never fetched."""
         found = [version] if self.layout.sizes else []
         for entry, versions in zip(self.layout.fetched, self._versions, strict=True):
             if (gradient := gradients.get(entry.name)) is not None and (keys := gradient._indices()[0].cpu()).numel():
@@ -98,11 +92,9 @@ class Fetches:
         self._latest, self._open = 0, dict[int, Sequence[Tensor]]()
 
     def __len__(self) -> int:
-        """How many questions are open."""
         return len(self._open)
 
     def __contains__(self, number: int) -> bool:
-        """Whether the answer has not come."""
         return number in self._open
 
     def add(self, keys: Sequence[Tensor]) -> int:

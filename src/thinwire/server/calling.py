@@ -19,11 +19,7 @@ PAUSE = 0.2  # seconds between attempts to connect
 @final
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a trainer talks to a server.
-
-    trainer: its number, 32 hexadecimal digits. patience: seconds to look for a server that is gone. log_bytes: room for
-    updates that the server has not saved yet. longest_answer, longest_rows: bytes of a body.
-    """
+    """How a trainer (32 hexadecimal digits) talks to a server: seconds of patience, and bytes of log and bodies."""
 
     address: str
     secret: bytes = field(repr=False)
@@ -37,11 +33,7 @@ class Settings:
 
 
 def called(settings: Settings, deadline: float, closed: threading.Event) -> tuple[Wire, Frame]:
-    """Return a connection that has joined, and the server's WELCOME.
-
-    Raises ServerError if there is none until the deadline or until `closed` is set, or none with this secret, and
-    FingerprintError if the server refuses.
-    """
+    """Return a connection that has joined, and WELCOME; ServerError by the deadline, or FingerprintError if refused."""
     while True:
         try:
             return _called_once(settings)

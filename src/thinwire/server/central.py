@@ -25,10 +25,7 @@ MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSch
 @final
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One update of a trainer: who sent it, its number, the version it was computed on, and what it says.
-
-    loss: what the trainer tells of it, NaN if nothing.
-    """
+    """One update of a trainer: its number, the version it was computed on, its loss (NaN if none), and what it says."""
 
     trainer: str
     number: int
@@ -41,12 +38,10 @@ class Update:
 
 @final
 class Central:
-    """Parameters and their optimizers. Not thread-safe: the caller holds the server's lock.
+    """Parameters, as views of one flat vector for each dtype, and their optimizers; the caller holds the server's lock.
 
-    The model's own parameters become views of one flat vector for each dtype, so the model is the central copy.
-    damped: an update of staleness τ is multiplied by 1/(1 + τ) (Zhang et al. 2016, staleness-aware asynchronous SGD).
-    sound: the latest version on which gradients have been finite. Raises ValueError for an optimizer that would move
-    rows that got no gradient, and for a model that is served or trained in this process already.
+    `damped`: an update of staleness τ is multiplied by 1/(1 + τ) (Zhang et al. 2016, staleness-aware asynchronous SGD).
+    `sound`: the latest version on which gradients have been finite.
     """
 
     def __init__(
@@ -93,11 +88,7 @@ class Central:
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update]) -> set[str]:
-        """Apply the mean of these updates in one step. Return the trainers whose update was dropped: it is not finite.
-
-        If none is left, nothing changes but the numbers of what was applied. Raises ServerError if an optimizer or
-        scheduler raises, if parameters are not finite then, or if they have moved, now and from then on.
-        """
+        """Apply the mean of these updates in one step, and return the trainers whose update was not finite."""
         self.check()
         stale = {each.trainer: max(0, self.version - each.version) for each in updates}
         self.applied.update({each.trainer: each.number for each in updates})

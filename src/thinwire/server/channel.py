@@ -27,8 +27,7 @@ class Channel:
     """Sends updates to one server, in order, and writes its answers into the trainer's `copy`.
 
     An update stays in the log until the server says that it is on disk. After a lost connection the channel joins again
-    and sends, one at a time, those that the server has not applied; until then no thread adds to them. Raises
-    FingerprintError if recipe or model differ from the server's, and ServerError if it cannot be reached.
+    and sends, one at a time, those that the server has not applied; until then no thread adds to them.
     """
 
     def __init__(self, settings: Settings, copy: Copy, rows: Rows) -> None:
@@ -191,7 +190,6 @@ class Channel:
                     ) from gone
 
     def _end_connection(self) -> None:
-        """Close the connection, and add its traffic to the total."""
         with self._changed:
             self._direct = False
         self._wire.close()

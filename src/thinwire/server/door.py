@@ -83,7 +83,6 @@ class Door:
             self._let_in(first)
 
     def _let_in(self, session: Session) -> None:
-        """Note that this session is authenticated, or over."""
         with self._lock:
             self._strangers.pop(session, None)
 
@@ -107,7 +106,6 @@ class Door:
             self._shared.ended[1] += session.wire.received
 
     def _report(self, host: str, error: Exception) -> None:
-        """Log once for each address."""
         with self._lock:
             known = host in self._met or len(self._met) >= _REMEMBERED
             if not known:

@@ -18,10 +18,7 @@ _VERSION = 1
 
 @final
 class Durable:
-    """A server's checkpoint at `path`. Saving writes a file beside it, syncs it to disk and renames it.
-
-    The one before it is kept as `path`.previous, where the file system has hard links.
-    """
+    """A checkpoint at `path`, written beside it, synced and renamed; the one before is kept as `path`.previous."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -44,10 +41,7 @@ class Durable:
             ) from error
 
     def save(self, state: dict[str, Any], *, keep: bool = True) -> None:
-        """Replace the checkpoint. Raises OSError, and then the old one is still there. `keep`: as the previous one.
-
-        Also raised if the file there is not the one that this server read or wrote: it is another server's.
-        """
+        """Replace the checkpoint; OSError, with the old one in place, where that fails or it is another server's."""
         if not self._is_mine():
             raise FileExistsError(
                 f"{self._path} was written by another process: give each server a checkpoint of its own, and stop a "

@@ -52,10 +52,7 @@ def announce(index: int, address: str) -> None:
 
 
 def addresses(given: str | Sequence[str] | None, servers: int) -> list[str]:
-    """Return where each server is: what was given, or what servers told the store. Waits for them there.
-
-    Raises ValueError if there are not as many addresses as servers, or no store.
-    """
+    """Return each server's address, given or awaited from the store; ValueError if not as many, or without any."""
     if given is not None:
         found = [given] if isinstance(given, str) else list(given)
         if len(found) != servers:

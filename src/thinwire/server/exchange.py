@@ -32,10 +32,7 @@ _CPU = torch.device("cpu")
 
 @final
 class Uplink:
-    """A recipe's memory and codec between a trainer's gradients and the bodies of its updates.
-
-    Not thread-safe. `who` seeds what this trainer draws alone.
-    """
+    """A recipe's memory and codec between gradients and updates' bodies; not thread-safe; `who` seeds its own draws."""
 
     def __init__(self, recipe: Reducer, layout: Layout, who: str, device: torch.device = _CPU) -> None:
         check_memories(recipe)
@@ -49,11 +46,11 @@ class Uplink:
         return MemoryUse(waiting, staging=0, scratch=self._scratch)
 
     def encode(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[Tensor]:
-        """Return the sections of update `number`. What they do not deliver goes into the residual; if they `drain`, the
-        residual is sent too, and then empty.
+        """Return the sections of update `number`; what they do not deliver goes into the residual, all out if they
+        `drain`.
 
-        Gradients are read, not kept. A parameter that has none sends zeros. Raises TypeError for gradients that are
-        sparse where the layout's are not, or the other way round; then nothing has changed.
+        Gradients are read, not kept; zeros for those missing. Raises TypeError, with nothing changed, for gradients
+        that are sparse where the layout's are not, or the other way round.
         """
         self.check(gradients)
         with trace.span("encode"):
@@ -164,9 +161,8 @@ class Draining:
 class Downlink:
     """The answers to one trainer: all parameters, or what changed since the last answer, by a `codec`.
 
-    With a codec, the server keeps a copy of what the trainer has: one more copy of all parameters for each trainer.
-    What a message leaves out is still in the difference next time, so this is error feedback. Of sparse embeddings, the
-    rows that changed are sent, exactly; none if trainers fetch them.
+    The server then keeps a copy of what the trainer has, so what a message leaves out is in the next difference: error
+    feedback. Of sparse embeddings, the rows that changed are sent, exactly; none if trainers fetch them.
     """
 
     def __init__(self, central: Central, codec: Codec | None) -> None:
@@ -246,10 +242,7 @@ class Base(NamedTuple):
 
 @final
 class Copy:
-    """A trainer's copy of one server's parameters. The server's answers overwrite it, but only while it is `open`.
-
-    So nothing changes between a forward pass and its backward. What comes meanwhile is kept until it is opened.
-    """
+    """A trainer's copy of one server's parameters, overwritten only while `open`: not from forward to backward."""
 
     def __init__(self, layout: Layout, model: nn.Module, codec: Codec | None) -> None:
         self._layout, self.places = layout, Places(layout, model)
@@ -288,10 +281,7 @@ class Copy:
                 self._opened -= 1
 
     def take(self, body: memoryview, number: int, base: Base, *, whole: bool) -> None:
-        """Take in an answer to update `number`, or all parameters; gradients are then computed on `base`.
-
-        Raises FrameError or PayloadError, and then nothing has been written.
-        """
+        """Take in an answer to update `number`, or all; on FrameError or PayloadError nothing has been written."""
         with self._lock:
             if not self._opened:
                 body = memoryview(bytearray(body))  # the next frame overwrites it

@@ -39,10 +39,7 @@ def longest_question(layout: Layout) -> int:
 
 
 def rows_for(central: Central, lock: threading.Condition, body: memoryview) -> tuple[int, list[Bytes]]:
-    """Return the version of the parameters, and the body of ROWS that answers FETCH. Encodes outside the lock.
-
-    Raises FrameError or PayloadError.
-    """
+    """Return the parameters' version, and the body of ROWS that answers FETCH, encoded outside the lock."""
     fetched = central.layout.fetched
     keys = read_question(central.layout, body)
     with lock:

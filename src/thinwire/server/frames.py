@@ -29,9 +29,8 @@ _ours = WeakSet[socket.socket]()
 class Kind(IntEnum):
     """What a frame is. A ping from the server has the number of the trainer's latest update that is on disk.
 
-    A watcher sends WATCH instead of JOIN, and gets STATUS for each. A trainer that fetches rows sends FETCH, and
-    gets ROWS of the same number for each. The number of a JOIN, a WATCH and a WELCOME is the sender's time-out in
-    milliseconds.
+    A FETCH gets ROWS of the same number; a watcher's WATCH, in place of JOIN, gets STATUS. The number of a JOIN, a
+    WATCH and a WELCOME is the sender's time-out in milliseconds.
     """
 
     PING = 0
@@ -82,10 +81,7 @@ class Frame(NamedTuple):
 
 
 def parse(header: bytes | bytearray, limits: Mapping[Kind, int]) -> tuple[Kind, Flag, int, int, int]:
-    """Return kind, flags, number, version and length. `limits`: how long a body each kind that may come now has.
-
-    Raises FrameError.
-    """
+    """Return kind, flags, number, version and length, or raise FrameError; `limits`: of bodies that may come."""
     magic, protocol, kind, flags, number, version, length = HEADER.unpack(header)
     if magic != MAGIC or protocol != PROTOCOL:
         raise FrameError(f"got {bytes(magic)!r}, version {protocol}; expected {MAGIC!r}, version {PROTOCOL}")
@@ -192,11 +188,7 @@ class Wire:
         return Frame(kind, flags, number, version, body)
 
     def receive_raw(self, into: memoryview, *, deadline: float | None = None) -> None:
-        """Fill `into`, until `deadline` (`time.monotonic`) if there is one. Raises GoneError if the other side is gone.
-
-        Before a deadline nothing is sent: the other side is not known yet. Later a ping is, now and then, whether much
-        comes or nothing: who hears all the time must not fall silent.
-        """
+        """Fill `into`, by a deadline (`time.monotonic`) if any; ping only without one: the other side is known then."""
         while into:
             self._wait_at_most(deadline)
             try:

@@ -55,10 +55,7 @@ def given_secret(secret: Secret) -> str | None:
 
 
 def secret_of(given: str | None, host: str) -> bytes:
-    """Return the secret for a server at `host`: what was given, or at localhost this user's own.
-
-    Raises ValueError if a public host has none.
-    """
+    """Return the secret for a server: given, or at localhost this user's own; ValueError if a public one has none."""
     if given is not None:
         return given.encode()
     return _own_secret() if _is_loopback(host) else _no_secret(host)

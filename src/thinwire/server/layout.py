@@ -44,7 +44,6 @@ class Entry:
         return torch.Size(self.shape).numel()
 
     def __str__(self) -> str:
-        """Return it in words, for comparison."""
         return f"{self.shape} {self.dtype}{', in rows' if self.rows else ''}"
 
 
@@ -90,10 +89,7 @@ def check_fetchable(parameters: Sequence[Entry], *, fetch_rows: bool) -> None:
 
 
 def shards(parameters: Sequence[Entry], servers: int) -> list[list[Entry]]:
-    """Divide parameters among servers: the largest first, each to whichever server has least so far.
-
-    Each server's are in the model's order. Raises ValueError if there are more servers than parameters.
-    """
+    """Divide parameters, at least one each, among servers: the largest first, to whichever has least so far."""
     if servers > len(parameters):
         raise ValueError(f"{servers} servers for {len(parameters)} parameters; expected at most one server a parameter")
     load, owner = [0] * servers, dict[str, int]()
@@ -145,9 +141,8 @@ class Part:
 class Layout:
     """The layout of one server's parameters.
 
-    All that are not sent as rows lie in one flat vector for each dtype: `sizes` are their lengths. `dense` has those
-    vectors uncompressed. `rows` are the others. Of these, `pushed` come down with every answer, and `fetched` when a
-    trainer asks for some: one of the two is empty.
+    All that are not sent as rows lie in one flat vector for each dtype: `sizes` are their lengths. `rows` are the
+    others. Of these, `pushed` come down with every answer, and `fetched` when a trainer asks: one of the two is empty.
     """
 
     def __init__(self, parameters: Sequence[Entry], *, fetch_rows: bool = False) -> None:
@@ -213,10 +208,7 @@ class Layout:
         return self.parts(lambda segment: (_NOTHING, codec))
 
     def limit(self, parts: Sequence[Part], rows: Sequence[Entry]) -> int:
-        """Return the most bytes that a body of such parts, or of uncompressed ones, and of these rows can have.
-
-        A density may grow later, to all elements with an index of 8 bytes each.
-        """
+        """Return the most bytes of such a body: a density may grow to all elements, each with an index of 8 bytes."""
         sections = len(self._placed) + len(rows)
         compressed, whole = (sum(part.like().nbytes for part in each) for each in (parts, self.dense))
         return 8 * sections + max(compressed, 3 * whole) + sum(map(most, rows))
@@ -228,10 +220,7 @@ def most(entry: Entry) -> int:
 
 
 def line(recipe: Reducer, segment: Segment, step: int) -> Compressed:
-    """Return the memory and codec that a recipe has for a parameter at a step.
-
-    Raises TypeError for a recipe that has none: one that computes while it exchanges.
-    """
+    """Return the memory and codec of a parameter at a step; TypeError for a recipe that computes while it exchanges."""
     found = recipe.route(segment, step)
     if isinstance(found, Compressed):
         return found

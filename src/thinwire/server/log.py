@@ -37,7 +37,6 @@ class Log:
         self._room, self._updates, self.nbytes = room, deque[Sent](), 0
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._updates)
 
     def fits(self, nbytes: int) -> bool:

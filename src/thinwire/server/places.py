@@ -16,11 +16,7 @@ _held = WeakValueDictionary[int, Tensor]()
 
 @final
 class Places:
-    """The places of the parameters of a `layout`, in the model that the user has.
-
-    As this is made, all but rows become views of `flats`, one vector for each dtype. Raises ValueError for a model that
-    is served or trained in this process already: two copies of the parameters cannot be in one place.
-    """
+    """The places of the parameters in the user's model: all but rows become views of `flats`, one for each dtype."""
 
     def __init__(self, layout: Layout, model: nn.Module) -> None:
         own, self.names = named(model), [each.name for each in layout.parameters]

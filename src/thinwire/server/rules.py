@@ -21,11 +21,10 @@ Meanwhile = Callable[[], None]
 
 
 class Rule(ABC):
-    """Decides over the updates of all trainers. Every call but `submit` is made with the server's lock held.
+    """Decides over the updates of all trainers, of which so many must have joined before the first is applied.
 
-    trainers: how many must have joined, including those that left with a BYE, before the first update is applied.
-    timeout: how long a rule that keeps trainers in step waits, after a restart, for those that were there when the
-    server was saved; and how long any trainer waits for others before the log says for whom.
+    Every call but `submit` is made with the server's lock held. `timeout`: how long a rule that keeps trainers in step
+    waits, after a restart, for those that were there; and how long any trainer waits before the log says for whom.
     """
 
     def __init__(self, central: Central, lock: threading.Condition, *, trainers: int, timeout: float) -> None:
@@ -62,11 +61,7 @@ class Rule(ABC):
         self._lock.notify_all()
 
     def submit(self, update: Update, meanwhile: Meanwhile) -> bool:
-        """Have an update applied, once, and wait as long as the rule says. Return whether it was dropped as not finite.
-
-        Raises what `meanwhile` raises; the update may or may not have been applied then. Raises ServerError if a step
-        has failed, and GoneError if the server is closed before it begins.
-        """
+        """Have an update applied, once; wait as long as the rule says; return whether it was dropped, not finite."""
         with self._lock:
             self._wait(lambda: self.complete, meanwhile, self._absent)
             if not self.complete:
@@ -111,10 +106,7 @@ class Rule(ABC):
 
 @final
 class Asynchronous(Rule):
-    """Apply each update as it comes. No trainer gets more than `bound` updates ahead of the slowest; None: any number.
-
-    This is stale-synchronous parallel (Ho et al. 2013) with a bound, and plain asynchronous SGD without.
-    """
+    """Apply updates as they come, no trainer over `bound` ahead (stale-synchronous parallel, Ho et al. 2013)."""
 
     def __init__(
         self, central: Central, lock: threading.Condition, *, trainers: int, timeout: float, bound: int | None

@@ -9,10 +9,7 @@ from thinwire.server.durable import Durable
 
 @final
 class Saving:
-    """Saves the central copy, and knows what has been saved.
-
-    durable: where to; None if there is no checkpoint. lock: the server's. soon: set to ask for a checkpoint soon.
-    """
+    """Saves the central copy, and knows what has been saved; `soon` is set to ask for a checkpoint soon."""
 
     def __init__(self, central: Central, lock: threading.Condition, durable: Durable | None) -> None:
         self._central, self._lock, self.durable = central, lock, durable
@@ -26,10 +23,7 @@ class Saving:
         return held.get(trainer, 0)
 
     def save(self) -> None:
-        """Save now. Raises ValueError without a checkpoint, and OSError where the disk refuses.
-
-        Raises ServerError after a step that failed: there is nothing whole to save.
-        """
+        """Save now; ValueError without a checkpoint, OSError of the disk, and ServerError after a step that failed."""
         if self.durable is None:
             raise ValueError("this server has no checkpoint: pass checkpoint= to serve")
         with self._writing:

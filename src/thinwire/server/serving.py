@@ -160,7 +160,6 @@ def _rule(central: Central, lock: threading.Condition, staleness: int | None, *,
 
 
 def _check_momentum(recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raise MomentumError if both the recipe and an optimizer have momentum."""
     corrects = any(isinstance(part, MomentumCorrection) for each in recipe.memories() for part in each.parts)
     for each in optimizers if corrects else ():
         if any(group.get("momentum") or "betas" in group for group in each.param_groups):

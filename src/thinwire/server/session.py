@@ -81,11 +81,7 @@ class Session:
         self._downlink = Downlink(shared.central, shared.codec)
 
     def run(self, let_in: Callable[[], None]) -> None:
-        """Converse until the trainer leaves. Calls `let_in` once it has proved that it knows the secret.
-
-        Raises StrangerError, RefusedError, GoneError, FrameError or PayloadError; then only the updates that were
-        answered before have been applied.
-        """
+        """Converse until the trainer leaves; call `let_in` once it proved the secret; unanswered updates are void."""
         try:
             challenge(self.wire, self._shared.secret)
             let_in()

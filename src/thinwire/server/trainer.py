@@ -266,7 +266,6 @@ class Trainer:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Let the servers' answers be written."""
         with ExitStack() as opened:
             for channel in self._channels:
                 opened.enter_context(channel.copy.open())
@@ -280,7 +279,6 @@ class Trainer:
 
 
 def _number(loss: float | Tensor | None) -> float:
-    """Return a loss as a number, NaN if there is none."""
     if loss is None:
         return math.nan
     return float(loss.detach()) if isinstance(loss, Tensor) else loss

@@ -37,12 +37,10 @@ def assembled(
     everything: Callable[[], Mapping[str, Tensor]] | None = None,
     why: Callable[[], Why] | None = None,
 ) -> Attachment:
-    """Return the attachment of a recipe to these parameters, on every rank of the mesh or on none. A collective.
+    """Return the attachment of a recipe to these parameters, on every rank of the mesh or on none; a collective.
 
     `groups`: those of the mesh, that which exchanges first. `sparse`: the parameters with sparse gradients. `divisor`:
-    by default the number of ranks. If an earlier attachment serves any of the parameters, the new one takes over its
-    residuals; call `check_takeover` first.
-    Raises FingerprintError if ranks disagree, and MomentumError if momentum would be applied twice or not at all.
+    by default the number of ranks. Takes over an earlier one's residuals: call `check_takeover` first.
     """
     group, size = groups[0], groups[0].size()
 
@@ -109,10 +107,7 @@ def check_real(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
-    """Compare recipe, parameters and settings over ranks. A collective.
-
-    If they differ, raises FingerprintError on every rank, and says in what.
-    """
+    """Raise FingerprintError, on every rank, if recipe, parameters or settings differ; a collective."""
     mine = {"recipe": words(recipe), "what DDP or the optimizer is set to": settings} | {
         f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()
     }
@@ -155,10 +150,7 @@ _alive: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
-    """Return the attachment that has served these parameters until now, if there is one.
-
-    If it also serves other parameters still in training, it stays at work beside the new one.
-    """
+    """Return what has served these parameters until now; it stays at work if it also serves others in training."""
     mine = set(parameters.values())
     found = [
         each

@@ -173,10 +173,7 @@ class Attachment(Handle):
         return self._finishing(self.recipe.reduce(bucket, at), bucket, means, at.verdict)
 
     def _segments(self, parameters: Sequence[nn.Parameter], numel: int) -> Segments:
-        """Return the segments of a bucket of these, worked out when it is first seen.
-
-        Raises RuntimeError if their gradients do not fill its `numel` elements.
-        """
+        """Return the segments of a bucket of these, or raise RuntimeError if they do not fill its `numel` elements."""
         key = (numel, *map(id, parameters))  # which the attachment holds
         if key not in self._seen:
             names = [self.names[p] for p in parameters]
@@ -372,7 +369,6 @@ class Attachment(Handle):
         self.membership.release(averages="DDP's hook, or reduce(), does that")
 
     def _enter(self, names: Sequence[str], parameters: Sequence[nn.Parameter], *, joined: bool) -> None:
-        """Note that these parameters are being reduced."""
         if self.ended:
             raise RuntimeError("another attachment to these parameters has taken over; train the model it was given")
         for other in self.sharing:
@@ -381,10 +377,7 @@ class Attachment(Handle):
             self._begin(joined=joined)
 
     def _refuse_again(self, other: "Attachment", parameters: Sequence[nn.Parameter]) -> None:
-        """Raise RuntimeError if another attachment reduces gradients of these that have been reduced here already.
-
-        Where neither keeps anything, both give the same mean.
-        """
+        """Raise RuntimeError if another attachment that keeps something reduces what was reduced here already."""
         again = [self.names[p] for p in parameters if p in self.names and self.steps.has_reduced(self.names[p])]
         if again and not self.ended and (self._watch or other._watch):
             raise RuntimeError(
@@ -393,7 +386,6 @@ class Attachment(Handle):
             )
 
     def _begin(self, *, joined: bool) -> None:
-        """Get ready for a reduction."""
         self.check_loaded()
         steps, membership = self.steps, self.membership
         steps.fresh = False

@@ -150,7 +150,6 @@ class _Loading:
         return dealt
 
     def one_entry(self) -> State:
-        """Return an entry for torch.distributed.checkpoint to load."""
         left = min(self._headers.keys() - self._lost.keys())
         return dict(self._storage.blank([header_name(left)]))
 
@@ -225,7 +224,6 @@ class _Loading:
         return Piece.at(header["shard"]).shard
 
     def _uncut(self, header: Header) -> bool:
-        """Whether the model is cut as it was."""
         then, now = header.get("shard") or [], self._layout.shard or []
         return [size for _, size in then] == [size for _, size in now]
 

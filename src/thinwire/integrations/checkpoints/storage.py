@@ -29,11 +29,7 @@ Saved = str | os.PathLike[str] | Reader
 
 @final
 class Storage:
-    """The entries that a checkpoint holds under one key. `ranks`: those that have saved any.
-
-    `key` None stands for the only key there is. Raises ValueError if there are no such entries, if several keys have
-    some and none is chosen, or if the checkpoint cannot be read.
-    """
+    """The entries that a checkpoint holds under one key (None: the only one), or ValueError; `ranks` have saved any."""
 
     def __init__(self, saved: Saved, key: str | None) -> None:
         import torch.distributed.checkpoint as dcp  # takes seconds, and only who loads needs it

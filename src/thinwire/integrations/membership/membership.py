@@ -1,7 +1,4 @@
-"""Membership: the ranks that exchange gradients, the step they are at, and this rank's residuals.
-
-Ranks come and go, and one attachment follows another. A residual stays on its rank, or moves with its parameters.
-"""
+"""The ranks that exchange gradients, the step they are at, and this rank's residuals, which stay with it."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -31,12 +28,10 @@ RuntimeError if ranks must not run out of data.
 
 @final
 class Membership:
-    """One rank among those that exchange the gradients of a model.
+    """One rank among those that exchange the gradients of a model: its recipe and memories, its step, its place.
 
-    `recipe`: what reduces gradients, with the memories that hold the residuals. `group`: the ranks. `loss_scale`: that
-    of the residuals. `handover` hands momentum over to the memories, and `steps` says which step this is. `agreed`:
-    whether ranks have compared where they stand. `resting`: the model's frozen parameters, for which something may wait
-    from before. `samples`: the weight of this rank in means, if they are weighted.
+    `agreed` says whether ranks have compared where they stand, `resting` has frozen parameters, for which something may
+    wait from before, and `samples` is this rank's weight in means, if they are weighted.
     """
 
     def __init__(
@@ -119,10 +114,7 @@ class Membership:
         return state.check(saved, self.recipe, self._known, state.Place.of(self.group))
 
     def regroup(self, group: Group, divisor: Divisor) -> None:
-        """Go on with the ranks of another group, and keep this rank's residuals; notes follow the number of ranks.
-
-        A collective of the new group, between steps. All go on from the latest step that any of them has come to.
-        """
+        """Go on with another group from the latest step of its ranks, and with this rank's residuals; a collective."""
         standing = state.latest(group, self._standing())
         self.recipe.prepare(group)
         self.steps.restart(standing.step, standing.draw)
@@ -133,10 +125,7 @@ class Membership:
         self.group, self._divisor, self.agreed = group, divisor, True
 
     def join(self, saved: Mapping[str, Any]) -> None:
-        """Go on where another rank is, from its `state_dict`: its step and its notes.
-
-        Not a collective. Each keeps its own residual. Raises ValueError if the state does not fit.
-        """
+        """Go on at another rank's step and with its notes, from its `state_dict`; each keeps its own residual."""
         place = state.Place(saved["rank"], saved["world_size"])
         state.check(saved, self.recipe, self._known, place)
         self._go_on_from(saved)
@@ -179,10 +168,7 @@ class Membership:
         return all(theirs.get(p, length) == length for p, length in lengths)
 
     def release(self, averages: str) -> None:
-        """Average gradients uncompressed from now on, and give momentum back. A collective; see `Attachment.remove`.
-
-        `averages` says, in the log, what does that. Raises RuntimeError if nothing can take momentum back.
-        """
+        """Average uncompressed from now on, as `averages` says in the log, and give momentum back; a collective."""
         self.handover.check_returnable()
         self.steps.settle_by_gradients()
         if self.handover.active:

@@ -87,10 +87,7 @@ def dump(
 
 
 def agree(group: Group, mine: Callable[[], Standing]) -> None:
-    """Compare where the ranks stand; `mine` says where this one does. A collective.
-
-    Raises ValueError on every rank if `mine` does on any, and StateError if the ranks differ.
-    """
+    """Compare where ranks stand; raise StateError if they differ, ValueError if `mine` does on any; a collective."""
     error, standing = None, {}
     try:
         standing = asdict(mine())

@@ -20,10 +20,7 @@ def group_or_all(group: Group | None) -> Group:
 
 
 def together(groups: Sequence[Group], check: Callable[[Group], None], *errors: type[Exception]) -> None:
-    """Run a check over each group. If it raises one of these errors on any rank of the mesh, raise it on every rank.
-
-    The check must raise on every rank of its group or on none. A collective of all ranks of the mesh.
-    """
+    """Run a check over each group, which raises on all its ranks or none, and raise its errors on the whole mesh."""
     found: tuple[int, str] | None = None
     for group in groups:
         try:
@@ -64,8 +61,7 @@ def agreed(
 def told_to(groups_of: Callable[[Mapping[str, object]], Sequence[Group]]) -> Told:
     """Return what raises, on every rank, a TypeError or ValueError that one rank alone has about its arguments.
 
-    The other ranks hear of it in the first `agreed` of the function that was called, which must be about TypeError,
-    ValueError and others. `groups_of`: which ranks those are, from the arguments; none if these do not say.
+    The other ranks, which `groups_of` finds from the arguments, hear of it in the function's first `agreed`.
     """
 
     def tell(error: Exception, given: Mapping[str, object]) -> None:
@@ -84,10 +80,7 @@ def given_group(given: Mapping[str, object]) -> list[Group]:
 
 
 def first_found(groups: Sequence[Group], mine: T | None) -> T | None:
-    """Return what some rank of the mesh has found, first of all this one, else None. A collective of the mesh.
-
-    What another rank has found comes as JSON has it: tuples as lists, keys as strings.
-    """
+    """Return what some rank of the mesh has found, as JSON has it, first of all this one, else None; a collective."""
     for group in groups:  # along columns, then along rows: that reaches everybody
         everyone = all_gather_plain(mine, group)
         mine = mine if mine is not None else next((each for each in everyone if each is not None), None)

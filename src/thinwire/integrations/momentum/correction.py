@@ -6,6 +6,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
@@ -37,10 +38,9 @@ def corrections(memories: Sequence[Memory]) -> list[MomentumCorrection]:
 class Correction(Handover):
     """Hands SGD's momentum over to the memories of a recipe that corrects it, and back.
 
-    SGD's buffer b ← m·b + g + λ·p is linear. The memories take g, which differs by rank. The rest is the same on all
-    ranks and stays in the optimizer's own buffer: weight decay λ·p, and what was there before. The settings stay in the
-    optimizer's groups too, so schedules and its `state_dict` work as always. During a step we set them to zero and keep
-    them aside.
+    SGD's buffer b ← m·b + g + λ·p is linear. The memories take g, which differs by rank. Weight decay λ·p, and what was
+    there before, are the same on all ranks and stay in the optimizer's own buffer. The settings stay in its groups too,
+    so schedules and its `state_dict` work as always; during a step they are set to zero.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Correction(Handover):
         if self.active:
             take_part(self)
 
+    @override
     def check_returnable(self) -> None:
-        """Raise RuntimeError if memories apply momentum and there is no optimizer to take it back."""
         if self.active and not self._held:
             raise RuntimeError(
                 "the recipe applies a momentum of its own, and no optimizer is there to take it back: attach with "
                 "optimizer=, or drop the residuals with forget() and wrap the model again"
             )
 
+    @override
     def prepare(self, loss_scale: float) -> None:
-        """Get ready for a reduction: adopt the momentum the optimizer has now."""
         self._held.check_mark()
         self._follow()
 
@@ -97,10 +97,7 @@ class Correction(Handover):
 
     @torch.no_grad()
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compute b ← m·b + λ·p and p ← p − η·b, or p − η·(λ·p + m·b) with Nesterov's momentum.
-
-        m is what the memories have applied to this step's gradients.
-        """
+        """Compute b ← m·b + λ·p and p ← p − η·b (or Nesterov's), with m what memories have applied in this step."""
         if optimizer not in self._held or skipped_by_scaler(optimizer):
             return
         momentum, nesterov = self._applied
@@ -129,8 +126,8 @@ class Correction(Handover):
         """Restore settings that are still overridden, because a step raised."""
         self._held.give_back()
 
+    @override
     def end(self) -> None:
-        """Stop taking part in the optimizer's steps."""
         self._held.end()
         self._memories, self.active, self.corrects = [], False, False
 
@@ -139,8 +136,8 @@ class Correction(Handover):
         # float: a numpy.float64 would make a checkpoint that torch.load refuses
         return [[None if m.momentum is None else float(m.momentum), m.nesterov] for m in self._memories]
 
+    @override
     def restore(self, settings: Sequence[Sequence[Any]]) -> None:
-        """Take over what `settings` returned."""
         self.accept()
         for memory, (momentum, nesterov) in zip(self._memories, settings, strict=True):
             if not self._moved:
@@ -151,10 +148,7 @@ class Correction(Handover):
         self._follow()
 
     def give_up(self, group: Group, loss_scale: float) -> None:
-        """Give momentum back to the optimizer, which applies it alone from now on. A collective.
-
-        The residual has its momentum already, so we apply it at once.
-        """
+        """Give momentum back to the optimizer, and apply the residual, which has its momentum already, at once."""
         residuals = summed(self._memories, "residual", self._names, group, loss_scale)
         for _, settings, p in self._held.parameters():
             shaped = shaped_like(p, residuals[p]).to(p.dtype)

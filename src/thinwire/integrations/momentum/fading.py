@@ -6,6 +6,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
@@ -87,10 +88,7 @@ class Fading(Handover):
             take_part(self)
 
     def prepare(self, loss_scale: float) -> None:
-        """Get ready for a reduction: adopt the decays that the optimizers have now, and move dense momentum.
-
-        A collective where parameters no longer fade.
-        """
+        """Adopt the optimizers' decays of now, and move dense momentum; a collective where some fades no more."""
         self._held.check_mark()
         self._loss_scale = loss_scale
         stepping = self._stepping
@@ -109,10 +107,7 @@ class Fading(Handover):
         self._loaded = set()
 
     def restore(self, settings: Sequence[Sequence[Any]]) -> None:
-        """Accept the optimizers' state. What faded is what the memories have now, whatever the marks say.
-
-        Where the model is cut anew, marks may be of other ranks' shards; earlier versions had one for a whole group.
-        """
+        """Accept the optimizers' state: what faded is what memories have now; marks may be of other ranks' shards."""
         self.accept()
         self._loaded = {name for memory in self._memories for name in memory.state()}
         self._memory = {} if self._recipe.changes else self._memory
@@ -139,8 +134,8 @@ class Fading(Handover):
         self._held.give_back()
         self._stepping = None
 
+    @override
     def end(self) -> None:
-        """Stop taking part in the optimizers' steps."""
         self._held.end()
         self._memory, self._stepping, self.active = {}, None, False
 
@@ -172,10 +167,7 @@ class Fading(Handover):
         return {p: name for p, name in self._names.items() if p in self._memory or name in held}
 
     def _change(self, chosen: Mapping[nn.Parameter, AppliedMomentum]) -> None:
-        """Give momentum back where it no longer fades, and move it into the memories where it now does. A collective.
-
-        A parameter whose step has begun gets nothing back: the residual is staged, and the recipe releases it.
-        """
+        """Give momentum back where it fades no more and no step has begun, move it where it does; a collective."""
         before = self._in_memory()
         self._return({p: name for p, name in before.items() if p not in chosen}, self._group)
         self._memory = {p: memory for p, memory in chosen.items() if p in before}
@@ -239,7 +231,6 @@ class Fading(Handover):
                 self._lost_length.begins(optimizer, p)
 
     def _move(self, parameters: Collection[nn.Parameter]) -> None:
-        """Move the buffers of these into the memories."""
         for optimizer, group, p in self._held.parameters():
             kind = kind_of(optimizer)
             if p in parameters and kind and first_moment_of(group):

@@ -12,10 +12,7 @@ _STRICTEST_FIRST: tuple[OptimizerName, ...] = ("muon", "adamw", "sgd")
 
 
 def family(optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerName | None:
-    """Return what these optimizers, which together train a model, count as; None if that cannot be told.
-
-    Muon for matrices and AdamW for the rest count as muon; an Adam beside SGD counts as adamw.
-    """
+    """Return what optimizers that together train a model count as: muon or adamw as soon as one is; None if unknown."""
     found = [_family_of(optimizer) for optimizer in optimizers]
     return None if None in found else next((name for name in _STRICTEST_FIRST if name in found), None)
 

@@ -15,11 +15,7 @@ from thinwire.integrations.training.optimizers import step_of
 
 @dataclass(frozen=True, kw_only=True)
 class FirstMoment:
-    """Where an optimizer has the momentum of its gradients.
-
-    `setting` is its decay β in a group, and `buffer` its tensor in the state: Σ βᵏ·g, times 1 − β if `averaged`.
-    `alone`: whether the optimizer works on if the buffer is there and the rest of the state is not.
-    """
+    """Where an optimizer has momentum: decay β is `setting`, and Σ βᵏ·g (times 1 − β if `averaged`) the `buffer`."""
 
     setting: str
     buffer: str
@@ -71,10 +67,7 @@ def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[
 def filled(
     optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, momentum: Tensor | None, *, moved: bool
 ) -> bool:
-    """Put momentum back into the buffer of `p`, if the optimizer has one; none leaves the buffer without.
-
-    `moved`: whether the optimizer has put there what was delivered last.
-    """
+    """Put momentum back into the buffer of `p`; `moved`: the optimizer has put there what was delivered last."""
     kind, state = kind_of(optimizer), optimizer.state.get(p, {})
     if kind is None or not first_moment_of(group) or not (kind.alone or kind.buffer in state):
         return False

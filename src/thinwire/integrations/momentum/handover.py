@@ -26,10 +26,7 @@ _marks: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[nn.Parameter, str]
 
 
 class Handover(ABC):
-    """Hands momentum over from optimizers to memories, and back. A `Participant` in the optimizers' steps.
-
-    `active`: whether memories apply momentum. `corrects`: whether they do so to all of a gradient, as SGD does.
-    """
+    """Hands momentum over from optimizers to memories that are `active`, all of it if it `corrects`, and back."""
 
     active: bool
     corrects: bool = False
@@ -39,11 +36,7 @@ class Handover(ABC):
 
     @abstractmethod
     def prepare(self, loss_scale: float) -> None:
-        """Get ready for a reduction: adopt the momentum that the optimizers have now.
-
-        `loss_scale` is that of the residuals. Raises MomentumError if the memories cannot apply it, or if the
-        optimizer's state was saved with memories that have not been loaded.
-        """
+        """Adopt the momentum that the optimizers have now, for residuals of this loss scale, or raise MomentumError."""
 
     @abstractmethod
     def accept(self) -> None:
@@ -70,8 +63,8 @@ class Handover(ABC):
 class Holdings:
     """The optimizers' groups that hold any of these parameters.
 
-    `laid_aside`: the groups whose settings are changed while the optimizer steps, with what they were. `accepted`:
-    whether marks of other attachments are accepted until the next `mark`.
+    `laid_aside`: those whose settings are changed while the optimizer steps, with what they were. `accepted`: whether
+    marks of other attachments are accepted until the next `mark`.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]) -> None:

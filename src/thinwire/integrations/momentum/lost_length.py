@@ -25,11 +25,7 @@ _SQUARES = "exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"
 
 @final
 class LostLength:
-    """Warns once, on rank 0, of what an optimizer makes of updates that are not as long as gradients are.
-
-    Some optimizers do not suit them. Others divide by the root of a second moment, which lasts: it is still of
-    gradients where orthogonalised updates follow them, and still of updates where gradients follow.
-    """
+    """Warns once, on rank 0, of optimizers whose second moment is of gradients while updates arrive, or the reverse."""
 
     def __init__(self, parameters: Collection[nn.Parameter], rank: int) -> None:
         self._parameters, self._unsaid = set(parameters), {"unsuited", "begins"}

@@ -15,10 +15,8 @@ _SAID_OF = "topk:0.01"
 
 
 class Starvation:
-    """Warns once, on rank 0, when error feedback meets such an optimizer.
-
-    A coordinate that is sent every n-th step arrives n times as large, and its second moment n times as large as the
-    square of a steady one's: it moves √n times too little. Muon's orthogonal updates lose the residual likewise.
+    """Warns once, on rank 0, when error feedback meets an optimizer that rescales: it moves what is sent rarely too
+    little.
     """
 
     def __init__(self, memories: Sequence[Memory], rank: int) -> None:

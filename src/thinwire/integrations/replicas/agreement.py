@@ -25,11 +25,7 @@ def compare_before_buffers(model: DistributedDataParallel, membership: Membershi
 
 @final
 class _BeforeForward:
-    """Compares once before training.
-
-    An evaluation before that may be of one rank alone, so it must wait for nobody: DDP sends its buffers with the first
-    forward pass in training instead. Join compares nothing, as some ranks have no data.
-    """
+    """Compares once before training: an evaluation may be one rank's alone, and in Join some have no data."""
 
     handle: Any
 

@@ -35,10 +35,7 @@ def asked_for(how: object, optimizer: OptimizerName | None) -> Asked:
 
 
 def borne_in_training(budget: Budget, group: Group, *, has_momentum: bool) -> Budget:
-    """Return the budget of methods that can be switched on and off during training. Says what is left out, and why.
-
-    `has_momentum`: whether the optimizers have momentum for the whole model that can be moved out of them.
-    """
+    """Return the budget of what can be switched on and off in training, and log what is left out, and why."""
     if budget == Budget() and group.rank() == 0:
         _say_that_none_is_known()
     budget = _leaving_out(budget, budget.switchable(), _NOT_IN_TRAINING, group)
@@ -48,11 +45,7 @@ def borne_in_training(budget: Budget, group: Group, *, has_momentum: bool) -> Bu
 def chosen(
     asked: Asked, parameters: Mapping[str, nn.Parameter], sparse: set[torch.Tensor], caps: list[int] | None
 ) -> tuple[Reducer, Callable[[], Why] | None]:
-    """Return the reducer, and the function that says why it does what it does, unless you chose it yourself.
-
-    `sparse`: the parameters with sparse gradients. `caps`: how many bytes fill DDP's buckets; None if that is unknown.
-    Raises ValueError for the plan of another model.
-    """
+    """Return the reducer, and what says why, unless you chose it; ValueError for the plan of another model."""
     if isinstance(asked, Reducer):
         return asked, None
     if isinstance(asked, Budget):

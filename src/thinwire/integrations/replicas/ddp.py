@@ -192,10 +192,7 @@ _attached: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def _active_ranks(model: DistributedDataParallel, *, all_of_them: bool) -> Divisor:
-    """Return the function that counts ranks. Within Join, those without data learn what the others did. A collective.
-
-    With `all_of_them`, Join is refused.
-    """
+    """Return what counts ranks; within Join, which `all_of_them` refuses, those without data learn what others did."""
     held = weakref.ref(model)
 
     def divisor(joined: bool, steps: Steps) -> int:

@@ -11,10 +11,7 @@ _FIRST_BYTES = 1 << 20  # of the first bucket where bucket_cap_mb is left to DDP
 
 
 def managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
-    """Return the parameters whose gradients DDP reduces, by name, found as DDP finds them.
-
-    Raises RuntimeError if that has changed since, and TypeError for complex parameters.
-    """
+    """Return the parameters that DDP reduces; RuntimeError if they have changed since, TypeError if complex."""
     names: dict[nn.Parameter, str] = {}
     for prefix, module in model.module.named_modules():
         for name, p in module.named_parameters(recurse=False):
@@ -30,10 +27,7 @@ def managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
 
 
 def kept_alike(model: DistributedDataParallel) -> Callable[[], dict[str, torch.Tensor]]:
-    """Return what lists the parameters, trained or not, and the buffers that DDP sends to all ranks.
-
-    Each rank updates running statistics from its own batch, until DDP sends those of rank 0. They are left out.
-    """
+    """Return what lists the parameters, and the buffers that DDP sends to all ranks but running statistics."""
     module, ignored, sent = model.module, set(model.parameters_to_ignore), model.broadcast_buffers
 
     def everything() -> dict[str, torch.Tensor]:

@@ -125,7 +125,6 @@ class PlainSteps:
             self._ended = stamp(self._device)
 
     def _note_step(self) -> None:
-        """Count the step, and what DDP sends in it."""
         steps, meter = self._attachment.steps, self._attachment.meter
         sent = ring_bytes(sum(g.nbytes for g in self._gradients), self._size)
         numel = sum(g.numel for g in self._gradients)

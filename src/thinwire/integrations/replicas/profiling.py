@@ -117,10 +117,7 @@ def plan(
 
 
 def borne(budget: Budget, optimizers: Sequence[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> Budget:
-    """Return the budget for these optimizers, at the same densities; the budget itself where that is not known.
-
-    Methods that take momentum out of an optimizer are in it if these have some for all `parameters`.
-    """
+    """Return the budget for these optimizers; methods that take momentum only if they have it for all parameters."""
     kind = family(optimizers)
     if kind is None:
         return budget

@@ -1,8 +1,6 @@
 """Replicas without DistributedDataParallel: they exchange gradients after the whole backward of a step.
 
 Why not DDP? It needs each backward right after its forward, and a pipeline's schedule interleaves them.
-
-Sharded models (FSDP2) have the package `sharding`.
 """
 
 import weakref

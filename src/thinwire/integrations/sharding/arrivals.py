@@ -20,11 +20,10 @@ from thinwire.integrations.training.buckets import buckets, own_length, used_any
 
 @final
 class Arrivals:
-    """The gradients of one backward after another, in buckets. Collectives are those of the mesh.
+    """The gradients of one backward after another, in buckets, exchanged while backward goes on if they `may_overlap`.
 
-    `island`: the groups of ranks that hold the parameters together. `may_overlap`: whether to exchange while backward
-    goes on, from the second one on, if FSDP reduced each gradient once in the first. `length`: how many elements an
-    exchange takes for a parameter, alike on all ranks of the attachment.
+    `island`: the groups of ranks that hold the parameters together. `length`: how many elements an exchange takes for a
+    parameter, alike on all ranks of the attachment. Collectives are those of the mesh.
     """
 
     def __init__(
@@ -110,17 +109,12 @@ class Arrivals:
         return used
 
     def _arrange(self, names: Sequence[str]) -> None:
-        """Make buckets of the parameters in this order."""
         parameters = [self._attachment.parameters[name] for name in reversed(names)]
         self.buckets = list(buckets(parameters, length=self._length))
         self._bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket.parameters}
 
     def _arrange_as_arrived(self) -> None:
-        """After the first backward, agree on the order of buckets and on overlap.
-
-        Buckets follow the order in which gradients arrived in the first replica. If FSDP has reduced any gradient
-        several times in this backward, exchanges do not overlap with later ones.
-        """
+        """After the first backward, agree on overlap, if each came once, and on the order in the first replica."""
         self._arranged = True
         names, group = self._attachment.names, self._attachment.group
         order = [*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]
@@ -130,11 +124,7 @@ class Arrivals:
         self.overlaps = self._may_overlap and not several
 
     def _spread_bad_news(self, error: Exception | None) -> None:
-        """If any shard's mean is not finite, make all of them NaN: every rank then skips the step.
-
-        If an exchange of any shard has failed, or received what is malformed, raise on every rank: others would wait
-        for this one. Where nothing may wait, a mean that is not finite stays where it is.
-        """
+        """Make every mean NaN if any shard's is not finite, and raise on every rank what an exchange raised on one."""
         steps = self._attachment.steps
         error = error or steps.failure()
         watched = any(memory.stateful for memory in self._attachment.recipe.memories())

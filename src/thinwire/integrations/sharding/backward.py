@@ -21,12 +21,10 @@ from thinwire.integrations.sharding.fsdp import exchanges_now, held_parameters
 
 @final
 class Backwards:
-    """Follows the backward passes of a sharded model, and has what they bring exchanged.
+    """Follows the backward passes of the sharded `modules`, and has what they bring exchanged if it `exchanges`.
 
-    `modules`: those that `fully_shard` was called with. `groups`: those of the mesh. `exchanges`: whether what a
-    backward brings is to be exchanged. `evaluate_together`: whether FSDP gathers over all ranks of the mesh, so that
-    none evaluates without the others. `on_start` is called when one begins, and `on_arrival` when FSDP has added to a
-    gradient.
+    `evaluate_together`: whether FSDP gathers over all ranks of the mesh, so that none evaluates without the others.
+    `on_start` is called when one begins, and `on_arrival` when FSDP has added to a gradient.
     """
 
     def __init__(
@@ -58,10 +56,7 @@ class Backwards:
 
     @untraced  # nor does Dynamo trace FSDP's own hooks
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
-        """Before FSDP's first collective, agree on where to go on from: another rank may be loading.
-
-        An evaluation may be of one replica alone, which must not wait for the others.
-        """
+        """Before FSDP's first collective in training, agree on where to go on from: another rank may be loading."""
         if self._agreed:
             return
         if module.training and torch.is_grad_enabled():

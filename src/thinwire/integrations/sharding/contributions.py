@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
+from typing_extensions import override
 
 from thinwire.collectives import Group, used_here
 from thinwire.integrations.training.gradients import local
@@ -18,11 +19,10 @@ from thinwire.stats import ring_bytes
 
 @final
 class Contributions(Reducer):
-    """A reducer for buckets of shards. Through `recipe` it sends what was kept, for whole parameters.
+    """A reducer for buckets of shards: it sends through `recipe` what was kept from FSDP's reduce-scatter.
 
-    FSDP takes `kept` for its reduce-scatter. It keeps what that would have sent, and gives zeros; then FSDP says by its
-    hooks, in order, for which parameters that was: `take`. shapes: those of whole parameters. alone: whether there is
-    no other rank; FSDP then reduces nothing.
+    FSDP takes `kept` for that. It keeps what would have been sent, and gives zeros; then FSDP says by its hooks, in
+    order, for which parameters that was: `take`. With `alone`, FSDP reduces nothing.
     """
 
     def __init__(self, recipe: Reducer, shapes: Mapping[str, Sequence[int]], *, alone: bool) -> None:
@@ -34,8 +34,8 @@ class Contributions(Reducer):
         """Return the recipe in words."""
         return repr(self.recipe)
 
+    @override
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Prepare the recipe."""
         self.recipe.prepare(group, samples)
 
     def clear(self) -> None:
@@ -44,10 +44,7 @@ class Contributions(Reducer):
         self._taken.clear()
 
     def take(self, name: str, p: nn.Parameter) -> None:
-        """Take what was kept for this parameter. What came before it in the same backward is added.
-
-        Raises RuntimeError if nothing was kept: FSDP has then reduced it by other means.
-        """
+        """Take, and add up, what was kept for this parameter; RuntimeError if FSDP has reduced it otherwise."""
         rows, *others = self._shapes[name]
         if self._alone or not rows * torch.Size(others).numel():
             return
@@ -72,16 +69,16 @@ class Contributions(Reducer):
 
         return self.recipe.reduce(whole, at).then(finish)
 
+    @override
     def memories(self) -> Sequence[Memory]:
-        """Return those of the recipe."""
         return self.recipe.memories()
 
     def memory_of(self, segment: Segment) -> Memory:
         """Return that of the whole parameter."""
         return self.recipe.memory_of(self._of_whole(segment))
 
+    @override
     def holding(self, segment: Segment) -> Sequence[Memory]:
-        """Return those of the whole parameter."""
         return self.recipe.holding(self._of_whole(segment))
 
     def waiting_length(self, segment: Segment) -> int:
@@ -125,10 +122,7 @@ class Kept:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Group, op: object, async_op: bool = False
     ) -> None:
-        """Keep `input_tensor`, which has a row for each rank, and give zeros.
-
-        Raises RuntimeError for another operation than a mean, and if nobody has taken what was kept before.
-        """
+        """Keep `input_tensor`, a row for each rank, and give zeros; RuntimeError if not for a mean, or too early."""
         if self._rows is not None:
             raise RuntimeError(
                 "the gradients of an earlier backward were not sent, as thinwire.scatter is no longer attached to this "
@@ -145,10 +139,7 @@ class Kept:
         output_tensor.zero_()
 
     def next_part(self, rows: int, width: int) -> Tensor:
-        """Return the part for the next parameter, flat, of `rows` rows. Raises RuntimeError if nothing was kept.
-
-        Of a parameter, each rank has as many rows; at the end of the last ones there is padding.
-        """
+        """Return the next parameter's part, flat: `rows` of each rank, padded; RuntimeError if there is none."""
         if self._rows is None:
             raise RuntimeError(
                 "FSDP has reduced gradients by other means than those that thinwire.scatter has given it: leave out "

@@ -16,10 +16,7 @@ from thinwire.collectives import Group
 
 
 def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return the parameters whose gradients FSDP reduces, by name. Raises TypeError for what cannot be exchanged.
-
-    That is a model without a sharded parameter, or with others that are neither frozen nor `ignored`.
-    """
+    """Return what FSDP reduces, by name; TypeError unless all others are frozen or `ignored`, or for none."""
     _check_kind(model)
     _refuse_offloading(sharded_modules(model))
     for module in sharded_modules(model):
@@ -148,10 +145,7 @@ def islands(parameters: Iterable[Any]) -> list[Group]:
 
 
 def replicate_group(mesh: DeviceMesh | Group, sharers: Sequence[Group]) -> Group:
-    """Return the group of ranks that hold the same shard. Raises ValueError if `mesh` has no such dimension.
-
-    It is the one dimension of the mesh over which FSDP does not share the parameters.
-    """
+    """Return the ranks with the same shard: the one dimension of `mesh` that FSDP does not use, or ValueError."""
     sharing = {rank for group in sharers for rank in dist.get_process_group_ranks(group)}
     groups = meant({"mesh": mesh})
     found = [g for g in groups if len(sharing.intersection(dist.get_process_group_ranks(g))) <= 1]

@@ -16,11 +16,7 @@ from thinwire.integrations.sharding.recut import Cuts
 @final
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The place of this rank.
-
-    groups: those of its mesh; the first holds the same shard in every replica. ranks: all of the mesh. shard: this
-    rank's (index, size) in each dimension that shards, None where parameters are whole. cuts: how they are cut.
-    """
+    """The place of this rank: its mesh's `groups` (the first has the same shard), all `ranks`, and its `shard`."""
 
     groups: Sequence[Group]
     ranks: tuple[int, ...]

@@ -82,11 +82,7 @@ class Cuts:
 
 
 def recut(pieces: Mapping[int, Mapping[str, Any]], shards: int, cuts: Cuts, piece: Piece) -> dict[str, Any]:
-    """Return the state of a piece from those of a replica's shards, of which it needs those that have some of it.
-
-    pieces: by shard, of so many. What a missing one held is lost: zeros. Raises StateError where they differ in step,
-    recipe, or anything else that shards have in common; ValueError where a tensor has not the size of its piece.
-    """
+    """Return the state of a piece from those that a replica's shards saved; what a missing one held becomes zeros."""
     first, *others = pieces.values()
     for each in others:
         check_alike(first, each)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from typing_extensions import override
 
 from thinwire.checked import BODY, checked, checked_telling
 from thinwire.codecs import Identity
@@ -72,13 +73,13 @@ class Scattered(Served):
     def _copies(self) -> int:
         return self._arrivals.nbytes
 
+    @override
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from this rank's `state_dict`. A collective, which raises as `Attachment.load_state_dict` does."""
         self._backwards.compare(lambda: self.check_state_dict(saved))
         self.attachment.load_state_dict(saved)
 
+    @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
-        """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
         if saved.get("shard") is not None:
             raise ValueError(
                 f"the state is of shard {saved['shard']} of a model with replicas, and this one has none: load it with "

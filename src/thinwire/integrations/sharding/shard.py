@@ -1,7 +1,4 @@
-"""Sharded models: FSDP2 shards within an island, and replicas between islands exchange the gradients of their shards.
-
-backward.py follows FSDP's backward passes, and arrivals.py exchanges what they deliver.
-"""
+"""Sharded models: FSDP2 shards within an island, and replicas between islands exchange their shards' gradients."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, final
@@ -9,6 +6,7 @@ from typing import Annotated, Any, final
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from typing_extensions import override
 
 from thinwire.checked import BODY, checked, checked_telling
 from thinwire.collectives import Group
@@ -65,17 +63,13 @@ class Shards(Served):
         dims = self.layout.cuts.dims
         return self.attachment.state_dict() | {"shard": self.layout.shard} | ({"dims": dict(dims)} if dims else {})
 
+    @override
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from this rank's `state_dict`. A collective of all ranks of the mesh.
-
-        If any rank's state does not fit it or the other ranks' states, raises ValueError on every rank and changes
-        nothing.
-        """
         self._backwards.compare(lambda: self.check_state_dict(saved))
         self.attachment.load_state_dict(saved)
 
+    @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
-        """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
         standing = self.attachment.check_state_dict(saved)
         if saved.get("shard") != self.layout.shard:
             raise ValueError(
@@ -89,12 +83,8 @@ class Shards(Served):
             )
         return standing
 
+    @override
     def remove(self) -> None:
-        """Detach: from now on gradients are averaged uncompressed. A collective; call it between steps.
-
-        `Attachment.remove` says what becomes of the residual. If it raises RuntimeError on any rank, it does on every
-        rank.
-        """
         membership = self.attachment.membership
         agreed(self.layout.groups, membership.handover.check_returnable, RuntimeError)
         membership.release(averages="what thinwire.shard returned does that")

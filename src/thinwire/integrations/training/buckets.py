@@ -55,12 +55,7 @@ def own_length(p: nn.Parameter) -> int:
 def buckets(
     parameters: Sequence[nn.Parameter], nbytes: int = 0, length: Callable[[nn.Parameter], int] = own_length
 ) -> Iterator[GradientBucket]:
-    """Group parameters of one dtype and device up to about `nbytes`, by default 25 MiB.
-
-    The last come first, as their gradients do.
-
-    `length`: how many elements a parameter counts for, alike on all ranks that exchange.
-    """
+    """Group parameters of one dtype and device, last first, up to `nbytes` (25 MiB) of `length` elements each."""
     kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for p in reversed(parameters):
         held = kinds.setdefault((p.dtype, p.device), [])

@@ -18,10 +18,7 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def differing(tensors: Mapping[str, Tensor], group: Group) -> list[str]:
-    """Return the names of tensors whose bits are not the same on every rank, or that some lack.
-
-    Every rank returns the same list. A collective of 16 bytes per tensor and, where ranks have others, of their names.
-    """
+    """Return, alike on every rank, the names of tensors whose bits differ or that some ranks lack; a collective."""
     everyone = all_gather_plain(zlib.crc32("\n".join(tensors).encode()), group)
     if everyone.count(everyone[0]) < len(everyone):
         named = [set(names) for names in all_gather_plain(list(tensors), group)]

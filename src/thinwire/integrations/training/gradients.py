@@ -27,10 +27,7 @@ class Gradients:
         self._means: dict[str, Tensor] = {}
 
     def gone(self, name: str) -> bool:
-        """Before backward adds to this .grad: return whether its mean is gone (set to None or to zeros).
-
-        Keeps a copy of a mean that is still there.
-        """
+        """Before backward adds to this .grad: return whether its mean is gone (None or zeros), else copy it."""
         if name not in self.reduced:
             return False
         held = self._parameters[name].grad
@@ -83,11 +80,7 @@ class Gradients:
             del self._means[name]
 
     def _arrived_as_zeros(self, name: str, held: Tensor) -> bool:
-        """Whether a .grad of zeros has not been zeroed, as its mean was all zeros. Writing to a tensor is counted.
-
-        The mean is written to the gradient once at most, after it has arrived, and not at all where that is a view of
-        the bucket, or a DTensor, whose shard it is written to.
-        """
+        """Whether a .grad of zeros was not zeroed, but its mean was zeros: the mean is written once at most."""
         sent = self._sent.get(name)
         if sent is None or name not in sent.written:
             return False
@@ -100,10 +93,7 @@ class Gradients:
 @final
 @dataclass(eq=False)
 class _Sent:
-    """A bucket of means, and how often it and each gradient had been written to when they arrived.
-
-    `intact`: whether nobody had written to the bucket since when its reduction was closed.
-    """
+    """A bucket of means, and how often it and each gradient were written to by then; `intact`: not since closing."""
 
     flat: Tensor
     version: int
@@ -128,10 +118,7 @@ def in_memory_order(x: Tensor, p: nn.Parameter) -> Tensor:
 
 
 def shape_in_memory(p: Tensor) -> tuple[int, ...]:
-    """Return the sizes of `p` in memory order, the outermost dimension first: those of a gradient in a bucket.
-
-    A transposed matrix has those of the matrix that lies in memory. What is stored row by row has its own.
-    """
+    """Return the sizes of `p` in memory order, the outermost first: a transposed matrix has those of what is stored."""
     part = local(p)
     if part.is_contiguous():
         return tuple(part.shape)
@@ -156,10 +143,7 @@ def gapless(x: Tensor) -> bool:
 
 
 def _stride_in_memory(x: Tensor) -> tuple[int, ...]:
-    """Return the strides of this parameter's gradient, which lies without gaps: DDP and autograd put it row by row.
-
-    Unless the parameter has no gaps either; then the gradient lies as that does.
-    """
+    """Return the strides of this parameter's gradient: its own where it has no gaps, and else row by row."""
     return x.stride() if gapless(x) else torch.empty(x.shape, device="meta").stride()
 
 

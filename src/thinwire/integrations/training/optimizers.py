@@ -64,11 +64,7 @@ def take_part(participant: Participant) -> None:
 
 
 def nested(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step whose hook calls this is part of another step of the same optimizer.
-
-    torch wraps `step` of every class that has been instantiated. Where a subclass calls `super().step()`, hooks fire
-    for both. We ask the stack: a count would stay wrong after a step that raised, and in another thread.
-    """
+    """Whether this hook's step is part of another of the same optimizer, by the stack: counts err after raises."""
     frame, found = _step_around(sys._getframe(1)), 0
     while frame is not None and found < 2:
         found += frame.f_locals["args"][0] is optimizer
@@ -77,10 +73,7 @@ def nested(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
-    """Return the function that is this class's own step, without what torch wraps around it.
-
-    A subclass whose step calls `super().step()` has that of its base class.
-    """
+    """Return the step of this class, or the base class's that it calls, without what torch wraps around it."""
     return _stepping(kind)[1]
 
 

@@ -27,10 +27,7 @@ class Witness(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """The outcome of one bucket: the parameters whose mean is not finite, and whether there was nothing but zeros.
-
-    `error`: what was wrong with what was received, where that was not raised at once.
-    """
+    """The outcome of a bucket: which means are not finite, whether all were zeros, and `error`, if not raised yet."""
 
     bad: frozenset[str] = frozenset()
     nothing: bool = False

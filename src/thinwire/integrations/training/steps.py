@@ -31,10 +31,9 @@ _LOOKS_EVERY = 16  # reductions from one look whether anything arrives to the ne
 class Steps:
     """Follows the gradients of these parameters from reduction to optimizer, and keeps or drops what is staged.
 
-    `step` counts steps and `draw` reductions. `open`: whether the step may go on, because a reduction is done and has
-    been neither kept nor dropped. `fresh`: whether none has begun since the memories were loaded. `on_kept`: called
-    with the step's number once a step, when an optimizer has taken gradients. `uneven`: whether ranks may run out of
-    data, and follow the others.
+    `step` counts steps and `draw` reductions. `open`: whether a reduction is done and neither kept nor dropped.
+    `fresh`: whether none has begun since the memories were loaded. `on_kept`: called with the step's number, once a
+    step. `uneven`: whether ranks may run out of data, and follow the others.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], memories: Sequence[Memory]) -> None:
@@ -77,10 +76,7 @@ class Steps:
         return 0 < len(self._seen) < len(self.parameters)
 
     def enter(self, names: Sequence[str], *, joined: bool) -> bool:
-        """Take in a bucket of these. Return whether it is the first of its reduction, which begins with it.
-
-        `joined`: this rank has run out of data, and only takes part so that the others can go on.
-        """
+        """Take in a bucket of these (`joined`: without data of its own); return whether it begins a reduction."""
         if not (self.begun and self._seen.isdisjoint(names)):
             self.close()
         if self._seen:
@@ -94,10 +90,7 @@ class Steps:
         return True
 
     def settled(self) -> list[bool]:
-        """Return which parameters' latest means were kept, and then which are pending; none if it is for others to say.
-
-        In the order of the parameters. With data one knows; without, one must `follow` those that have some.
-        """
+        """Return which latest means were kept and which are pending; none if it is for ranks with data to say."""
         return [not self._follows and name in names for names in (self._kept, self.pending) for name in self.parameters]
 
     def follow(self, settled: Sequence[int]) -> None:
@@ -120,10 +113,7 @@ class Steps:
         self._find_thrown_away(among=self.gradients.there)
 
     def _find_thrown_away(self, among: Collection[str] | None = None) -> None:
-        """Drop what was staged for gradients that are gone. `among` these, or else also those there never were.
-
-        No rank may have used a parameter: that says nothing of the step, which goes on until the next backward pass.
-        """
+        """Drop what was staged for gradients that are gone, `among` these, or else also for those there never were."""
         names = self.gradients.reduced - self.gradients.added
         for name in names if among is None else names.intersection(among):
             if self.gradients.gone(name):
@@ -182,10 +172,7 @@ class Steps:
             self.close()
 
     def close(self) -> None:
-        """Close the reduction, if any: its means now wait for an optimizer. Drop incomplete or non-finite ones.
-
-        Raises PayloadError if what was received on a GPU was malformed. Then all of the reduction is dropped.
-        """
+        """Close the reduction, if any; drop incomplete or non-finite means, and on PayloadError all of it."""
         if not self._seen:
             return
         seen, whole = set(self._seen), not self.begun
@@ -229,10 +216,7 @@ class Steps:
             self._known.update(self._owned_by(optimizer))
 
     def unreduced(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Return the parameters that have a gradient for this optimizer which no reduction has made, here or elsewhere.
-
-        It does not wait for a reduction that is in flight.
-        """
+        """Return parameters with a gradient for this optimizer that no reduction, done or in flight, has made."""
         added = self.gradients.added - self._seen - self.gradients.reduced
         found = [name for name in self._owned_by(optimizer) if name in added] if added else []
         return [
@@ -257,10 +241,7 @@ class Steps:
         return [name for name in self._owned_by(optimizer) if name in added] if added else []
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Keep what was staged for this optimizer's gradients. Return whether it holds any of the parameters.
-
-        One that holds none may step in another thread, while a reduction goes on here.
-        """
+        """Keep what was staged for this optimizer's gradients; return whether it holds any of the parameters."""
         owned = self._owned_by(optimizer)
         if not owned:
             return False
@@ -318,10 +299,7 @@ class Steps:
         self.step, self.draw, self.open, self.fresh = step, draw, False, True
 
     def thrown_away(self, name: str) -> None:
-        """Drop what was staged for a gradient that is gone and that no optimizer took.
-
-        A script may also update parameters by hand. Where no optimizer steps, we look whether a parameter has moved.
-        """
+        """Drop what was staged for a gradient that is gone, unless the parameter has moved, as scripts may."""
         self.close_if_done()
         if self._joined or name not in self.pending:  # without data, others say what became of a mean
             return

@@ -15,9 +15,9 @@ from thinwire.integrations.training.gradients import local
 class Whole:
     """A model, and the optimizers that train it. Hooks hold it and `check`, a method, weakly.
 
-    Parameters that need no gradient yet, or that are not there yet, may come to need one: nobody reduces those. Those
-    that need one now and are not `followed` are somebody else's. `check` is called before the first forward pass with
-    gradients after a state has been loaded. DDP does not survive an error in its backward.
+    Parameters that come to need a gradient later are reduced by nobody; those that need one now and are not `followed`
+    are somebody else's. `check` is called before the first forward pass with gradients after a state has been loaded:
+    DDP does not survive an error in its backward.
     """
 
     def __init__(self, model: nn.Module, followed: Collection[nn.Parameter], check: Callable[[], None]) -> None:

@@ -20,11 +20,9 @@ from thinwire.integrations.training.gradients import local
 class Fragment:
     """Some parameters of one worker (`own`) and the same as all workers have agreed on them (`parameters`), by name.
 
-    The latter are float32 or wider: small means would vanish in 16 bits. Own ones of 16 bits hold them rounded.
-    `attachment` reduces Δ = global − own to its mean, and `optimizer` takes that as the gradient of the global ones.
-    `islands`: the groups of ranks that hold the parameters together, where these are sharded.
-    `arrived`: whether a mean is here and not applied yet. `landed`: whether one is here of which it is not known yet if
-    all workers have it. `finished`: exchanges that are over. `waited`: seconds that this worker has waited for means.
+    The latter are float32 or wider: small means would vanish in 16 bits. `attachment` reduces Δ = global − own to its
+    mean, and `optimizer` takes that as the gradient of the global ones. `arrived`: whether a mean is here and not
+    applied yet; `landed`: if it is not known yet whether all have it. `finished`: exchanges that are over.
     """
 
     def __init__(
@@ -82,10 +80,7 @@ class Fragment:
                 torch.sub(p.detach().to(mine.dtype).to(view.dtype), mine, out=view)
 
     def finite(self) -> bool:
-        """Whether what has been taken down, or has arrived since, is finite on all ranks of the island.
-
-        A collective of the island, where parameters are sharded; so is `sound`.
-        """
+        """Whether what was taken down, or has arrived since, is finite on the whole island; a collective of it."""
         return self._everywhere(all_finite([bucket.flat for bucket in self._buckets]))
 
     def start(self, *, nothing: bool = False) -> None:
@@ -97,10 +92,7 @@ class Fragment:
         self._flying = [self.attachment.reduce(each.flat, each.parameters) for each in self._buckets]
 
     def arrive(self, confirm: Callable[[], None] = lambda: None) -> None:
-        """Wait for what is under way, and keep what it left waiting; if it is not finite, nothing has been sent.
-
-        `confirm` returns once all workers have it. Where it raises, the mean stays `landed`.
-        """
+        """Wait for the mean, which stays `landed` unless `confirm` says that all have it; keep what was not sent."""
         self._land()
         if self.landed:
             confirm()
@@ -190,10 +182,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def cut(parameters: Mapping[str, nn.Parameter], parts: int | Sequence[Sequence[str]]) -> list[dict[str, nn.Parameter]]:
-    """Cut the parameters into so many parts of about equal size, in order; or as names of modules or parameters say.
-
-    Raises ValueError unless each parameter is in exactly one part, and each part has one.
-    """
+    """Cut the parameters into equal parts in order, or as names say; ValueError unless each is in exactly one."""
     if not isinstance(parts, int):
         return _named(parameters, parts)
     if parts > len(parameters):

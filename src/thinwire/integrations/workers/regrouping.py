@@ -41,11 +41,7 @@ def standing(fragments: Sequence[Fragment], steps: OuterSteps, ticks: int) -> li
 
 
 def verdicts(mine: Sequence[Part] | None, group: Group) -> tuple[list[Verdict], int]:
-    """Return what becomes of each fragment's latest exchange, and the first rank that has been here before.
-
-    `mine` is None on a worker that joins. A collective. Raises RuntimeError, on all, if all join, or some where an
-    exchange must be repeated.
-    """
+    """Return what becomes of each fragment's latest exchange, and the first rank that was here before; a collective."""
     everyone = all_gather_plain(mine, group)
     old = [[Part(*part) for part in each] for each in everyone if each is not None]
     if not old:

@@ -51,10 +51,7 @@ class Start:
         self._rule, self.pending = self._changed if joining else self._rule, True
 
     def check(self, group: Group) -> bool:
-        """Compare where workers start from. Return whether all have loaded the same, which they then go on from.
-
-        A collective of the group, and of a sharded island. Raises RuntimeError, on every rank of them if on any.
-        """
+        """Return whether all workers have loaded the same, else RuntimeError on all; a collective, also of islands."""
         word = self._rule()
         frozen = {name: digest(x).tolist() for name, x in self._frozen.items()}
         everyone = all_gather_plain([word, self._own() if word else [], frozen], group)

@@ -37,10 +37,7 @@ class Clock:
 
 @final
 class Weights:
-    """The share of this worker's Δ in the mean over `group`: the samples it stands for, over those of all workers.
-
-    Where all workers have the same, nothing is asked of the others. `waited`: seconds that asking them took so far.
-    """
+    """The share of this worker's Δ in the mean: its samples over all workers'; `waited`: seconds to ask them."""
 
     def __init__(self, group: Group, steps: OuterSteps, samples: int | None) -> None:
         self.group, self._samples = group, samples or 1
@@ -53,10 +50,7 @@ class Weights:
         self.group, self._divisor = group, float(group.size())
 
     def take(self, steps: int, device: torch.device) -> list[int]:
-        """Weigh the Δ of so many inner steps; none, if this worker is left out. Return the ranks that are left out.
-
-        A collective, where weights differ.
-        """
+        """Weigh the Δ of so many inner steps, 0 if left out; return whose are; a collective if weights differ."""
         if not self._differ:
             return []
         mine = torch.tensor([self._samples * steps], dtype=torch.float64, device=device)

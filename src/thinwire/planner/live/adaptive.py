@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Never, final
+from typing import ClassVar, NamedTuple, Never, final
 
 from torch import Tensor
 from torch.futures import Future
+from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.memories import ErrorFeedback, Memory
@@ -42,10 +43,7 @@ class Adaptive(Reducer):
     the decisions, and the logger "thinwire" logs them.
     """
 
-    @property
-    def changes(self) -> bool:
-        """Whether `memory_of` a parameter may change: with the plan."""
-        return True
+    changes: ClassVar[bool] = True
 
     def __init__(
         self, budget: Budget | None = None, *, sizes: Sequence[int], caps: Sequence[int] | None = None
@@ -98,10 +96,7 @@ class Adaptive(Reducer):
         return Why(self.history[-1].reason, told)
 
     def go_on(self, log: Log, step: int, rank: int) -> None:
-        """Take the finished reduction's log, and choose for the next one, of step number `step`. May be a collective.
-
-        All reductions of a step go by the same choice, so that what they stage is in the same memories.
-        """
+        """Take the finished reduction's log, and choose for the next; all of one step go by the same choice."""
         if self._policy is None:
             return
         decided = self._policy.send(log)
@@ -113,8 +108,8 @@ class Adaptive(Reducer):
         if decided.choice != self.choice and step != self._step:
             self._reducer = reducer(decided.choice, *self._memories)
 
+    @override
     def begin(self, at: Round) -> None:
-        """Let the policy go on, maybe with collectives."""
         if self._log is not None and self._log.buckets:
             self._log = self._next(self._log, at)
 
@@ -126,8 +121,8 @@ class Adaptive(Reducer):
         future = self._reducer.reduce(bucket, at)
         return future.then(lambda done: _finished(done, log))
 
+    @override
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        """Start reducing it uncompressed."""
         return self._reducer.reduce_rows(gradient, name, at)
 
     def memories(self) -> Sequence[Memory]:
@@ -152,7 +147,6 @@ class Adaptive(Reducer):
         return self._log
 
     def _next(self, log: StepLog, at: Round) -> StepLog:
-        """End a reduction, and return the log of the next one."""
         log.close()
         self.go_on(log, at.step, at.group.rank())
         self._step = at.step

@@ -1,7 +1,4 @@
-"""When does "auto" do what? Observe, decide, watch the links, and begin again when they change.
-
-What it decides is settled in `race`, among the proposals of `chosen` in planner/decide.py.
-"""
+"""When does "auto" do what? Observe, decide, watch the links, and begin again when they change."""
 
 import math
 from collections.abc import Sequence
@@ -32,11 +29,7 @@ _MAX_FACTOR = 5.0  # that an alarm's grows to
 
 
 def policy(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[int] | None = None) -> Policy[Never]:
-    """Observe uncompressed steps, decide, and decide again whenever the links change. Never ends.
-
-    Ranks first exchange every figure that counts, so all decide the same. `caps`: the bytes of DDP's buckets, needed if
-    the first logs are of single gradients.
-    """
+    """Observe uncompressed steps and decide, alike on all ranks, again whenever links change; never ends."""
     group, device = ranks.group, ranks.device
     links, busy, unseen = probe_links(group, device, most=4 * sum(sizes))
     costs = probe_candidates(budget.candidates(), group, device, links, sizes)

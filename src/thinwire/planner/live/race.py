@@ -51,11 +51,10 @@ def decision(
 
 
 def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
-    """Return the choices worth racing: uncompressed, the one in use, the plan, and its rivals.
+    """Return the choices worth racing, least harm to the loss first: uncompressed, the one in use, the plan, others.
 
-    They come in the order of the budget, least harm to the loss first. Rivals are predicted to be nearly as fast: other
-    candidates, and the plan with its smaller tensors uncompressed. If nothing is compressed and nothing pays, the only
-    choice is uncompressed.
+    Others are nearly as fast: other candidates, and the plan with its smaller tensors uncompressed. If nothing is
+    compressed and nothing pays, the only choice is uncompressed.
     """
     candidates = budget.candidates()
     plan = compressed(chosen(profile, budget, TOLERANCE))
@@ -79,7 +78,6 @@ def winner(seconds: Sequence[float]) -> int:
 
 
 def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> Policy[list[float]]:
-    """Let the choices take turns. Return each one's seconds per step."""
     logs: dict[int, list[Log]] = {place: [] for place in range(len(arms)) if place not in known}
     for _ in range(_LAPS):
         for place in logs:

@@ -35,13 +35,11 @@ def probe_backward(
     update: Callable[[], object] | None = None,
     repeats: int = _REPEATS,
 ) -> Backward:
-    """Run `step` (forward; returns the loss) and backward a few times, and then `update`, if given; time them.
+    """Time `step` (forward; returns the loss), backward and `update`; a collective, which restores all but its changes.
 
-    A collective. Ranks start together, the slowest counts, and we take the fastest repeat: whatever else runs on the
-    machine only ever adds. `step` must exchange
-    nothing. Gradients, buffers and random number generators are restored afterwards. Changes by `update` stay, but it
-    gets the mean gradient of all ranks, so replicas stay alike. A parameter without a gradient counts as ready at the
-    end.
+    Ranks start together, the slowest counts, and we take the fastest repeat: whatever else runs on the machine only
+    ever adds. `step` must exchange nothing. `update` gets the mean gradient of all ranks, so replicas stay alike. A
+    parameter without a gradient counts as ready at the end.
     """
     device = next(iter(parameters.values())).device
     with _untouched(list(parameters.values()), buffers):

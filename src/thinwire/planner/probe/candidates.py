@@ -34,11 +34,7 @@ def probe_candidates(
     *,
     seconds: float = 6.0,
 ) -> dict[str, Cost]:
-    """Time each candidate but the uncompressed one, on random gradients of a few of the `sizes`. A collective.
-
-    Sizes at which a candidate would exceed its share of `seconds` are left out, but for two of them, which are smaller
-    where their bytes alone would take long on these `links`.
-    """
+    """Time candidates on random gradients of some of the `sizes`, within their shares of `seconds`; a collective."""
     chosen = [candidate for candidate in candidates if candidate.name != "dense"]
     share = seconds / max(1, len(chosen))
     return {candidate.name: _cost(candidate, group, device, links, _spread(sizes), share) for candidate in chosen}
@@ -134,7 +130,6 @@ def _steps(reducer: Compressed, load: _Load, repeats: int, group: Group, device:
 def _step(
     reducer: Compressed, size: int, segments: int, step: int, group: Group, device: torch.device
 ) -> tuple[float, float, float]:
-    """Return the seconds of encoding, decoding, and of all."""
     flat = torch.randn(segments * size, device=device, generator=_generator(device))
     shape = _shape(size)
     places = tuple(Segment(name=f"{i}", offset=i * size, length=size, shape=shape) for i in range(segments))

@@ -27,10 +27,8 @@ _FREE = Link(latency=0.0, bandwidth=1e15)  # for a single rank
 
 
 class Links(NamedTuple):
-    """Per transport: `links` fits the time of messages, `busy` the processor seconds that a rank spends on them.
-
-    A message of n bytes takes latency + n / bandwidth seconds. `unseen` has the largest message sent, in bytes, where
-    its bytes did not tell in its time: the link then has the least bandwidth that fits.
+    """Per transport, the time of messages and the processor seconds that they keep one rank `busy`: latency + n /
+    bandwidth.
     """
 
     links: Mapping[Transport, Link]
@@ -47,10 +45,7 @@ class Sent(NamedTuple):
 
 
 def probe_links(group: Group, device: torch.device, *, seconds: float = 4.0, most: int = LARGEST) -> Links:
-    """Time collectives and messages between neighbours of up to `most` bytes. A collective.
-
-    It takes `seconds`, or as long as some sixty messages of a few bytes if that is more.
-    """
+    """Time collectives and messages up to `most` bytes for `seconds`, or some sixty small messages; a collective."""
     if group.size() == 1:
         return Links(dict.fromkeys(_RUNS, _FREE), {}, {})
     share, largest = seconds / len(_RUNS), max(USUAL, most)
@@ -66,8 +61,7 @@ def probe_links(group: Group, device: torch.device, *, seconds: float = 4.0, mos
 def ladder(send: Callable[[int, int], Sent], seconds: float, most: int = LARGEST) -> list[Sent]:
     """Send ever larger messages until bytes take longer than the latency, few times each where a trip is long.
 
-    `send` sends a message of so many bytes so many times. Sizes go up to 4 MiB if `seconds` suffice, and up to `most`
-    while bytes take no longer than the latency. Until then it may take as long as twenty of the smallest messages.
+    Sizes go up to 4 MiB if `seconds` suffice, and up to `most` while bytes take no longer than the latency.
     """
     first = send(SMALLEST, 2)
     runs = max(2, min(_REPEATS, int(seconds / (_SIZES * first.wall)))) if first.wall else _REPEATS
@@ -130,10 +124,7 @@ def ping(nbytes: int, group: Group, device: torch.device) -> float:
 
 
 def contention(group: Group, device: torch.device) -> float:
-    """How many seconds does a processor second of communication delay computing? A collective.
-
-    0 where backward runs on another device or leaves cores free.
-    """
+    """How many seconds does a processor second of communication delay computing? 0 if cores are free; a collective."""
     host = float(zlib.crc32(socket.gethostname().encode()))
     ranks = gathered([host], group, device)[:, 0].eq(host).sum().item()
     load = ranks * torch.get_num_threads() / (os.cpu_count() or 1)
@@ -157,7 +148,6 @@ def _sender(name: Transport, group: Group, device: torch.device) -> Callable[[in
 
 
 def _timed(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Return the seconds by the clock, and the processor seconds of this process."""
     synchronize(device)
     start, busy = time.perf_counter(), time.process_time()
     run()

@@ -18,10 +18,7 @@ _APART = 3.0  # times slower: another tier
 
 
 class Tier(NamedTuple):
-    """Groups of `size` neighbouring ranks; messages within see `link`. `same_host`: whether a group shares a host.
-
-    told: whether the bandwidth could be told from the latency; otherwise it is the least that fits.
-    """
+    """Groups of `size` neighbouring ranks, whose messages see `link`; `told`: its bandwidth could be told."""
 
     size: int
     link: Link
@@ -30,10 +27,7 @@ class Tier(NamedTuple):
 
 
 def probe_tiers(group: Group, device: torch.device) -> list[Tier]:
-    """Return tiers, the nearest first: a single one where all ranks are about equally far. A collective.
-
-    Rank i sends to i XOR 1, 2, 4, …: we assume ranks are numbered host by host, as torchrun does.
-    """
+    """Return tiers, the nearest first, of ranks numbered host by host, as torchrun does; a collective."""
     host = float(zlib.crc32(socket.gethostname().encode()))
     hosts = gathered([host], group, device)[:, 0].tolist()
     found = [(stride, _pairs(stride, group, device)) for stride in _strides(group.size())]
