@@ -24,9 +24,9 @@ class FadingMomentum(AppliedMomentum):
     """Keep M ← β·M + g − delivered (DeMo, Peng et al. 2024).
 
     Momentum is applied here, on each rank and before anything is chosen, so the optimizer itself must have none:
-    `attach(..., optimizer=optimizer)` sees to that, for AdamW as for SGD. M fades once per step: any further part of a
-    step's gradient is added as it is. M is the residual, also in `residual_ratio`. It decays, so what was delivered and
-    the residual do not add up to all gradients, as with `ErrorFeedback`.
+    `attach(..., optimizer=optimizer)` sees to that, for AdamW as for SGD. M, which is the residual, fades once per
+    step: any further part of a step's gradient is added as it is. So unlike with `ErrorFeedback`, what was delivered
+    and the residual do not add up to all gradients.
 
     Args:
         decay: β; None takes for each parameter the one that the optimizer has for it.

@@ -79,7 +79,8 @@ class Checkpoint:
     def state_dict(self) -> State:
         """Return what this rank saves, or if there is something to load, read it; a collective.
 
-        torch.distributed.checkpoint is left to load one small name. Raises on every rank, and nothing has changed:
+        torch.distributed.checkpoint is left to load one small name. What is raised is raised on every rank, and nothing
+        has changed.
 
         Raises:
             ValueError: If some ranks are to load and others to save.

@@ -58,7 +58,7 @@ def outer(
 
     Global parameters, Δ and residuals are float32 or wider, also where own parameters have 16 bits. Running means and
     variances of batch normalisation are averaged uncompressed with the first fragment; other buffers stay each worker's
-    own.
+    own. What is raised is raised on every worker.
 
     Args:
         model: Any module, which may be wrapped within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
@@ -70,8 +70,7 @@ def outer(
             workers have the mean, which costs a round trip.
 
     Raises:
-        ValueError: As all of these on every worker if on any: unless the optimizers hold exactly the parameters to
-            train, and unless the fragments cover them.
+        ValueError: Unless the optimizers hold exactly the parameters to train, and the fragments cover them.
         TypeError: For complex parameters.
         RuntimeError: For a recipe or an optimizer already in use, and where there is no process group.
         FingerprintError: Where workers disagree.
