@@ -10,7 +10,7 @@ import thinwire
 model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
 recipe = thinwire.recipes.dct_dp(density=0.01)
 if os.environ["RANK"] == "0":
-    with thinwire.serve(model, recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), trainers=2) as server:
+    with thinwire.serve(model, recipe, make_optimizer=lambda p: torch.optim.SGD(p, lr=0.01), trainers=2) as server:
         server.wait()
         print(f"{server.status().version} updates, staleness {dict(server.status().staleness)}")
 else:

@@ -32,7 +32,7 @@ if rank < STAGES:  # a server for each stage: it has that stage's parameters alo
     with thinwire.serve(
         model,
         recipe,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+        make_optimizer=lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
         address=address,
         index=0,
         trainers=trainers,

@@ -48,7 +48,7 @@ class Fuzzed:
     def __init__(self, recipe: thinwire.reducer.Reducer, chance: random.Random) -> None:
         self.recipe, self.chance, model = recipe, chance, Model()
         self.server: Server = thinwire.serve(
-            model, recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), fetch_rows=True, timeout=5.0
+            model, recipe, make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1), fetch_rows=True, timeout=5.0
         )
         self.central = self.server._shared.central
         self.layout, mine = self.central.layout, entries(model)

@@ -284,7 +284,9 @@ def _blocks() -> payloads.Blocks:
 
 def _shared() -> Shared:
     model, sgd = nn.Linear(2, 2), lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-    central = Central(model, entries(model), optimizer=sgd, rows_optimizer=None, scheduler=None, damped=False)
+    central = Central(
+        model, entries(model), make_optimizer=sgd, make_rows_optimizer=None, make_scheduler=None, damped=False
+    )
     lock = threading.Condition()
     return Shared(
         central=central,
@@ -426,7 +428,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     "step()": lambda: _reach,
     # the parameter server
     "serve.model": lambda: nn.Linear(2, 2),
-    "serve.optimizer": lambda: lambda parameters: _reach(),
+    "serve.make_optimizer": lambda: lambda parameters: _reach(),
     "connect.model": _Unreached,
     "shared": _shared,
     "listener": _listener,

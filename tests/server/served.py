@@ -88,7 +88,7 @@ def waiting(recipe: Reducer) -> Tensor:
 
 def started(model: nn.Module | None = None, recipe: Reducer | None = None, **options: Any) -> Server:
     """Return a server of a `Vector` that sums."""
-    options = {"optimizer": summing, "timeout": 20.0, **options}
+    options = {"make_optimizer": summing, "timeout": 20.0, **options}
     return _kept(serve(model or Vector(), recipe or thresholded(), **options))
 
 

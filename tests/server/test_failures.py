@@ -32,7 +32,7 @@ def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
 
 
 def test_a_server_is_heard_by_all_while_it_computes_a_step() -> None:
-    server = started(recipe=dense(), optimizer=Busy, timeout=240.0)
+    server = started(recipe=dense(), make_optimizer=Busy, timeout=240.0)
     (busy,) = server._shared.central.optimizers
     assert isinstance(busy, Busy)
     there = Raw(server.address, "1" * 32, recipe=dense(), timeout=4.0)
@@ -130,7 +130,9 @@ def test_a_step_that_raises_ends_training_on_both_sides_and_nothing_is_saved_aft
     staleness: int | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "checkpoint"
-    server = started(Vector(), dense(), scheduler=Third, staleness=staleness, trainers=2, checkpoint=path, every=1e6)
+    server = started(
+        Vector(), dense(), make_scheduler=Third, staleness=staleness, trainers=2, checkpoint=path, every=1e6
+    )
     ends: list[str] = []
 
     def train() -> None:
@@ -158,7 +160,7 @@ def test_a_step_that_raises_ends_training_on_both_sides_and_nothing_is_saved_aft
 
 
 def test_an_optimizer_that_cannot_take_rows_is_an_error_at_the_first_update() -> None:
-    server = started(Table(), dense(), optimizer=torch.optim.Adam)
+    server = started(Table(), dense(), make_optimizer=torch.optim.Adam)
     trainer = joined(server, dense(), Table())
     trainer.model(torch.arange(3)).sum().backward()
     with pytest.raises(ServerError, match="rows_optimizer="):

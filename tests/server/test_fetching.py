@@ -42,7 +42,7 @@ def _made(parameters: Any) -> torch.optim.Optimizer:
 
 
 def _started(model: nn.Module, **options: Any) -> Server:
-    return started(model, dense(), **{"optimizer": _made, "fetch_rows": True, **options})
+    return started(model, dense(), **{"make_optimizer": _made, "fetch_rows": True, **options})
 
 
 def _joined(server: Server, model: nn.Module | None = None, **options: Any) -> Trainer:
@@ -355,7 +355,7 @@ def test_a_closed_trainer_says_so(call: Callable[[Trainer], object]) -> None:
 def guarded(caplog: pytest.LogCaptureFixture) -> Iterator[Server]:
     """A server that must stand where it stood, and go on with its trainers."""
     central = Table()
-    server = started(central, thresholded(), fetch_rows=True, optimizer=_made)
+    server = started(central, thresholded(), fetch_rows=True, make_optimizer=_made)
     trainer = joined(server, thresholded(), Table(seed=1), fetch_rows=True)
     trainer.fetch({NAME: IDS})
     before = central.rows.weight.detach().clone()
@@ -434,7 +434,7 @@ def _answered(raw: Raw, body: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"".join(bytes(x) for x in question(LAYOUT, [IDS.unique()]))])
 def test_nobody_fetches_where_rows_come_with_answers(body: bytes) -> None:
-    server = started(Table(), thresholded(), optimizer=_made)
+    server = started(Table(), thresholded(), make_optimizer=_made)
     with pytest.raises(GoneError):
         _answered(Raw(server.address, model=Table()), body)
 

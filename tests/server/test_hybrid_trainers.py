@@ -46,7 +46,7 @@ def test_what_is_applied_and_what_waits_are_the_gradients_of_sparsified_stages(
     before = [p.detach().clone() for p in central.parameters()]
     sparsify(list(model.children()), density)
     total = [torch.zeros_like(p) for p in before]
-    with started(central, make(), optimizer=summing_slowly) as server, joined(server, recipe, model) as trainer:
+    with started(central, make(), make_optimizer=summing_slowly) as server, joined(server, recipe, model) as trainer:
         for step in range(8):
             for into, gradient in zip(total, _gradients(model, step), strict=True):
                 into.add_(gradient)
@@ -69,7 +69,10 @@ def test_a_pipeline_whose_boundaries_let_all_pass_trains_as_a_whole_model() -> N
     whole, split = _stages(), _stages()
     sparsify(list(split.children()), 1.0)
     for model in (whole, split):
-        with started(_stages(), dense(), optimizer=summing_slowly) as server, joined(server, dense(), model) as trainer:
+        with (
+            started(_stages(), dense(), make_optimizer=summing_slowly) as server,
+            joined(server, dense(), model) as trainer,
+        ):
             for step in range(5):
                 _gradients(model, step)
                 trainer.step()

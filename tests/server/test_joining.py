@@ -353,7 +353,7 @@ def test_more_servers_than_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match="this is server 2 of 2"):
         started(servers=2, index=2)
     with pytest.raises(ValueError, match="address is 'here'; expected host:port"):
-        serve(Vector(), dense(), optimizer=torch.optim.SGD, address="here")
+        serve(Vector(), dense(), make_optimizer=torch.optim.SGD, address="here")
 
 
 def test_what_came_while_this_process_slept_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:

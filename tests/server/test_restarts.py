@@ -140,7 +140,7 @@ def test_staleness_counts_from_what_the_server_went_back_to(tmp_path: Path) -> N
 def test_rates_of_numpy_are_saved_and_read_back(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "checkpoint": tmp_path / "checkpoint",
-        "scheduler": lambda each: torch.optim.lr_scheduler.LambdaLR(each, lambda step: np.exp(-step / 10)),
+        "make_scheduler": lambda each: torch.optim.lr_scheduler.LambdaLR(each, lambda step: np.exp(-step / 10)),
     }
     server = started(**options)
     _train(joined(server), gradients(3))
@@ -192,7 +192,7 @@ class Odd(torch.optim.SGD):
 
 
 def test_a_state_that_cannot_be_read_back_is_never_taken_for_saved(tmp_path: Path) -> None:
-    server = started(optimizer=lambda some: Odd(some, lr=0.1), checkpoint=tmp_path / "checkpoint", every=1e6)
+    server = started(make_optimizer=lambda some: Odd(some, lr=0.1), checkpoint=tmp_path / "checkpoint", every=1e6)
     trainer = joined(server)
     _train(trainer, gradients(1))
     with pytest.raises(OSError, match="cannot be read back"):
@@ -211,7 +211,7 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
 
 def test_no_flipped_bit_is_taken_for_a_value(tmp_path: Path) -> None:
     path, found = tmp_path / "checkpoint", dict[str, Any]()
-    server = started(optimizer=torch.optim.Adam, checkpoint=path, every=1e6)
+    server = started(make_optimizer=torch.optim.Adam, checkpoint=path, every=1e6)
     _train(joined(server), gradients(1))
     server.close()
     Durable(path).load(found.update)

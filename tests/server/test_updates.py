@@ -145,7 +145,7 @@ def test_synchronous_training_is_plain_averaging(momentum: float) -> None:
         plain.give(torch.stack(several).mean(0))
         optimizer.step()
     models, central = [Vector() for _ in steps], Vector()
-    with started(central, dense(), optimizer=make, staleness=0, trainers=3) as server:
+    with started(central, dense(), make_optimizer=make, staleness=0, trainers=3) as server:
         trainers = [joined(server, dense(), model) for model in models]
         _at_once(*((_trained, *each) for each in zip(trainers, models, steps, strict=True)))
         torch.testing.assert_close(central.large, plain.large, rtol=1e-12, atol=1e-12)
@@ -355,7 +355,7 @@ def _answered(channel: Channel, number: int) -> bool:
 def test_parameters_stay_as_they_are_between_steps_with_updates_in_flight() -> None:
     central, model = Vector(), Vector()
     with (
-        started(central, dense(), optimizer=Busy) as server,
+        started(central, dense(), make_optimizer=Busy) as server,
         joined(server, dense(), model, in_flight=1) as trainer,
     ):
         (busy,), (channel,) = server._shared.central.optimizers, trainer._channels
@@ -457,7 +457,7 @@ def test_what_no_server_has_is_not_trained_without_a_word() -> None:
 
 def test_several_servers_share_the_parameters() -> None:
     recipe, model, steps, halves = thresholded(), Vector(), gradients(20), [Vector(), Vector()]
-    options: dict[str, Any] = {"servers": 2, "optimizer": summing}
+    options: dict[str, Any] = {"servers": 2, "make_optimizer": summing}
     one, two = (started(half, index=i, **options) for i, half in enumerate(halves))
     trainer = joined(one, recipe, model, address=[one.address, two.address], servers=2)
     _trained(trainer, model, steps)
@@ -471,10 +471,13 @@ def test_several_servers_share_the_parameters() -> None:
 def test_rows_of_sparse_embeddings_stay_rows(optimizer: Any) -> None:
     plain, central, model, other = Table(), Table(), Table(), Table()
     made: dict[str, Any] = {
-        "optimizer": lambda p: torch.optim.SGD(p, lr=0.1),
-        "rows_optimizer": lambda p: optimizer(p, lr=0.1),
+        "make_optimizer": lambda p: torch.optim.SGD(p, lr=0.1),
+        "make_rows_optimizer": lambda p: optimizer(p, lr=0.1),
     }
-    dense_one, sparse_one = made["optimizer"](plain.out.parameters()), made["rows_optimizer"](plain.rows.parameters())
+    dense_one, sparse_one = (
+        made["make_optimizer"](plain.out.parameters()),
+        made["make_rows_optimizer"](plain.rows.parameters()),
+    )
     with started(central, dense(), **made) as server:
         trainer, watcher = joined(server, dense(), model), joined(server, dense(), other)
         for step in range(6):
@@ -495,12 +498,12 @@ def test_rows_of_sparse_embeddings_stay_rows(optimizer: Any) -> None:
 
 def test_an_optimizer_that_moves_other_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="moves rows of sparse embeddings that got no gradient"):
-        started(Table(), dense(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+        started(Table(), dense(), make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
 
 
 def test_momentum_is_applied_once() -> None:
     with pytest.raises(MomentumError, match="would again"):
-        started(recipe=recipes.dgc(momentum=0.9), optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+        started(recipe=recipes.dgc(momentum=0.9), make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     with pytest.raises(MomentumError, match="give it momentum="):
         started(recipe=recipes.dgc())
     with pytest.raises(MomentumError, match="fades"):
@@ -513,6 +516,6 @@ def test_a_learning_rate_follows_the_servers_steps() -> None:
     def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
-    with started(central, dense(), scheduler=halving) as server, joined(server, dense(), model) as trainer:
+    with started(central, dense(), make_scheduler=halving) as server, joined(server, dense(), model) as trainer:
         _trained(trainer, model, [torch.ones(NUMEL, dtype=torch.float64)] * 3)
         torch.testing.assert_close(central.large, torch.full_like(central.large, -1.75))

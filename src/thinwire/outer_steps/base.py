@@ -12,10 +12,10 @@ from thinwire.checked import BODY, Count, Fraction, Size, checked
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Reducer
 
-OptimizerFactory = Callable[..., torch.optim.Optimizer]
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer of a list of parameters, as torch.optim's classes do."""
 
-NESTEROV: OptimizerFactory = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+NESTEROV: MakeOptimizer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
 @final
@@ -28,8 +28,8 @@ class OuterSteps:
         every: H, the inner steps from one outer step to the next. Or a time, where workers differ in speed: each then
             takes as many inner steps as it can, and its Δ is weighted by their number.
         recipe: Reduces the workers' Δ = global − own parameters to their mean.
-        optimizer: Makes the outer optimizer, which takes that mean as the gradient of the global parameters. By default
-            it is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
+        make_optimizer: Makes the outer optimizer, which takes that mean as the gradient of the global parameters. By
+            default it is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
         fragments: Into how many parts the parameters are cut, in the model's order and of about equal size; or which
             they are, each a tuple of names of modules or parameters. Fragments take their outer steps one after
             another, spread over the H inner steps.
@@ -45,7 +45,7 @@ class OuterSteps:
 
     every: Count | timedelta
     recipe: Annotated[Reducer, BODY] = field(default_factory=dense)
-    optimizer: OptimizerFactory = NESTEROV
+    make_optimizer: MakeOptimizer = NESTEROV
     fragments: Count | tuple[tuple[str, ...], ...] = 1
     delay: Size = 0
     mixing: Fraction = 0.0

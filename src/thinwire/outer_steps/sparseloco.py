@@ -44,5 +44,5 @@ def sparseloco(
     return OuterSteps(
         every=every,
         recipe=MinimumSize(minimum_size=minimum_size, small=dense(), large=large),
-        optimizer=partial(torch.optim.SGD, lr=1.0),
+        make_optimizer=partial(torch.optim.SGD, lr=1.0),
     )

@@ -38,7 +38,7 @@ def streaming_diloco(
     return OuterSteps(
         every=every,
         recipe=Compressed(memory=memory or NoMemory(), codec=Cast(values=_E3M0), exchange=AllGather()),
-        optimizer=partial(torch.optim.SGD, lr=0.4, momentum=0.9, nesterov=True),
+        make_optimizer=partial(torch.optim.SGD, lr=0.4, momentum=0.9, nesterov=True),
         fragments=fragments,
         delay=delay,
         mixing=mixing,

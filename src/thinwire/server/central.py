@@ -4,7 +4,7 @@ import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import ServerError, StateError
+from thinwire.outer_steps import MakeOptimizer
 from thinwire.payloads import Blocks, Payload
 from thinwire.server.layout import Entry, Layout, Part
 from thinwire.server.places import Places, view
 
 logger = logging.getLogger("thinwire")
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -49,9 +49,9 @@ class Central:
         model: nn.Module,
         parameters: Sequence[Entry],
         *,
-        optimizer: MakeOptimizer,
-        rows_optimizer: MakeOptimizer | None,
-        scheduler: MakeScheduler | None,
+        make_optimizer: MakeOptimizer,
+        make_rows_optimizer: MakeOptimizer | None,
+        make_scheduler: MakeScheduler | None,
         damped: bool,
         fetch_rows: bool = False,
     ) -> None:
@@ -60,8 +60,8 @@ class Central:
         self.parameters, self.flats = self.places.parameters, self.places.flats
         self._gradients = {dtype: torch.zeros_like(flat) for dtype, flat in self.flats.items()}
         self._views = {segment.name: view(self._gradients[dtype], segment) for dtype, segment in self.layout.segments()}
-        self._optimizers = self._made(optimizer, rows_optimizer)
-        self._schedulers = [scheduler(each) for each in self._optimizers] if scheduler else []
+        self._optimizers = self._made(make_optimizer, make_rows_optimizer)
+        self._schedulers = [make_scheduler(each) for each in self._optimizers] if make_scheduler else []
         self._damped = damped
         self.version = self.dropped = self.sound = 0
         self.failure = ""  # why nothing can be applied any more; parameters are then between two steps
@@ -72,12 +72,12 @@ class Central:
         self.behind: Counter[str] = Counter()  # of each trainer's updates, added up; since the server was started
         self.changed = {each.name: torch.zeros(each.shape[0], dtype=torch.int64) for each in self.layout.rows}
 
-    def _made(self, optimizer: MakeOptimizer, rows_optimizer: MakeOptimizer | None) -> list[torch.optim.Optimizer]:
+    def _made(self, make: MakeOptimizer, make_of_rows: MakeOptimizer | None) -> list[torch.optim.Optimizer]:
         rows = [self.parameters[each.name] for each in self.layout.rows]
         others = [self.parameters[segment.name] for _, segment in self.layout.segments()]
-        made = [optimizer(others)] if others else []
+        made = [make(others)] if others else []
         if rows:
-            made.append((rows_optimizer or optimizer)(rows))
+            made.append((make_of_rows or make)(rows))
             _check_leaves_rows_alone(made[-1])
         return made
 
@@ -116,7 +116,7 @@ class Central:
         except Exception as error:
             self._fail(
                 f"the server's optimizer or scheduler raised {type(error).__name__}: {error}; start it again with one "
-                "that can take these gradients (rows of sparse embeddings want rows_optimizer=, such as SparseAdam)",
+                "that can take these gradients (rows of sparse embeddings want make_rows_optimizer=, as of SparseAdam)",
                 error,
             )
 
@@ -263,7 +263,7 @@ def _check_leaves_rows_alone(optimizer: torch.optim.Optimizer) -> None:
             if group.get(setting):
                 raise ValueError(
                     f"{type(optimizer).__name__} has {setting}={group[setting]}, which moves rows of sparse embeddings "
-                    "that got no gradient; expected 0: pass rows_optimizer=, such as SparseAdam or Adagrad"
+                    "that got no gradient; expected 0: pass make_rows_optimizer=, such as SparseAdam or Adagrad"
                 )
 
 

@@ -71,7 +71,7 @@ def connect(
 
     Example:
         >>> sgd = partial(torch.optim.SGD, lr=0.1)
-        >>> server = tw.serve(nn.Linear(64, 64), tw.recipes.topk(), optimizer=sgd, address="localhost:0")
+        >>> server = tw.serve(nn.Linear(64, 64), tw.recipes.topk(), make_optimizer=sgd, address="localhost:0")
         >>> model = nn.Linear(64, 64)
         >>> with server, tw.connect(model, tw.recipes.topk(), address=server.address) as trainer:
         ...     model(torch.ones(1, 64)).sum().backward()

@@ -14,8 +14,9 @@ from thinwire.checked import Count, Positive, Size, checked
 from thinwire.codecs import Codec
 from thinwire.errors import MomentumError
 from thinwire.memories import MomentumCorrection
+from thinwire.outer_steps import MakeOptimizer
 from thinwire.reducer import Reducer
-from thinwire.server.central import Central, MakeOptimizer, MakeScheduler
+from thinwire.server.central import Central, MakeScheduler
 from thinwire.server.durable import Durable
 from thinwire.server.environment import announce, check_unannounced, joint, place, split
 from thinwire.server.exchange import check_memories
@@ -33,9 +34,9 @@ def serve(
     model: nn.Module,
     recipe: Reducer,
     *,
-    optimizer: MakeOptimizer,
-    rows_optimizer: MakeOptimizer | None = None,
-    scheduler: MakeScheduler | None = None,
+    make_optimizer: MakeOptimizer,
+    make_rows_optimizer: MakeOptimizer | None = None,
+    make_scheduler: MakeScheduler | None = None,
     address: str | None = None,
     secret: Secret = None,
     servers: Count = 1,
@@ -56,9 +57,9 @@ def serve(
             some of them. Buffers, such as running means, stay with each trainer.
         recipe: How trainers compress, and the same as theirs, as `down` and `fetch_rows` are. Its memory and codec are
             used, and not its exchange.
-        optimizer: Called with the parameters, returns their optimizer; `rows_optimizer` does so for those of sparse
-            embeddings.
-        scheduler: Called with each optimizer, and steps with it.
+        make_optimizer, make_rows_optimizer: Called with the parameters, returns their optimizer; the latter with those
+            of sparse embeddings.
+        make_scheduler: Called with each optimizer, and steps with it.
         address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at
             localhost, which trainers find by themselves.
         secret: Shared with the trainers, 16 characters or more; by default THINWIRE_SECRET, and at localhost one that
@@ -87,7 +88,7 @@ def serve(
 
     Example:
         >>> recipe = tw.recipes.topk(density=0.01)
-        >>> server = tw.serve(nn.Linear(64, 64), recipe, optimizer=torch.optim.SGD, address="localhost:0")
+        >>> server = tw.serve(nn.Linear(64, 64), recipe, make_optimizer=torch.optim.SGD, address="localhost:0")
         >>> server.close()
     """
     here = place(index, servers)
@@ -103,9 +104,9 @@ def serve(
     central = Central(
         model,
         mine,
-        optimizer=optimizer,
-        rows_optimizer=rows_optimizer,
-        scheduler=scheduler,
+        make_optimizer=make_optimizer,
+        make_rows_optimizer=make_rows_optimizer,
+        make_scheduler=make_scheduler,
         damped=damped,
         fetch_rows=fetch_rows,
     )

@@ -141,8 +141,8 @@ def serve(job: RowJob, problem: Problem) -> None:
     with thinwire.serve(
         model,
         _recipe(job),
-        optimizer=optimizer,
-        rows_optimizer=rows_optimizer,
+        make_optimizer=optimizer,
+        make_rows_optimizer=rows_optimizer,
         address=_addresses(job)[index],
         secret=_SECRET,
         servers=job.servers,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from thinwire.integrations.replicas.managed import sparse_weights
-from thinwire.server.central import MakeOptimizer
+from thinwire.outer_steps import MakeOptimizer
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.problems.base import Problem, sgd
 from thinwire_lab.problems.rates import RATES

@@ -113,7 +113,7 @@ def _begun(open_ones: ExitStack, setting: Setting, density: float, drain: int, s
     server = thinwire.serve(
         served.model,
         recipe(density),
-        optimizer=lambda p: OPTIMIZERS[setting.optimizer](p, lr=setting.rate),
+        make_optimizer=lambda p: OPTIMIZERS[setting.optimizer](p, lr=setting.rate),
         address="127.0.0.1:0",
         trainers=setting.trainers,
         **both,

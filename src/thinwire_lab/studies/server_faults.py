@@ -69,7 +69,7 @@ def serve(port: int, path: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
     model = Counting()
     options: dict[str, Any] = {"checkpoint": path, "every": 1.0, "timeout": 10.0}
-    with thinwire.serve(model, recipe(), optimizer=optimizer, address=f"127.0.0.1:{port}", **options):
+    with thinwire.serve(model, recipe(), make_optimizer=optimizer, address=f"127.0.0.1:{port}", **options):
         while not ended:
             time.sleep(0.1)
 

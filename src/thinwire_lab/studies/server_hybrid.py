@@ -64,7 +64,7 @@ def serve(job: dict[str, Any], problem: Problem, module: nn.Module, stage: int) 
     with thinwire.serve(
         module,
         METHODS[job["recipe"]].make(job["density"]),
-        optimizer=lambda p: torch.optim.SGD(p, lr=rate, momentum=problem.momentum),
+        make_optimizer=lambda p: torch.optim.SGD(p, lr=rate, momentum=problem.momentum),
         address=_address(job, stage),
         secret=SECRET,
         index=0,

@@ -162,7 +162,7 @@ def test_a_step_by_the_base_class_counts_once(ranks: Ranks) -> None:
 def _plain(recipe: str) -> tuple[float, int]:
     """Return how far outer steps after every step end from replicas that reduce gradients, and the steps of either."""
     inner = partial(SGD, lr=0.05)
-    worker = Worker(tw.OuterSteps(every=1, recipe=_small(recipe), optimizer=partial(SGD, lr=1.0)), inner=inner)
+    worker = Worker(tw.OuterSteps(every=1, recipe=_small(recipe), make_optimizer=partial(SGD, lr=1.0)), inner=inner)
     worker.train(range(8))
     model = _model()
     optimizer = inner(model.parameters())
@@ -186,7 +186,7 @@ def test_outer_steps_after_every_step_of_sgd_are_replicas(ranks: Ranks, recipe: 
 
 def _by_hand(fragments: int, delay: int, mixing: float, every: int) -> tuple[float, float]:
     """Return how far this ends from the same computed with plain all-reduces: the global parameters, and the own."""
-    steps = tw.OuterSteps(every=every, fragments=fragments, delay=delay, mixing=mixing, optimizer=NESTEROV)
+    steps = tw.OuterSteps(every=every, fragments=fragments, delay=delay, mixing=mixing, make_optimizer=NESTEROV)
     worker = Worker(steps).train(range(11))
     model = _model()
     for p in model.parameters():
@@ -291,7 +291,7 @@ def _account(make: Callable[[], tw.OuterSteps], poison: int | None) -> tuple[flo
 
 def _simple(recipe: str, fragments: int = 1) -> tw.OuterSteps:
     optimizer = partial(SGD, lr=1.0)
-    return tw.OuterSteps(every=H, recipe=_small(recipe), optimizer=optimizer, fragments=fragments, leave_out=False)
+    return tw.OuterSteps(every=H, recipe=_small(recipe), make_optimizer=optimizer, fragments=fragments, leave_out=False)
 
 
 @pytest.mark.parametrize("poison", [None, 4])
@@ -320,7 +320,7 @@ def _small_steps(dtype: torch.dtype, *, sharded: bool = False) -> float:
     if sharded:
         fully_shard(model, mesh=mesh["shard"])
     optimizer = SGD(model.parameters(), lr=1.0)
-    handle = tw.outer(model, optimizer, tw.OuterSteps(every=4, optimizer=partial(SGD, lr=1.0)), group=group)
+    handle = tw.outer(model, optimizer, tw.OuterSteps(every=4, make_optimizer=partial(SGD, lr=1.0)), group=group)
     for _ in range(40):
         model.weight.grad = torch.full_like(model.weight, 2.0**-10 if dtype != torch.bfloat16 else 2.0**-8) * first
         optimizer.step()
@@ -365,7 +365,7 @@ def test_global_parameters_once_saved_in_16_bits_load(ranks: Ranks) -> None:
 
 def _called_off(leave_out: bool) -> dict[str, Any]:
     """One of three workers becomes NaN within the second outer step. Report what is there before and after it."""
-    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV, leave_out=leave_out)
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), make_optimizer=NESTEROV, leave_out=leave_out)
     worker = Worker(steps).train(range(H))
     poisoned = dist.get_rank() == 1
     before, memory = worker.common(), copy.deepcopy(worker.handle.state_dict()["memories"][:-1])
@@ -395,7 +395,7 @@ def test_what_is_not_finite_calls_the_outer_step_off(ranks: Ranks) -> None:
 
 def _nobody(leave_out: bool) -> dict[str, bool]:
     """All workers are NaN before the third outer step."""
-    worker = Worker(tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV, leave_out=leave_out))
+    worker = Worker(tw.OuterSteps(every=H, recipe=_small("topk"), make_optimizer=NESTEROV, leave_out=leave_out))
     worker.train(range(2 * H))
     before = worker.common(), _waiting(worker)
     worker.train(range(2 * H, 3 * H), poison=2 * H)
@@ -421,7 +421,7 @@ def _one_number() -> dict[str, bool]:
         optimizer.register_step_post_hook(lambda *_: bias.data[:1].fill_(math.nan) if poisoned else None)
         return optimizer
 
-    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV, leave_out=False)
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), make_optimizer=NESTEROV, leave_out=False)
     worker = Worker(steps, inner=inner).train(range(2 * H - 1))
     before = worker.common(), _waiting(worker)
     poisoned.extend([True] * (dist.get_rank() == 1))
@@ -442,7 +442,7 @@ def test_or_that_worker_is_left_out(ranks: Ranks) -> None:
 
 def _left_out() -> float:
     """Return how far the global parameters are from the mean of the two sound workers, the third being NaN."""
-    steps = tw.OuterSteps(every=H, optimizer=partial(SGD, lr=1.0), leave_out=True)
+    steps = tw.OuterSteps(every=H, make_optimizer=partial(SGD, lr=1.0), leave_out=True)
     worker, own = Worker(steps), dict[str, Tensor]()
     worker.train(range(H - 1))
     if dist.get_rank() == 1:
@@ -618,7 +618,7 @@ def _sharded_islands() -> tuple[bool, bool, bool, float]:
     handles = list[tw.integrations.Outer]()
     for model in (module, whole):
         optimizer = ADAMW(model.parameters())
-        handles.append(tw.outer(model, optimizer, tw.OuterSteps(every=H, optimizer=NESTEROV), group=between))
+        handles.append(tw.outer(model, optimizer, tw.OuterSteps(every=H, make_optimizer=NESTEROV), group=between))
         for step in range(2 * H):
             optimizer.zero_grad()
             generator = torch.Generator().manual_seed(10 * step + rank // 2)  # one island, one batch
@@ -677,7 +677,7 @@ def test_a_compiled_step_counts(ranks: Ranks) -> None:
 def _loaded(order: str) -> tuple[str, float]:
     """Load what workers saved in the middle of a period, or in part, or late. Return what that raised, and how far
     their mean moves in the next two outer steps."""
-    steps = tw.OuterSteps(every=H, optimizer=partial(SGD, lr=1.0))
+    steps = tw.OuterSteps(every=H, make_optimizer=partial(SGD, lr=1.0))
     worker = Worker(steps).train(range(6 * H + ("own" in order)))
     saved = worker.save()
     loaded = copy.deepcopy(worker.common())
@@ -727,7 +727,7 @@ def test_what_is_loaded_late_is_not_taken_for_training(ranks: Ranks, order: str,
 
 def _reloaded(order: str) -> list[int]:
     """Load what was saved four outer steps ago. Return how often that was a warning, by training afterwards."""
-    worker = Worker(tw.OuterSteps(every=H, optimizer=partial(SGD, lr=1.0))).train(range(2 * H))
+    worker = Worker(tw.OuterSteps(every=H, make_optimizer=partial(SGD, lr=1.0))).train(range(2 * H))
     saved = worker.save()
     worker.train(range(2 * H, 6 * H))
     counts = []
@@ -820,7 +820,7 @@ def _dies(where: str) -> dict[str, Any]:
     rank, world = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=6))
     three = dist.new_group([0, 1, 2])
     assert world is not None
-    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=partial(SGD, lr=1.0))
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), make_optimizer=partial(SGD, lr=1.0))
     worker = Worker(steps, group=world, elastic=True).train(range(2 * H - 1))
     before = worker.common(), _waiting(worker)
     confirm = worker.handle._confirm
@@ -870,7 +870,7 @@ def test_a_worker_dies_within_an_outer_step(ranks: Ranks, where: str) -> None:
 
 def _taken_back() -> dict[str, bool]:
     """One of two workers that are alike takes a mean back that has landed, and exchanges anew."""
-    steps = tw.OuterSteps(every=H, recipe=_small("topk"), optimizer=NESTEROV)
+    steps = tw.OuterSteps(every=H, recipe=_small("topk"), make_optimizer=NESTEROV)
     one, other = (Worker(steps).train(range(2 * H - 1)) for _ in range(2))
     (fragment,) = one.handle.fragments
     fragment.measure()
@@ -928,7 +928,7 @@ def test_somebody_must_go_on(ranks: Ranks) -> None:
 def _weighed() -> float:
     """Return how far an outer step is from the mean in which one worker's samples count three times."""
     odd = dist.get_rank() == 1
-    worker = Worker(tw.OuterSteps(every=H, optimizer=partial(SGD, lr=1.0)), samples=3 if odd else 1)
+    worker = Worker(tw.OuterSteps(every=H, make_optimizer=partial(SGD, lr=1.0)), samples=3 if odd else 1)
     own = dict[str, Tensor]()
     worker.handle.fragments[0].start = _noting(worker, own)  # type: ignore[method-assign]  # to see what it sends
     worker.train(range(H))
@@ -955,7 +955,7 @@ def test_samples_weigh(ranks: Ranks) -> None:
 def _by_time() -> tuple[int, int, bool]:
     """One worker takes thrice the time for a step."""
     every = timedelta(milliseconds=60)
-    worker, step = Worker(tw.OuterSteps(every=every, optimizer=partial(SGD, lr=1.0))), 0
+    worker, step = Worker(tw.OuterSteps(every=every, make_optimizer=partial(SGD, lr=1.0))), 0
     while worker.handle.ticks < 3:
         time.sleep(0.03 if dist.get_rank() == 1 else 0.01)
         worker.train(range(step, step + 1))
@@ -1071,7 +1071,7 @@ def _one_bad_shard(leave_out: bool) -> tuple[bool, bool]:
     model = _model()
     fully_shard(model, mesh=mesh["inside"])
     optimizer, between = SGD(model.parameters(), lr=0.1), mesh["between"].get_group()
-    steps = tw.OuterSteps(every=1, optimizer=partial(SGD, lr=1.0), leave_out=leave_out)
+    steps = tw.OuterSteps(every=1, make_optimizer=partial(SGD, lr=1.0), leave_out=leave_out)
     handle = tw.outer(model, optimizer, steps, group=between)
     before = {name: p.detach().clone() for name, p in handle.parameters.items()}
     moves = 1.0 if dist.get_rank() < 2 else 3.0
@@ -1167,12 +1167,12 @@ def _told_by_all(wrong: str) -> str:
         case "fragments":
             steps = tw.OuterSteps(every=H, fragments=1 + odd)
         case "rate":
-            steps = tw.OuterSteps(every=H, optimizer=partial(SGD, lr=0.5 + odd))
+            steps = tw.OuterSteps(every=H, make_optimizer=partial(SGD, lr=0.5 + odd))
         case "outer optimizer":
             kind = torch.optim.AdamW if odd else torch.optim.Adam
-            steps = tw.OuterSteps(every=H, optimizer=partial(kind, lr=0.1))
+            steps = tw.OuterSteps(every=H, make_optimizer=partial(kind, lr=0.1))
         case "epsilon":
-            steps = tw.OuterSteps(every=H, optimizer=partial(torch.optim.Adam, lr=0.1, eps=1e-6 if odd else 1e-8))
+            steps = tw.OuterSteps(every=H, make_optimizer=partial(torch.optim.Adam, lr=0.1, eps=1e-6 if odd else 1e-8))
         case "model" if odd:
             model = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 17)).double()
             optimizer = SGD(model.parameters(), lr=0.1)
@@ -1199,9 +1199,9 @@ def _told_by_all(wrong: str) -> str:
         case "frozen" if odd:
             model.requires_grad_(False)
         case "no outer optimizer" if odd:
-            steps = tw.OuterSteps(every=H, optimizer=lambda parameters: len(parameters))  # type: ignore[arg-type,return-value]
+            steps = tw.OuterSteps(every=H, make_optimizer=lambda parameters: len(parameters))  # type: ignore[arg-type,return-value]
         case "another's" if odd:
-            steps = tw.OuterSteps(every=H, optimizer=lambda _: SGD(_model().parameters(), lr=0.5))
+            steps = tw.OuterSteps(every=H, make_optimizer=lambda _: SGD(_model().parameters(), lr=0.5))
         case "at work":
             tw.outer(model, optimizer, steps).remove()
             tw.outer(model, optimizer, steps)

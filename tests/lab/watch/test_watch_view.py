@@ -64,7 +64,7 @@ def test_bad_input_is_told(arguments: list[str], told: str) -> None:
 def test_one_look_at_a_server() -> None:
     recipe = thinwire.recipes.dense()
     with (
-        thinwire.serve(nn.Linear(2, 2), recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as server,
+        thinwire.serve(nn.Linear(2, 2), recipe, make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as server,
         thinwire.connect(nn.Linear(2, 2), recipe, address=server.address),
     ):
         result = CliRunner().invoke(app, ["watch", server.address, "--once", "--every", "0.01"])

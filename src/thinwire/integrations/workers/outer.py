@@ -120,17 +120,17 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    made: object = steps.optimizer(list(parameters.values()))
+    made: object = steps.make_optimizer(list(parameters.values()))
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
-            f"the optimizer of OuterSteps made a {type(made).__name__}; expected one of torch.optim's, as in optimizer="
-            "lambda parameters: SGD(parameters, lr=0.7)"
+            f"make_optimizer of OuterSteps made a {type(made).__name__}; expected one of torch.optim's, as in "
+            "make_optimizer=lambda parameters: SGD(parameters, lr=0.7)"
         )
     held = {id(p) for each in made.param_groups for p in each["params"]}
     if held != {id(p) for p in parameters.values()}:
         raise ValueError(
             f"the outer optimizer {type(made).__name__} holds {len(held)} parameters; expected the {len(parameters)} "
-            "that it is given: make it of its argument, as in optimizer=lambda parameters: SGD(parameters, lr=0.7)"
+            "that it is given: make it of its argument, as in make_optimizer=lambda parameters: SGD(parameters, lr=0.7)"
         )
     return made
 

@@ -14,10 +14,10 @@ DDP's other buckets make the ring add in another order.
 
 Recipes and optimizers are expressions: what thinwire.recipes has, or parts put together, as in `MinimumSize(...)`; and
 `sgd`, `adamw`, `muon`, `signum` of optimizers.py. Outer steps may stand in a recipe's place, as in
-`OuterSteps(every=10, recipe=topk(), optimizer=partial(torch.optim.SGD, lr=1.0))`. The held-out loss then is that of the
-global parameters, so let H divide the steps. Every run is a line in a file, and what the file has of this version is
-not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices included. A
-payload counts once, however often the exchange has it travel.
+`OuterSteps(every=10, recipe=topk(), make_optimizer=partial(torch.optim.SGD, lr=1.0))`. The held-out loss then is that
+of the global parameters, so let H divide the steps. Every run is a line in a file, and what the file has of this
+version is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices
+included. A payload counts once, however often the exchange has it travel.
 """
 
 import logging
